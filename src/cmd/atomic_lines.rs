@@ -7,12 +7,12 @@ use crate::files::output::Existing;
 use crate::files::{self, staged};
 
 /// Lines beside their place; they are gone when this is, unless they got there.
-pub(super) struct Staged {
+pub(super) struct AtomicLines {
     file: staged::Staged,
     lines: u64,
 }
 
-impl Staged {
+impl AtomicLines {
     /// Begins the file that is to become `target`, and its folder; `inputs` are going to be read.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Staged {
     /// Puts the file at its place.
     ///
     /// # Errors
-    /// As [`Staged::create`].
+    /// As [`AtomicLines::create`].
     pub fn publish(self) -> Result<()> {
         self.file.publish()
     }
@@ -113,7 +113,7 @@ fn is_as_reported(path: &Path) -> bool {
 /// Writes a whole text to an output.
 ///
 /// # Errors
-/// As [`Staged::create`].
+/// As [`AtomicLines::create`].
 pub(super) fn write(target: &Path, existing: Existing, text: &str) -> Result<()> {
     let mut file = staged::Staged::output(target, existing, &[])?;
     file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;

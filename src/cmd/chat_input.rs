@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 const KEPT: usize = 1000;
 
 /// Where lines come from.
-pub(super) enum Talk {
+pub(super) enum ChatInput {
     /// A terminal.
     Terminal(Box<Prompt>),
     /// Anything else.
@@ -41,7 +41,7 @@ pub(super) enum Said {
     End,
 }
 
-impl Talk {
+impl ChatInput {
     /// Opens standard input, and in a terminal the history of earlier chats.
     ///
     /// # Errors

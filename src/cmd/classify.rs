@@ -5,16 +5,17 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
-use super::answered::Lines;
-use super::asking::Asker;
+use super::atomic_lines::{self, AtomicLines};
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, Which, choose, difference_json, existing, foot, intervals, names, place, score_json, table};
-use super::infer::interrupt;
-use super::staged::{self, Staged};
-use super::stamps;
+use super::eval_options::{Args, Which, choose, names, place};
+use super::eval_results::{difference_json, existing, foot, intervals, score_json, table};
+use super::generations::Lines;
+use super::interrupt::interrupt;
+use super::model_session::ModelSession;
+use super::provenance;
 use super::terminal::{print, print_exact, print_note, print_text};
-use crate::checkpoint::finished::{Finished, score_head};
+use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Truncation};
@@ -58,13 +59,13 @@ impl Said {
 }
 
 /// The tokens of a text or a conversation, cut as in training.
-fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
-    let arch = &asker.model.arch;
-    let split = asker.config.data.split_special_tokens;
-    let (mut ids, _) = whole.ids(&asker.tokenizer, asker.template.as_ref(), arch.padding(), (split, None))?;
-    let limit = asker.config.model.max_seq_len.min(arch.max_position_embeddings);
+fn ids(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
+    let arch = &session.model.arch;
+    let split = session.config.data.split_special_tokens;
+    let (mut ids, _) = whole.ids(&session.tokenizer, session.template.as_ref(), arch.padding(), (split, None))?;
+    let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
-    match asker.config.data.truncation {
+    match session.config.data.truncation {
         Truncation::Left => ids = ids.split_off(ids.len().saturating_sub(limit)),
         Truncation::Right | Truncation::Drop | Truncation::Split => ids.truncate(limit),
     }
@@ -72,16 +73,16 @@ fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
 }
 
 /// What is said of some texts at once.
-fn say(asker: &Asker, wholes: &[Whole]) -> Result<Vec<Said>> {
+fn say(session: &ModelSession, wholes: &[Whole]) -> Result<Vec<Said>> {
     let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
     let mut said = Vec::with_capacity(wholes.len());
     for whole in wholes {
-        let (ids, truncated) = ids(asker, whole)?;
+        let (ids, truncated) = ids(session, whole)?;
         batch.push(&ids, &vec![IGNORE; ids.len()]);
         said.push(Said { outputs: Vec::new(), tokens: ids.len(), truncated });
     }
-    let outputs = asker.model.logits(&batch, &batch.ends())?;
-    for (said, outputs) in said.iter_mut().zip(outputs.chunks_exact(asker.model.arch.outputs())) {
+    let outputs = session.model.logits(&batch, &batch.ends())?;
+    for (said, outputs) in said.iter_mut().zip(outputs.chunks_exact(session.model.arch.outputs())) {
         said.outputs = outputs.to_vec();
     }
     Ok(said)
@@ -91,7 +92,13 @@ fn say(asker: &Asker, wholes: &[Whole]) -> Result<Vec<Said>> {
 ///
 /// # Errors
 /// The text, the engine.
-pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, prompt: &str, as_json: bool) -> Result<()> {
+pub(super) fn infer(
+    session: &ModelSession,
+    head: &ScoreHead,
+    system: Option<&str>,
+    prompt: &str,
+    as_json: bool,
+) -> Result<()> {
     let whole = match system {
         None => Whole::Text(prompt.to_owned()),
         Some(system) => Whole::Chat(Conversation {
@@ -102,9 +109,9 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
             ..Conversation::default()
         }),
     };
-    let said = say(asker, &[whole])?.remove(0);
+    let said = say(session, &[whole])?.remove(0);
     if as_json {
-        let mut found = Map::from_iter([("model".to_owned(), asker.what.as_str().into())]);
+        let mut found = Map::from_iter([("model".to_owned(), session.what.as_str().into())]);
         found.insert("prompt".to_owned(), prompt.into());
         found.extend(said.fields(head));
         found.insert("tokens".to_owned(), said.tokens.into());
@@ -128,7 +135,7 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
 /// # Errors
 /// A row that has no text; the engine, the disk; [`crate::Kind::Preempted`] after Ctrl-C.
 pub(super) fn infer_file<'a>(
-    asker: &Asker,
+    session: &ModelSession,
     head: &ScoreHead,
     (rows, done): (&[Value], usize),
     open: impl FnOnce() -> Result<Lines<'a>>,
@@ -151,7 +158,7 @@ pub(super) fn infer_file<'a>(
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
             return lines.close(false);
         }
-        for said in say(asker, wholes)? {
+        for said in say(session, wholes)? {
             truncated += usize::from(said.truncated);
             lines.push(said.fields(head).map(|(_, value)| value))?;
         }
@@ -180,8 +187,8 @@ fn load(dir: &Path, allow: &[String], config: &Config, base: &Path) -> Result<Mo
     }
     let mut parts = Parts::open(base, &config.tuning.adapters, &peft::vocabulary(dir)?)?;
     parts.arch.score = score_head(dir)?;
-    stamps::check_base(&parts, dir, allow)?;
-    parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
+    provenance::check_base(&parts, dir, allow)?;
+    parts.adapted(&LoadedAdapter::open(dir, &parts.arch)?, &config.model)
 }
 
 /// What each row is scored as.
@@ -248,7 +255,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     for name in ["metrics.json", "report.html"] {
         claim_file(&target.join(name), existing, &inputs)?;
     }
-    let mut samples = Staged::create(&target.join("samples.jsonl"), existing, &inputs)?;
+    let mut samples = AtomicLines::create(&target.join("samples.jsonl"), existing, &inputs)?;
     let began = Instant::now();
     let mut results = Vec::new();
     for (name, dir) in names.iter().zip(&places) {
@@ -307,7 +314,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         "models": models,
         "differences": differences.iter().map(difference_json).collect::<Map<_, _>>(),
     });
-    staged::write(&target.join("metrics.json"), existing, &format!("{all:#}\n"))?;
+    atomic_lines::write(&target.join("metrics.json"), existing, &format!("{all:#}\n"))?;
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
@@ -324,7 +331,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         rows: &shown,
         facts: &facts,
     };
-    staged::write(&target.join("report.html"), existing, &answers::render(&page))?;
+    atomic_lines::write(&target.join("report.html"), existing, &answers::render(&page))?;
     print(
         &(table(&asked, &differences)
             + &foot(&facts)
@@ -334,7 +341,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
 
 /// Writes a line a row, and returns what the page shows: those first that the last model has wrong.
 fn write_samples(
-    samples: &mut Staged,
+    samples: &mut AtomicLines,
     dataset: &Dataset,
     split: &Split,
     head: &ScoreHead,

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::args::JobArgs;
-use super::{find, terminal};
+use super::{locate, terminal};
 use crate::data;
 use crate::error::Result;
 use crate::files;
@@ -83,7 +83,7 @@ fn devices() -> String {
         processes: own_processes(Path::new("/proc")),
     }];
     let mut remark = String::new();
-    match find::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+    match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
         None => remark.push_str("no GPU: no nvidia-smi on PATH\n"),
         Some(Err(error)) => remark = format!("no GPU: {}\n", error.message()),
         Some(Ok(found)) => devices.extend(found.gpus.into_iter().map(|gpu| Device {

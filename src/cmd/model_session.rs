@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::stamps;
-use crate::checkpoint::finished::score_head;
+use super::provenance;
+use crate::checkpoint::loaded_adapter::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
@@ -74,7 +74,7 @@ pub struct AskArgs {
 }
 
 /// A model with what is needed to ask it.
-pub struct Asker {
+pub struct ModelSession {
     /// The model.
     pub model: Model,
     /// The configuration.
@@ -143,8 +143,8 @@ impl AskArgs {
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: nothing says which model; those of reading it.
-    pub fn open(&self) -> Result<Asker> {
-        stamps::check_allowed(&self.allow)?;
+    pub fn open(&self) -> Result<ModelSession> {
+        provenance::check_allowed(&self.allow)?;
         let (resolved, from_file) = self.config.load_optional(&self.flags()?)?;
         let mut config = resolved.config;
         if self.model.is_some() {
@@ -164,7 +164,7 @@ impl AskArgs {
         let below = if matches!(tuned, Tuned::Model(_)) { &[][..] } else { &config.tuning.adapters };
         let parts = if let Tuned::Adapter(dir) = &tuned {
             let parts = Parts::open(&model_dir, below, &peft::vocabulary(dir)?)?;
-            stamps::check_base(&parts, dir, &self.allow)?;
+            provenance::check_base(&parts, dir, &self.allow)?;
             parts
         } else {
             Parts::open(&model_dir, below, &Vocabulary::default())?
@@ -217,7 +217,7 @@ impl AskArgs {
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Ok(Asker { model, config, what, tokenizer, template, stop_ids, sides })
+        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, sides })
     }
 
     /// What was trained, if that is to be asked.
@@ -269,7 +269,7 @@ fn conversation(messages: Vec<Value>) -> Conversation {
     Conversation { messages, tools: None, first_supervised: 0, unlearned: Vec::new() }
 }
 
-impl Asker {
+impl ModelSession {
     /// How answers are made.
     pub fn settings(&self) -> Settings {
         Settings::new(&self.config, self.model.arch.max_position_embeddings, self.stop_ids.clone())
@@ -327,7 +327,7 @@ impl Asker {
     /// The tokens of what a user says, after a system's turn if there is one.
     ///
     /// # Errors
-    /// As [`Asker::tokens`].
+    /// As [`ModelSession::tokens`].
     pub fn turn(&self, system: Option<&str>, text: &str) -> Result<Vec<u32>> {
         if self.template.is_none() {
             return match system {
@@ -344,7 +344,7 @@ impl Asker {
     /// The tokens of all messages so far.
     ///
     /// # Errors
-    /// As [`Asker::tokens`].
+    /// As [`ModelSession::tokens`].
     pub fn messages(&self, messages: &[Value]) -> Result<Vec<u32>> {
         self.tokens(&conversation(messages.to_vec()))
     }
@@ -352,7 +352,7 @@ impl Asker {
     /// The tokens that a row of a file asks with: its last answer, if it has one, is left out. A text is what a user says.
     ///
     /// # Errors
-    /// As [`Asker::tokens`]; the row has no known form.
+    /// As [`ModelSession::tokens`]; the row has no known form.
     pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Vec<u32>> {
         const ANSWER: &str = "answer";
         let mut fields = match row {

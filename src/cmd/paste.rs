@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args;
+use super::shell_quote::quoted;
 use super::terminal::{Style, stdout_colour};
 use crate::data::question::Asked;
 use crate::train::output;
@@ -10,16 +11,6 @@ use crate::train::run::Ask;
 
 /// A longer question makes a command that nobody can read.
 const QUESTION: usize = 300;
-
-/// A word as a POSIX shell reads it back.
-pub(super) fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:=,@%+".contains(character);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
 
 /// This program as it was called: by its name, or by a path, from the current folder where it lies below it.
 fn program() -> String {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::peft::CONFIG_FILE;
+use super::layout::ADAPTER_CONFIG;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
@@ -206,7 +206,7 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: a missing or malformed file, or a feature that is not supported, by its name.
     pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join(CONFIG_FILE);
+        let path = dir.join(ADAPTER_CONFIG);
         let text = read_small(&path)?;
         Self::from_json(&text, &path)
     }

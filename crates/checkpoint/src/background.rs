@@ -4,8 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use super::adapter_config::AdapterConfig;
 use super::disk::Disk;
-use super::{AdapterConfig, Keep, Snapshot, Stamp, StateTensors, TrainState, Weights, Written, folder};
+use super::folder;
+use super::save::{Keep, Snapshot, StateTensors, Weights, Written, write};
+use super::stamp::Stamp;
+use super::state::TrainState;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
 use tunesmith_model::params::ParamSpec;
@@ -120,7 +124,7 @@ impl Job {
             optimizer: state.iter().map(|(name, shape, state)| (name.clone(), shape.clone(), state)).collect(),
             shared: None,
         };
-        super::write(disk, &self.root, &snapshot, &self.keep)
+        write(disk, &self.root, &snapshot, &self.keep)
     }
 }
 
@@ -149,7 +153,7 @@ impl Background {
         self.spare.fill(values, trained, state);
     }
 
-    /// Copies `snapshot` and begins to write it, as [`super::write`] does. One that is still being written is waited for.
+    /// Copies `snapshot` and begins to write it, as [`write`] does. One that is still being written is waited for.
     ///
     /// # Errors
     /// Those of the one before.

@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::atomic::Staging;
+pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
 use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
-
-/// The file with the weights.
-pub const WEIGHTS_FILE: &str = "model.safetensors";
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())

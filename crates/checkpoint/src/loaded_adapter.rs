@@ -1,9 +1,10 @@
-//! Finished adapters: read, held against the model that they belong to, and made ready to be merged or run.
+//! Adapters read from a folder, checked against the model that they belong to, and made ready to be merged or run.
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
-use super::origin::Origin;
 use super::peft::{self, Tensors};
+use super::stamp::describe_adapter;
+use super::stamp_check::AdapterStamp;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, SCORE, ScoreHead};
 use tunesmith_config::{Bias, Mode};
@@ -13,7 +14,7 @@ use tunesmith_model::targets::Placement;
 
 /// An adapter that fits a model.
 #[derive(Debug)]
-pub struct Finished {
+pub struct LoadedAdapter {
     /// Its folder.
     pub dir: PathBuf,
     /// Its settings.
@@ -24,7 +25,7 @@ pub struct Finished {
     pub tensors: Tensors,
 }
 
-impl Finished {
+impl LoadedAdapter {
     /// What it has beside the matrices A and B of plain LoRA, in words.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
         let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
@@ -58,6 +59,19 @@ impl Finished {
         peft::check_tensors(dir, &tensors, &config.tensors(arch)?)?;
         let config = config.on(arch)?;
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
+    }
+
+    /// What the stamp's field `adapter` would say of this adapter; `None` where the field describes another form (`PiSSA`), or is
+    /// missing.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: the settings do not fit the model.
+    pub fn described(&self, stamp: &AdapterStamp, arch: &Arch) -> Result<Option<String>> {
+        if stamp.field("adapter").is_none_or(|text| text.contains("; pissa")) {
+            return Ok(None);
+        }
+        let names = self.config.targets().names_beside(arch, &self.placements)?;
+        Ok(Some(describe_adapter(&self.placements, &names)))
     }
 
     /// The same, ready to be merged into the tensors of the base.
@@ -97,7 +111,7 @@ pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
         return Err(Error::checkpoint(message)
             .hint("save the head with the adapter (PEFT: modules_to_save=[\"score\"]), or take another adapter"));
     };
-    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    let labels = AdapterStamp::of(dir)?.and_then(|origin| origin.labels());
     if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
         return Ok(Some(head));
     }

@@ -5,7 +5,7 @@
 //! `e * rank ..` of a stacked A are expert e's, and column `i * experts + e` of a stacked B is its i-th.
 use std::collections::BTreeMap;
 
-use super::peft::Tensors;
+use super::tensors::Tensors;
 use tunesmith_model::targets::peft_name;
 
 /// The names of an expert's gate, up and down.

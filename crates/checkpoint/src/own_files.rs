@@ -4,9 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{MANIFEST, Manifest};
 use super::disk::Disk;
-use super::{OPTIMIZER, PART, STAMP, STATE, folder, peft};
+use super::layout::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL_WEIGHTS, OPTIMIZER, PART, STAMP, STATE};
+use super::manifest::Manifest;
 use tunesmith_config::arch::COMPANIONS;
 
 /// The default folder of event files.
@@ -20,9 +20,9 @@ const NAMES: [&str; 10] = [
     PART,
     STAMP,
     STATE,
-    folder::WEIGHTS_FILE,
-    peft::CONFIG_FILE,
-    peft::WEIGHTS_FILE,
+    MODEL_WEIGHTS,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     "config.json",
     "model.safetensors.index.json",
 ];

@@ -1,12 +1,14 @@
 //! Adapters as PEFT writes and reads them: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`,
 //! whose names are the base model's behind [`PREFIX`]. An adapter of a multimodal model names its modules as Transformers
 //! does, now or in older versions; here they have the names of the language model alone.
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
 use super::atomic::Staging;
-use super::former;
+pub use super::layout::{ADAPTER_CONFIG as CONFIG_FILE, ADAPTER_WEIGHTS as WEIGHTS_FILE};
+use super::older_formats;
+pub use super::tensors::Tensors;
+use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::staged;
@@ -14,15 +16,8 @@ use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, 
 use tunesmith_model::targets::token_rows;
 use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
-/// The file with the adapter's settings.
-pub const CONFIG_FILE: &str = "adapter_config.json";
-/// The file with the adapter's tensors.
-pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// What PEFT puts before a tensor's name in the base model.
 pub const PREFIX: &str = "base_model.model.";
-
-/// Tensors by name with their shapes.
-pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Writes both files of an adapter; the tensors have the base model's names (`<module>.lora_A.weight`, or a whole tensor's).
 ///
@@ -136,7 +131,7 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
     let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
     let stored = tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)).map(|(_, module)| module);
     config.save_whole(&stored.collect::<Vec<_>>());
-    Ok((config, former::stacked(tensors)))
+    Ok((config, older_formats::stacked(tensors)))
 }
 
 /// As [`load_adapter`], on a model that has what the adapter makes of the vocabulary ([`Arch::fit`]): a matrix that embedding
@@ -193,30 +188,4 @@ pub fn check_tensors(dir: &Path, found: &Tensors, expected: &[(String, Vec<usize
         shapes,
         expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())),
     )
-}
-
-/// As [`check_tensors`], for any two sets.
-pub(super) fn same_tensors<'n>(
-    path: &Path,
-    found: impl IntoIterator<Item = (&'n str, &'n [usize])>,
-    expected: impl IntoIterator<Item = (&'n str, &'n [usize])>,
-) -> Result<()> {
-    let (found, expected): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        (found.into_iter().collect(), expected.into_iter().collect());
-    let fail = |message: String| {
-        let both = format!("{} tensors there, {} expected", found.len(), expected.len());
-        Err(Error::checkpoint(format!("{}: {message} ({both})", path.display()))
-            .hint("the adapter must belong to this model and these settings"))
-    };
-    for (name, shape) in &expected {
-        match found.get(name) {
-            None => return fail(format!("no tensor {name:?}, expected {shape:?}")),
-            Some(other) if other != shape => return fail(format!("tensor {name:?} is {other:?}, expected {shape:?}")),
-            Some(_) => {}
-        }
-    }
-    match found.iter().find(|(name, _)| !expected.contains_key(*name)) {
-        Some((name, shape)) => fail(format!("tensor {name:?} {shape:?} has no place in the model")),
-        None => Ok(()),
-    }
 }

@@ -3,10 +3,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::stamp::describe_adapter;
-use super::{STAMP, finished::Finished, read_json};
+use super::layout::{STAMP, read_json};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::Arch;
 use tunesmith_config::nearest;
 use tunesmith_model::quantize::Held;
 
@@ -18,12 +16,12 @@ pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtyp
 
 /// A stamp. Those of other versions may lack fields, which are then not compared.
 #[derive(Debug)]
-pub struct Origin {
+pub struct AdapterStamp {
     path: PathBuf,
     fields: Value,
 }
 
-impl Origin {
+impl AdapterStamp {
     /// The stamp in the folder of an adapter (a checkpoint) or beside it (a run's result), if there is one.
     ///
     /// # Errors
@@ -92,18 +90,6 @@ impl Origin {
             error.hint(known)
         })
     }
-}
-
-/// What a stamp says of an adapter, of the adapter itself; nothing where its run had it in another form (`PiSSA`).
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
-pub fn shape_of(origin: &Origin, adapter: &Finished, arch: &Arch) -> Result<Option<String>> {
-    if origin.field("adapter").is_none_or(|text| text.contains("; pissa")) {
-        return Ok(None);
-    }
-    let names = adapter.config.targets().names_beside(arch, &adapter.placements)?;
-    Ok(Some(describe_adapter(&adapter.placements, &names)))
 }
 
 /// Refuses to allow what is not among the `compared` fields.

@@ -3,9 +3,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{Complete, Manifest, beside, replace_file, verify};
+use super::atomic::{beside, replace_file};
 use super::disk::{Disk, Room, room};
-use super::ours::{discard, foreign_in};
+use super::manifest::{Complete, Manifest, verify};
+use super::own_files::{discard, foreign_in};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;

@@ -40,19 +40,19 @@ impl Drop for Counted {
 }
 
 /// An engine with a thread that works beside its owner.
-pub struct Line {
+pub struct CommThread {
     engine: Arc<dyn Collectives>,
     waiting: Arc<Waiting>,
     jobs: Sender<Job>,
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for CommThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Line({}, {:?})", self.engine.name(), self.engine.world())
+        write!(f, "CommThread({}, {:?})", self.engine.name(), self.engine.world())
     }
 }
 
-impl Line {
+impl CommThread {
     /// The place of this rank.
     pub fn world(&self) -> World {
         self.engine.world()
@@ -106,7 +106,7 @@ mod tests {
         let ranks = threads::world(3, Limits::default());
         let run = |rank: threads::Threads| {
             let number = rank.world().rank as f32;
-            let line = Line::new(Box::new(rank)).unwrap();
+            let line = CommThread::new(Box::new(rank)).unwrap();
             let mut sums = Vec::new();
             for turn in 0..20 {
                 // A rank that dawdles before either kind changes nothing.
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_stands_behind_an_operation_that_panics_is_not_waited_for() {
-        let line = Line::new(Box::new(threads::world(1, Limits::default()).remove(0))).unwrap();
+        let line = CommThread::new(Box::new(threads::world(1, Limits::default()).remove(0))).unwrap();
         let (go, wait) = channel::<()>();
         // No message of a panic.
         let first = line.begin(move |_| -> u8 {
@@ -151,7 +151,7 @@ mod tests {
     fn a_rank_that_is_gone_ends_what_was_begun_and_what_is_waited_for() {
         let mut ranks = threads::world(2, Limits::default());
         drop(ranks.pop());
-        let line = Line::new(Box::new(ranks.remove(0))).unwrap();
+        let line = CommThread::new(Box::new(ranks.remove(0))).unwrap();
         let begun = line.begin(|engine| engine.barrier());
         assert_eq!(begun.recv().unwrap().unwrap_err().kind(), tunesmith_base::Kind::Peer);
         assert_eq!(line.idle().barrier().unwrap_err().kind(), tunesmith_base::Kind::Peer);

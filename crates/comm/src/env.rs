@@ -2,18 +2,13 @@
 //! `PyTorchJob`, which set the same), Open MPI, MPICH and its kin (PMI), Slurm; in this order.
 use super::World;
 use super::slurm::{first_host, tasks_of};
-use super::token::Token;
+use super::token::{MAKE_TOKEN, TOKEN, Token};
 use tunesmith_base::error::{Error, Result};
 
 /// Where the launcher `tunesmith launch` holds the rendezvous: `address:port`.
 pub const STORE: &str = "TUNESMITH_STORE";
-/// The run's token.
-pub const TOKEN: &str = "TUNESMITH_TOKEN";
 /// The file that a rank's last error goes to, for the launcher to show once.
 pub const ERROR_FILE: &str = "TUNESMITH_ERROR_FILE";
-/// How to make a token.
-pub const MAKE_TOKEN: &str =
-    "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
 /// The port of the rendezvous where nobody names one (torchrun's).
 const PORT: u16 = 29500;
 

@@ -1,5 +1,5 @@
 //! The host of a run's rendezvous, in one process (the launcher, or rank 0): a map from names to small values, and the
-//! [`Roll`] of who has come. [`super::store`] has the protocol.
+//! [`Membership`] of who has come. [`super::store`] has the protocol.
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::roll::{Claim, LONGEST_CLAIM, Roll, Welcome};
+use super::membership::{Claim, LONGEST_CLAIM, Membership, Welcome};
 use super::token::{Token, random};
 use super::wire::{Until, notice_loss, put_bytes, read_bytes, read_u32};
 use tunesmith_base::error::{Error, Result};
@@ -55,7 +55,7 @@ pub(super) struct Shelf {
     values: HashMap<String, Vec<u8>>,
     /// Bytes of the values and their names.
     bytes: usize,
-    roll: Roll,
+    members: Membership,
 }
 
 /// The host. It serves for the rest of the process's life.
@@ -114,7 +114,7 @@ impl Host {
     /// Stays until the other ranks have heard that the run cannot be, or for four seconds.
     pub fn linger(&self) {
         let began = Instant::now();
-        while began.elapsed() < LINGER && !lock(&self.shelf).roll.all_told() {
+        while began.elapsed() < LINGER && !lock(&self.shelf).members.all_told() {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -156,7 +156,7 @@ fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: imp
     greeted();
     let Some(rank) = admitted? else { return Ok(()) };
     let served = serve(stream, shelf, rank);
-    lock(shelf).roll.leave(rank);
+    lock(shelf).members.leave(rank);
     served
 }
 
@@ -181,14 +181,14 @@ pub(super) fn admit(
     stream.read_exact(&mut proof)?;
     // blake3's own type compares in constant time.
     if token.proof("rank", &[&ours, &theirs, &rank.to_le_bytes(), &claim]) != blake3::Hash::from(proof) {
-        lock(shelf).roll.stranger(rank, from, Instant::now());
+        lock(shelf).members.stranger(rank, from, Instant::now());
         return Err(ErrorKind::PermissionDenied.into());
     }
     let claim: Claim = serde_json::from_slice(&claim)?;
     if claim.rank != rank {
         return Err(ErrorKind::InvalidData.into());
     }
-    let (status, text) = match lock(shelf).roll.come(claim, from) {
+    let (status, text) = match lock(shelf).members.come(claim, from) {
         Welcome::In => (IN, String::new()),
         Welcome::Over => (OVER, String::new()),
         Welcome::Full(text) => (FULL, text),
@@ -202,7 +202,7 @@ pub(super) fn admit(
         return answered.map(|()| None);
     }
     if answered.is_err() {
-        lock(shelf).roll.leave(rank);
+        lock(shelf).members.leave(rank);
     }
     answered.map(|()| Some(rank))
 }
@@ -234,8 +234,8 @@ pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mu
         }
         GET => shelf.values.get(&name).cloned(),
         ROLL => {
-            let dispute = shelf.roll.dispute(rank, Instant::now());
-            Some(serde_json::to_vec(&Called { present: shelf.roll.present(), dispute })?)
+            let dispute = shelf.members.dispute(rank, Instant::now());
+            Some(serde_json::to_vec(&Called { present: shelf.members.present(), dispute })?)
         }
         _ => return Err(ErrorKind::InvalidData.into()),
     };
@@ -244,7 +244,7 @@ pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mu
         Some(value) => put_bytes(&mut answer, &value),
         None => answer.extend(NOTHING.to_le_bytes()),
     }
-    let gone: Vec<u8> = shelf.roll.gone().flat_map(u32::to_le_bytes).collect();
+    let gone: Vec<u8> = shelf.members.gone().flat_map(u32::to_le_bytes).collect();
     drop(shelf);
     put_bytes(&mut answer, &gone);
     stream.write_all(&answer)

@@ -9,25 +9,25 @@
 //! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
 //! ```
 //!
-//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`exchange`].
+//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`partitioned_collectives`].
 //!
-//! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
+//! How ranks find each other: [`mod@env`] reads what a launcher says, [`rendezvous`] brings them to one [`store`] (through
 //! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;
+pub mod comm_thread;
 pub mod env;
-pub mod exchange;
 pub mod gloo;
 pub mod gloo_library;
 pub mod host;
-mod lent;
-pub mod line;
-pub mod meet;
+pub mod membership;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 pub mod partition;
+pub mod partitioned_collectives;
 pub mod process;
-pub mod roll;
+pub mod rendezvous;
+mod shared_buffer;
 pub mod single;
 pub mod slurm;
 pub mod store;

@@ -19,7 +19,7 @@ pub struct Piece<'a> {
 
 /// Buffers of messages, kept from one to the next.
 #[derive(Debug, Default)]
-pub struct Exchange {
+pub struct PartitionedCollectives {
     send: Vec<f32>,
     receive: Vec<f32>,
 }
@@ -84,7 +84,7 @@ fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Messag
     (0..most).step_by(step).map(message).collect()
 }
 
-impl Exchange {
+impl PartitionedCollectives {
     /// Replaces this rank's parts by their sums over ranks; the rest of the values stays as it is.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Exchange {
     /// Fills in the parts of the other ranks.
     ///
     /// # Errors
-    /// As [`Exchange::reduce_scatter`].
+    /// As [`PartitionedCollectives::reduce_scatter`].
     pub fn all_gather(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
         let World { rank, size, .. } = comm.world();
         if size == 1 {
@@ -249,7 +249,7 @@ mod tests {
                         let comm: Box<dyn Collectives> = if messages { Box::new(Apart(comm)) } else { Box::new(comm) };
                         let rank = comm.world().rank;
                         let mut values: Vec<f32> = (0..total).map(|index| value(rank, index)).collect();
-                        let mut exchange = Exchange::default();
+                        let mut exchange = PartitionedCollectives::default();
                         let pieces = |values: &mut Vec<f32>, act: &mut dyn FnMut(&mut [Piece<'_>])| {
                             let mut rest = &mut values[..];
                             let mut pieces = Vec::new();

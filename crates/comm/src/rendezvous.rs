@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::c10d::Agent;
 use super::env::{Launch, Place};
 use super::host::Host;
-use super::roll::{Claim, Facts};
+use super::membership::{Claim, Facts};
 use super::store::{Refused, Store};
 use super::token::Token;
 use super::{LOST, NO_WAY, World};
@@ -87,14 +87,14 @@ impl<'a> Waiting<'a> {
 
 /// The store that a run's ranks share.
 #[derive(Debug, Clone)]
-pub struct Meeting {
+pub struct Rendezvous {
     /// This rank's place.
     pub world: World,
     /// Its connection.
     pub store: Arc<Store>,
 }
 
-impl Meeting {
+impl Rendezvous {
     /// Finds the others and waits until all have come; all must agree in `facts`.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Meeting {
     }
 }
 
-impl Door for Meeting {
+impl Door for Rendezvous {
     fn open(&self) -> Result<()> {
         self.store.set(&self.door(), b"1")
     }
@@ -362,13 +362,13 @@ mod tests {
     }
 
     /// What comes of ranks that come at the same time.
-    fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Meeting>> {
-        let join = |(launch, facts)| std::thread::spawn(move || Meeting::join(&launch, facts, Wait::default()));
+    fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Rendezvous>> {
+        let join = |(launch, facts)| std::thread::spawn(move || Rendezvous::join(&launch, facts, Wait::default()));
         let running: Vec<_> = launches.into_iter().map(join).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
     }
 
-    fn meeting(size: usize) -> (Host, Vec<Meeting>) {
+    fn rendezvous(size: usize) -> (Host, Vec<Rendezvous>) {
         let (host, token) = host();
         let launches = (0..size).map(|rank| (launch(rank, size, held(&host), &token), Facts::new())).collect();
         (host, joined(launches).into_iter().map(Result::unwrap).collect())
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_roll_call_names_who_has_ended_and_who_is_silent() {
-        let (_host, mut all) = meeting(3);
+        let (_host, mut all) = rendezvous(3);
         let last = all.pop().unwrap();
         let second = all.pop().unwrap();
         let first = all.pop().unwrap();
@@ -432,8 +432,8 @@ mod tests {
 
     #[test]
     fn the_first_of_a_machine_goes_first() {
-        let (_host, all) = meeting(2);
-        let [first, second] = <[Meeting; 2]>::try_from(all).unwrap();
+        let (_host, all) = rendezvous(2);
+        let [first, second] = <[Rendezvous; 2]>::try_from(all).unwrap();
         let through = std::thread::spawn(move || second.wait().is_ok());
         std::thread::sleep(Duration::from_millis(30));
         assert!(!through.is_finished());
@@ -446,7 +446,7 @@ mod tests {
     fn rank_0_holds_the_rendezvous_where_the_launcher_only_names_a_port() {
         let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
         let launches = [1, 0].map(|rank| (launch(rank, 2, place.clone(), &token), Facts::new()));
-        let ranks: Vec<Meeting> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
+        let ranks: Vec<Rendezvous> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
         ranks[1].store.set("x", b"y").unwrap();
         assert_eq!(ranks[0].store.wait("x", None).unwrap(), b"y");
     }
@@ -456,7 +456,7 @@ mod tests {
         let (host, token) = host();
         let all = joined((0..2).map(|rank| (launch(rank, 2, held(&host), &token), Facts::new())).collect());
         let began = Instant::now();
-        let late = Meeting::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
+        let late = Rendezvous::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14));
         assert!(late.message().contains("all 2 ranks of its run are connected, including rank 1 (process"), "{late}");
         assert!(all[0].as_ref().unwrap().store.roll().unwrap().1.is_empty(), "nobody has gone");
@@ -470,7 +470,7 @@ mod tests {
             let say = |text: &str| told.borrow_mut().push(text.to_owned());
             let wait = Wait { limit: Duration::from_secs(6), say: &say };
             let began = Instant::now();
-            let error = Meeting::join(&launch(rank, 2, place.clone(), &token), Facts::new(), wait).unwrap_err();
+            let error = Rendezvous::join(&launch(rank, 2, place.clone(), &token), Facts::new(), wait).unwrap_err();
             assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
             assert!(error.kind() == tunesmith_base::Kind::Peer && error.message().contains(missing), "{error}");
             let told = told.borrow();
@@ -485,9 +485,9 @@ mod tests {
         let place = Place::First(mute.local_addr().unwrap().to_string());
         let token = Token::fresh().unwrap();
         let began = Instant::now();
-        let busy = Meeting::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
+        let busy = Rendezvous::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(busy.message().contains("cannot listen on 127.0.0.1:") && began.elapsed() < Duration::from_secs(5));
-        let error = Meeting::join(&launch(1, 2, place, &token), Facts::new(), Wait::default()).unwrap_err();
+        let error = Rendezvous::join(&launch(1, 2, place, &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
         assert_eq!(error.kind(), tunesmith_base::Kind::Peer);
         assert!(error.message().contains("sends nothing"), "{error}");

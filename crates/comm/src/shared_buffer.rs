@@ -4,21 +4,21 @@ use std::ops::Range;
 
 /// Bytes of a rank, which the others may read, and its owner write where they do not, until the meeting is over.
 #[derive(Debug, Clone, Copy)]
-pub struct Lent {
+pub struct SharedBuffer {
     start: *mut u8,
     length: usize,
 }
 
 // SAFETY: a place and a length; whoever reads or writes there does so by the functions below, whose callers keep the
 // rules of a meeting ([`super::threads`]).
-unsafe impl Send for Lent {}
+unsafe impl Send for SharedBuffer {}
 // SAFETY: as above.
-unsafe impl Sync for Lent {}
+unsafe impl Sync for SharedBuffer {}
 
 /// Numbers summed at a time: they stay in the nearest cache.
 const BLOCK: usize = 2048;
 
-impl Lent {
+impl SharedBuffer {
     /// For others to read; its owner does not change it meanwhile.
     pub fn to_read(bytes: &[u8]) -> Self {
         Self { start: bytes.as_ptr().cast_mut(), length: bytes.len() }
@@ -49,7 +49,7 @@ impl Lent {
     /// Copies `range` of what another rank has lent to the same place here.
     ///
     /// # Safety
-    /// Both owners are in a meeting, this one's by this thread, made by [`Lent::to_change`]; nobody writes in `range` of
+    /// Both owners are in a meeting, this one's by this thread, made by [`SharedBuffer::to_change`]; nobody writes in `range` of
     /// the other, and nobody reads or writes in `range` of this one.
     ///
     /// # Panics
@@ -64,28 +64,28 @@ impl Lent {
     /// Replaces the numbers at `range` by their sums over `all` ranks, of which this is `all[rank]`, the first rank first.
     ///
     /// # Safety
-    /// As [`Lent::copy`]: all in a meeting, and `range` of all of them left to this thread.
+    /// As [`SharedBuffer::copy`]: all in a meeting, and `range` of all of them left to this thread.
     ///
     /// # Panics
     /// If `range`, in numbers, is not within all, or what is lent are not numbers by their place.
     #[allow(clippy::cast_ptr_alignment, reason = "asserted")]
     pub unsafe fn sum(all: &[Self], rank: usize, range: &Range<usize>) {
-        let shortest = all.iter().map(|lent| lent.length / size_of::<f32>()).min().unwrap_or(0);
+        let shortest = all.iter().map(|shared| shared.length / size_of::<f32>()).min().unwrap_or(0);
         assert!(range.start <= range.end && range.end <= shortest && rank < all.len(), "within what all have lent");
-        assert!(all.iter().all(|lent| lent.start.cast::<f32>().is_aligned()), "numbers are lent");
+        assert!(all.iter().all(|shared| shared.start.cast::<f32>().is_aligned()), "numbers are lent");
         let mut sums = [0.0f32; BLOCK];
         for start in range.clone().step_by(BLOCK) {
             let count = BLOCK.min(range.end - start);
             // SAFETY: within, by the assertion; what is lent here are the bytes of f32, aligned as such; nobody writes
             // there but this thread, after the last read.
             let values =
-                |lent: &Self| unsafe { std::slice::from_raw_parts(lent.start.cast::<f32>().add(start), count) };
+                |shared: &Self| unsafe { std::slice::from_raw_parts(shared.start.cast::<f32>().add(start), count) };
             let sums = &mut sums[..count];
-            for (index, lent) in all.iter().enumerate() {
+            for (index, shared) in all.iter().enumerate() {
                 if index == 0 {
-                    sums.copy_from_slice(values(lent));
+                    sums.copy_from_slice(values(shared));
                 } else {
-                    sums.iter_mut().zip(values(lent)).for_each(|(sum, value)| *sum += value);
+                    sums.iter_mut().zip(values(shared)).for_each(|(sum, value)| *sum += value);
                 }
             }
             // SAFETY: as above; the slices that were read are gone.

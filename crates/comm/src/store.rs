@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::host::{Called, DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, NOTHING, OVER, ROLL, SET};
-use super::roll::{Claim, LONGEST_CLAIM};
+use super::membership::{Claim, LONGEST_CLAIM};
 use super::token::{Token, random};
 use super::wire::{Sent, Until, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
 use super::{LOST, NO_WAY};
@@ -267,7 +267,7 @@ pub fn read_anything(bytes: &[u8]) {
     while frames.read_exact(&mut operation).is_ok()
         && super::host::answer(operation[0] % 4, &mut frames, &shelf, 1).is_ok()
     {}
-    let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::roll::Facts::new() };
+    let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::membership::Facts::new() };
     // What comes of them is of no interest.
     let _ = greet(&mut Sent(bytes), &token, &claim);
     let _ = greet(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::World;
     use crate::host::Host;
-    use crate::roll::Facts;
+    use crate::membership::Facts;
     use std::net::TcpListener;
 
     fn local(token: &Token) -> Host {

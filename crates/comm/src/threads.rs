@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::bytes;
-use super::exchange::Piece;
-use super::lent::Lent;
-use super::meet::Door;
+use super::partitioned_collectives::Piece;
+use super::rendezvous::Door;
+use super::shared_buffer::SharedBuffer;
 use super::{Among, Collectives, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
 
@@ -18,7 +18,7 @@ struct Shown {
     operation: &'static str,
     /// Bytes of the operation on every rank, to notice ranks that do different things.
     size: usize,
-    lent: Vec<Lent>,
+    shared: Vec<SharedBuffer>,
     /// It waits no longer, and its memory may be gone.
     withdrawn: bool,
 }
@@ -101,7 +101,7 @@ impl Threads {
                 (false, Some(rank)) => Err(self.error(operation, format_args!("rank {rank} has ended"))),
                 (false, None) if left.is_zero() => {
                     let seconds = self.limits.timeout.as_secs_f64();
-                    let late = super::meet::ranks(&absent);
+                    let late = super::rendezvous::ranks(&absent);
                     Err(self.error(operation, format_args!("no answer from {late} within {seconds} s")))
                 }
                 (false, None) => {
@@ -113,23 +113,23 @@ impl Threads {
         }
     }
 
-    /// Shows `lent`, and lets `take` look at what every rank shows, in the order of ranks. When it returns nobody looks at
-    /// `lent` any more.
+    /// Shows `shared`, and lets `take` look at what every rank shows, in the order of ranks. When it returns nobody looks at
+    /// `shared` any more.
     fn meet(
         &self,
         operation: &'static str,
         size: usize,
-        lent: Vec<Lent>,
+        shared: Vec<SharedBuffer>,
         take: impl FnOnce(&[Arc<Shown>]),
     ) -> Result<()> {
         let rank = self.world.rank;
         let mut state = self.state();
-        state.shown[rank] = Some(Arc::new(Shown { operation, size, lent, withdrawn: false }));
+        state.shown[rank] = Some(Arc::new(Shown { operation, size, shared, withdrawn: false }));
         self.table.changed.notify_all();
         let (mut state, all_there) = self.wait(state, operation);
         if let Err(error) = all_there {
             // Nobody looks before all are there, and from now on nobody will.
-            state.shown[rank] = Some(Arc::new(Shown { operation, size, lent: Vec::new(), withdrawn: true }));
+            state.shown[rank] = Some(Arc::new(Shown { operation, size, shared: Vec::new(), withdrawn: true }));
             self.table.changed.notify_all();
             return Err(error);
         }
@@ -154,12 +154,12 @@ impl Threads {
     pub fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent = pieces.iter_mut().map(|piece| Lent::to_change(bytes::of_mut(piece.values))).collect();
-        self.meet("reduce_scatter", size, lent, |all| {
+        let shared = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
+        self.meet("reduce_scatter", size, shared, |all| {
             for (index, piece) in pieces.iter().enumerate() {
-                let of_ranks: Vec<Lent> = all.iter().map(|shown| shown.lent[index]).collect();
+                let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.shared[index]).collect();
                 // SAFETY: all are in this meeting; each rank reads and writes its own part of everybody's alone.
-                unsafe { Lent::sum(&of_ranks, rank, &piece.parts[rank]) };
+                unsafe { SharedBuffer::sum(&of_ranks, rank, &piece.parts[rank]) };
             }
         })
     }
@@ -170,12 +170,13 @@ impl Threads {
     /// As [`Threads::sum_parts`].
     pub fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent: Vec<Lent> = pieces.iter_mut().map(|piece| Lent::to_change(bytes::of_mut(piece.values))).collect();
+        let shared: Vec<SharedBuffer> =
+            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let width = size_of::<f32>();
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
         let parts: Vec<&[Range<usize>]> = parts.iter().map(Vec::as_slice).collect();
-        self.meet("all_gather", size, lent, |all| self.fill(all, &parts))
+        self.meet("all_gather", size, shared, |all| self.fill(all, &parts))
     }
 
     /// Copies every other rank's parts of what it shows, in bytes, to the same places here.
@@ -185,7 +186,7 @@ impl Threads {
             for (index, parts) in parts.iter().enumerate() {
                 // SAFETY: all are in this meeting; every rank's part is read by the others, and each writes those of the
                 // others in its own memory, which nobody else looks at.
-                unsafe { all[rank].lent[index].copy(shown.lent[index], &parts[other]) };
+                unsafe { all[rank].shared[index].copy(shown.shared[index], &parts[other]) };
             }
         }
     }
@@ -230,25 +231,25 @@ impl Collectives for Threads {
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let own = &parts[self.world.rank];
-        self.meet("all_to_all", send.len(), vec![Lent::to_read(send)], |all| {
+        self.meet("all_to_all", send.len(), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
                 // SAFETY: its owner is in this meeting, and nobody changes what is sent.
-                unsafe { shown.lent[0].read(own, into) };
+                unsafe { shown.shared[0].read(own, into) };
             }
         })
     }
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-        self.meet("all_gather", data.len(), vec![Lent::to_change(data)], |all| self.fill(all, &[parts]))
+        self.meet("all_gather", data.len(), vec![SharedBuffer::to_change(data)], |all| self.fill(all, &[parts]))
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let gives = self.world.rank == root;
-        let lent = if gives { vec![Lent::to_read(data)] } else { Vec::new() };
-        self.meet("broadcast", data.len(), lent, |all| {
+        let shared = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
+        self.meet("broadcast", data.len(), shared, |all| {
             if !gives {
                 // SAFETY: the root is in this meeting and changes nothing.
-                unsafe { all[root].lent[0].read(&(0..data.len()), data) };
+                unsafe { all[root].shared[0].read(&(0..data.len()), data) };
             }
         })
     }

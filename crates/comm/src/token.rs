@@ -3,6 +3,12 @@ use std::io::Read as _;
 
 use tunesmith_base::error::{Error, Result};
 
+/// The environment variable that holds the token.
+pub const TOKEN: &str = "TUNESMITH_TOKEN";
+/// The hint of errors about a missing or short token.
+pub const MAKE_TOKEN: &str =
+    "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
+
 /// What the ranks of a run know and nobody else.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
@@ -16,8 +22,7 @@ impl Token {
         match text.len() {
             16..=1024 => Ok(Self(text.to_owned())),
             length => {
-                Err(Error::config(format!("env {}: {length} characters, expected 16 to 1024", super::env::TOKEN))
-                    .hint(super::env::MAKE_TOKEN))
+                Err(Error::config(format!("env {TOKEN}: {length} characters, expected 16 to 1024")).hint(MAKE_TOKEN))
             }
         }
     }

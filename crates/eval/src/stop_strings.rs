@@ -7,7 +7,7 @@ use tunesmith_model::Model;
 
 /// How answers become text.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct AnswerDecoder<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// Strings that end an answer and are no part of it.
@@ -19,7 +19,7 @@ fn reach(stops: &[String]) -> usize {
     stops.iter().map(String::len).max().unwrap_or(0)
 }
 
-impl Asked<'_> {
+impl AnswerDecoder<'_> {
     /// Whether a stop string stands at the end of an answer's tokens.
     pub fn stops(&self, tokens: &[u32]) -> bool {
         if self.stop_strings.is_empty() {
@@ -52,7 +52,7 @@ impl Asked<'_> {
         settings: &Settings,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<String>>> {
-        struct Quiet<'a, 'b>(&'a Asked<'a>, &'b mut dyn FnMut() -> bool);
+        struct Quiet<'a, 'b>(&'a AnswerDecoder<'a>, &'b mut dyn FnMut() -> bool);
         impl Watcher for Quiet<'_, '_> {
             fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
                 Ok(if (self.1)() { Go::On } else { Go::EndAll })

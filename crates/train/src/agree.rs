@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::ranks::hash;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_comm::meet::ranks;
+use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.

@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::{self as checkpoint, Checkpoint};
 use tunesmith_comm::Collectives;
-use tunesmith_comm::meet::ranks;
+use tunesmith_comm::rendezvous::ranks;
 use tunesmith_config::{Config, Resume};
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.

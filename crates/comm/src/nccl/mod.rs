@@ -12,7 +12,7 @@ use cudarc::driver::result::{self as driver, DriverError};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 
-use super::meet::Meeting;
+use super::rendezvous::Rendezvous;
 use super::{Among, Collectives, LOST, Limits, World};
 use library::{Code, Functions, IN_PROGRESS, SUCCESS};
 use tunesmith_base::error::{Error, Result};
@@ -34,7 +34,7 @@ const ID: &str = "nccl/id";
 pub struct Nccl {
     functions: Functions,
     lane: Mutex<Lane>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     /// Of all ranks, or of those of this machine.
     world: World,
     limits: Limits,
@@ -79,18 +79,18 @@ impl Nccl {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: NCCL, the driver or this rank's GPU is missing; [`tunesmith_base::Kind::Peer`]: a rank does not come.
-    pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
-        let world = meeting.world;
-        Self::connect_as(meeting, world, ID, limits)
+    pub fn connect(rendezvous: Rendezvous, limits: Limits) -> Result<Self> {
+        let world = rendezvous.world;
+        Self::connect_as(rendezvous, world, ID, limits)
     }
 
     /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
-    fn connect_as(meeting: Meeting, world: World, group: &str, limits: Limits) -> Result<Self> {
+    fn connect_as(rendezvous: Rendezvous, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let functions = Functions::load()?;
         let World { rank, size, local_rank, .. } = world;
         let lane = Lane::new(local_rank)?;
-        let this = Self { functions, lane: Mutex::new(lane), meeting, world, limits };
+        let this = Self { functions, lane: Mutex::new(lane), rendezvous, world, limits };
         let id = this.unique_id(group)?;
         let mut config = ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
@@ -123,9 +123,9 @@ impl Nccl {
                 return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code)))
                     .hint("set NCCL_DEBUG=WARN to see why"));
             }
-            self.meeting.store.set(group, &id.internal.map(|letter| letter as u8))?;
+            self.rendezvous.store.set(group, &id.internal.map(|letter| letter as u8))?;
         } else {
-            let bytes = self.meeting.store.wait(group, Some(self.limits.timeout))?;
+            let bytes = self.rendezvous.store.wait(group, Some(self.limits.timeout))?;
             let bytes: [u8; 128] = bytes.try_into().map_err(|_| {
                 Error::peer("rank 0 gave no NCCL id of 128 bytes")
                     .hint("start all ranks with the same version of tunesmith")
@@ -149,8 +149,8 @@ impl Nccl {
                 unsafe { (self.functions.abort)(comm) };
             }
             let waited = began.elapsed().as_secs_f64();
-            let cause = self.meeting.roll_call(operation);
-            let rank = self.meeting.world.rank;
+            let cause = self.rendezvous.roll_call(operation);
+            let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
         })
     }
@@ -184,7 +184,7 @@ impl Nccl {
             // NCCL itself does not notice a process that has died on the same machine.
             if asked.elapsed() > GONE / 4 {
                 asked = Instant::now();
-                let gone = self.meeting.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
+                let gone = self.rendezvous.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
                 let since = left.get_or_insert(asked);
                 if gone.is_empty() {
                     left = None;
@@ -250,7 +250,7 @@ impl Nccl {
             driver::memcpy_dtoh_sync(into, lane.buffer + skip as u64)
         });
         back.map_err(|error| {
-            let rank = self.meeting.world.rank;
+            let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: copying between memory and the GPU: {error:?}"))
                 .hint("look at the GPU (nvidia-smi), and at the system's log (dmesg)")
         })
@@ -369,13 +369,13 @@ impl Collectives for Nccl {
     }
 
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
-        let World { rank, local_rank, .. } = self.meeting.world;
+        let World { rank, local_rank, .. } = self.rendezvous.world;
         let group = match who {
             Among::All => format!("{ID} beside"),
             Among::Machine => format!("{ID} of rank {}", rank - local_rank.min(rank)),
         };
-        let world = self.meeting.world.among(who);
-        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, self.limits)?))
+        let world = self.rendezvous.world.among(who);
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, self.limits)?))
     }
 }
 
