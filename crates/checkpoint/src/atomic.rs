@@ -1,5 +1,5 @@
-//! Folders that are there whole or not at all: written under another name, each file synced and hashed, the manifest
-//! last, then renamed into place.
+//! Writes a folder completely or not at all. The files go into a folder with a temporary name; each is synced and hashed.
+//! The manifest comes last. A rename puts the folder in place.
 //!
 //! ```text
 //! checkpoint-000200.tmp-PID/   every file: write, fsync
@@ -22,7 +22,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::temporary::{self, Watched, undisturbed};
 
-/// A folder being written beside its final place.
+/// A folder with a temporary name beside its final place, open for writing.
 pub struct Staging<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
@@ -31,7 +31,7 @@ pub struct Staging<'d> {
 }
 
 impl Staging<'_> {
-    /// Writes one file, synced. `fill` streams its content.
+    /// Writes the file `name` with what `fill` streams, syncs it, and adds its size and hash to the manifest.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`].
@@ -72,7 +72,7 @@ impl Staging<'_> {
         Ok(FileSum { bytes: file.bytes, blake3: file.hasher.finalize().to_hex().to_string() })
     }
 
-    /// The manifest, then the folder's entries.
+    /// Writes the manifest and makes the folder's entries durable.
     fn seal(&mut self) -> Result<()> {
         let path = self.dir.join(MANIFEST);
         let manifest = Manifest::of(self.files.clone());
@@ -81,7 +81,7 @@ impl Staging<'_> {
     }
 }
 
-/// A file that hashes what passes through.
+/// Hashes and counts the bytes on their way to a file.
 struct Summing {
     file: Box<dyn DiskFile>,
     hasher: blake3::Hasher,
@@ -104,18 +104,18 @@ impl Write for Summing {
     }
 }
 
-/// What came of a folder that was put in place.
+/// The outcome of [`publish`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
-    /// The time that hashing took.
+    /// Time spent on hashing.
     pub hashing: Duration,
-    /// Where what stood in its place stays, if that holds files that are not the program's.
+    /// The new name of an older folder or file in the same place that holds files of others; such files are never removed.
     pub kept: Option<PathBuf>,
 }
 
-/// Makes the folder `target` with what `fill` writes and a manifest. A folder that stood there is moved aside and
-/// removed only when the new one is durable; one that holds files of others, or a file or link of that name, stays under
-/// another name. On an error nothing new is left and the old folder stands.
+/// Makes the folder `target` from what `fill` writes, and adds a manifest. An older folder at `target` is moved aside, and
+/// removed once the new one is durable. If the older one is a file or a link, or holds files of others, it keeps the other
+/// name. On an error the older folder is back in place and nothing new is left.
 ///
 /// # Errors
 /// Those of `fill`, and [`tunesmith_base::Kind::Io`].
@@ -138,7 +138,7 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
     done.map(|kept| Published { hashing: staging.hashing, kept })
 }
 
-/// Returns where what stood at `target` stays, if it holds files of others.
+/// Renames `staged` to `target`. Returns the other name under which an older `target` with files of others stays.
 fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
     let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
     let is_there = fs::symlink_metadata(target).is_ok();
@@ -162,8 +162,8 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<
     }
 }
 
-/// Clears what processes that were killed have left of the folder `target`: one that was half written goes; one that was moved
-/// aside goes back where nothing has taken its place, else goes too. What a living process writes stays.
+/// Clears up after killed processes that were writing the folder `target`. A half-written folder is removed. A folder that was
+/// moved aside returns to its place if that is free, and is removed otherwise. Folders of living processes stay.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -190,7 +190,7 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a small text file at once: written beside it, synced, renamed. What is no regular file stays.
+/// Replaces a small text file in one step: writes beside it, syncs, renames. Refuses to replace anything but a regular file.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -213,7 +213,7 @@ pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// Refuses to replace what is no regular file: the program did not put it there.
+/// Refuses folders, links and devices: the program did not put them there.
 fn refuse_obstacle(path: &Path) -> Result<()> {
     let Some(found) = files::obstacle(path) else { return Ok(()) };
     let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());

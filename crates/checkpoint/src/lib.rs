@@ -1,7 +1,11 @@
-//! Layer 5: runs that survive anything. A checkpoint is a folder that is there whole or not at all ([`atomic`]), says
-//! what it belongs to ([`stamp`]) and where the run stood ([`state`]), and is at the same time what Hugging Face's
-//! libraries load: a PEFT adapter ([`peft`]), or a model folder ([`folder`]). It is written while the steps go on
-//! ([`background`]).
+//! Layer 5: checkpoints, and the adapters and model folders that a run leaves behind.
+//!
+//! - [`atomic`] writes a folder completely or not at all, with a manifest of sizes and hashes.
+//! - [`save`] and [`load`] write and restore a run between two steps; [`background`] writes while training goes on.
+//! - [`stamp`] records what a checkpoint belongs to, [`state`] where the run stood. Resume compares both.
+//! - [`peft`] and [`folder`] give the weights the form that PEFT and Transformers load.
+//! - [`store`] finds, rotates and cleans up the checkpoints of an output directory; [`own_files`] protects files of others.
+//! - [`loaded_adapter`] and [`stamp_check`] read an adapter back and check that it fits its base.
 //!
 //! ```text
 //! checkpoint-000200/

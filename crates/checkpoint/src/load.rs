@@ -17,7 +17,7 @@ use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_optim::{Ema, Optimizer, State};
 
-/// A checkpoint that was verified, its tensors still on disk.
+/// A verified checkpoint. Its tensors are still on disk.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Its folder.
@@ -26,7 +26,7 @@ pub struct Checkpoint {
     pub stamp: Stamp,
     /// Where the run stood.
     pub state: TrainState,
-    /// How long hashing its files took.
+    /// Time spent on hashing.
     pub hashing: Duration,
     weights: WeightFiles,
     weights_path: PathBuf,
@@ -86,8 +86,8 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
 }
 
 impl Checkpoint {
-    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved; of an optimizer that
-    /// has a share of the state, that share. `averages` are those that the run keeps beside the values, if it does.
+    /// Restores values and optimizer of a run with the same `specs`, bit for bit. An optimizer that holds a share of the state
+    /// gets its share. `averages` is the run's EMA, if it keeps one.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
@@ -102,7 +102,7 @@ impl Checkpoint {
         self.restore_kept(specs, (values, std::slice::from_ref(&everything)), optimizer, averages)
     }
 
-    /// As [`Checkpoint::restore`], of values of which the flat ranges `kept` are kept, end to end.
+    /// As [`Checkpoint::restore`], if this rank holds only the flat ranges `kept` of the values, end to end.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -156,7 +156,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Fills only the published values: the best checkpoint's at the end of a run.
+    /// Restores only the published values: at the end of a run, those of the best checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -165,7 +165,7 @@ impl Checkpoint {
         self.restore_kept_values(specs, (values, std::slice::from_ref(&everything)))
     }
 
-    /// As [`Checkpoint::restore_values`], of values of which the flat ranges `kept` are kept, end to end.
+    /// As [`Checkpoint::restore_values`], if this rank holds only the flat ranges `kept` of the values, end to end.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
@@ -197,7 +197,7 @@ fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) ->
     same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
 }
 
-/// Reads flat ranges of tensors, stored under `names`, end to end.
+/// Reads flat ranges of the tensors that are stored under `names` into `out`, end to end.
 fn read_ranges(
     files: &WeightFiles,
     names: &[(String, Vec<usize>)],

@@ -17,7 +17,7 @@ use tunesmith_model::targets::Placement;
 pub struct LoadedAdapter {
     /// Its folder.
     pub dir: PathBuf,
-    /// Its settings.
+    /// Its settings, in the form for this model.
     pub config: AdapterConfig,
     /// The modules that it changes, in model order.
     pub placements: Vec<Placement>,
@@ -26,7 +26,7 @@ pub struct LoadedAdapter {
 }
 
 impl LoadedAdapter {
-    /// What it has beside the matrices A and B of plain LoRA, in words.
+    /// The first thing that it has beyond the matrices A and B of plain LoRA, for messages; `None` if it is plain LoRA.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
         let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
         let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
@@ -74,7 +74,7 @@ impl LoadedAdapter {
         Ok(Some(describe_adapter(&self.placements, &names)))
     }
 
-    /// The same, ready to be merged into the tensors of the base.
+    /// Converts the adapter into what a model merges into its base while it loads.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
@@ -91,8 +91,8 @@ impl LoadedAdapter {
     }
 }
 
-/// The head of scores of the adapter in `dir`, if it has one: its labels as the `config.json` beside it has them, or the stamp of
-/// its run; `LABEL_0` and so on, as Transformers does it, where nothing names them.
+/// The classification head of the adapter in `dir`, if it has one. Labels come from a `config.json` beside it, else from the
+/// run's stamp, else they are `LABEL_0` and so on, as in Transformers.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: its settings or its weights cannot be read; [`tunesmith_base::Kind::Model`]: its `config.json`.

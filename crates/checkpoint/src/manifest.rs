@@ -16,7 +16,7 @@ use tunesmith_base::files;
 const MANIFEST_BYTES: u64 = 1 << 20;
 const VERSION: u32 = 1;
 
-/// What a complete folder holds.
+/// The list of files of a complete folder, `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -24,7 +24,7 @@ pub struct Manifest {
     files: BTreeMap<String, FileSum>,
 }
 
-/// Size and hash of a file.
+/// Size and BLAKE3 hash of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileSum {
@@ -46,7 +46,7 @@ impl Manifest {
         Self { version: VERSION, files }
     }
 
-    /// Reads `dir/manifest.json`, whose every byte must be as it was written.
+    /// Reads `dir/manifest.json`. A manifest that is valid but formatted differently counts as damaged.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: there is none, or it is damaged.
@@ -76,17 +76,17 @@ impl Manifest {
         self.files.contains_key(name)
     }
 
-    /// The names of the listed files, and its own.
+    /// The names of the listed files, and `manifest.json`.
     pub fn names(&self) -> Vec<String> {
         self.files.keys().cloned().chain([MANIFEST.to_owned()]).collect()
     }
 
-    /// Bytes of all listed files.
+    /// The sum of the listed sizes, in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|sum| sum.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Whether every listed file is there in its size.
+    /// Checks that every listed file exists with the listed size.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
@@ -104,7 +104,7 @@ impl Manifest {
         })
     }
 
-    /// Whether every listed file has its hash.
+    /// Checks the hash of every listed file, in parallel.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
@@ -141,18 +141,18 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
         .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
 }
 
-/// A folder that was found complete.
+/// A folder that passed [`verify`].
 #[derive(Debug)]
 pub struct Complete {
-    /// Where it is.
+    /// The folder.
     pub dir: PathBuf,
-    /// What it holds.
+    /// Its list of files.
     pub manifest: Manifest,
-    /// How long hashing its files took.
+    /// Time spent on hashing.
     pub hashing: Duration,
 }
 
-/// Whether a folder is complete: every file of its manifest is there with its size and hash.
+/// Checks that every file in the manifest of `dir` exists with its size and hash.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`], naming the file, what was found and what was expected.

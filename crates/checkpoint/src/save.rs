@@ -17,53 +17,53 @@ use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::{Numbers, Wrapping, write_numbers_by, write_numbers_to};
 use tunesmith_optim::{self as optim, Optimizer, State, StateTensor};
 
-/// After the name of a tensor: the values that training goes on from, where averages are published.
+/// Suffix of a tensor's name in the optimizer's file: the raw values, if the published ones are averages (EMA, schedule-free).
 pub const TRAINED: &str = ".trained";
 
-/// What kind of weights a checkpoint holds.
+/// The form in which the trained tensors are saved.
 #[derive(Debug, Clone, Copy)]
 pub enum Weights<'a> {
-    /// The trained tensors are an adapter with these settings.
+    /// As a PEFT adapter with these settings.
     Adapter(&'a AdapterConfig),
-    /// The trained tensors are the whole model, made from this one.
+    /// As a whole model, made from this source.
     Model(folder::Source<'a>),
-    /// The trained tensors are a part of a model.
+    /// As part of a model, in `trained.safetensors`.
     Part,
 }
 
 /// The state tensors of an optimizer, as [`tunesmith_optim::Optimizer::tensors`] gives them: name, shape, numbers.
 pub type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
 
-/// A run between two steps, as it is to be saved. The buffers are flat, in the order of `specs`.
+/// The state of a run between two steps. The buffers are flat, in the order of `specs`.
 #[derive(Debug, Clone)]
 pub struct Snapshot<'a> {
-    /// What it belongs to.
+    /// What the checkpoint belongs to.
     pub stamp: &'a Stamp,
     /// Where the run stands.
     pub state: &'a TrainState,
-    /// Adapter or model.
+    /// The form of the weights.
     pub weights: Weights<'a>,
-    /// Names, shapes and places of the trained tensors.
+    /// Names, shapes and offsets of the trained tensors.
     pub specs: &'a [ParamSpec],
     /// The values to publish.
     pub values: &'a [f32],
-    /// The values that training goes on from, where they are others (averages are published).
+    /// The raw values, if `values` are averages.
     pub trained: Option<&'a [f32]>,
     /// The optimizer's state.
     pub optimizer: StateTensors<'a>,
-    /// What several ranks hold together; `trained` and `optimizer` are then left empty.
+    /// The optimizer's state if ranks hold shares of it; `trained` and `optimizer` are then empty.
     pub shared: Option<Shared<'a>>,
 }
 
-/// The optimizer's file where each rank holds a share of what is in it.
+/// Writes the optimizer's file when each rank holds a share of the state. All ranks take part.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     /// Its tensors: all are [`Numbers::Elsewhere`].
     pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
-    /// Writes the numbers of the tensor of that name; all ranks do so at the same time, in the same order.
+    /// Writes the values of the tensor of that name. All ranks call it at the same time, in the same order.
     pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
-    /// The values to publish, where each rank holds a share of these too and they are no adapter's; [`Snapshot::values`] are
-    /// then of no account.
+    /// Fetches the values to publish, if ranks hold shares of these too (not with adapters). [`Snapshot::values`] are then not
+    /// used.
     pub values: Option<&'a folder::Rest<'a>>,
 }
 
@@ -74,7 +74,7 @@ impl std::fmt::Debug for Shared<'_> {
 }
 
 impl Shared<'_> {
-    /// Writes the file: the rank that saves to the disk, the others to nowhere.
+    /// Writes the file. The rank that saves passes a file as `writer`, the others a sink.
     ///
     /// # Errors
     /// The writer's and those of [`Shared::write`].
@@ -92,7 +92,7 @@ impl Shared<'_> {
     }
 }
 
-/// The tensors of the optimizer's file: its state, and the values that training goes on from where they are not published.
+/// Names and shapes of the tensors in the optimizer's file: its state, and with `apart` the raw values of each trained tensor.
 pub fn elsewhere(
     optimizer: &Optimizer,
     specs: &[ParamSpec],
@@ -113,32 +113,32 @@ pub fn elsewhere(
     state.chain(trained).collect()
 }
 
-/// Which checkpoints stay beside one that has been written.
+/// Which older checkpoints to keep after a save.
 #[derive(Debug, Clone, Default)]
 pub struct Keep {
-    /// So many of the newest ones; nothing: all.
+    /// How many of the newest ones; `None` keeps all.
     pub last: Option<usize>,
-    /// The best one, which stays and gets the name `best`, if it is there.
+    /// The best one, which is always kept; the file `best` will name it.
     pub best: Option<PathBuf>,
 }
 
-/// A checkpoint that is durable.
+/// A checkpoint that is safely on disk.
 #[derive(Debug, Clone)]
 pub struct Written {
     /// Its folder.
     pub dir: PathBuf,
     /// Its step.
     pub step: u64,
-    /// How long it took, all told.
+    /// Time of the whole save.
     pub took: Duration,
-    /// How long of that hashing took.
+    /// The part of `took` that was spent on hashing.
     pub hashing: Duration,
-    /// Where files stay that are not the program's and stood in its place.
+    /// The new name of an older folder in the same place that holds files of others.
     pub kept: Option<PathBuf>,
 }
 
 impl Snapshot<'_> {
-    /// About how many bytes the checkpoint takes.
+    /// Estimated size of the checkpoint in bytes.
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
@@ -159,7 +159,7 @@ impl Snapshot<'_> {
         (4 * (values + trained) + state.sum::<usize>() + shared + headers) as u64 + companions
     }
 
-    /// The optimizer's file: its state, and the values that training goes on from where they are not published.
+    /// The tensors of the optimizer's file: its state, and the raw values if averages are published.
     fn state_tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'_>)> {
         let mut tensors = Vec::new();
         for (name, shape, state) in &self.optimizer {
@@ -179,11 +179,11 @@ impl Snapshot<'_> {
     }
 }
 
-/// More than the files and folders of a checkpoint, and those that take their place for a while.
+/// More than the number of files and folders that a save creates, temporary ones included.
 pub const FILES: u64 = 32;
 
-/// Saves a checkpoint into `root`, lets `latest` and `best` name it or that which is best, and removes those that are
-/// not to be kept. Whatever fails, those that are kept stand.
+/// Saves a checkpoint into `root`, updates `latest` and `best`, and removes the checkpoints that `keep` does not keep. On an
+/// error every checkpoint to keep is still there.
 ///
 /// # Errors
 /// [`Kind::Io`]: the disk, or too little room on it.
@@ -201,7 +201,7 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep)
     Ok(Written { dir, step: snapshot.state.step, took: began.elapsed(), hashing, kept })
 }
 
-/// Saves a checkpoint into `root` and lets `latest` name it. Returns its folder and what came of it.
+/// Saves a checkpoint into `root` and makes `latest` name it. Returns its folder and the outcome.
 ///
 /// # Errors
 /// [`Kind::Io`].
@@ -229,7 +229,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     Ok((dir, published))
 }
 
-/// Lets `latest` and `best` name these checkpoints, or nothing.
+/// Makes `latest` and `best` name these checkpoints; `None` removes the file.
 ///
 /// # Errors
 /// As [`store::point`].
