@@ -1,4 +1,4 @@
-//! Outputs of lines: whole before they stand at their place.
+//! Output files of lines that appear under their final name only when they are complete.
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::files::output::Existing;
 use crate::files::{self, staged};
 
-/// Lines beside their place; they are gone when this is, unless they got there.
+/// A file of lines with a temporary name. Dropping it removes the file, unless it was published.
 pub(super) struct AtomicLines {
     file: staged::Staged,
     lines: u64,
@@ -21,12 +21,12 @@ impl AtomicLines {
         Ok(Self { file: staged::Staged::output(target, existing, inputs)?, lines: 0 })
     }
 
-    /// Where it lies meanwhile.
+    /// The temporary path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Where it is to stand.
+    /// The final path.
     pub fn target(&self) -> &Path {
         self.file.target()
     }

@@ -1,5 +1,4 @@
-//! `tunesmith chat`: a conversation in the terminal. Answers are shown while they grow; Ctrl-C ends an answer, not the
-//! program. What is typed can be edited, and earlier lines come back with the arrow keys.
+//! `tunesmith chat`: a conversation in the terminal. Answers appear token by token; Ctrl-C ends an answer, not the program.
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

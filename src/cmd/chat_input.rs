@@ -1,5 +1,4 @@
-//! What a person says to `tunesmith chat`: in a terminal line by line with editing and a history, else the lines of standard
-//! input.
+//! The input of `tunesmith chat`: in a terminal, lines with editing and a history; otherwise the lines of standard input.
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{IsTerminal as _, Lines, StdinLock};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -12,7 +11,7 @@ use rustyline::{Config, Editor};
 use super::terminal::{Style, print_note, print_text, stdout_colour};
 use crate::error::{Error, Result};
 
-/// Lines that the history keeps.
+/// The most lines in the history.
 const KEPT: usize = 1000;
 
 /// Where lines come from.

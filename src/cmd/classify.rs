@@ -1,5 +1,5 @@
-//! `infer` and `eval` of a head of scores: the label of a text with its probabilities, or a number; and how right they are on
-//! held-out rows.
+//! `infer` and `eval` of models with a classification head: predict a label with its probabilities, or a number, and measure the
+//! predictions on held-out rows.
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ use crate::train::report::Confusion;
 use crate::train::report::answers::{self, Answered, Asked, Page};
 use crate::words::{are, count};
 
-/// What a head of scores says of a text.
+/// The outputs of a classification head for one text.
 struct Said {
     outputs: Vec<f32>,
     tokens: usize,
@@ -42,7 +42,7 @@ struct Said {
 }
 
 impl Said {
-    /// The label that is found, or the number; and the probabilities of all labels.
+    /// The fields of an answer: the predicted label and the probabilities of all labels, or the number and whether the text was cut.
     fn fields(&self, head: &ScoreHead) -> [(String, Value); 2] {
         if head.is_number() {
             return [

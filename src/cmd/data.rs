@@ -1,4 +1,4 @@
-//! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
+//! `tunesmith data`: shows the training data as the model sees it: counts, lengths, and rows with their loss masks.
 use super::args::JobArgs;
 use super::atomic_lines::AtomicLines;
 use super::download::Downloads;

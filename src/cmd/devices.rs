@@ -1,4 +1,4 @@
-//! How many ranks a machine gets, from what is asked and what is there.
+//! Decides how many ranks a machine gets, from the request and its devices.
 use crate::error::{Error, Result};
 use crate::words::count;
 

@@ -1,4 +1,4 @@
-//! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
+//! `tunesmith doctor`: checks what this machine has and lacks for training, with advice. It leaves no files behind.
 use super::locate;
 use super::terminal::{self, Style};
 use crate::comm::gloo;

@@ -1,4 +1,4 @@
-//! `tunesmith eval`: what a model answers on held-out rows, measured, beside what its base or another model answers.
+//! `tunesmith eval`: measures a model's answers on held-out rows, next to those of its base or of another model.
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

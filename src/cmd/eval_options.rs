@@ -1,4 +1,4 @@
-//! What `eval` is asked: its options, the models that they name and the rows that they choose.
+//! The options of `eval`, with the models that they name and the rows that they choose.
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
@@ -42,7 +42,7 @@ pub struct Args {
     pub(super) overwrite: bool,
 }
 
-/// A model to ask.
+/// A model to evaluate.
 pub(super) enum Which {
     Base,
     Tuned,
@@ -69,10 +69,10 @@ impl Which {
     }
 }
 
-/// What each model is called: its word, or the name of its folder; the whole folder where two would be called alike.
+/// Names of the models in results: the word `base` or `tuned`, or the folder's name; the whole path if two names are equal.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: they are one.
+/// [`crate::Kind::Config`]: both are the same model.
 pub(super) fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> {
     let names: Vec<String> = which.iter().map(Which::name).collect();
     let ([first, second], [here, there]) = (names.as_slice(), places) else { return Ok(names) };
@@ -83,7 +83,10 @@ pub(super) fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> 
     if first == second { Ok(places.iter().map(|dir| dir.display().to_string()).collect()) } else { Ok(names) }
 }
 
-/// The held-out rows.
+/// The held-out rows that `--split` names, or the first that exist: validation, then test.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: there are none.
 pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(RowPart, &'a Split)> {
     let validation = (RowPart::Validation, dataset.validation.as_ref());
     let test = (RowPart::Test, dataset.test.as_ref());
@@ -114,7 +117,7 @@ pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(Ro
         })
 }
 
-/// The folder of a model to ask.
+/// The folder of a model to evaluate.
 pub(super) fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
     let dir = match which {
         Which::Base => return Ok(base.to_owned()),

@@ -1,4 +1,4 @@
-//! What `eval` writes and prints of scores, the same for answers and for a classifier's labels.
+//! Scores in the files and tables of `eval`, for answers and for a classifier's labels.
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::files::output::Existing;
 use crate::train::report::answers::Asked;
 use crate::words::count;
 
-/// What the ranges of scores are.
+/// Describes the confidence intervals.
 pub(super) fn intervals(confidence: f64, replicates: usize) -> String {
     match replicates {
         0 => "none (eval.bootstrap_samples: 0)".to_owned(),
@@ -19,18 +19,18 @@ pub(super) fn intervals(confidence: f64, replicates: usize) -> String {
     }
 }
 
-/// How many rows were asked, and what the ranges are, below the table.
+/// The lines below the table: number of rows, and kind of intervals.
 pub(super) fn foot(facts: &[(String, String)]) -> String {
     let told = facts.iter().filter(|(label, _)| ["rows", "intervals"].contains(&label.as_str()));
     told.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
 }
 
-/// What an earlier evaluation has left is replaced, other files only with `overwrite`.
+/// The rule for existing files: those of an earlier evaluation are replaced, others only with `overwrite`.
 pub(super) const fn existing(overwrite: bool) -> Existing {
     if overwrite { Existing::Replace } else { Existing::Ours(is_ours, "--overwrite") }
 }
 
-/// Whether a file is one of an evaluation.
+/// Whether an evaluation wrote the file, by its content.
 fn is_ours(path: &Path) -> bool {
     let mut start = Vec::new();
     let read = files::open_own(path).and_then(|file| file.take(files::SMALL).read_to_end(&mut start));
@@ -52,14 +52,14 @@ pub(super) fn score_json(score: &Score) -> (String, Value) {
     (score.name.clone(), json!({ "value": score.value, "low": low, "high": high }))
 }
 
-/// A difference of two models' scores.
+/// The difference of two models' scores under its name, with interval and p-value, for `metrics.json`.
 pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
     let (low, high) = difference.interval.unzip();
     let by = difference.second - difference.first;
     (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
 }
 
-/// The scores as a table.
+/// The table of scores: one line per metric, one column per model, then the difference.
 pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
     let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
     let left = names.fold(16, usize::max);

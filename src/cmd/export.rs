@@ -1,4 +1,4 @@
-//! `tunesmith export`: a trained model in the form in which it will serve.
+//! `tunesmith export`: writes a trained model in the format of an inference engine: GGUF, Hugging Face or PEFT.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

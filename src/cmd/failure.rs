@@ -1,4 +1,4 @@
-//! A rank's last error on its way to the launcher, which shows the one that matters once.
+//! Passes a rank's final error to the launcher through a file, so that the launcher shows the original failure once.
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! `tunesmith gpu-info`: GPUs with driver, CUDA, NCCL and the links between them; the processor with what it really does.
+//! `tunesmith gpu-info`: shows GPUs, driver, CUDA, NCCL and links, and the processor with measured rates.
 use std::fmt::Write as _;
 use std::path::Path;
 

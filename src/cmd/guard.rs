@@ -1,5 +1,4 @@
-//! What every subcommand runs within: limits of the machine become errors with an exit code, and a signal leaves nothing
-//! half written.
+//! Runs a subcommand so that limits of the machine become errors with an exit code, and a signal leaves no half-written files.
 use std::panic::{set_hook, take_hook};
 use std::process::ExitCode;
 use std::sync::Arc;

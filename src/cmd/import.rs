@@ -1,4 +1,4 @@
-//! `tunesmith import`: another toolkit's configuration as one of ours, and what became of each of its keys.
+//! `tunesmith import`: converts another toolkit's configuration, and reports what became of each key.
 use super::atomic_lines;
 use super::terminal;
 use crate::error::{Error, Result};

@@ -1,5 +1,5 @@
-//! `tunesmith infer`: answers one prompt, shown while it grows, or every row of a file, in its order; a file that was cut
-//! off goes on where it stands.
+//! `tunesmith infer`: answers one prompt, printed token by token, or every row of a file, in file order. An interrupted file is
+//! continued.
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `tunesmith ingest`: documents become rows to train on, a line of JSON each, with a report of what became of them.
+//! `tunesmith ingest`: converts documents to training rows in JSON Lines, with a report.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

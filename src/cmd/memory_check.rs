@@ -1,4 +1,4 @@
-//! `tunesmith memory-check`: what each device has in use and by whom, and what a configuration would need.
+//! `tunesmith memory-check`: shows the memory in use on each device and by which process, and the need of a configuration.
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

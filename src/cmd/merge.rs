@@ -1,5 +1,4 @@
-//! `tunesmith merge`: writes a model with an adapter merged into it, and shows that its logits are the adapter's; or blends
-//! several adapters into one first.
+//! `tunesmith merge`: merges an adapter into its base and checks that the logits agree, or blends several adapters into one.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

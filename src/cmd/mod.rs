@@ -1,4 +1,4 @@
-//! Layer 7: one file a subcommand. Only this layer prints.
+//! Layer 7: the subcommands, one file each. Only this layer prints.
 //!
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.

@@ -1,4 +1,4 @@
-//! What `infer` and `chat` share: which model is asked, how, and how a prompt is written for it.
+//! What `infer` and `chat` share: the options that choose the model, the opened model, and how prompts become tokens.
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -73,25 +73,25 @@ pub struct AskArgs {
     stop: Vec<String>,
 }
 
-/// A model with what is needed to ask it.
+/// An opened model with all that a generation needs.
 pub struct ModelSession {
     /// The model.
     pub model: Model,
     /// The configuration.
     pub config: Config,
-    /// What is asked, for people.
+    /// The model's path or name, for messages.
     pub what: String,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Its chat template, unless prompts are plain.
+    /// Its chat template; `None` with `--raw`, or if it has none.
     pub template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
-    /// The trained values of the base and of the adapter, where there is one.
+    /// Values of the trainable tensors, of the base and with the adapter; `None` without an adapter.
     sides: Option<[Vec<f32>; 2]>,
 }
 
-/// What is asked beside or in the place of the base.
+/// The trained model to use with the base or instead of it.
 enum Tuned {
     Nothing,
     Adapter(PathBuf),
@@ -220,7 +220,7 @@ impl AskArgs {
         Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, sides })
     }
 
-    /// What was trained, if that is to be asked.
+    /// Finds the trained model that the options name, if any.
     fn tuned(&self, config: &Config, from_file: bool, downloads: &Downloads) -> Result<Tuned> {
         let named = match &self.adapter {
             _ if self.base => return Ok(Tuned::Nothing),
@@ -270,17 +270,17 @@ fn conversation(messages: Vec<Value>) -> Conversation {
 }
 
 impl ModelSession {
-    /// How answers are made.
+    /// The settings of a generation.
     pub fn settings(&self) -> Settings {
         Settings::new(&self.config, self.model.arch.max_position_embeddings, self.stop_ids.clone())
     }
 
-    /// Whether there are two sides to ask.
+    /// Whether the base can be compared with an adapter.
     pub const fn has_sides(&self) -> bool {
         self.sides.is_some()
     }
 
-    /// Asks the base from now on, or what was trained.
+    /// Switches to the adapter (`tuned`) or to the base alone.
     pub fn take_side(&mut self, tuned: bool) {
         if let Some(sides) = &self.sides {
             self.model.params.values_mut().copy_from_slice(&sides[usize::from(tuned)]);

@@ -1,4 +1,4 @@
-//! Commands that a user can paste into a shell, as this program was called.
+//! Commands for the user to paste into a shell: to resume a run, and to use its result.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
+//! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
 use super::args::ConfigArgs;
 use super::columns::columns;
 use super::{scaling, terminal};

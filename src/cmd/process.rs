@@ -1,4 +1,4 @@
-//! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
+//! `tunesmith process`: writes the rows that a run would train on, in one format, with a report.
 use super::args::JobArgs;
 use super::atomic_lines::{self, AtomicLines};
 use super::data::{Bar, numbers, overview, rendered};

@@ -1,4 +1,4 @@
-//! What an adapter's run has stamped, held against what the adapter is to be merged into.
+//! Checks that an adapter was trained on the base, tokenizer and chat template that it is now used with.
 use std::path::{Path, PathBuf};
 
 use super::terminal::print_note;
@@ -11,7 +11,7 @@ use crate::export::merge::Parts;
 use crate::model::quantize::{self, Held};
 use crate::train::engine;
 
-/// Hashes of the tokenizer and the chat template that go with the result, as stamps have them.
+/// Hashes of the result's tokenizer and chat template, as stamps record them.
 pub struct Texts(Vec<(&'static str, String)>);
 
 impl Texts {
@@ -33,7 +33,7 @@ impl Texts {
         Ok(Self(vec![("tokenizer", tokenizer.hash().to_hex().to_string()), ("chat_template", template)]))
     }
 
-    /// What is to be compared with a stamp. A run that used no template says nothing of the folder's.
+    /// The hashes to compare with a stamp. The template is left out if the run used none.
     fn compared(&self, stamp: &AdapterStamp) -> Vec<(&'static str, String)> {
         let none = blake3::hash(b"").to_hex().to_string();
         let counts = |key: &str| key != "chat_template" || stamp.field(key) != Some(&none);

@@ -1,4 +1,4 @@
-//! `tunesmith plan --scaling`: how fast many ranks are, by a model of what travels between them.
+//! `tunesmith plan --scaling`: predicts the speed of up to 1,024 ranks from a model of their communication.
 use std::fmt::Write as _;
 
 use serde::Serialize;

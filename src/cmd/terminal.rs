@@ -1,4 +1,4 @@
-//! How subcommands write to the terminal: colours and folded lines only where a person looks, a closed pipe is no error.
+//! Output of subcommands: colours and folded lines only on a terminal; a closed pipe is no error.
 use crate::error::shown::{escaped, shown};
 use crate::error::{Error, Result};
 use std::borrow::Cow;

@@ -1,5 +1,5 @@
-//! Operations beside the work: a thread carries them out in the order in which they were asked for. An operation that is
-//! waited for comes after those, so that all ranks, which ask for the same in the same order, carry out the same.
+//! Runs collective operations in the background. A thread runs them in the order in which they were requested; a blocking
+//! operation waits for those before it. So all ranks, which request the same in the same order, also run the same.
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use tunesmith_base::error::{Error, Result};
 
 type Job = Box<dyn FnOnce(&dyn Collectives) + Send>;
 
-/// How many operations have not been carried out.
+/// Counts the operations that have not finished.
 #[derive(Debug, Default)]
 struct Waiting {
     count: Mutex<usize>,
@@ -26,7 +26,7 @@ impl Waiting {
     }
 }
 
-/// Counts an operation out, also one that panics, and one that is given up because another has.
+/// Counts an operation as finished when dropped, even if it panics or never runs.
 struct Counted(Arc<Waiting>);
 
 impl Drop for Counted {
@@ -39,7 +39,7 @@ impl Drop for Counted {
     }
 }
 
-/// An engine with a thread that works beside its owner.
+/// An engine with a background thread.
 pub struct CommThread {
     engine: Arc<dyn Collectives>,
     waiting: Arc<Waiting>,
@@ -58,7 +58,7 @@ impl CommThread {
         self.engine.world()
     }
 
-    /// Gives `engine` its thread.
+    /// Starts the thread of `engine`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the system has no thread left.
@@ -74,7 +74,7 @@ impl CommThread {
         Ok(Self { engine, waiting: Arc::default(), jobs })
     }
 
-    /// Begins something; what comes of it arrives at the receiver. Nothing arrives if the thread has ended.
+    /// Queues an operation. Its result arrives at the receiver, which is closed without one if the thread has ended.
     pub fn begin<T: Send + 'static>(&self, act: impl FnOnce(&dyn Collectives) -> T + Send + 'static) -> Receiver<T> {
         let (done, receiver) = channel();
         self.waiting.add();
@@ -89,7 +89,7 @@ impl CommThread {
         receiver
     }
 
-    /// The engine, once all that was begun has been done.
+    /// Waits until all queued operations have finished, and returns the engine for a blocking one.
     pub fn idle(&self) -> &dyn Collectives {
         self.waiting.wait();
         &*self.engine

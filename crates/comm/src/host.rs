@@ -1,5 +1,5 @@
-//! The host of a run's rendezvous, in one process (the launcher, or rank 0): a map from names to small values, and the
-//! [`Membership`] of who has come. [`super::store`] has the protocol.
+//! The host of a run's rendezvous, in the launcher or in rank 0: a map from names to small values, and the [`Membership`] of the
+//! ranks. [`super::store`] describes the protocol.
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,30 +13,30 @@ use super::token::{Token, random};
 use super::wire::{Until, notice_loss, put_bytes, read_bytes, read_u32};
 use tunesmith_base::error::{Error, Result};
 
-/// What both sides begin with: the protocol and its version.
+/// The first bytes of both sides: the protocol and its version.
 pub(super) const MAGIC: [u8; 8] = *b"tsmith02";
 /// The longest name.
 const LONGEST_NAME: usize = 1 << 10;
-/// The longest value: nothing larger is made room for.
+/// The longest value.
 pub(super) const LONGEST: usize = 1 << 20;
-/// All values together.
+/// The most bytes of all values together.
 const ALL_VALUES: usize = 64 << 20;
-/// Who has connected must have proved itself by then.
+/// How long a visitor may take to prove that it knows the token.
 pub(super) const GREETING: Duration = Duration::from_secs(3);
 /// How long a request, once begun, and its answer may take.
 const REQUEST: Duration = Duration::from_secs(10);
-/// Visitors that may be greeted at a time. The one that has been there longest makes room for a new one.
+/// The most visitors without proof at a time. A new one pushes out the oldest.
 const VISITORS: usize = 128;
-/// How long the host of a run whose ranks do not fit together waits for ranks that have not heard of it.
+/// How long the host stays to tell late ranks that the ranks disagree.
 const LINGER: Duration = Duration::from_secs(4);
 
 pub(super) const SET: u8 = 1;
 pub(super) const GET: u8 = 2;
 pub(super) const ROLL: u8 = 3;
-/// Says that no value has been set.
+/// The length that stands for a value that is not set.
 pub(super) const NOTHING: u32 = u32::MAX;
 
-/// How a rank has been received, on the wire.
+/// The status in the host's answer to a greeting.
 pub(super) const IN: u8 = 0;
 pub(super) const OVER: u8 = 1;
 pub(super) const FULL: u8 = 2;
@@ -111,7 +111,7 @@ impl Host {
         self.address
     }
 
-    /// Stays until the other ranks have heard that the run cannot be, or for four seconds.
+    /// Waits until all ranks have learned of a disagreement, at most four seconds.
     pub fn linger(&self) {
         let began = Instant::now();
         while began.elapsed() < LINGER && !lock(&self.shelf).members.all_told() {
@@ -120,7 +120,7 @@ impl Host {
     }
 }
 
-/// Connections that have not proved themselves yet, the oldest first.
+/// Connections without proof yet, the oldest first.
 #[derive(Debug, Default)]
 struct Visitors {
     waiting: VecDeque<(u64, TcpStream)>,
@@ -147,7 +147,7 @@ impl Visitors {
     }
 }
 
-/// One visitor, from its greeting to the end of its connection.
+/// Serves one visitor, from its greeting to the end of its connection.
 fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: impl FnOnce()) -> IoResult<()> {
     let from = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
     stream.set_nodelay(true)?;
@@ -160,7 +160,7 @@ fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: imp
     served
 }
 
-/// Greets a visitor: its rank, if it has been taken in as one.
+/// Greets a visitor. Returns its rank, if it is accepted.
 pub(super) fn admit(
     stream: &mut (impl Read + Write),
     token: &Token,

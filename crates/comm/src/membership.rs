@@ -1,5 +1,5 @@
-//! Which ranks have connected to a run's rendezvous, and whether they agree: rank numbers, world size, and facts that must be
-//! equal on all ranks (version, engine, settings that decide which collectives run). Pure bookkeeping; [`super::host`] calls it.
+//! Records which ranks have connected to a run's rendezvous, and checks that they agree: on rank numbers, world size, and facts
+//! that must be equal on all ranks (version, engine, settings that decide which collectives run). [`super::host`] calls it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ pub type Facts = BTreeMap<String, String>;
 /// What a rank sends when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Its number.
+    /// Its rank number.
     pub rank: u32,
     /// The world size it expects.
     pub size: u32,
-    /// Its process and machine, for messages.
+    /// Its process id and machine, for messages.
     pub who: String,
     /// Its facts.
     pub facts: Facts,
@@ -36,7 +36,7 @@ const RECENT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 8;
 
 impl Claim {
-    /// That of this process.
+    /// The claim of this process.
     pub fn of(world: World, facts: Facts) -> Self {
         let host = tunesmith_base::files::system("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
@@ -44,7 +44,7 @@ impl Claim {
         Self { rank: world.rank as u32, size: world.size as u32, who, facts }
     }
 
-    /// The facts with the size of the world among them.
+    /// The facts, with the world size as one of them.
     fn all_facts(&self) -> BTreeMap<&str, String> {
         let size = ("world size", self.size.to_string());
         self.facts.iter().map(|(key, value)| (key.as_str(), value.clone())).chain([size]).collect()

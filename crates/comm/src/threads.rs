@@ -1,6 +1,6 @@
-//! Ranks as threads of one process. Every operation is a meeting: each rank shows its memory, and when all do, each takes
-//! from the others' what it needs; none leaves before all have. So nothing is copied but into its place. A rank that is
-//! dropped (its thread returned or panicked) ends the others' meetings at once.
+//! Ranks as threads of one process. In every operation each rank shares its buffers. When all have, each reads what it needs
+//! from the others, and none leaves before all have read. So values are copied once, into their final place. When a rank is
+//! dropped (its thread returned or panicked), the operations of the others fail at once.
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,25 +12,25 @@ use super::shared_buffer::SharedBuffer;
 use super::{Among, Collectives, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
 
-/// What a rank shows.
+/// What a rank shares in an operation.
 #[derive(Debug)]
 struct Shown {
     operation: &'static str,
-    /// Bytes of the operation on every rank, to notice ranks that do different things.
+    /// Bytes of the operation, compared to notice ranks that run different operations.
     size: usize,
     shared: Vec<SharedBuffer>,
-    /// It waits no longer, and its memory may be gone.
+    /// The rank has given up, and its memory may be gone.
     withdrawn: bool,
 }
 
 #[derive(Debug)]
 struct State {
     shown: Vec<Option<Arc<Shown>>>,
-    /// Ranks that have taken what they need of this meeting.
+    /// Number of ranks that have read what they need.
     taken: usize,
-    /// Ranks that will not come any more.
+    /// Ranks that have ended, by rank.
     gone: Vec<bool>,
-    /// Rank 0 has opened the door.
+    /// Rank 0 has opened the [`Door`].
     open: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Threads {
     world: World,
     limits: Limits,
     table: Arc<Table>,
-    /// Where all ranks, and those of its machine, meet beside it; none for a rank of such a world.
+    /// The tables for second worlds: of all ranks, and of this machine's. `None` in a second world.
     beside: Option<[Arc<Table>; 2]>,
 }
 
@@ -55,7 +55,7 @@ pub fn world(size: usize, limits: Limits) -> Vec<Threads> {
     machines(&[size], limits)
 }
 
-/// As [`world`], as if the ranks were on several machines, so many on each.
+/// As [`world`], but as if the ranks were spread over machines with `sizes` ranks each.
 pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
     let table = |size: usize| {
         let state = State { shown: vec![None; size], taken: 0, gone: vec![false; size], open: false };
@@ -85,7 +85,7 @@ impl Threads {
         Error::peer(format!("rank {}: {operation}: {what}", self.world.rank)).hint(LOST)
     }
 
-    /// Waits until all show something, unless one of those that do not is gone or time is up.
+    /// Waits until all ranks share something. Fails if a missing rank has ended, or at the timeout.
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, operation: &str) -> (MutexGuard<'a, State>, Result<()>) {
         let deadline = Instant::now() + self.limits.timeout;
         loop {
@@ -113,8 +113,8 @@ impl Threads {
         }
     }
 
-    /// Shows `shared`, and lets `take` look at what every rank shows, in the order of ranks. When it returns nobody looks at
-    /// `shared` any more.
+    /// Shares `shared`, and calls `take` with what every rank shares, in rank order. When it returns, nobody reads `shared` any
+    /// more.
     fn meet(
         &self,
         operation: &'static str,
@@ -147,7 +147,7 @@ impl Threads {
         Err(self.error(operation, format_args!("of {size} bytes meets {theirs} of {bytes} bytes of rank {other}")))
     }
 
-    /// Replaces this rank's part of each piece by its sum over ranks, the first rank first.
+    /// Replaces this rank's part of each piece by its sum over ranks, rank 0 first.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
@@ -158,7 +158,7 @@ impl Threads {
         self.meet("reduce_scatter", size, shared, |all| {
             for (index, piece) in pieces.iter().enumerate() {
                 let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.shared[index]).collect();
-                // SAFETY: all are in this meeting; each rank reads and writes its own part of everybody's alone.
+                // SAFETY: all take part in this operation; each rank reads and writes its own part of everybody's alone.
                 unsafe { SharedBuffer::sum(&of_ranks, rank, &piece.parts[rank]) };
             }
         })
@@ -184,7 +184,7 @@ impl Threads {
         let rank = self.world.rank;
         for (other, shown) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
             for (index, parts) in parts.iter().enumerate() {
-                // SAFETY: all are in this meeting; every rank's part is read by the others, and each writes those of the
+                // SAFETY: all take part in this operation; every rank's part is read by the others, and each writes those of the
                 // others in its own memory, which nobody else looks at.
                 unsafe { all[rank].shared[index].copy(shown.shared[index], &parts[other]) };
             }
@@ -192,7 +192,7 @@ impl Threads {
     }
 }
 
-/// Counts a rank out of a meeting, and waits for the others to have looked.
+/// Marks a rank as done with an operation when dropped, and waits until the others have read.
 struct Leaving<'a>(&'a Threads);
 
 impl Drop for Leaving<'_> {
@@ -233,7 +233,7 @@ impl Collectives for Threads {
         let own = &parts[self.world.rank];
         self.meet("all_to_all", send.len(), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
-                // SAFETY: its owner is in this meeting, and nobody changes what is sent.
+                // SAFETY: its owner takes part in this operation, and nobody changes what is sent.
                 unsafe { shown.shared[0].read(own, into) };
             }
         })
@@ -248,7 +248,7 @@ impl Collectives for Threads {
         let shared = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
         self.meet("broadcast", data.len(), shared, |all| {
             if !gives {
-                // SAFETY: the root is in this meeting and changes nothing.
+                // SAFETY: the root takes part in this operation and changes nothing.
                 unsafe { all[root].shared[0].read(&(0..data.len()), data) };
             }
         })

@@ -1,4 +1,4 @@
-//! The run's token: what its ranks know and nobody else. It never travels; proofs of knowing it do.
+//! The run's token, a secret that its ranks share. It is never sent; ranks prove that they know it.
 use std::io::Read as _;
 
 use tunesmith_base::error::{Error, Result};
@@ -9,12 +9,12 @@ pub const TOKEN: &str = "TUNESMITH_TOKEN";
 pub const MAKE_TOKEN: &str =
     "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
 
-/// What the ranks of a run know and nobody else.
+/// The secret that the ranks of a run share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// A token that someone has chosen.
+    /// A token that the user has chosen.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: it is shorter than 16 characters.
@@ -27,7 +27,7 @@ impl Token {
         }
     }
 
-    /// A fresh one, of the system's random numbers.
+    /// A new token from the system's random numbers.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the system gives none.
@@ -35,13 +35,13 @@ impl Token {
         Ok(Self(blake3::Hash::from(random()?).to_hex().to_string()))
     }
 
-    /// Its text, for the environment of a rank.
+    /// Its text, for a rank's environment.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// What only someone who knows the token can say about `parts`. `side` keeps one side's proof from serving as the
-    /// other's, and the length of each part is hashed, so that no bytes can move from one part to the next.
+    /// A keyed hash of `parts`, which proves that the sender knows the token. `side` keeps one side's proof from serving as the
+    /// other's. The length of each part is hashed too, so that no bytes can move from one part to the next.
     pub(super) fn proof(&self, side: &str, parts: &[&[u8]]) -> blake3::Hash {
         let key = blake3::derive_key("tunesmith rendezvous 2", self.0.as_bytes());
         let mut hasher = blake3::Hasher::new_keyed(&key);

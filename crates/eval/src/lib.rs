@@ -1,4 +1,4 @@
-//! Layer 5: what a model answers, and how right it is.
+//! Layer 5: generation (greedy, sampling, beam search) and metrics of answers.
 pub mod beam;
 pub mod chat;
 pub mod generate;
