@@ -13,7 +13,7 @@ pub(super) struct AtomicLines {
 }
 
 impl AtomicLines {
-    /// Begins the file that is to become `target`, and its folder; `inputs` are going to be read.
+    /// Creates the temporary file for `target`, and the folder. Refuses a target that is one of the `inputs`.
     ///
     /// # Errors
     /// As [`staged::Staged::output`].
@@ -46,7 +46,7 @@ impl AtomicLines {
         written.map_err(|error| Error::io("write", self.file.target(), &error))
     }
 
-    /// Lets the lines be read: all are on the disk.
+    /// Flushes all lines to disk, so that they can be read.
     ///
     /// # Errors
     /// [`crate::Kind::Io`].
@@ -64,7 +64,7 @@ impl AtomicLines {
         Ok(lines.map(move |line| line.map_err(failed)))
     }
 
-    /// The BLAKE3 of a finished file, by which [`is_as_reported`] knows it again.
+    /// The BLAKE3 hash of a finished file, for the report that [`is_as_reported`] reads.
     ///
     /// # Errors
     /// [`crate::Kind::Io`].
@@ -72,7 +72,7 @@ impl AtomicLines {
         digest(self.path()).map_err(|error| Error::io("read", self.path(), &error))
     }
 
-    /// Puts the file at its place.
+    /// Renames the file to its final path.
     ///
     /// # Errors
     /// As [`AtomicLines::create`].
@@ -87,12 +87,12 @@ fn digest(path: &Path) -> std::io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Files that are as an earlier run of the command wrote them are replaced, others only with `overwrite`.
+/// The rule for existing files: unchanged files of an earlier run are replaced, others only with `overwrite`.
 pub(super) const fn existing(overwrite: bool) -> Existing {
     if overwrite { Existing::Replace } else { Existing::Ours(is_as_reported, "--overwrite") }
 }
 
-/// Whether a file of rows, or the report beside it, is as `process` or `ingest` wrote it: the report has its BLAKE3.
+/// Whether a file of rows, or the report beside it, is unchanged since `process` or `ingest` wrote it, by the hash in the report.
 fn is_as_reported(path: &Path) -> bool {
     let report = |path: &Path| -> Option<serde_json::Value> {
         serde_json::from_str(&files::read_own_text(path, files::SMALL).ok()?).ok()
@@ -110,7 +110,7 @@ fn is_as_reported(path: &Path) -> bool {
     }
 }
 
-/// Writes a whole text to an output.
+/// Writes an output file in one step.
 ///
 /// # Errors
 /// As [`AtomicLines::create`].

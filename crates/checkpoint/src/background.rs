@@ -152,7 +152,7 @@ impl Background {
         self.spare.fill(values, trained, state);
     }
 
-    /// Copies `snapshot` and starts to write it as [`write`] does. Waits first for an earlier save, and returns its result.
+    /// Copies `snapshot` and starts to write it as [`write()`] does. Waits first for an earlier save, and returns its result.
     ///
     /// # Errors
     /// Those of the earlier save.

@@ -94,7 +94,8 @@ pub fn stage(
 /// Writes `tensors` and the fetched tensors of `rest` into one file.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor beside the language model that cannot be copied.
+/// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
+/// model cannot be copied.
 pub fn stage_weights(
     staging: &mut Staging<'_>,
     file: &str,

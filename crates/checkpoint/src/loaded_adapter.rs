@@ -45,8 +45,7 @@ impl LoadedAdapter {
     /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
-    /// out of.
+    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that `PiSSA` has changed.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
         let (config, tensors) = peft::open_adapter(dir, arch)?;
         if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
@@ -95,7 +94,8 @@ impl LoadedAdapter {
 /// run's stamp, else they are `LABEL_0` and so on, as in Transformers.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: its settings or its weights cannot be read; [`tunesmith_base::Kind::Model`]: its `config.json`.
+/// [`tunesmith_base::Kind::Checkpoint`]: its settings or weights cannot be read. [`tunesmith_base::Kind::Model`]: its `config.json`
+/// cannot be read.
 pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
     if !AdapterConfig::from_dir(dir)?.scores {
         return Ok(None);

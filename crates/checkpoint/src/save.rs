@@ -1,4 +1,4 @@
-//! Saving a checkpoint: what it holds ([`Snapshot`]), how it gets to disk ([`write`]), which earlier ones stay ([`Keep`]).
+//! Saving a checkpoint: what it holds ([`Snapshot`]), how it gets to disk ([`write()`]), which earlier ones stay ([`Keep`]).
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -179,8 +179,8 @@ struct Work<'a> {
 /// generation.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit into the memory
-/// budget; the watcher's own.
+/// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit
+/// into the memory budget; errors of the watcher.
 pub fn generate(
     model: &Model,
     prompts: &[Vec<u32>],

@@ -1,7 +1,7 @@
-//! NCCL between processes, each with a GPU of its own. The communicator is non-blocking: nothing here waits inside NCCL, so
-//! that a rank that is gone or late ends an operation at its timeout, by an abort, and is named.
+//! NCCL between processes that have a GPU each. The communicator is non-blocking, so nothing here waits inside NCCL. If a rank is
+//! gone or late, the operation is aborted at its timeout, and the error names the rank.
 //!
-//! What is computed lies in main memory in this version; bytes travel through a buffer on the GPU.
+//! In this version values are in main memory; bytes are sent through a buffer on the GPU.
 mod library;
 
 use std::ops::Range;
@@ -24,9 +24,9 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const CONFIG_VERSION: u32 = 21_801;
 const UNDEFINED: i32 = i32::MIN;
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
-/// A peer that has left is given so long to have had its last word.
+/// How long to wait for the last bytes of a rank that has ended.
 const GONE: Duration = Duration::from_secs(2);
-/// The name of what all ranks begin with, in the store.
+/// The key of NCCL's unique id in the store.
 const ID: &str = "nccl/id";
 
 /// One rank of a world of processes with a GPU each.
@@ -35,21 +35,21 @@ pub struct Nccl {
     functions: Functions,
     lane: Mutex<Lane>,
     rendezvous: Rendezvous,
-    /// Of all ranks, or of those of this machine.
+    /// All ranks, or those of this machine.
     world: World,
     limits: Limits,
 }
 
-/// What one thread at a time uses.
+/// The handles, used by one thread at a time.
 #[derive(Debug)]
 struct Lane {
-    /// None after an abort.
+    /// `None` after an abort.
     comm: Option<ncclComm_t>,
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
     buffer: CUdeviceptr,
-    /// Bytes that the buffer holds.
+    /// Size of the buffer in bytes.
     room: usize,
 }
 
