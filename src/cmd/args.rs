@@ -1,5 +1,5 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
-use super::paste::quoted;
+use super::shell_quote::quoted;
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Kind, Result};
 use crate::import;

@@ -1,4 +1,4 @@
-//! The progress bar of a training run on one line, whatever the width of the terminal.
+//! The progress bar of a training run, on one line of a terminal of any width.
 use super::terminal::{Style, width};
 use crate::plan::{grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::StepLine;

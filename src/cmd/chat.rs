@@ -1,5 +1,4 @@
-//! `tunesmith chat`: a conversation in the terminal. Answers are shown while they grow; Ctrl-C ends an answer, not the
-//! program. What is typed can be edited, and earlier lines come back with the arrow keys.
+//! `tunesmith chat`: a conversation in the terminal. Answers appear token by token; Ctrl-C ends an answer, not the program.
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,9 +6,9 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::asking::{AskArgs, Asker};
+use super::chat_input::{ChatInput, Said};
 use super::infer::{Shower, asked};
-use super::talk::{Said, Talk};
+use super::model_session::{AskArgs, ModelSession};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
 use crate::eval::chat::Memory;
@@ -37,7 +36,7 @@ const HELP: &str = "\
 
 /// A conversation under way.
 struct Chat {
-    asker: Asker,
+    session: ModelSession,
     system: Option<String>,
     messages: Vec<Value>,
     memory: Memory,
@@ -58,9 +57,9 @@ enum Next {
 /// # Errors
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
-    let asker = args.ask.open()?;
-    if asker.model.arch.score.is_some() {
-        return Err(Error::config(format!("{}: this model is a classifier and cannot chat", asker.what))
+    let session = args.ask.open()?;
+    if session.model.arch.score.is_some() {
+        return Err(Error::config(format!("{}: this model is a classifier and cannot chat", session.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
     }
     let stop = Arc::new(AtomicBool::new(false));
@@ -72,10 +71,10 @@ pub fn run(args: &Args) -> Result<()> {
         signal == signal_hook::consts::SIGINT && requests.is_first()
     })?;
     let colour = stdout_colour();
-    let sides = if asker.has_sides() { "; /base asks the base model" } else { "" };
-    print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&asker.what, colour)));
+    let sides = if session.has_sides() { "; /base asks the base model" } else { "" };
+    print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
     let mut chat = Chat {
-        asker,
+        session,
         system: args.ask.system.clone(),
         messages: Vec::new(),
         memory: Memory::default(),
@@ -83,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
         stop,
         colour,
     };
-    let mut talk = Talk::open()?;
+    let mut talk = ChatInput::open()?;
     loop {
         let line = match talk.next()? {
             Said::Line(line) => line,
@@ -146,13 +145,13 @@ impl Chat {
     }
 
     fn switch(&mut self, tuned: bool) {
-        if !self.asker.has_sides() {
+        if !self.session.has_sides() {
             print_text("there is one model here: no adapter is loaded\n");
             return;
         }
         if self.tuned != tuned {
             self.tuned = tuned;
-            self.asker.take_side(tuned);
+            self.session.take_side(tuned);
             // What was read was read by the other one.
             self.memory.clear();
         }
@@ -174,7 +173,7 @@ impl Chat {
         let place = claim_file(
             path,
             Existing::Ours(ends_in_a_conversation, ""),
-            &crate::data::named_inputs(&self.asker.config),
+            &crate::data::named_inputs(&self.session.config),
         )?;
         let open = files::open_to_write(&place, true);
         let saved = open.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
@@ -186,19 +185,19 @@ impl Chat {
     /// Answers what the user says; a turn that is refused is not part of the conversation.
     fn answer(&mut self, text: &str) -> Result<()> {
         self.messages.push(json!({"role": "user", "content": text}));
-        let prompt = if self.asker.template.is_some() {
-            self.asker.messages(&self.whole())
+        let prompt = if self.session.template.is_some() {
+            self.session.messages(&self.whole())
         } else {
             // Without a template there are no turns: each line stands for itself.
-            self.asker.plain(text)
+            self.session.plain(text)
         };
         let prompt = prompt.inspect_err(|_| drop(self.messages.pop()))?;
-        let (began, settings) = (Instant::now(), self.asker.settings());
+        let (began, settings) = (Instant::now(), self.session.settings());
         let known = self.memory.known(&prompt);
-        let mut shower = Shower::new(&self.asker, true, &self.stop);
-        let answer = self.memory.answer(&self.asker.model, &prompt, &settings, &mut shower)?;
+        let mut shower = Shower::new(&self.session, true, &self.stop);
+        let answer = self.memory.answer(&self.session.model, &prompt, &settings, &mut shower)?;
         let Some(answer) = answer else { return Ok(()) };
-        let text = asked(&self.asker).text(&answer)?;
+        let text = asked(&self.session).text(&answer)?;
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
         let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
         let remark = format!(

@@ -1,20 +1,21 @@
-//! `infer` and `eval` of a head of scores: the label of a text with its probabilities, or a number; and how right they are on
-//! held-out rows.
+//! `infer` and `eval` of models with a classification head: predict a label with its probabilities, or a number, and measure the
+//! predictions on held-out rows.
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
-use super::answered::Lines;
-use super::asking::Asker;
+use super::atomic_lines::{self, AtomicLines};
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, Which, choose, difference_json, existing, foot, intervals, names, place, score_json, table};
-use super::infer::interrupt;
-use super::staged::{self, Staged};
-use super::stamps;
+use super::eval_options::{Args, Which, choose, names, place};
+use super::eval_results::{difference_json, existing, foot, intervals, score_json, table};
+use super::generations::Lines;
+use super::interrupt::interrupt;
+use super::model_session::ModelSession;
+use super::provenance;
 use super::terminal::{print, print_exact, print_note, print_text};
-use crate::checkpoint::finished::{Finished, score_head};
+use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Truncation};
@@ -34,7 +35,7 @@ use crate::telemetry::report::Confusion;
 use crate::telemetry::report::answers::{self, Answered, Asked, Page};
 use crate::words::{are, count};
 
-/// What a head of scores says of a text.
+/// The outputs of a classification head for one text.
 struct Said {
     outputs: Vec<f32>,
     tokens: usize,
@@ -42,7 +43,7 @@ struct Said {
 }
 
 impl Said {
-    /// The label that is found, or the number; and the probabilities of all labels.
+    /// The fields of an answer: the predicted label and the probabilities of all labels, or the number and whether the text was cut.
     fn fields(&self, head: &ScoreHead) -> [(String, Value); 2] {
         if head.is_number() {
             return [
@@ -59,13 +60,13 @@ impl Said {
 }
 
 /// The tokens of a text or a conversation, cut as in training.
-fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
-    let arch = &asker.model.arch;
-    let split = asker.config.data.split_special_tokens;
-    let (mut ids, _) = whole_ids(whole, &asker.tokenizer, asker.template.as_ref(), arch.padding(), (split, None))?;
-    let limit = asker.config.model.max_seq_len.min(arch.max_position_embeddings);
+fn ids(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
+    let arch = &session.model.arch;
+    let split = session.config.data.split_special_tokens;
+    let (mut ids, _) = whole_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), (split, None))?;
+    let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
-    match asker.config.data.truncation {
+    match session.config.data.truncation {
         Truncation::Left => ids = ids.split_off(ids.len().saturating_sub(limit)),
         Truncation::Right | Truncation::Drop | Truncation::Split => ids.truncate(limit),
     }
@@ -73,16 +74,16 @@ fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
 }
 
 /// What is said of some texts at once.
-fn say(asker: &Asker, wholes: &[Whole]) -> Result<Vec<Said>> {
+fn say(session: &ModelSession, wholes: &[Whole]) -> Result<Vec<Said>> {
     let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
     let mut said = Vec::with_capacity(wholes.len());
     for whole in wholes {
-        let (ids, truncated) = ids(asker, whole)?;
+        let (ids, truncated) = ids(session, whole)?;
         batch.push(&ids, &vec![IGNORE; ids.len()]);
         said.push(Said { outputs: Vec::new(), tokens: ids.len(), truncated });
     }
-    let outputs = asker.model.logits(&batch, &batch.ends())?;
-    for (said, outputs) in said.iter_mut().zip(outputs.chunks_exact(asker.model.arch.outputs())) {
+    let outputs = session.model.logits(&batch, &batch.ends())?;
+    for (said, outputs) in said.iter_mut().zip(outputs.chunks_exact(session.model.arch.outputs())) {
         said.outputs = outputs.to_vec();
     }
     Ok(said)
@@ -92,7 +93,13 @@ fn say(asker: &Asker, wholes: &[Whole]) -> Result<Vec<Said>> {
 ///
 /// # Errors
 /// The text, the engine.
-pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, prompt: &str, as_json: bool) -> Result<()> {
+pub(super) fn infer(
+    session: &ModelSession,
+    head: &ScoreHead,
+    system: Option<&str>,
+    prompt: &str,
+    as_json: bool,
+) -> Result<()> {
     let whole = match system {
         None => Whole::Text(prompt.to_owned()),
         Some(system) => Whole::Chat(Conversation {
@@ -103,9 +110,9 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
             ..Conversation::default()
         }),
     };
-    let said = say(asker, &[whole])?.remove(0);
+    let said = say(session, &[whole])?.remove(0);
     if as_json {
-        let mut found = Map::from_iter([("model".to_owned(), asker.what.as_str().into())]);
+        let mut found = Map::from_iter([("model".to_owned(), session.what.as_str().into())]);
         found.insert("prompt".to_owned(), prompt.into());
         found.extend(said.fields(head));
         found.insert("tokens".to_owned(), said.tokens.into());
@@ -129,7 +136,7 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
 /// # Errors
 /// A row that has no text; the engine, the disk; [`crate::Kind::Preempted`] after Ctrl-C.
 pub(super) fn infer_file<'a>(
-    asker: &Asker,
+    session: &ModelSession,
     head: &ScoreHead,
     (rows, done): (&[Value], usize),
     open: impl FnOnce() -> Result<Lines<'a>>,
@@ -152,7 +159,7 @@ pub(super) fn infer_file<'a>(
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
             return lines.close(false);
         }
-        for said in say(asker, wholes)? {
+        for said in say(session, wholes)? {
             truncated += usize::from(said.truncated);
             lines.push(said.fields(head).map(|(_, value)| value))?;
         }
@@ -181,8 +188,8 @@ fn load(dir: &Path, allow: &[String], config: &Config, base: &Path) -> Result<Mo
     }
     let mut parts = Parts::open(base, &config.tuning.adapters, &peft::vocabulary(dir)?)?;
     parts.arch.score = score_head(dir)?;
-    stamps::check_base(&parts, dir, allow)?;
-    parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
+    provenance::check_base(&parts, dir, allow)?;
+    parts.adapted(&LoadedAdapter::open(dir, &parts.arch)?, &config.model)
 }
 
 /// What each row is scored as.
@@ -249,7 +256,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     for name in ["metrics.json", "report.html"] {
         claim_file(&target.join(name), existing, &inputs)?;
     }
-    let mut samples = Staged::create(&target.join("samples.jsonl"), existing, &inputs)?;
+    let mut samples = AtomicLines::create(&target.join("samples.jsonl"), existing, &inputs)?;
     let began = Instant::now();
     let mut results = Vec::new();
     for (name, dir) in names.iter().zip(&places) {
@@ -308,7 +315,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         "models": models,
         "differences": differences.iter().map(difference_json).collect::<Map<_, _>>(),
     });
-    staged::write(&target.join("metrics.json"), existing, &format!("{all:#}\n"))?;
+    atomic_lines::write(&target.join("metrics.json"), existing, &format!("{all:#}\n"))?;
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
@@ -325,7 +332,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         rows: &shown,
         facts: &facts,
     };
-    staged::write(&target.join("report.html"), existing, &answers::render(&page))?;
+    atomic_lines::write(&target.join("report.html"), existing, &answers::render(&page))?;
     print(
         &(table(&asked, &differences)
             + &foot(&facts)
@@ -335,7 +342,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
 
 /// Writes a line a row, and returns what the page shows: those first that the last model has wrong.
 fn write_samples(
-    samples: &mut Staged,
+    samples: &mut AtomicLines,
     dataset: &Dataset,
     split: &Split,
     head: &ScoreHead,

@@ -1,4 +1,4 @@
-//! `tunesmith config`: each effective value and its source; the schema and the documentation of all keys.
+//! `tunesmith config`: shows each effective setting with its source, the JSON schema, or the documentation of all settings.
 use super::args::JobArgs;
 use super::terminal::{self, Style};
 use crate::config::foreign::{self, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};

@@ -1,7 +1,7 @@
-//! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
+//! `tunesmith data`: shows the training data as the model sees it: counts, lengths, and rows with their loss masks.
 use super::args::JobArgs;
+use super::atomic_lines::AtomicLines;
 use super::download::Downloads;
-use super::staged::Staged;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
 use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
@@ -50,8 +50,10 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let resolved = args.job.load(&[])?;
     let inputs = data::named_inputs(&resolved.config);
-    let dump =
-        args.dump.as_deref().map(|path| Staged::create(path, Existing::unless("--overwrite", args.overwrite), &inputs));
+    let dump = args
+        .dump
+        .as_deref()
+        .map(|path| AtomicLines::create(path, Existing::unless("--overwrite", args.overwrite), &inputs));
     let dump = dump.transpose()?;
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
@@ -285,7 +287,7 @@ pub(super) fn rendered(data: &Dataset, split: &Split, index: usize) -> Result<Ve
 }
 
 /// Writes every row of train, validation and test, a line each.
-fn write_dump(data: &Dataset, mut file: Staged) -> Result<()> {
+fn write_dump(data: &Dataset, mut file: AtomicLines) -> Result<()> {
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {
             for row in rendered(data, split, index)? {

@@ -1,8 +1,8 @@
-//! How many ranks a machine gets, from what is asked and what is there.
+//! Decides how many ranks a machine gets, from the request and its devices.
 use crate::error::{Error, Result};
 use crate::words::count;
 
-/// What the user asks for.
+/// The user's request, from flags, variables and a file of Accelerate.
 #[derive(Debug, Clone, Default)]
 pub struct Asked<'a> {
     /// `--nproc`.
@@ -11,24 +11,24 @@ pub struct Asked<'a> {
     pub gpu_ids: &'a [usize],
     /// The variable `NUM_GPUS`.
     pub num_gpus: Option<String>,
-    /// The variable `CUDA_VISIBLE_DEVICES`, also where it is empty.
+    /// The variable `CUDA_VISIBLE_DEVICES`, even if it is empty.
     pub visible: Option<String>,
     /// What a file of Accelerate's says: ranks in all, machines, and where.
     pub file: Option<(usize, usize, String)>,
     /// The `gpu_ids` of a file of Accelerate's.
     pub file_gpu_ids: &'a [usize],
-    /// Processors of this machine.
+    /// Number of cores of this machine.
     pub cores: usize,
 }
 
-/// What a launcher starts.
+/// The ranks to start on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// Ranks on this machine.
+    /// Their number.
     pub ranks: usize,
     /// Why so many, and what is used.
     pub note: String,
-    /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
+    /// `CUDA_VISIBLE_DEVICES` of the ranks, if GPUs were chosen.
     pub visible: Option<String>,
 }
 
@@ -37,8 +37,8 @@ pub fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
-/// Ranks of a run that is to have several, where nobody says how many: two, if there are two cores. More on one processor
-/// are no faster, and each holds the model.
+/// The default number of ranks: two, if there are two cores. More ranks on one processor are not faster, and each holds the
+/// model.
 pub fn several(cores: usize) -> usize {
     cores.clamp(1, 2)
 }

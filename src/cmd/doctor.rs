@@ -1,5 +1,5 @@
-//! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
-use super::find;
+//! `tunesmith doctor`: checks what this machine has and lacks for training, with advice. It leaves no files behind.
+use super::locate;
 use super::terminal::{self, Style};
 use crate::comm::gloo;
 use crate::error::Result;
@@ -66,7 +66,7 @@ pub fn run(_args: &Args) -> Result<()> {
             "`python3 -m pip install tensorboard`; training writes its event files without it",
         ),
         gloo(gloo::probe()),
-        gpu(find::library("libcuda.so.1")),
+        gpu(locate::library("libcuda.so.1")),
         Finding::new("python", Verdict::Neutral, "not needed"),
     ];
     terminal::print(&report(&findings, terminal::stdout_colour()))
@@ -124,7 +124,7 @@ fn gloo(found: Result<PathBuf>) -> Finding {
 }
 
 fn just() -> Finding {
-    if find::program("just").is_none() && Path::new(".tools/bin/just").exists() {
+    if locate::program("just").is_none() && Path::new(".tools/bin/just").exists() {
         return Finding::new("just", Verdict::Neutral, "not on PATH; scripts/just runs the one in .tools/bin");
     }
     program(
@@ -201,7 +201,7 @@ fn writable() -> Finding {
 }
 
 fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
-    match find::program(name) {
+    match locate::program(name) {
         Some(path) => Finding::new(name, Verdict::Good, path.display().to_string()),
         None => Finding::new(name, Verdict::Lacking, format!("not on PATH ({purpose})")).hint(how),
     }

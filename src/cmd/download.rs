@@ -1,4 +1,4 @@
-//! `tunesmith download`: fetches a model or a data set of the hub, and tells where it lies; how downloads are shown.
+//! `tunesmith download`: fetches a model or data set of the hub and prints its path. Also shows the progress of all downloads.
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;

@@ -1,27 +1,26 @@
-//! `tunesmith eval`: what a model answers on held-out rows, measured, beside what its base or another model answers.
-use std::fmt::Write as _;
-use std::io::Read as _;
+//! `tunesmith eval`: measures a model's answers on held-out rows, next to those of its base or of another model.
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::args::ConfigArgs;
+use super::atomic_lines::{self, AtomicLines};
 use super::classify;
 use super::data::Bar;
 use super::download::Downloads;
-use super::staged::{self, Staged};
-use super::stamps;
+pub use super::eval_options::Args;
+use super::eval_options::{Which, choose, names, place};
+use super::eval_results::{difference_json, existing, foot, intervals, score_json, table};
+use super::provenance;
 use super::terminal::{print, print_note, print_text};
-use crate::checkpoint::finished::Finished;
+use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Task};
-use crate::data::process::{Part as RowPart, sources};
+use crate::data::process::sources;
 use crate::data::{self, Dataset, Split, question};
 use crate::error::{Error, Result};
-use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
-use crate::eval::{Asked as Asking, Settings};
+use crate::eval::metrics::{Difference, Likelihood, Metrics, Row};
+use crate::eval::{AnswerDecoder, Settings};
 use crate::export::merge::{Parts, plain_model};
-use crate::files;
 use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
 use crate::model::Model;
@@ -32,81 +31,6 @@ use crate::train::autobatch::budget;
 use crate::train::output;
 use crate::words::{are, count};
 use serde_json::{Map, Value, json};
-
-/// Measure what a model answers on held-out rows.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Args {
-    #[command(flatten)]
-    pub(super) config: ConfigArgs,
-    /// Ask this checkpoint, adapter or model, and the base beside it, instead of the run's result
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "compare"])]
-    pub(super) checkpoint: Option<PathBuf>,
-    /// Ask the base model alone
-    #[arg(long, conflicts_with = "compare")]
-    pub(super) base: bool,
-    /// Ask these two, the second against the first: folders, or the words `base` and `tuned`
-    #[arg(long, num_args = 2, value_names = ["A", "B"])]
-    pub(super) compare: Vec<String>,
-    /// Do not ask the base beside the tuned model
-    #[arg(long, conflicts_with_all = ["base", "compare"])]
-    pub(super) alone: bool,
-    /// The rows: `val` or `test` (the default is the first that there is)
-    #[arg(long, value_name = "val|test")]
-    pub(super) split: Option<String>,
-    /// Ask only so many rows, the first ones
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) rows: Option<u64>,
-    /// Accept that the adapter was trained on another base than this one, as its backend.json says (`base_model`)
-    #[arg(long, value_name = "FIELD")]
-    pub(super) allow: Vec<String>,
-    /// The folder for metrics.json, samples.jsonl and report.html (`eval` in the output folder of the run)
-    #[arg(long, value_name = "DIR")]
-    pub(super) output: Option<PathBuf>,
-    /// Replace these files whoever wrote them; those of an earlier `eval` are replaced anyway
-    #[arg(long)]
-    pub(super) overwrite: bool,
-}
-
-/// A model to ask.
-pub(super) enum Which {
-    Base,
-    Tuned,
-    Dir(PathBuf),
-}
-
-impl Which {
-    pub(super) fn parse(word: &str) -> Self {
-        match word {
-            "base" => Self::Base,
-            "tuned" => Self::Tuned,
-            dir => Self::Dir(dir.into()),
-        }
-    }
-
-    pub(super) fn name(&self) -> String {
-        match self {
-            Self::Base => "base".into(),
-            Self::Tuned => "tuned".into(),
-            Self::Dir(dir) => {
-                dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
-            }
-        }
-    }
-}
-
-/// What each model is called: its word, or the name of its folder; the whole folder where two would be called alike.
-///
-/// # Errors
-/// [`crate::Kind::Config`]: they are one.
-pub(super) fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> {
-    let names: Vec<String> = which.iter().map(Which::name).collect();
-    let ([first, second], [here, there]) = (names.as_slice(), places) else { return Ok(names) };
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    if real(here) == real(there) {
-        return Err(Error::config(format!("--compare: both are {}", here.display())).hint("name two models"));
-    }
-    if first == second { Ok(places.iter().map(|dir| dir.display().to_string()).collect()) } else { Ok(names) }
-}
 
 /// Rows and what a model is asked of them.
 struct Exam<'a> {
@@ -125,7 +49,7 @@ struct Told {
     /// Rows that were answered; the others have no question.
     answered: usize,
     /// A line a row: the answer and the scores.
-    lines: Staged,
+    lines: AtomicLines,
     seconds: f64,
 }
 
@@ -134,7 +58,7 @@ struct Told {
 /// # Errors
 /// Those of reading the configuration, the data and the models; [`crate::Kind::Config`]: no held-out rows.
 pub fn run(args: &Args) -> Result<()> {
-    stamps::check_allowed(&args.allow)?;
+    provenance::check_allowed(&args.allow)?;
     let mut config = args.config.load(&[])?.config;
     if config.task() != Task::CausalLm {
         return classify::eval(args, config);
@@ -165,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
     for name in ["metrics.json", "report.html"] {
         claim_file(&target.join(name), existing, &inputs)?;
     }
-    let mut samples = Staged::create(&target.join("samples.jsonl"), existing, &inputs)?;
+    let mut samples = AtomicLines::create(&target.join("samples.jsonl"), existing, &inputs)?;
     Metrics::new(&config.eval, 0)?;
     let exam = Exam {
         config: &config,
@@ -179,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     for ((which, name), dir) in which.iter().zip(&names).zip(&places) {
         print_text(&format!("asking {name} ({})\n", dir.display()));
         let model = load(which, (dir, &args.allow), &config, &base, &arch)?;
-        results.push(exam.ask(&model, Staged::create(&target.join("answers.jsonl"), Existing::Replace, &[])?)?);
+        results.push(exam.ask(&model, AtomicLines::create(&target.join("answers.jsonl"), Existing::Replace, &[])?)?);
     }
     let unanswered = results.first().map_or(0, |told| exam.rows - told.answered);
     if unanswered > 0 {
@@ -226,101 +150,13 @@ pub fn run(args: &Args) -> Result<()> {
         rows: &rows,
         facts: &facts,
     };
-    staged::write(&target.join("report.html"), existing, &answers::render(&page))?;
+    atomic_lines::write(&target.join("report.html"), existing, &answers::render(&page))?;
     let report = target.join("report.html");
     print(
         &(table(&asked, &differences)
             + &asked_of
             + &format!("peak memory     {peak}\n{used}report          {}\n", report.display())),
     )
-}
-
-/// What the ranges of scores are.
-pub(super) fn intervals(confidence: f64, replicates: usize) -> String {
-    match replicates {
-        0 => "none (eval.bootstrap_samples: 0)".to_owned(),
-        replicates => format!("{} %, by a bootstrap of {}", confidence * 100.0, count(replicates, "replicate")),
-    }
-}
-
-/// How many rows were asked, and what the ranges are, below the table.
-pub(super) fn foot(facts: &[(String, String)]) -> String {
-    let told = facts.iter().filter(|(label, _)| ["rows", "intervals"].contains(&label.as_str()));
-    told.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
-}
-
-/// What an earlier evaluation has left is replaced, other files only with `overwrite`.
-pub(super) const fn existing(overwrite: bool) -> Existing {
-    if overwrite { Existing::Replace } else { Existing::Ours(is_ours, "--overwrite") }
-}
-
-/// Whether a file is one of an evaluation.
-fn is_ours(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let read = files::open_own(path).and_then(|file| file.take(files::SMALL).read_to_end(&mut start));
-    if read.is_err() {
-        return false;
-    }
-    let text = String::from_utf8_lossy(&start);
-    let object = |text: &str| serde_json::from_str::<Map<String, Value>>(text).unwrap_or_default();
-    match path.extension().and_then(|end| end.to_str()) {
-        Some("json") => ["models", "split", "rows"].iter().all(|key| object(&text).contains_key(*key)),
-        Some("jsonl") => text.lines().next().is_none_or(|line| object(line).contains_key("row")),
-        _ => text.lines().take(9).any(|line| line.contains(" · evaluation</title>")),
-    }
-}
-
-/// The held-out rows.
-pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(RowPart, &'a Split)> {
-    let validation = (RowPart::Validation, dataset.validation.as_ref());
-    let test = (RowPart::Test, dataset.test.as_ref());
-    let candidates = match name {
-        None => vec![validation, test],
-        Some("val" | "validation") => vec![validation],
-        Some("test") => vec![test],
-        Some(other) => return Err(Error::config(format!("--split {other}: expected val or test"))),
-    };
-    candidates
-        .into_iter()
-        .find_map(|(part, split)| Some((part, split?)))
-        .filter(|(_, split)| !split.is_empty())
-        .ok_or_else(|| {
-            let (rows, key) = match name {
-                Some("test") => ("test rows", "data.test_path is not set"),
-                Some(_) => ("validation rows", "neither data.val_path nor data.split is set"),
-                None => ("held-out rows", "none of data.val_path, data.test_path and data.split is set"),
-            };
-            let there = dataset.validation.iter().chain(&dataset.test).next().is_some();
-            let other = match name {
-                Some("test") if there => "; --split val asks the validation rows",
-                Some(_) if there => "; --split test asks the test rows",
-                _ => "",
-            };
-            Error::config(format!("there are no {rows}: {key}"))
-                .hint(format!("set data.val_path, data.test_path or data.split{other}"))
-        })
-}
-
-/// The folder of a model to ask.
-pub(super) fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
-    let dir = match which {
-        Which::Base => return Ok(base.to_owned()),
-        Which::Tuned => {
-            let output = &config.train.output_dir;
-            let found =
-                [output::ADAPTER, output::MODEL].map(|name| output.join(name)).into_iter().find(|dir| dir.is_dir());
-            found.ok_or_else(|| {
-                Error::checkpoint(format!("{}: neither adapter/ nor model/", output.display()))
-                    .hint("train first, or name a checkpoint (--checkpoint DIR), or ask the base alone (--base)")
-            })?
-        }
-        Which::Dir(dir) => dir.clone(),
-    };
-    if ["adapter_config.json", "config.json"].iter().any(|file| dir.join(file).is_file()) {
-        return Ok(dir);
-    }
-    Err(Error::checkpoint(format!("{}: neither adapter_config.json nor config.json", dir.display()))
-        .hint("name a checkpoint, an adapter or a model folder"))
 }
 
 fn load(which: &Which, (dir, allow): (&Path, &[String]), config: &Config, base: &Path, arch: &Arch) -> Result<Model> {
@@ -333,19 +169,19 @@ fn load(which: &Which, (dir, allow): (&Path, &[String]), config: &Config, base: 
         return plain_model(dir);
     }
     let parts = Parts::open(base, below, &peft::vocabulary(dir)?)?;
-    stamps::check_base(&parts, dir, allow)?;
-    parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
+    provenance::check_base(&parts, dir, allow)?;
+    parts.adapted(&LoadedAdapter::open(dir, &parts.arch)?, &config.model)
 }
 
 impl Exam<'_> {
     /// Asks a model all rows; what it says goes into `lines`, so that memory does not grow with their number.
-    fn ask(&self, model: &Model, mut lines: Staged) -> Result<Told> {
+    fn ask(&self, model: &Model, mut lines: AtomicLines) -> Result<Told> {
         const AT_ONCE: usize = 64;
         let began = Instant::now();
         let tokenizer = &self.dataset.tokenizer;
         let mut metrics = Metrics::new(&self.config.eval, self.config.train.seed)?.with_likelihood();
         let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
-        let asked = Asking { tokenizer, stop_strings: &self.config.generation.stop_strings };
+        let asked = AnswerDecoder { tokenizer, stop_strings: &self.config.generation.stop_strings };
         let mut answered = 0;
         for start in (0..self.rows).step_by(AT_ONCE) {
             let chunk = start..self.rows.min(start + AT_ONCE);
@@ -386,7 +222,7 @@ impl Exam<'_> {
     }
 
     /// Writes a line a row, and returns what the page shows.
-    fn write_samples(&self, samples: &mut Staged, asked: &[Asked], results: &[Told]) -> Result<Vec<Answered>> {
+    fn write_samples(&self, samples: &mut AtomicLines, asked: &[Asked], results: &[Told]) -> Result<Vec<Answered>> {
         let tokenizer = &self.dataset.tokenizer;
         let mut told = results.iter().map(|told| told.lines.read()).collect::<Result<Vec<_>>>()?;
         let mut rows = Vec::new();
@@ -431,11 +267,6 @@ impl Exam<'_> {
     }
 }
 
-pub(super) fn score_json(score: &Score) -> (String, Value) {
-    let (low, high) = score.interval.unzip();
-    (score.name.clone(), json!({ "value": score.value, "low": low, "high": high }))
-}
-
 fn write_metrics(
     (path, existing): (&Path, Existing),
     split: &str,
@@ -461,39 +292,5 @@ fn write_metrics(
         "models": models,
         "differences": differences,
     });
-    staged::write(path, existing, &format!("{all:#}\n"))
-}
-
-/// A difference of two models' scores.
-pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
-    let (low, high) = difference.interval.unzip();
-    let by = difference.second - difference.first;
-    (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
-}
-
-/// The scores as a table.
-pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
-    let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
-    let left = names.fold(16, usize::max);
-    let mut text = format!("{:left$}", "");
-    let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
-    for model in asked {
-        let _ = write!(text, "{:>width$}", model.name); // a String never fails
-    }
-    text += if differences.is_empty() { "\n" } else { "    difference (interval)\n" };
-    let Some(first) = asked.first() else { return text };
-    for (index, score) in first.scores.iter().enumerate() {
-        let _ = write!(text, "{:left$}", score.name);
-        for score in asked.iter().filter_map(|model| model.scores.get(index)) {
-            let _ = write!(text, "{:>width$.4}", score.value);
-        }
-        if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
-            let _ = write!(text, "    {:+.4}", difference.second - difference.first);
-            if let Some((low, high)) = difference.interval {
-                let _ = write!(text, " ({low:+.4} … {high:+.4})");
-            }
-        }
-        text.push('\n');
-    }
-    text
+    atomic_lines::write(path, existing, &format!("{all:#}\n"))
 }

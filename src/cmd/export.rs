@@ -1,4 +1,4 @@
-//! `tunesmith export`: a trained model in the form in which it will serve.
+//! `tunesmith export`: writes a trained model in the format of an inference engine: GGUF, Hugging Face or PEFT.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use super::download::Downloads;
 use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::finished::Finished;
-use crate::checkpoint::{atomic, folder as companions, peft};
+use crate::checkpoint::loaded_adapter::LoadedAdapter;
+use crate::checkpoint::{MANIFEST, atomic, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::Card;
@@ -185,7 +185,7 @@ fn with_extension(path: &Path, extension: &str) -> PathBuf {
 fn write_peft(
     target: &Path,
     parts: &Parts,
-    top: &Finished,
+    top: &LoadedAdapter,
     tokenizer: &Path,
     (template, card): (Option<&str>, &str),
 ) -> Result<()> {
@@ -213,7 +213,7 @@ fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
         let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // The manifest is for this machine.
-        if name != atomic::MANIFEST {
+        if name != MANIFEST {
             files.push((name, entry.path()));
         }
     }

@@ -1,4 +1,4 @@
-//! A rank's last error on its way to the launcher, which shows the one that matters once.
+//! Passes a rank's final error to the launcher through a file, so that the launcher shows the original failure once.
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -7,11 +7,11 @@ use crate::comm::env;
 use crate::error::{Error, Kind};
 use crate::files::staged;
 
-/// An error as a file.
+/// An error in the form of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     code: u8,
-    /// The error's message, with the rank before it.
+    /// The error's message, which begins with the rank unless it is rank 0.
     pub message: String,
     hint: Option<String>,
 }
@@ -28,13 +28,13 @@ const KINDS: [Kind; 9] = [
     Kind::Preempted,
 ];
 
-/// The class of a rank's error by its exit code; a code that is of no class is a peer's failure.
+/// The kind of a rank's error, from its exit code. An unknown code counts as a failed peer.
 pub fn class(exit_code: i32) -> Kind {
     KINDS.into_iter().find(|kind| i32::from(kind.exit_code()) == exit_code).unwrap_or(Kind::Peer)
 }
 
 impl Report {
-    /// Of `rank`, where that is not the first.
+    /// The report of `error` in `rank`, the text of the variable `RANK`.
     fn new(error: &Error, rank: &str) -> Self {
         let message = error.message();
         let known = matches!(rank, "" | "0") || message.starts_with("rank ");
@@ -42,15 +42,15 @@ impl Report {
         Self { code: error.kind().exit_code(), message, hint: error.hint_text().map(str::to_owned) }
     }
 
-    /// The error again.
+    /// Restores the error.
     pub fn into_error(self) -> Error {
         let error = Error::new(class(self.code.into()), self.message);
         self.hint.into_iter().fold(error, Error::hint)
     }
 }
 
-/// Leaves `error` for the launcher, if there is one; false where it is to be shown here. That all ranks have stopped as
-/// asked is said by the first.
+/// Writes `error` to the launcher's file. Returns false without a launcher: then this process must show it. If all ranks stopped
+/// on a signal, only rank 0 reports it.
 pub fn report(error: &Error) -> bool {
     let others = std::env::var("RANK").is_ok_and(|rank| !matches!(&*rank, "" | "0"));
     if error.kind() == Kind::Preempted && others {

@@ -1,8 +1,8 @@
-//! `tunesmith gpu-info`: GPUs with driver, CUDA, NCCL and the links between them; the processor with what it really does.
+//! `tunesmith gpu-info`: shows GPUs, driver, CUDA, NCCL and links, and the processor with measured rates.
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::{find, terminal};
+use super::{locate, terminal};
 use crate::bench::training;
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
@@ -42,13 +42,14 @@ fn used() -> String {
 
 /// What `nvidia-smi` tells, or one line that says why there is nothing.
 fn gpus() -> String {
-    let found = match find::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+    let found = match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
         None => return "GPUs: none (no nvidia-smi on PATH, so no NVIDIA driver)\n".to_owned(),
         Some(Err(error)) => return format!("GPUs: none ({})\n", error.message()),
         Some(Ok(found)) if found.gpus.is_empty() => return "GPUs: none (the driver has found no device)\n".to_owned(),
         Some(Ok(found)) => found,
     };
-    let nccl = find::library("libnccl.so.2").map_or("not found (libnccl.so.2)".to_owned(), |path| nccl_version(&path));
+    let nccl =
+        locate::library("libnccl.so.2").map_or("not found (libnccl.so.2)".to_owned(), |path| nccl_version(&path));
     let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
     let mut rows = vec![
         ("driver".to_owned(), or_unknown(&found.driver)),

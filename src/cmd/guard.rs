@@ -1,5 +1,4 @@
-//! What every subcommand runs within: limits of the machine become errors with an exit code, and a signal leaves nothing
-//! half written.
+//! Runs a subcommand so that limits of the machine become errors with an exit code, and a signal leaves no half-written files.
 use std::panic::{set_hook, take_hook};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::files::temporary;
 use crate::{memory, ops, signals};
 
-/// The stack of the command, in bytes, whatever `ulimit -s` says; less where there is no room for it.
+/// Stack sizes to try, in bytes, whatever `ulimit -s` says.
 const STACKS: [usize; 4] = [64 << 20, 16 << 20, 4 << 20, 1 << 20];
 
-/// Does `work` on a thread of its own, and returns its exit code.
+/// Runs `work` on a thread with a large stack, and returns its exit code.
 pub(super) fn guarded(work: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCode {
     // Writing beyond the limit of a file's size is then an error of the write, not the process's end.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
@@ -50,7 +49,7 @@ fn run(work: impl FnOnce() -> ExitCode + Send + 'static) -> Result<ExitCode> {
     Err(Error::no_thread(&failed.unwrap_or_else(|| std::io::Error::from_raw_os_error(libc::EAGAIN))))
 }
 
-/// Libraries panic where the system gives them no thread; that is a limit of the machine, and said as one.
+/// Turns panics of libraries that could not start a thread into an error about the machine's limit.
 fn tell_limits() {
     let before = take_hook();
     set_hook(Box::new(move |panic| {
@@ -66,7 +65,7 @@ fn tell_limits() {
     }));
 }
 
-/// Whether a panic's message is that of a thread which could not be started.
+/// Whether a panic's message says that a thread could not be started.
 fn is_limit(text: &str) -> bool {
     let refused = ["os error 11", "code: 11", "os error 12", "code: 12", "Resource temporarily unavailable"];
     text.contains("thread") && refused.iter().any(|words| text.contains(words))

@@ -1,5 +1,5 @@
-//! `tunesmith import`: another toolkit's configuration as one of ours, and what became of each of its keys.
-use super::staged;
+//! `tunesmith import`: converts another toolkit's configuration, and reports what became of each key.
+use super::atomic_lines;
 use super::terminal;
 use crate::error::{Error, Result};
 use crate::files::output::Existing;
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     let report = report(&made);
     if let Some(path) = &args.out {
         let there = path.exists() && !args.force;
-        let written = staged::write(path, Existing::unless("--force", args.force), &made.yaml);
+        let written = atomic_lines::write(path, Existing::unless("--force", args.force), &made.yaml);
         written.map_err(|error| if there { error.with_kind(crate::Kind::Io) } else { error })?;
         terminal::print(&report)?;
         terminal::print(&format!("\nwritten: {}\n", path.display()))?;

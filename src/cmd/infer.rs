@@ -1,5 +1,5 @@
-//! `tunesmith infer`: answers one prompt, shown while it grows, or every row of a file, in its order; a file that was cut
-//! off goes on where it stands.
+//! `tunesmith infer`: answers one prompt, printed token by token, or every row of a file, in file order. An interrupted file is
+//! continued.
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::answered::{Done, Form, Lines};
-use super::asking::{AskArgs, Asker};
 use super::classify;
+use super::generations::{Done, Form, Lines};
+use super::interrupt::interrupt;
+use super::model_session::{AskArgs, ModelSession};
 use super::terminal::{print_answer, print_exact, print_note};
 use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
-use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
+use crate::eval::{Answer, AnswerDecoder, Go, Settings, Watcher, generate};
 use crate::files;
 use crate::files::output::{Existing, claim_file};
-use crate::signals::{self, Handling, Requests};
 use crate::words::{are, count};
 
 /// What `infer` takes.
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Shows an answer while it grows.
 pub(super) struct Shower<'a> {
     /// How tokens become text.
-    pub asker: &'a Asker,
+    pub session: &'a ModelSession,
     /// Whether to print.
     pub shown: bool,
     /// Whether to stop.
@@ -83,8 +83,8 @@ pub(super) struct Shower<'a> {
 }
 
 impl<'a> Shower<'a> {
-    pub(super) fn new(asker: &'a Asker, shown: bool, stop: &'a AtomicBool) -> Self {
-        Self { asker, shown, stop, stream: TextStream::default(), printed: 0, read: 0 }
+    pub(super) fn new(session: &'a ModelSession, shown: bool, stop: &'a AtomicBool) -> Self {
+        Self { session, shown, stop, stream: TextStream::default(), printed: 0, read: 0 }
     }
 
     fn show(&mut self, end: usize) -> Result<()> {
@@ -99,22 +99,22 @@ impl<'a> Shower<'a> {
 impl Watcher for Shower<'_> {
     fn token(&mut self, _: usize, tokens: &[u32]) -> Result<Go> {
         // Beams change their mind: only the last answer is shown.
-        if self.asker.config.generation.num_beams == 1 {
+        if self.session.config.generation.num_beams == 1 {
             while self.read < tokens.len() {
-                self.stream.push(&self.asker.tokenizer, tokens[self.read])?;
+                self.stream.push(&self.session.tokenizer, tokens[self.read])?;
                 self.read += 1;
             }
-            self.show(certain(self.stream.text(), &self.asker.config.generation.stop_strings))?;
+            self.show(certain(self.stream.text(), &self.session.config.generation.stop_strings))?;
         }
         Ok(if self.stop.load(Ordering::Relaxed) { Go::EndText } else { Go::On })
     }
 
     fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-        asked(self.asker).stops(tokens)
+        asked(self.session).stops(tokens)
     }
 
     fn answer(&mut self, _: usize, answer: &Answer) -> Result<()> {
-        let text = asked(self.asker).text(answer)?;
+        let text = asked(self.session).text(answer)?;
         if self.shown && text.len() > self.printed {
             print_answer(text.get(self.printed..).unwrap_or_default())?;
         }
@@ -123,8 +123,8 @@ impl Watcher for Shower<'_> {
     }
 }
 
-pub(super) fn asked(asker: &Asker) -> Asked<'_> {
-    Asked { tokenizer: &asker.tokenizer, stop_strings: &asker.config.generation.stop_strings }
+pub(super) fn asked(session: &ModelSession) -> AnswerDecoder<'_> {
+    AnswerDecoder { tokenizer: &session.tokenizer, stop_strings: &session.config.generation.stop_strings }
 }
 
 fn single(args: &Args) -> Result<()> {
@@ -143,22 +143,22 @@ fn single(args: &Args) -> Result<()> {
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
-    let asker = args.ask.open()?;
-    if let Some(head) = &asker.model.arch.score {
-        return classify::infer(&asker, head, args.ask.system.as_deref(), &prompt, args.json);
+    let session = args.ask.open()?;
+    if let Some(head) = &session.model.arch.score {
+        return classify::infer(&session, head, args.ask.system.as_deref(), &prompt, args.json);
     }
-    let tokens = asker.turn(args.ask.system.as_deref(), &prompt)?;
+    let tokens = session.turn(args.ask.system.as_deref(), &prompt)?;
     let never = AtomicBool::new(false);
-    let mut shower = Shower::new(&asker, !args.json, &never);
+    let mut shower = Shower::new(&session, !args.json, &never);
     let began = Instant::now();
-    let answers = generate(&asker.model, std::slice::from_ref(&tokens), &asker.settings(), &mut shower)?;
+    let answers = generate(&session.model, std::slice::from_ref(&tokens), &session.settings(), &mut shower)?;
     let Some(answer) = answers.and_then(|mut answers| answers.pop()) else { return Ok(()) };
     if !args.json {
         return print_exact("\n");
     }
     let seconds = began.elapsed().as_secs_f64();
     let found = json!({
-        "model": asker.what, "prompt": prompt, "answer": asked(&asker).text(&answer)?, "end": answer.end,
+        "model": session.what, "prompt": prompt, "answer": asked(&session).text(&answer)?, "end": answer.end,
         "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
     });
     print_exact(&format!("{found}\n"))
@@ -195,7 +195,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
 
 /// Writes answers in the order of their rows, whatever the order in which they come.
 struct Writer<'a> {
-    asker: &'a Asker,
+    session: &'a ModelSession,
     lines: Lines<'a>,
     /// The row of the first text.
     first: usize,
@@ -211,11 +211,11 @@ impl Watcher for Writer<'_> {
     }
 
     fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-        asked(self.asker).stops(tokens)
+        asked(self.session).stops(tokens)
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
-        let said = [asked(self.asker).text(answer)?.into(), json!(answer.end), answer.tokens.len().into()];
+        let said = [asked(self.session).text(answer)?.into(), json!(answer.end), answer.tokens.len().into()];
         self.waiting.insert(self.first + text, said);
         while let Some(said) = self.waiting.remove(&self.lines.next()) {
             self.lines.push(said)?;
@@ -226,18 +226,18 @@ impl Watcher for Writer<'_> {
 
 fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
-    let asker = ask.open()?;
-    let form = Form::of(asker.model.arch.score.as_ref());
+    let session = ask.open()?;
+    let form = Form::of(session.model.arch.score.as_ref());
     let lines = || {
-        let lines = Lines::open(out, rows, done, form, &asker.config)?;
+        let lines = Lines::open(out, rows, done, form, &session.config)?;
         if done.rows > 0 {
             let next = done.rows + 1;
             print_note(&format!("{}: {} answered, going on with row {next}", out.display(), are(done.rows, "row")));
         }
         Ok(lines)
     };
-    if let Some(head) = &asker.model.arch.score {
-        return classify::infer_file(&asker, head, (rows, done.rows), lines, input);
+    if let Some(head) = &session.model.arch.score {
+        return classify::infer_file(&session, head, (rows, done.rows), lines, input);
     }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     // All prompts first: a row that cannot be asked is refused before the first answer.
@@ -245,29 +245,18 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         .iter()
         .enumerate()
         .skip(done.rows)
-        .map(|(index, row)| asker.row(ask.system.as_deref(), row).map_err(|error| place(index, error)))
+        .map(|(index, row)| session.row(ask.system.as_deref(), row).map_err(|error| place(index, error)))
         .collect::<Result<Vec<_>>>()?;
     let lines = lines()?;
     let (stop, _listening) = interrupt()?;
-    let settings = Settings { first_text: done.rows as u64, ..asker.settings() };
-    let mut writer = Writer { asker: &asker, lines, first: done.rows, waiting: BTreeMap::new(), tokens: 0, stop };
+    let settings = Settings { first_text: done.rows as u64, ..session.settings() };
+    let mut writer = Writer { session: &session, lines, first: done.rows, waiting: BTreeMap::new(), tokens: 0, stop };
     let began = Instant::now();
-    let finished = generate(&asker.model, &prompts, &settings, &mut writer)?.is_some();
+    let finished = generate(&session.model, &prompts, &settings, &mut writer)?.is_some();
     let seconds = began.elapsed().as_secs_f64();
     writer.lines.close(finished)?;
     let (rows, tokens) = (count(rows.len(), "row"), count(writer.tokens, "token"));
     let speed = writer.tokens as f64 / seconds.max(1e-9);
     print_note(&format!("{}: {rows} answered, {tokens} at {speed:.1} tokens/s", out.display()));
     Ok(())
-}
-
-/// A flag that signals set; a second one ends the process.
-pub(super) fn interrupt() -> Result<(Arc<AtomicBool>, Handling)> {
-    let (flag, requests) = (Arc::new(AtomicBool::new(false)), Requests::default());
-    let set = Arc::clone(&flag);
-    let handling = signals::handle(move |_| {
-        set.store(true, Ordering::Relaxed);
-        requests.is_first()
-    })?;
-    Ok((flag, handling))
 }

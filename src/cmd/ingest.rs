@@ -1,4 +1,4 @@
-//! `tunesmith ingest`: documents become rows to train on, a line of JSON each, with a report of what became of them.
+//! `tunesmith ingest`: converts documents to training rows in JSON Lines, with a report.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
+use super::atomic_lines::{self, AtomicLines};
 use super::data::Bar;
 use super::download::Downloads;
-use super::staged::{self, Staged};
 use super::terminal;
 use crate::config::{Config, Dedupe};
 use crate::data::documents::{self, Found, Kind};
@@ -81,13 +81,13 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (resolved, _) = ConfigArgs { words: settings }.load_optional(&[])?;
     let config = resolved.config;
-    let existing = staged::existing(args.overwrite);
+    let existing = atomic_lines::existing(args.overwrite);
     let report_file = args.out.with_extension("report.json");
     claim_file(&report_file, existing, &[])?;
     let found = documents::find(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())?;
     let inputs: Vec<PathBuf> = found.documents.iter().map(|(path, _)| path.clone()).collect();
     // What cannot be written is said before all the work.
-    let mut staged = Staged::create(&args.out, existing, &inputs)?;
+    let mut staged = AtomicLines::create(&args.out, existing, &inputs)?;
     if found.documents.is_empty() {
         return Err(Error::data(format!("{}: found no documents", paths.join(", ")))
             .hint("expected files that end in .txt, .md, .html or .docx"));
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     if config.data.dedupe != Dedupe::None {
         staged = deduplicate(
             &staged,
-            Staged::create(&args.out, existing, &inputs)?,
+            AtomicLines::create(&args.out, existing, &inputs)?,
             &mut documents,
             &config,
             &mut left_out,
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = report(&args.out, &found, &documents, tokenizer.is_some(), &left_out);
     let name = args.out.file_name().unwrap_or_default().to_string_lossy();
     report["blake3"] = json!({ name: digest });
-    staged::write(&report_file, existing, &format!("{report:#}\n"))?;
+    atomic_lines::write(&report_file, existing, &format!("{report:#}\n"))?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable(&report)) }
 }
 
@@ -132,7 +132,7 @@ fn tokenizer(config: &Config) -> Result<Option<Tokenizer>> {
 fn read(
     found: &Found,
     tokenizer: Option<&Tokenizer>,
-    staged: &mut Staged,
+    staged: &mut AtomicLines,
     skip_broken: bool,
     left_out: &mut LeftOut,
 ) -> Result<Vec<Document>> {
@@ -175,12 +175,12 @@ fn read(
 
 /// Copies the rows that do not repeat an earlier one, as `data.dedupe` says.
 fn deduplicate(
-    staged: &Staged,
-    mut copy: Staged,
+    staged: &AtomicLines,
+    mut copy: AtomicLines,
     documents: &mut Vec<Document>,
     config: &Config,
     left_out: &mut LeftOut,
-) -> Result<Staged> {
+) -> Result<AtomicLines> {
     let rows = u32::try_from(documents.len()).map_err(|_| Error::data("more than 4 billion documents"))?;
     let (stays, _) = process::distinct(staged.path(), rows, config, &Bar::default())?;
     for (line, _) in staged.read()?.zip(&stays).filter(|(_, stays)| **stays) {

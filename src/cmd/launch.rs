@@ -1,5 +1,5 @@
-//! `tunesmith launch`: starts the ranks of a run on this machine, shows their output with each rank's number, and ends
-//! them together: a signal goes to all; when one fails, its error is shown once and none of the others stays behind.
+//! `tunesmith launch`: starts the ranks of a run on this machine and shows their output with rank numbers. A signal goes to all
+//! ranks. When one fails, its error is shown once and the others are ended.
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -18,9 +18,9 @@ use super::devices::{self, Asked, Started};
 use super::failure::{self, Report};
 use super::paste::{AGAIN, own_again};
 use super::terminal;
-use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
+use crate::comm::env::{ERROR_FILE, STORE};
 use crate::comm::host::Host;
-use crate::comm::token::Token;
+use crate::comm::token::{MAKE_TOKEN, TOKEN, Token};
 use crate::comm::{gloo, gloo_library, process};
 use crate::config::{RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};

@@ -1,11 +1,11 @@
-//! `tunesmith memory-check`: what each device has in use and by whom, and what a configuration would need.
+//! `tunesmith memory-check`: shows the memory in use on each device and by which process, and the need of a configuration.
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::args::JobArgs;
-use super::{find, terminal};
+use super::{locate, terminal};
 use crate::data;
 use crate::error::Result;
 use crate::files;
@@ -83,7 +83,7 @@ fn devices() -> String {
         processes: own_processes(Path::new("/proc")),
     }];
     let mut remark = String::new();
-    match find::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+    match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
         None => remark.push_str("no GPU: no nvidia-smi on PATH\n"),
         Some(Err(error)) => remark = format!("no GPU: {}\n", error.message()),
         Some(Ok(found)) => devices.extend(found.gpus.into_iter().map(|gpu| Device {

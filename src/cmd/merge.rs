@@ -1,16 +1,15 @@
-//! `tunesmith merge`: writes a model with an adapter merged into it, and shows that its logits are the adapter's; or blends
-//! several adapters into one first.
+//! `tunesmith merge`: merges an adapter into its base and checks that the logits agree, or blends several adapters into one.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::stamps::{self, Texts};
+use super::provenance::{self, Texts};
 use super::terminal::{self, print_note};
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::finished::{Finished, score_head};
-use crate::checkpoint::origin;
-use crate::checkpoint::{atomic, peft};
+use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
+use crate::checkpoint::stamp_check;
+use crate::checkpoint::{Manifest, atomic, peft};
 use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
@@ -98,7 +97,7 @@ pub struct Opened {
     /// The base and the adapters below.
     pub parts: Parts,
     /// The adapter on top, or the blend; none for the base alone.
-    pub top: Option<Finished>,
+    pub top: Option<LoadedAdapter>,
     /// The folder with the tokenizer: the adapter's if it has one.
     pub tokenizer: PathBuf,
     /// The chat template that the configuration names.
@@ -131,7 +130,7 @@ impl PartsArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
     pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
-        origin::check_allowed(&self.allow, &origin::MAY_DIFFER)?;
+        stamp_check::check_allowed(&self.allow, &stamp_check::MAY_DIFFER)?;
         let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
         let config = if with_config { Some(words.load_partial()?.config) } else { None };
         let trained = config
@@ -194,7 +193,7 @@ impl PartsArgs {
             _ => None,
         };
         let texts = Texts::of(&tokenizer, template.as_deref())?;
-        let (held, mut opened) = stamps::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
+        let (held, mut opened) = provenance::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
         if let Some(held) = &held
             && parts.hold(held)? > 0
         {
@@ -233,7 +232,7 @@ impl PartsArgs {
         }
     }
 
-    fn blend(&self, adapters: &[Finished], arch: &Arch) -> Result<Finished> {
+    fn blend(&self, adapters: &[LoadedAdapter], arch: &Arch) -> Result<LoadedAdapter> {
         let method = match self.combine.as_str() {
             "cat" => Method::Cat,
             "linear" => Method::Linear,
@@ -358,7 +357,7 @@ pub struct Checked {
 ///
 /// # Errors
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
-pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
+pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.outputs();
     let logits = sample_logits(&parts.adapted(&top, &widened())?)?;
     let model = parts.merged(Some(top))?;
@@ -421,7 +420,7 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
 /// # Errors
 /// Those of [`claim_folder`]; [`crate::Kind::Io`]: nothing can be written there.
 pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
-    let written = |dir: &Path| Some(atomic::Manifest::read(dir).ok()?.names());
+    let written = |dir: &Path| Some(Manifest::read(dir).ok()?.names());
     atomic::recover(&RealDisk, output)?;
     claim_folder(output, overwrite, reads, written)?;
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {

@@ -1,42 +1,47 @@
-//! One file a subcommand. Only this layer prints.
+//! The subcommands, one file each. Only this layer prints.
 //!
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
-mod answered;
 mod args;
-mod asking;
+mod atomic_lines;
 mod bar;
 pub mod bench;
 pub mod chat;
+mod chat_input;
 mod classify;
+mod columns;
 pub mod config;
 pub mod data;
 pub mod devices;
 pub mod doctor;
 pub mod download;
 pub mod eval;
+mod eval_options;
+mod eval_results;
 pub mod export;
 pub mod failure;
-mod find;
+mod generations;
 pub mod gpu_info;
 mod guard;
 pub mod import;
 pub mod infer;
 pub mod ingest;
+mod interrupt;
 pub mod launch;
+mod locate;
 pub mod memory_check;
 pub mod merge;
+mod model_session;
 pub mod models;
 mod paste;
 pub mod plan;
 pub mod process;
+pub mod provenance;
 mod reference;
 mod scaling;
 pub mod setup_accelerate;
-mod staged;
-pub mod stamps;
+mod shell_quote;
 mod streams;
-mod talk;
 pub mod terminal;
 pub mod train;
 

@@ -1,4 +1,4 @@
-//! `tunesmith models`: the families that are supported, or what one model folder holds.
+//! `tunesmith models`: lists the supported model families, or describes a model folder.
 use super::terminal::{print, print_exact};
 use crate::config::FAMILIES;
 use crate::config::arch::{Arch, QkNorm, TensorSpec, WRAPPERS};

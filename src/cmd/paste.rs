@@ -1,8 +1,9 @@
-//! Commands that a user can paste into a shell, as this program was called.
+//! Commands for the user to paste into a shell: to resume a run, and to use its result.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args;
+use super::shell_quote::quoted;
 use super::terminal::{Style, stdout_colour};
 use crate::data::question::Asked;
 use crate::train::output;
@@ -11,24 +12,14 @@ use crate::train::run::Ask;
 /// A longer question makes a command that nobody can read.
 const QUESTION: usize = 300;
 
-/// A word as a POSIX shell reads it back.
-pub(super) fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:=,@%+".contains(character);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-/// This program as it was called: by its name, or by a path, from the current folder where it lies below it.
+/// The program's name or path, as it was called; relative if it is below the current folder.
 fn program() -> String {
     let called = std::env::args_os().next().map_or_else(|| PathBuf::from("tunesmith"), PathBuf::from);
     let here = std::env::current_dir().unwrap_or_default();
     quoted(&below(&called, &here).to_string_lossy())
 }
 
-/// A path from the folder `here`, where it lies below it; one word alone would be looked for in PATH.
+/// Makes a path below `here` relative to it. A single word gets `./`, or the shell would look in PATH.
 fn below(path: &Path, here: &Path) -> PathBuf {
     match path.strip_prefix(here) {
         Ok(inside) if inside.components().count() == 1 => Path::new(".").join(inside),
@@ -37,11 +28,11 @@ fn below(path: &Path, here: &Path) -> PathBuf {
     }
 }
 
-/// The variable in which `launch` hands its ranks the command that goes on with the run.
+/// The variable in which `launch` passes the command to resume to its ranks.
 pub(super) const AGAIN: &str = "TUNESMITH_AGAIN";
 
-/// The command that goes on with a run: this one, or that of the launcher, with the settings of the environment. `launched`
-/// says that another launcher than `launch` has started the ranks, whose command nobody here knows.
+/// The command that resumes a run: this process's or the launcher's, with settings of the environment. `launched` says that
+/// another launcher than `launch` has started the ranks; its command is not known here.
 pub(super) fn to_resume(launched: bool) -> String {
     match std::env::var(AGAIN) {
         Ok(command) if !command.is_empty() => command,
@@ -50,13 +41,13 @@ pub(super) fn to_resume(launched: bool) -> String {
     }
 }
 
-/// This process's command, as it goes on with its run.
+/// This process's command in the form that resumes its run.
 pub(super) fn own_again() -> String {
     let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     format!("`{}`", resumed(&program(), &words, &args::variables()))
 }
 
-/// The words with --resume in the place of --overwrite and of an earlier --resume, whose checkpoint is no longer the newest.
+/// Adds --resume to the words. Removes --overwrite, and an earlier --resume, whose checkpoint is no longer the newest.
 fn resumed(program: &str, words: &[String], variables: &[(String, String)]) -> String {
     let mut command: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect();
     command.push(program.to_owned());
@@ -75,18 +66,18 @@ fn resumed(program: &str, words: &[String], variables: &[(String, String)]) -> S
     command.join(" ")
 }
 
-/// A flag with its text; one that begins with a hyphen would pass for a flag.
+/// A flag with its value. A value that begins with a hyphen follows `=`, or it would be read as a flag.
 fn flag(name: &str, text: &str) -> String {
     let between = if text.starts_with('-') { "=" } else { " " };
     format!(" {name}{between}{}", quoted(text))
 }
 
-/// Text that a terminal shows as it is and a shell takes as it is.
+/// Whether a text has no control characters besides line ends and tabs.
 fn is_plain(text: &str) -> bool {
     text.chars().all(|character| character == '\n' || character == '\t' || !character.is_control())
 }
 
-/// The commands that ask what a run has trained, in lines of their own, never folded.
+/// The commands that use a run's result, one per line, not folded.
 pub(super) fn to_ask(ask: &Ask, output_dir: &Path) -> String {
     let config = quoted(&output_dir.join(output::CONFIG).to_string_lossy());
     let Asked { system, question, chat } = &ask.row;

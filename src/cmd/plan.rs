@@ -1,5 +1,6 @@
-//! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
+//! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
 use super::args::ConfigArgs;
+use super::columns::columns;
 use super::{scaling, terminal};
 use crate::bench::bench_cache::Rate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
@@ -445,42 +446,6 @@ fn show(report: &Report) -> String {
     out += &scaling.as_ref().map(scaling::show).unwrap_or_default();
     for note in notes {
         let _ = writeln!(out, "note: {note}");
-    }
-    out
-}
-
-/// Lines of cells, the first left-aligned, the others right-aligned. Columns for which 80 have no room come below, each time
-/// behind the first column.
-pub(super) fn columns(lines: &[Vec<String>]) -> String {
-    const WIDE: usize = 80;
-    let width =
-        |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let mut blocks: Vec<Vec<usize>> = Vec::new();
-    let mut taken = usize::MAX;
-    for at in 1..count {
-        let needed = 2 + width(at);
-        if taken.saturating_add(needed) > WIDE {
-            blocks.push(Vec::new());
-            taken = width(0);
-        }
-        taken += needed;
-        blocks.last_mut().expect("one was begun").push(at);
-    }
-    let mut out = String::new();
-    for (number, block) in blocks.iter().enumerate() {
-        if number > 0 {
-            out.push('\n');
-        }
-        for line in lines {
-            let first = line.first().map_or("", String::as_str);
-            let mut text = format!("{first:<width$}", width = width(0));
-            for &at in block {
-                let cell = line.get(at).map_or("", String::as_str);
-                let _ = write!(text, "  {cell:>width$}", width = width(at));
-            }
-            let _ = writeln!(out, "{}", text.trim_end());
-        }
     }
     out
 }

@@ -1,8 +1,8 @@
-//! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
+//! `tunesmith process`: writes the rows that a run would train on, in one format, with a report.
 use super::args::JobArgs;
+use super::atomic_lines::{self, AtomicLines};
 use super::data::{Bar, numbers, overview, rendered};
 use super::download::Downloads;
-use super::staged::{self, Staged};
 use super::terminal;
 use crate::config::Config;
 use crate::config::arch::Arch;
@@ -50,13 +50,13 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
     let resolved = args.job.load(&[])?;
-    let (inputs, existing) = (data::named_inputs(&resolved.config), staged::existing(args.overwrite));
+    let (inputs, existing) = (data::named_inputs(&resolved.config), atomic_lines::existing(args.overwrite));
     let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
         claim_file(target, existing, &inputs)?;
     }
     // Also that it can be written.
-    drop(Staged::create(&args.out, existing, &inputs)?);
+    drop(AtomicLines::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
     let arch = Arch::from_dir(&model_dir)?;
@@ -85,9 +85,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(style) = &args.style {
         report["style"] = style.as_str().into();
     }
-    staged::write(&json_report, existing, &format!("{report:#}\n"))?;
+    atomic_lines::write(&json_report, existing, &format!("{report:#}\n"))?;
     let readable = readable(&data, &files, args.style.as_deref());
-    staged::write(&text_report, existing, &readable)?;
+    atomic_lines::write(&text_report, existing, &readable)?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable) }
 }
 
@@ -104,14 +104,14 @@ fn write(
     args: &Args,
     (existing, inputs): (Existing, &[PathBuf]),
     bar: &Bar,
-) -> Result<Option<Staged>> {
+) -> Result<Option<AtomicLines>> {
     let split = match part {
         RowPart::Train => Some(&data.train),
         RowPart::Validation => data.validation.as_ref(),
         RowPart::Test => data.test.as_ref(),
     };
     let Some(split) = split else { return Ok(None) };
-    let mut written = Staged::create(&target(&args.out, part), existing, inputs)?;
+    let mut written = AtomicLines::create(&target(&args.out, part), existing, inputs)?;
     match &args.style {
         _ if args.render => {
             for index in 0..split.len() {

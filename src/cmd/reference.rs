@@ -1,4 +1,4 @@
-//! `docs/commands.md`: every subcommand with its arguments and flags, from the definitions that parse them.
+//! Writes `docs/commands.md`: every subcommand with its arguments and flags, from the definitions that parse them.
 use std::fmt::Write;
 
 use clap::{Arg, ArgAction, Command};

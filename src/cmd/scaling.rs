@@ -1,8 +1,9 @@
-//! `tunesmith plan --scaling`: how fast many ranks are, by a model of what travels between them.
+//! `tunesmith plan --scaling`: predicts the speed of up to 1,024 ranks from a model of their communication.
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::columns::columns;
 use crate::config::{Config, Mode};
 use crate::error::{Error, Result};
 use crate::plan::flops::Costs;
@@ -119,6 +120,6 @@ pub fn show(report: &Report) -> String {
             format!("{:.1} %", 100.0 * one.efficiency),
         ]);
     }
-    let _ = write!(out, "{}", super::plan::columns(&lines));
+    let _ = write!(out, "{}", columns(&lines));
     out
 }

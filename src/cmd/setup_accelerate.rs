@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::{devices, staged, terminal};
+use super::{atomic_lines, devices, terminal};
 use crate::config::foreign;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, claim_file};
@@ -80,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
     let answers = Answers { processes, strategy, precision };
     let text = file(&host, &answers);
     foreign::check(foreign::Format::Accelerate, Path::new("what is written"), &text)?;
-    staged::write(&args.out, existing, &text)?;
+    atomic_lines::write(&args.out, existing, &text)?;
     let ranks = processes as usize;
     let layout = Layout { ranks, local: ranks, in_process: false };
     let choices = platform::choose(&host, layout, Engine::Cpu);

@@ -1,5 +1,5 @@
-//! Whether standard output was open when the process began. Rust's runtime opens `/dev/null` in its place before `main`,
-//! after which what is printed would be lost without an error.
+//! Notices if standard output was closed when the process began. Rust's runtime replaces it by `/dev/null` before `main`, and
+//! output would be lost without an error.
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static CLOSED: AtomicBool = AtomicBool::new(false);

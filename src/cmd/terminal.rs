@@ -1,4 +1,4 @@
-//! How subcommands write to the terminal: colours and folded lines only where a person looks, a closed pipe is no error.
+//! Output of subcommands: colours and folded lines only on a terminal; a closed pipe is no error.
 use crate::error::shown::{escaped, shown};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
@@ -142,7 +142,7 @@ pub fn print_exact(text: &str) -> Result<()> {
     print_bytes(styled(text, stdout_colour()).as_bytes())
 }
 
-/// Writes a text that the program itself has to standard output, to the byte: keys such as `hub_token` in it have no secrets behind them.
+/// Writes a text of the program itself to standard output, byte for byte. Keys such as `hub_token` in it hold no secrets.
 ///
 /// # Errors
 /// As [`print`].

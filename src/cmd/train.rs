@@ -1,5 +1,4 @@
-//! `tunesmith train`: fine-tunes a model as a configuration says; shows a progress bar on a terminal and plain lines
-//! elsewhere.
+//! `tunesmith train`: fine-tunes a model. Shows a progress bar on a terminal, and plain lines elsewhere.
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -2,7 +2,7 @@
 //! experts. Loaded, run, trained and merged as PEFT does it.
 use std::path::{Path, PathBuf};
 
-use tunesmith::checkpoint::finished::Finished;
+use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft;
 use tunesmith::comm::single::Single;
 use tunesmith::config::ModelConfig;
@@ -34,7 +34,7 @@ fn check(case: &str, family: &str) {
     let (base, dir) = (models(family).join("model"), golden().join(case).join("adapter"));
     let stored = tensors(&golden().join(case).join("golden.safetensors"));
     let parts = Parts::open(&base, &[], &peft::vocabulary(&dir).unwrap()).unwrap();
-    let top = Finished::open(&dir, &parts.arch).unwrap();
+    let top = LoadedAdapter::open(&dir, &parts.arch).unwrap();
     let mut model = parts.adapted(&top, &ModelConfig::default()).unwrap();
     let batch = batch(&stored);
     let length = stored["ids"].0[1];
@@ -118,7 +118,7 @@ fn a_matrix_is_shared_until_an_adapter_gives_the_head_its_own() {
     let (base, dir) = (models("qwen2").join("model"), |case: &str| golden().join(case).join("adapter"));
     let values = |below: &str, top: &str| {
         let parts = Parts::open(&base, &[dir(below)], &peft::vocabulary(&dir(top)).unwrap()).unwrap();
-        let top = Finished::open(&dir(top), &parts.arch).unwrap();
+        let top = LoadedAdapter::open(&dir(top), &parts.arch).unwrap();
         let on_top = sample_logits(&parts.adapted(&top, &ModelConfig::default()).unwrap()).unwrap();
         let merged = parts.merged(Some(top)).unwrap();
         let difference = compare(&on_top, &sample_logits(&merged.model().unwrap()).unwrap(), merged.arch.outputs());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tunesmith::checkpoint::finished::score_head;
+use tunesmith::checkpoint::loaded_adapter::score_head;
 use tunesmith::checkpoint::peft;
 use tunesmith::comm::single::Single;
 use tunesmith::config::Config;

@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use tunesmith::comm::env::{Launch, Place};
 use tunesmith::comm::gloo::{self, Gloo};
 use tunesmith::comm::host::Host;
-use tunesmith::comm::meet::{Meeting, Wait};
+use tunesmith::comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith::comm::nccl;
-use tunesmith::comm::roll::Facts;
+use tunesmith::comm::rendezvous::{Rendezvous, Wait};
 use tunesmith::comm::single::Single;
 use tunesmith::comm::token::Token;
 use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
@@ -85,7 +85,7 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
             let place = Place::Held(host.address().to_string());
             let launch = Launch { launcher: "test", world, place, token: Some(token.clone()) };
             std::thread::spawn(move || -> Box<dyn Collectives> {
-                let meeting = Meeting::join(&launch, Facts::new(), Wait::default()).unwrap();
+                let meeting = Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap();
                 match engine {
                     #[cfg(feature = "cuda")]
                     Engine::Nccl => Box::new(nccl::Nccl::connect(meeting, limits).unwrap()),
@@ -307,7 +307,8 @@ fn nccl_alone() {
     let place = Place::Held(host.address().to_string());
     let launch = Launch { launcher: "test", world: World::ALONE, place, token: Some(token) };
     let comm =
-        nccl::Nccl::connect(Meeting::join(&launch, Facts::new(), Wait::default()).unwrap(), Limits::default()).unwrap();
+        nccl::Nccl::connect(Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap(), Limits::default())
+            .unwrap();
     println!("NCCL {}", nccl::probe().unwrap());
     for length in [0, 1, 1001, 16 << 20] {
         let given: Vec<u8> = (0..length).map(|index| (index * 7 + 3) as u8).collect();

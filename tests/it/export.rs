@@ -2,7 +2,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tunesmith::checkpoint::finished::Finished;
+use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::config::arch::Arch;
 use tunesmith::export::blend::{Method, Recipe, blend};
 use tunesmith::model::weights::WeightFiles;
@@ -128,7 +128,7 @@ fn a_wrong_base_is_refused_with_both_sides() {
 fn blends_are_those_of_peft() {
     let arch = Arch::from_dir(&golden("a/llama/model")).unwrap();
     let adapters = ["adapter_init", "adapter_final"]
-        .map(|name| Finished::open(&golden(&format!("a/llama/{name}")), &arch).unwrap());
+        .map(|name| LoadedAdapter::open(&golden(&format!("a/llama/{name}")), &arch).unwrap());
     let wanted = WeightFiles::open_file(&golden("peft/blend.safetensors")).unwrap();
     for (name, method, density) in [
         ("cat", Method::Cat, 0.5),
@@ -165,7 +165,7 @@ fn a_blend_is_an_adapter_and_merges() {
     let both = ["merge", "--base", &base, "--adapter", &first, "--adapter", &second, "--weights", "0.5,-0.25"];
     works(&[&both[..], &["--output", blend.to_str().unwrap(), "--adapter-only"]].concat());
     let arch = Arch::from_dir(&golden("a/llama/model")).unwrap();
-    assert_eq!(Finished::open(&blend, &arch).unwrap().config.tuning.lora.r, 8, "ranks add up");
+    assert_eq!(LoadedAdapter::open(&blend, &arch).unwrap().config.tuning.lora.r, 8, "ranks add up");
     works(&[&both[..], &["--output", merged.to_str().unwrap()]].concat());
     fails(&[&both[..], &["--output", "x", "--combine", "svd"]].concat(), 2, "--combine svd");
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
-use tunesmith::checkpoint::finished::Finished;
+use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
 use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
@@ -201,7 +201,7 @@ fn a_head_gets_a_matrix_of_its_own_where_peft_gives_it_one() {
 fn a_shared_matrix_is_written_under_both_names_and_read_as_one() {
     let golden = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters").join(name);
     let (arch, dir) = (arch_of("variants/ia3/adapter_final"), golden("tied_ensured").join("adapter"));
-    let own = Finished::open(&dir, &arch).unwrap();
+    let own = LoadedAdapter::open(&dir, &arch).unwrap();
     assert!(own.config.shares_head && !own.tensors.contains_key("lm_head.weight"));
     let copy = tempfile::tempdir().unwrap();
     let tensors: Vec<_> =
@@ -217,7 +217,7 @@ fn a_shared_matrix_is_written_under_both_names_and_read_as_one() {
         apart.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let other = tempfile::tempdir().unwrap();
     save_adapter(other.path(), &both, &tensors).unwrap();
-    let error = Finished::open(other.path(), &arch).unwrap_err();
+    let error = LoadedAdapter::open(other.path(), &arch).unwrap_err();
     assert_says(&error, &["lm_head.weight", "is not \"model.embed_tokens.weight\""]);
 }
 

@@ -19,7 +19,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/checkpoint/src/disk.rs", "statvfs of the C library"),
     ("crates/comm/src/bytes.rs", "numbers as the bytes that travel between ranks"),
     ("crates/comm/src/gloo.rs", "Gloo's functions, loaded at run time"),
-    ("crates/comm/src/lent.rs", "memory that threads show each other"),
+    ("crates/comm/src/shared_buffer.rs", "memory that threads show each other"),
     ("crates/comm/src/threads.rs", "its use, by the rules of a meeting"),
     ("crates/comm/src/nccl/", "NCCL's functions and the driver's, loaded at run time"),
     ("crates/comm/src/process.rs", "prctl, getppid and kill of the C library"),
@@ -227,7 +227,7 @@ const OPENS_ALLOWED: &[(&str, &str)] = &[
     ("crates/base/src/files/", "the functions themselves"),
     ("crates/checkpoint/src/disk.rs", "the operations that tests fail one by one"),
     ("crates/comm/src/token.rs", "the system's source of randomness"),
-    ("src/cmd/talk.rs", "the history of chats, for its owner alone"),
+    ("src/cmd/chat_input.rs", "the history of chats, for its owner alone"),
 ];
 
 #[test]
@@ -255,8 +255,8 @@ fn files_are_opened_and_written_in_one_place() {
 /// Errors about checkpoints, files and other ranks that need no hint where they are made: the program's own failures,
 /// about which a user can do nothing, and those that get their hint a few lines later.
 const HINTLESS: &[(&str, usize)] = &[
-    ("crates/checkpoint/src/lib.rs", 1),
-    ("crates/checkpoint/src/origin.rs", 1),
+    ("crates/checkpoint/src/layout.rs", 1),
+    ("crates/checkpoint/src/stamp_check.rs", 1),
     ("crates/checkpoint/src/stamp.rs", 2),
     ("crates/model/src/shards.rs", 1),
     ("crates/train/src/save.rs", 2),
@@ -308,8 +308,8 @@ const ALWAYS_SEVERAL: &[(&str, usize)] = &[
     ("src/cmd/launch.rs", 1),
     ("src/cmd/plan.rs", 1),
     ("src/cmd/train.rs", 1),
-    ("crates/comm/src/meet.rs", 1),
-    ("crates/comm/src/roll.rs", 1),
+    ("crates/comm/src/rendezvous.rs", 1),
+    ("crates/comm/src/membership.rs", 1),
     ("crates/config/src/resolve.rs", 1),
     ("crates/data/src/growth.rs", 1),
     ("crates/data/src/mix.rs", 1),

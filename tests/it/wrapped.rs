@@ -6,7 +6,7 @@ use crate::parity::{Forward, golden as plain, json};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tunesmith::checkpoint::finished::Finished;
+use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft;
 use tunesmith::config::arch::{Arch, Vocabulary, WRAPPERS};
 use tunesmith::export::merge::{Parts, widened};
@@ -117,9 +117,9 @@ fn adapters_of_peft_fit_in_both_namings() {
         let (dir, language) = model(name, true);
         let arch = Arch::from_dir(dir.path()).unwrap();
         let adapter = golden(&format!("{name}/adapter"));
-        let own =
-            Finished::open(&plain(&language).join("adapter_init"), &Arch { wrapper: None, ..arch.clone() }).unwrap();
-        let found = Finished::open(&adapter, &arch).unwrap();
+        let own = LoadedAdapter::open(&plain(&language).join("adapter_init"), &Arch { wrapper: None, ..arch.clone() })
+            .unwrap();
+        let found = LoadedAdapter::open(&adapter, &arch).unwrap();
         assert_eq!(found.tensors, own.tensors, "{name}");
         assert_eq!(found.placements, own.placements, "{name}");
         let parts = Parts::open(dir.path(), &[], &Vocabulary::default()).unwrap();
@@ -139,7 +139,7 @@ fn adapters_of_peft_fit_in_both_namings() {
         let mut config = json(&adapter.join(peft::CONFIG_FILE));
         config["target_modules"] = r"language_model\.model\.layers\.\d+\..*_proj".into();
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
-        assert_eq!(Finished::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
+        assert_eq!(LoadedAdapter::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
         let vision = "base_model.model.vision_tower.layers.0.self_attn.q_proj";
 
         // What PEFT's all-linear has put on the vision tower too, and left as it was for want of images.
@@ -152,10 +152,10 @@ fn adapters_of_peft_fit_in_both_namings() {
         with.insert(format!("{vision}.lora_A.weight"), some([4, 16], 1));
         with.insert(format!("{vision}.lora_B.weight"), some([16, 4], 0));
         write(&old.path().join(peft::WEIGHTS_FILE), &with);
-        assert_eq!(Finished::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
+        assert_eq!(LoadedAdapter::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
         with.insert(format!("{vision}.lora_B.weight"), some([16, 4], 1));
         write(&old.path().join(peft::WEIGHTS_FILE), &with);
-        let error = Finished::open(old.path(), &arch).unwrap_err();
+        let error = LoadedAdapter::open(old.path(), &arch).unwrap_err();
         assert!(error.kind() == tunesmith::Kind::Checkpoint && error.message().contains(vision), "{error}");
     }
 }

@@ -8,8 +8,8 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::env::{Launch, Place};
 use tunesmith_comm::gloo::{self, Gloo};
 use tunesmith_comm::host::Host;
-use tunesmith_comm::meet::{Meeting, Wait};
-use tunesmith_comm::roll::Facts;
+use tunesmith_comm::membership::Facts;
+use tunesmith_comm::rendezvous::{Rendezvous, Wait};
 use tunesmith_comm::single::Single;
 use tunesmith_comm::token::Token;
 use tunesmith_comm::{Collectives, Limits, World, threads};
@@ -119,7 +119,7 @@ fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
         let world = World { rank, size, local_rank: rank, local_size: size };
         let place = Place::Held(host.address().to_string());
         let launch = Launch { launcher: "bench", world, place, token: Some(token.clone()) };
-        Gloo::connect(Meeting::join(&launch, Facts::new(), Wait::default())?, limits)
+        Gloo::connect(Rendezvous::join(&launch, Facts::new(), Wait::default())?, limits)
             .map(|rank| Box::new(rank) as Box<dyn Collectives>)
     };
     on_all((0..size).collect(), connect)

@@ -1,12 +1,12 @@
-//! PEFT's `adapter_config.json`. Files of other PEFT versions are read as long as nothing in them changes the numbers
-//! in a way that is not computed here; such a feature is refused by its name.
+//! Reads and writes PEFT's `adapter_config.json`. Files of any PEFT version are accepted. A field that asks for a computation
+//! which this program does not have is refused by its name.
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::peft::CONFIG_FILE;
+use super::layout::ADAPTER_CONFIG;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
@@ -15,30 +15,30 @@ use tunesmith_config::{Config, Mode, Node, TuningConfig};
 use tunesmith_model::adapters::{self, About, KINDS, Method, NO_MODULE};
 use tunesmith_model::targets::{Placement, Targets, token_rows};
 
-/// The version whose fields are written.
+/// The PEFT version whose fields are written.
 const PEFT_VERSION: &str = "0.21.2";
 const CONFIG_BYTES: u64 = 4 << 20;
 
-/// An `adapter_config.json`: what decides the adapter's numbers.
+/// The fields of an `adapter_config.json` that decide which modules an adapter changes, and how.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
-    /// The kind, as `mode`, and its settings; nothing else in it counts.
+    /// `mode` says the kind of adapter; of the other fields only the section of that kind is used.
     pub tuning: TuningConfig,
-    /// What stands before a block's number where `layers_to_transform` counts (empty: anything).
+    /// Names of the module lists that `layers_to_transform` counts in, such as `layers`; empty: any list.
     pub layers_pattern: Vec<String>,
-    /// Rows of the embedding, and of a head of its own, that are trained by themselves: PEFT's `trainable_token_indices`.
+    /// Single rows of the embedding and of an untied head that are trained: PEFT's `trainable_token_indices`.
     pub token_rows: TokenRows,
     /// The base model's name or folder.
     pub base_model_name_or_path: Option<String>,
-    /// Whether a head of scores belongs to it: PEFT's task `SEQ_CLS`.
+    /// Whether it has a classification head: PEFT's task type `SEQ_CLS`.
     pub scores: bool,
-    /// It trains one matrix in full that is the embedding's and the head's; its file holds that under both names.
+    /// Whether it fully trains the matrix that embedding and head share. The weights file holds the matrix under both names.
     pub shares_head: bool,
-    /// What it says of its modules, where they are those of a language model inside a multimodal one.
+    /// Its module names, if the language model is part of a multimodal model.
     pub wrapped: Option<Wrapped>,
 }
 
-/// How an adapter of a multimodal model names its modules: a name alone would also find those of the vision tower.
+/// Module names of an adapter on a multimodal model. They are full paths: a bare name would also match the vision tower.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wrapped {
     wrapper: &'static Wrapper,
@@ -50,7 +50,7 @@ impl Wrapped {
     fn new(wrapper: &'static Wrapper, placements: &[Placement], saved: &[String]) -> Self {
         let named = placements.iter().filter(|placement| placement.experts.is_none());
         let names: Vec<&str> = named.map(|placement| placement.module.as_str()).collect();
-        // The modules by what they are in a block, if those of all blocks are there.
+        // Grouped by their name within a block, to write one expression if every block has the same modules.
         let mut blocks: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for name in &names {
             let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
@@ -75,7 +75,7 @@ impl Wrapped {
         Self { wrapper, target_modules, modules_to_save }
     }
 
-    /// Puts the modules into the fields of PEFT's file.
+    /// Replaces the fields that name modules by the full paths.
     fn write(&self, fields: &mut Map<String, Value>) {
         for (key, value) in &mut *fields {
             match (key.as_str(), value) {
@@ -98,11 +98,11 @@ impl Wrapped {
     }
 }
 
-/// The modules of a head of scores that PEFT lists in `modules_to_save` of every such adapter, whatever the model has.
+/// What PEFT lists in `modules_to_save` of every `SEQ_CLS` adapter, whatever the model's head is called.
 const SCORE_MODULES: [&str; 2] = ["classifier", "score"];
 
 impl AdapterConfig {
-    /// The configuration of an adapter that a configuration has placed.
+    /// The settings to save for an adapter that `tuning` describes and that was placed at `placements`.
     pub fn of(tuning: &TuningConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
         let mut own = TuningConfig { mode: tuning.mode, ..TuningConfig::default() };
         if let Some(about) = adapters::of(tuning).map(Method::about) {
@@ -122,15 +122,15 @@ impl AdapterConfig {
         }
     }
 
-    /// The name of a tensor or module in its files.
+    /// The name in the adapter's files of the tensor or module `plain` of the language model.
     pub fn stored_name(&self, plain: &str) -> String {
         self.wrapped.as_ref().map_or_else(|| plain.to_owned(), |wrapped| wrapped.wrapper.module(plain))
     }
 
-    /// The same as it is written for this model: multimodal, if `arch` is part of such a one.
+    /// These settings in the form for the model `arch`, which may be part of a multimodal model.
     ///
     /// # Errors
-    /// It does not fit the model.
+    /// The settings do not fit the model.
     pub fn on(mut self, arch: &Arch) -> Result<Self> {
         let targets = self.targets();
         self.shares_head = targets.trains_shared(arch)?;
@@ -141,22 +141,22 @@ impl AdapterConfig {
         Ok(self)
     }
 
-    /// Its kind's settings.
+    /// The settings of its kind of adapter.
     ///
     /// # Errors
-    /// [`Kind::Checkpoint`]: it is none of an adapter.
+    /// [`Kind::Checkpoint`]: its mode has no adapter.
     fn method(&self) -> Result<&dyn Method> {
         adapters::of(&self.tuning).ok_or_else(|| {
             Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)).hint("set tuning.mode: lora")
         })
     }
 
-    /// Where its adapters go.
+    /// Which modules it selects.
     pub fn targets(&self) -> Targets {
         Targets { strict: false, layers_pattern: self.layers_pattern.clone(), ..Targets::of(&self.tuning) }
     }
 
-    /// Its adapters on a model.
+    /// The modules of the model that it changes, in model order.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`]: it does not fit the model.
@@ -164,8 +164,8 @@ impl AdapterConfig {
         self.targets().place(arch, self.method()?).map_err(|error| error.with_kind(Kind::Checkpoint))
     }
 
-    /// Takes these tables of the vocabulary for some of `modules_to_save`. Where none is one by the settings, the model may share
-    /// a matrix between them.
+    /// Adds the vocabulary's `tables` to `modules_to_save`. If the settings list none of them, embedding and head may share
+    /// their matrix.
     pub(super) fn save_whole(&mut self, tables: &[&str]) {
         let lora = &mut self.tuning.lora;
         let named = |table: &str| lora.modules_to_save.iter().any(|module| module.ends_with(table));
@@ -176,7 +176,7 @@ impl AdapterConfig {
         }
     }
 
-    /// Its tensors on a model, with their shapes.
+    /// Names and shapes of its tensors on a model.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`]: it does not fit the model.
@@ -186,7 +186,7 @@ impl AdapterConfig {
         tensors.map_err(|error| error.with_kind(Kind::Checkpoint))
     }
 
-    /// With what the model has beside: the rows of new tokens, which PEFT calls `trainable_token_indices`, a head of scores.
+    /// Adds what the model trains besides adapters: rows of new tokens (`trainable_token_indices`) and a classification head.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
@@ -206,7 +206,7 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: a missing or malformed file, or a feature that is not supported, by its name.
     pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join(CONFIG_FILE);
+        let path = dir.join(ADAPTER_CONFIG);
         let text = read_small(&path)?;
         Self::from_json(&text, &path)
     }
@@ -242,8 +242,8 @@ impl AdapterConfig {
         })
     }
 
-    /// The adapter's settings as a configuration's, to go on training it: with the modules by their full names, since not every
-    /// setting can be written there (`layers_pattern`). What is no adapter's stays as it is in `like`.
+    /// The adapter's settings as a configuration, to continue its training. Modules have their full names, because a
+    /// configuration has no `layers_pattern`. Settings that are not the adapter's stay as in `like`.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where the adapter does not fit the model.
@@ -255,7 +255,7 @@ impl AdapterConfig {
         Ok(copied(about, |key| about.ours.contains(&key), like, &listed))
     }
 
-    /// The file's text, with every field that PEFT 0.21 writes.
+    /// The JSON of `adapter_config.json`, with every field that PEFT 0.21 writes.
     pub fn to_json(&self) -> Value {
         let Some(method) = adapters::of(&self.tuning) else { return Value::Null };
         let about = method.about();
@@ -296,7 +296,7 @@ impl AdapterConfig {
     }
 }
 
-/// `to` with those settings of a kind that `wanted` names as `from` has them.
+/// Copies into `to` those settings of an adapter's kind from `from` whose names `wanted` accepts.
 pub fn copied(
     about: &About,
     wanted: impl Fn(&'static str) -> bool,
@@ -313,12 +313,12 @@ pub fn copied(
     to.tuning
 }
 
-/// The JSON object that a kind's description has as text.
+/// Parses a JSON object of a kind's description.
 fn object(text: &str) -> Map<String, Value> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// A value as PEFT's users write it: whole numbers without a point, names in order, nothing for an empty list.
+/// A value in PEFT's style: whole numbers without a point, names sorted, `null` for an empty list.
 fn tidy(key: &str, value: Value) -> Value {
     match value {
         Value::Number(number) => match number.as_f64() {
@@ -347,7 +347,7 @@ impl AdapterConfig {
     }
 }
 
-/// Fields with rules of their own.
+/// Fields that functions of their own read.
 const READ_BY_NAME: [&str; 2] = ["layers_pattern", "trainable_token_indices"];
 
 fn titles() -> Vec<&'static str> {
@@ -377,7 +377,7 @@ impl Source<'_> {
             .hint(format!("this version reads {}", titles().join(", ")))
     }
 
-    /// The kind of adapter.
+    /// The kind of adapter that `peft_type` names.
     fn kind(&self) -> Result<&'static About> {
         let known = || {
             let words: Vec<_> = KINDS.iter().map(|about| format!("{:?}", about.peft_type)).collect();
@@ -419,7 +419,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The settings of a kind.
+    /// Reads the settings of a kind.
     fn settings(&self, about: &About) -> Result<TuningConfig> {
         let absent = object(about.absent);
         let mut config = Config::default();

@@ -1,5 +1,5 @@
-//! Folders that are there whole or not at all: written under another name, each file synced and hashed, the manifest
-//! last, then renamed into place.
+//! Writes a folder completely or not at all. The files go into a folder with a temporary name; each is synced and hashed.
+//! The manifest comes last. A rename puts the folder in place.
 //!
 //! ```text
 //! checkpoint-000200.tmp-PID/   every file: write, fsync
@@ -8,42 +8,21 @@
 //! ```
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::disk::{Disk, DiskFile};
-use super::ours::{discard, foreign_in, kept_name};
+use super::layout::MANIFEST;
+use super::manifest::{FileSum, Manifest, write_json};
+use super::own_files::{discard, foreign_in, kept_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::temporary::{self, Watched, undisturbed};
 
-/// The name of the manifest.
-pub const MANIFEST: &str = "manifest.json";
-/// More than a manifest of any checkpoint.
-const MANIFEST_BYTES: u64 = 1 << 20;
-const VERSION: u32 = 1;
-
-/// What a complete folder holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Manifest {
-    version: u32,
-    files: BTreeMap<String, FileSum>,
-}
-
-/// Size and hash of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileSum {
-    bytes: u64,
-    blake3: String,
-}
-
-/// A folder being written beside its final place.
+/// A folder with a temporary name beside its final place, open for writing.
 pub struct Staging<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
@@ -52,7 +31,7 @@ pub struct Staging<'d> {
 }
 
 impl Staging<'_> {
-    /// Writes one file, synced. `fill` streams its content.
+    /// Writes the file `name` with what `fill` streams, syncs it, and adds its size and hash to the manifest.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`].
@@ -93,22 +72,16 @@ impl Staging<'_> {
         Ok(FileSum { bytes: file.bytes, blake3: file.hasher.finalize().to_hex().to_string() })
     }
 
-    /// The manifest, then the folder's entries.
+    /// Writes the manifest and makes the folder's entries durable.
     fn seal(&mut self) -> Result<()> {
         let path = self.dir.join(MANIFEST);
-        let manifest = Manifest { version: VERSION, files: self.files.clone() };
+        let manifest = Manifest::of(self.files.clone());
         let sealed = self.write_summed(&path, |writer| write_json(writer, &manifest));
         sealed.and_then(|_| self.disk.sync_dir(&self.dir)).map_err(|error| Error::io("write", &path, &error))
     }
 }
 
-fn write_json(writer: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    writer.write_all(&text)
-}
-
-/// A file that hashes what passes through.
+/// Hashes and counts the bytes on their way to a file.
 struct Summing {
     file: Box<dyn DiskFile>,
     hasher: blake3::Hasher,
@@ -131,18 +104,18 @@ impl Write for Summing {
     }
 }
 
-/// What came of a folder that was put in place.
+/// The outcome of [`publish`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
-    /// The time that hashing took.
+    /// Time spent on hashing.
     pub hashing: Duration,
-    /// Where what stood in its place stays, if that holds files that are not the program's.
+    /// The new name of an older folder or file in the same place that holds files of others; such files are never removed.
     pub kept: Option<PathBuf>,
 }
 
-/// Makes the folder `target` with what `fill` writes and a manifest. A folder that stood there is moved aside and
-/// removed only when the new one is durable; one that holds files of others, or a file or link of that name, stays under
-/// another name. On an error nothing new is left and the old folder stands.
+/// Makes the folder `target` from what `fill` writes, and adds a manifest. An older folder at `target` is moved aside, and
+/// removed once the new one is durable. If the older one is a file or a link, or holds files of others, it keeps the other
+/// name. On an error the older folder is back in place and nothing new is left.
 ///
 /// # Errors
 /// Those of `fill`, and [`tunesmith_base::Kind::Io`].
@@ -165,7 +138,7 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
     done.map(|kept| Published { hashing: staging.hashing, kept })
 }
 
-/// Returns where what stood at `target` stays, if it holds files of others.
+/// Renames `staged` to `target`. Returns the other name under which an older `target` with files of others stays.
 fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
     let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
     let is_there = fs::symlink_metadata(target).is_ok();
@@ -189,8 +162,8 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<
     }
 }
 
-/// Clears what processes that were killed have left of the folder `target`: one that was half written goes; one that was moved
-/// aside goes back where nothing has taken its place, else goes too. What a living process writes stays.
+/// Clears up after killed processes that were writing the folder `target`. A half-written folder is removed. A folder that was
+/// moved aside returns to its place if that is free, and is removed otherwise. Folders of living processes stay.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -217,7 +190,7 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a small text file at once: written beside it, synced, renamed. What is no regular file stays.
+/// Replaces a small text file in one step: writes beside it, syncs, renames. Refuses to replace anything but a regular file.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -240,7 +213,7 @@ pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// Refuses to replace what is no regular file: the program did not put it there.
+/// Refuses folders, links and devices: the program did not put them there.
 fn refuse_obstacle(path: &Path) -> Result<()> {
     let Some(found) = files::obstacle(path) else { return Ok(()) };
     let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
@@ -259,123 +232,4 @@ fn parent_of(path: &Path) -> &Path {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     }
-}
-
-impl Manifest {
-    /// Reads `dir/manifest.json`, whose every byte must be as it was written.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: there is none, or it is damaged.
-    pub fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join(MANIFEST);
-        let damaged = |reason: String| damaged(&path, reason);
-        let unreadable = |error: io::Error| unreadable(&path, &error);
-        let file = files::open_own(&path).map_err(unreadable)?;
-        let mut text = Vec::new();
-        file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
-        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("not valid: {error}")))?;
-        if manifest.version != VERSION {
-            return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
-        }
-        if let Some(name) =
-            manifest.files.keys().find(|name| name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']))
-        {
-            return Err(damaged(format!("lists {name:?}, expected plain file names")));
-        }
-        let mut written = Vec::with_capacity(text.len());
-        write_json(&mut written, &manifest).map_err(|error| damaged(format!("not valid: {error}")))?;
-        if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
-    }
-
-    /// Whether a file is listed.
-    pub fn lists(&self, name: &str) -> bool {
-        self.files.contains_key(name)
-    }
-
-    /// The names of the listed files, and its own.
-    pub fn names(&self) -> Vec<String> {
-        self.files.keys().cloned().chain([MANIFEST.to_owned()]).collect()
-    }
-
-    /// Bytes of all listed files.
-    pub fn bytes(&self) -> u64 {
-        self.files.values().map(|sum| sum.bytes).fold(0, u64::saturating_add)
-    }
-
-    /// Whether every listed file is there in its size.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
-    pub fn check_sizes(&self, dir: &Path) -> Result<()> {
-        self.files.iter().try_for_each(|(name, sum)| {
-            let path = dir.join(name);
-            let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
-            if !metadata.is_file() {
-                return Err(damaged(&path, "not a regular file"));
-            }
-            if metadata.len() != sum.bytes {
-                return Err(damaged(&path, format!("{} bytes, expected {}", metadata.len(), sum.bytes)));
-            }
-            Ok(())
-        })
-    }
-
-    /// Whether every listed file has its hash.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
-    pub fn check_hashes(&self, dir: &Path) -> Result<()> {
-        self.files.par_iter().try_for_each(|(name, sum)| {
-            let path = dir.join(name);
-            let found = hash_file(&path).map_err(|error| unreadable(&path, &error))?;
-            if found == sum.blake3 {
-                Ok(())
-            } else {
-                Err(damaged(&path, format!("BLAKE3 {found}, expected {}", sum.blake3)))
-            }
-        })
-    }
-}
-
-fn hash_file(path: &Path) -> io::Result<String> {
-    let (mut file, mut hasher) = (files::open_own(path)?, blake3::Hasher::new());
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hasher.finalize().to_hex().to_string()),
-            read => hasher.update(&buffer[..read]),
-        };
-    }
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> Error {
-    damaged(path, format!("cannot be read: {error}")).unless_of_machine(path, error)
-}
-
-fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
-    Error::checkpoint(format!("{}: {reason}", path.display()))
-        .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
-}
-
-/// A folder that was found complete.
-#[derive(Debug)]
-pub struct Complete {
-    /// Where it is.
-    pub dir: PathBuf,
-    /// What it holds.
-    pub manifest: Manifest,
-    /// How long hashing its files took.
-    pub hashing: Duration,
-}
-
-/// Whether a folder is complete: every file of its manifest is there with its size and hash.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`], naming the file, what was found and what was expected.
-pub fn verify(dir: &Path) -> Result<Complete> {
-    let manifest = Manifest::read(dir)?;
-    manifest.check_sizes(dir)?;
-    let began = Instant::now();
-    manifest.check_hashes(dir)?;
-    Ok(Complete { dir: dir.to_owned(), manifest, hashing: began.elapsed() })
 }

@@ -1,18 +1,22 @@
-//! Checkpoints that are written while the steps go on: what they hold is copied between two steps into buffers that
-//! are kept from one save to the next, and a thread writes the copy. At most one is being written.
+//! Writes checkpoints while training goes on. Between two steps the state is copied into buffers, which are reused by later
+//! saves, and a thread writes the copy. At most one checkpoint is being written.
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use super::adapter_config::AdapterConfig;
 use super::disk::Disk;
-use super::{AdapterConfig, Keep, Snapshot, Stamp, StateTensors, TrainState, Weights, Written, folder};
+use super::folder;
+use super::save::{Keep, Snapshot, StateTensors, Weights, Written, write};
+use super::stamp::Stamp;
+use super::state::TrainState;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::Wrapping;
 use tunesmith_optim::State;
 
-/// The buffers of a copy, in pieces that need not lie end to end.
+/// The copy of a run's state.
 #[derive(Debug, Default)]
 struct Buffers {
     values: Vec<f32>,
@@ -21,7 +25,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// Copies; allocates only where the sizes are others than before.
+    /// Copies the state; allocates only if sizes have changed.
     fn fill(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
         self.values.clear();
         self.values.extend_from_slice(values);
@@ -50,7 +54,7 @@ impl Buffers {
     }
 }
 
-/// As [`Weights`], with what they borrow.
+/// [`Weights`] that own what the original borrows.
 #[derive(Debug)]
 enum Owned {
     Adapter(Box<AdapterConfig>),
@@ -96,7 +100,7 @@ impl Owned {
     }
 }
 
-/// What a thread needs to write one checkpoint.
+/// One checkpoint to write.
 struct Job {
     root: PathBuf,
     stamp: Stamp,
@@ -120,11 +124,11 @@ impl Job {
             optimizer: state.iter().map(|(name, shape, state)| (name.clone(), shape.clone(), state)).collect(),
             shared: None,
         };
-        super::write(disk, &self.root, &snapshot, &self.keep)
+        write(disk, &self.root, &snapshot, &self.keep)
     }
 }
 
-/// Writes checkpoints beside the steps.
+/// Writes checkpoints on a thread of its own.
 pub struct Background {
     disk: &'static dyn Disk,
     spare: Buffers,
@@ -138,21 +142,20 @@ impl std::fmt::Debug for Background {
 }
 
 impl Background {
-    /// Nothing is being written, and no memory held.
+    /// Starts idle, without memory.
     pub fn new(disk: &'static dyn Disk) -> Self {
         Self { disk, spare: Buffers::default(), thread: None }
     }
 
-    /// Takes the memory for copies of tensors like these now, so that no save needs more than there was before the first
-    /// step.
+    /// Allocates the buffers for copies of these tensors, so that lack of memory shows before the first step and not at a save.
     pub fn reserve(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
         self.spare.fill(values, trained, state);
     }
 
-    /// Copies `snapshot` and begins to write it, as [`super::write`] does. One that is still being written is waited for.
+    /// Copies `snapshot` and starts to write it as [`write()`] does. Waits first for an earlier save, and returns its result.
     ///
     /// # Errors
-    /// Those of the one before.
+    /// Those of the earlier save.
     pub fn begin(&mut self, root: &Path, snapshot: &Snapshot<'_>, keep: Keep) -> Result<Option<Written>> {
         let before = self.join()?;
         let mut buffers = std::mem::take(&mut self.spare);
@@ -176,7 +179,7 @@ impl Background {
         Ok(before)
     }
 
-    /// What has been written since the last call, if it is finished.
+    /// The result of a save that has finished since the last call.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: it failed; the older checkpoints stand.
@@ -184,7 +187,7 @@ impl Background {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { self.join() } else { Ok(None) }
     }
 
-    /// Waits for the one that is being written.
+    /// Waits for the current save.
     ///
     /// # Errors
     /// As [`Background::poll`].
@@ -200,7 +203,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// A run that ends on an error has another one to tell; what it had begun to save is finished all the same.
+    /// Finishes the current save. Its error is dropped: a run that ends early has another error to report.
     fn drop(&mut self) {
         let _ = self.join();
     }

@@ -1,5 +1,5 @@
-//! The few operations by which checkpoints change the disk, as a trait (tests fail or stop each of them in turn), and
-//! the room that is left on it.
+//! The operations by which checkpoints change the disk, as a trait, so that tests can make each of them fail; and the free
+//! space of a disk.
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -74,16 +74,16 @@ impl Disk for RealDisk {
     }
 }
 
-/// What a user without privileges may still write somewhere.
+/// Free space for a user without privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Bytes.
     pub bytes: u64,
-    /// Files and folders; nothing where the file system makes as many as are asked for.
+    /// Free inodes; `None` if the file system has no limit.
     pub files: Option<u64>,
 }
 
-/// The room where `path` lies.
+/// The free space of the file system that holds `path`.
 ///
 /// # Errors
 /// The system's.

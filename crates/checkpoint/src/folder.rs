@@ -1,4 +1,4 @@
-//! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
+//! Writes model folders for Transformers: `config.json`, `model.safetensors`, and copies of the tokenizer's files.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -7,46 +7,44 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::atomic::Staging;
+pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
 use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
-
-/// The file with the weights.
-pub const WEIGHTS_FILE: &str = "model.safetensors";
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
 }
 
-/// Bytes of the files that are copied.
+/// Size in bytes of the files that are copied from the source model.
 pub fn companion_bytes(model_dir: &Path) -> u64 {
     companions(model_dir).filter_map(|(_, path)| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// The model that a folder is made from, and what is new about its vocabulary.
+/// The source model of a folder, and what the run changed in its vocabulary and head.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
     /// Its folder.
     pub dir: &'a Path,
-    /// The text of `tokenizer.json` where tokens were added, and the rows that the embedding now has.
+    /// The new `tokenizer.json` and the new number of rows of the embedding, if tokens were added.
     pub grown: Option<(&'a str, usize)>,
-    /// The text of a chat template that takes the place of the tokenizer's.
+    /// A chat template that replaces the tokenizer's.
     pub template: Option<&'a str>,
-    /// The model, where its head is not the source's: scores, or a matrix of its own.
+    /// The model, if its head is not the source's: a classification head, or a head untied from the embedding.
     pub own_head: Option<&'a Arch>,
-    /// Of a multimodal model what its language model is wrapped in.
+    /// The rest of a multimodal model around the language model.
     pub wrapping: Option<&'a Wrapping>,
 }
 
-/// The tensors of a model that were not trained, which are fetched one at a time.
+/// Tensors that are not in memory; they are fetched one at a time, while the file is written.
 pub struct Rest<'a> {
     /// Names and shapes.
     pub tensors: &'a [(String, Vec<usize>)],
-    /// A tensor's values.
+    /// Returns the values of the tensor of that name.
     pub fetch: &'a dyn Fn(&str) -> Result<Vec<f32>>,
 }
 
-/// Copies the tokenizer's files and their like, with the tokens that were added.
+/// Copies the files of the tokenizer, the processor and the generation settings, with added tokens and a new template.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -67,7 +65,7 @@ pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result
     }
 }
 
-/// Copies what prepares images, which only the base has where the tokenizer comes with an adapter.
+/// Copies the processor's settings from the base, if the tokenizer comes from an adapter, which has none.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -77,8 +75,8 @@ pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path)
     missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
 }
 
-/// Writes a model folder: `config.json` of the source with the dtype of the new weights, f32, its companions, and the
-/// weights: `tensors`, what was not trained, and of a multimodal model all that is no part of its language model, as it was.
+/// Writes a model folder: the source's `config.json` with dtype f32, the tokenizer's files, and one file of weights. The weights
+/// are `tensors`, those of `rest`, and the unchanged other parts of a multimodal model.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
@@ -93,10 +91,11 @@ pub fn stage(
     stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest)
 }
 
-/// Writes `tensors` and those that are fetched into one file.
+/// Writes `tensors` and the fetched tensors of `rest` into one file.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor beside the language model that cannot be copied.
+/// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
+/// model cannot be copied.
 pub fn stage_weights(
     staging: &mut Staging<'_>,
     file: &str,
@@ -136,7 +135,7 @@ pub fn stage_weights(
     }
 }
 
-/// Writes `config.json`.
+/// Writes the source's `config.json` with the new dtype, vocabulary and head.
 ///
 /// # Errors
 /// As [`stage`].
@@ -149,7 +148,7 @@ pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()>
     staging.write_json("config.json", &config)
 }
 
-/// Puts a model's head into its `config.json`, where it is not that of the source: scores, or a matrix of its own.
+/// Describes in `config.json` a classification head, or a head untied from the embedding.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: Transformers has no head of scores for the family.
@@ -168,13 +167,13 @@ pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
     Ok(())
 }
 
-/// Transformers casts on loading to the dtype that `config.json` names; the weights written here are f32.
+/// The source's `config.json` with dtype f32: Transformers casts weights to the dtype that is named there.
 fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     let mut config: Value = serde_json::from_str(text)
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {
         set_dtype(map, Dtype::F32);
-        // What was quantized has been widened.
+        // The weights are no longer quantized.
         map.remove("quantization_config");
         if let Some(rows) = rows {
             set_vocabulary(map, rows);
@@ -183,7 +182,7 @@ fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     Ok(config)
 }
 
-/// Puts the dtype of weights into a `config.json`; of a multimodal model it is that of the whole, and of its language model.
+/// Sets the dtype in a `config.json`, and in its `text_config` if it is a multimodal model's.
 pub fn set_dtype(config: &mut Map<String, Value>, dtype: Dtype) {
     let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
     config.insert(key.into(), dtype.name().into());
@@ -195,7 +194,7 @@ pub fn set_dtype(config: &mut Map<String, Value>, dtype: Dtype) {
     }
 }
 
-/// Puts the size of a vocabulary that has grown into a `config.json`, where it belongs.
+/// Sets `vocab_size` in a `config.json`, in `text_config` if it is a multimodal model's.
 pub fn set_vocabulary(config: &mut Map<String, Value>, rows: usize) {
     let key = "vocab_size";
     if let Some(Value::Object(text)) = config.get_mut("text_config") {

@@ -1,12 +1,14 @@
-//! Adapters as PEFT writes and reads them: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`,
-//! whose names are the base model's behind [`PREFIX`]. An adapter of a multimodal model names its modules as Transformers
-//! does, now or in older versions; here they have the names of the language model alone.
-use std::collections::BTreeMap;
+//! Adapters in PEFT's form: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`. In the file a tensor's
+//! name is [`PREFIX`] and its name in the base model. Of multimodal models, any version's module names are accepted; in
+//! memory tensors have the names of the language model alone.
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
 use super::atomic::Staging;
-use super::former;
+pub use super::layout::{ADAPTER_CONFIG as CONFIG_FILE, ADAPTER_WEIGHTS as WEIGHTS_FILE};
+use super::older_formats;
+pub use super::tensors::Tensors;
+use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::staged;
@@ -14,15 +16,8 @@ use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, 
 use tunesmith_model::targets::token_rows;
 use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
-/// The file with the adapter's settings.
-pub const CONFIG_FILE: &str = "adapter_config.json";
-/// The file with the adapter's tensors.
-pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// What PEFT puts before a tensor's name in the base model.
 pub const PREFIX: &str = "base_model.model.";
-
-/// Tensors by name with their shapes.
-pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Writes both files of an adapter; the tensors have the base model's names (`<module>.lora_A.weight`, or a whole tensor's).
 ///
@@ -59,7 +54,7 @@ fn with_prefix<'a>(
     named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
 }
 
-/// Opens `dir/adapter_model.safetensors`, whose tensors get the names of the language model alone.
+/// Opens `dir/adapter_model.safetensors`. The tensors get the names of the language model, still behind [`PREFIX`].
 ///
 /// # Errors
 /// [`Kind::Checkpoint`].
@@ -77,14 +72,14 @@ pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
     weights.map_err(|error| error.with_kind(Kind::Checkpoint))
 }
 
-/// Whether an adapter's tensor is on a part of a multimodal model that sees or hears.
+/// Whether a tensor belongs to the vision or audio part of a multimodal model.
 fn is_beside(plain: &str) -> bool {
     let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
     !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
 }
 
-/// Whether an adapter with such values leaves its module as it is. One that PEFT has put on a vision tower too does, where
-/// it was trained on text: nothing there had a gradient.
+/// Whether an adapter's tensor has the values that it starts with, so that its module is unchanged. PEFT may place adapters on a
+/// vision tower too; training on text leaves those without a gradient.
 fn is_idle(name: &str, values: &[f32]) -> bool {
     let all = |wanted: f32| values.iter().all(|value| *value == wanted);
     match name {
@@ -136,11 +131,11 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
     let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
     let stored = tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)).map(|(_, module)| module);
     config.save_whole(&stored.collect::<Vec<_>>());
-    Ok((config, former::stacked(tensors)))
+    Ok((config, older_formats::stacked(tensors)))
 }
 
-/// As [`load_adapter`], on a model that has what the adapter makes of the vocabulary ([`Arch::fit`]): a matrix that embedding
-/// and head share is there once.
+/// As [`load_adapter`], for a model that was adapted to the adapter's vocabulary ([`Arch::fit`]). A matrix that embedding and
+/// head share is returned once.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`]; the file has two matrices for it.
@@ -169,7 +164,7 @@ pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)>
     Ok((config, tensors))
 }
 
-/// What the adapter in `dir` makes of the vocabulary, by its settings and the sizes of its tables.
+/// How the adapter in `dir` changes the vocabulary, from its settings and the shapes of its embedding and head.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`]: its files cannot be read.
@@ -182,7 +177,7 @@ pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
     Ok(Vocabulary { rows: config.token_rows, whole, apart, origin: dir.to_owned() })
 }
 
-/// Holds an adapter's tensors against what the model needs: the same names, the same shapes.
+/// Checks that an adapter has exactly the tensors that the model needs, with their shapes.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`] with both sides.
@@ -193,30 +188,4 @@ pub fn check_tensors(dir: &Path, found: &Tensors, expected: &[(String, Vec<usize
         shapes,
         expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())),
     )
-}
-
-/// As [`check_tensors`], for any two sets.
-pub(super) fn same_tensors<'n>(
-    path: &Path,
-    found: impl IntoIterator<Item = (&'n str, &'n [usize])>,
-    expected: impl IntoIterator<Item = (&'n str, &'n [usize])>,
-) -> Result<()> {
-    let (found, expected): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        (found.into_iter().collect(), expected.into_iter().collect());
-    let fail = |message: String| {
-        let both = format!("{} tensors there, {} expected", found.len(), expected.len());
-        Err(Error::checkpoint(format!("{}: {message} ({both})", path.display()))
-            .hint("the adapter must belong to this model and these settings"))
-    };
-    for (name, shape) in &expected {
-        match found.get(name) {
-            None => return fail(format!("no tensor {name:?}, expected {shape:?}")),
-            Some(other) if other != shape => return fail(format!("tensor {name:?} is {other:?}, expected {shape:?}")),
-            Some(_) => {}
-        }
-    }
-    match found.iter().find(|(name, _)| !expected.contains_key(*name)) {
-        Some((name, shape)) => fail(format!("tensor {name:?} {shape:?} has no place in the model")),
-        None => Ok(()),
-    }
 }

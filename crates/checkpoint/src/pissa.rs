@@ -1,12 +1,13 @@
-//! `PiSSA`'s adapter as plain LoRA of twice the rank, which fits the unchanged base: since the base gave `s B0 A0` away,
-//! `W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]`. PEFT calls this `path_initial_model_for_weight_conversion`.
+//! Converts a `PiSSA` adapter to plain LoRA of twice the rank, which fits the original base. `PiSSA` subtracts its initial
+//! `s B0 A0` from the base, and `W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]`. PEFT's `path_initial_model_for_weight_conversion`
+//! does the same.
 use super::adapter_config::AdapterConfig;
 use tunesmith_config::{InitLora, Patterns};
 
-/// A tensor of its own: name, shape, values.
+/// Name, shape and values of a tensor.
 pub type Owned = (String, Vec<usize>, Vec<f32>);
 
-/// The adapter's settings and tensors in that form; `start` holds the values of the first step, in the order of `tensors`.
+/// The converted settings and tensors. `start` holds the initial values of `tensors`, in the same order.
 pub fn as_lora(
     config: &AdapterConfig,
     tensors: &[(String, Vec<usize>, &[f32])],

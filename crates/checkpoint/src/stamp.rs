@@ -1,9 +1,10 @@
-//! What a checkpoint belongs to (`backend.json`): resume compares it with the run at hand and refuses what would not
-//! give the same curve.
+//! The stamp of a checkpoint (`backend.json`): what it belongs to. Resume compares it with the new run and refuses
+//! differences that would change the training curve.
 //!
-//! Three classes of differences: `mode`, `adapter` and the optimizer never fit, since the tensors do not; the number of
-//! ranks together with `grad_accum`, so that a step keeps its rows, and settings that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused
-//! unless the user allows it by name.
+//! - Differences in `mode`, `adapter` and the optimizer are always refused: the tensors would not fit.
+//! - Settings in [`FREE`], such as the length of training, may differ. So may the number of ranks together with `grad_accum`, if
+//!   a step keeps its number of rows.
+//! - Every other difference is refused unless `--allow` names it.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,11 +17,11 @@ use tunesmith_config::{Config, OptionDef, nearest, schema};
 use tunesmith_model::adapters::{self, KINDS, Method};
 use tunesmith_model::targets::Placement;
 
-/// Who the run was meant for: `bnb` does not go on as `unsloth` unless it is allowed to, as in SFT-Play.
+/// A run with `bnb` does not resume with `unsloth` unless `--allow` names this, as in SFT-Play.
 const BACKEND_WORD: &str = "tuning.backend";
 
-/// Settings that shape the training curve: compared one by one, as are those of an adapter's kind that shape training alone
-/// ([`tunesmith_model::adapters::About::training`]). Its other settings are covered by what is placed.
+/// Settings that shape the training curve; each is compared. So are an adapter's settings that affect training alone
+/// ([`tunesmith_model::adapters::About::training`]). The field `adapter` covers its other settings.
 pub const COMPARED: &[&str] = &[
     "task",
     "data.labels",
@@ -62,8 +63,8 @@ pub const COMPARED: &[&str] = &[
     "data.split_special_tokens",
 ];
 
-/// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at
-/// step 0.
+/// Settings that are not compared themselves: a field of the stamp shows their effect (base model, dtype, backend, data,
+/// adapter), or they matter only at step 0.
 pub const COVERED: &[&str] = &[
     "model.dtype",
     "train.bf16",
@@ -106,8 +107,8 @@ pub const COVERED: &[&str] = &[
     "data.test_path",
 ];
 
-/// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
-/// With a decaying schedule another length gives another learning rate from here on, as it should; the run says so.
+/// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine. With a
+/// decaying schedule, another length changes the learning rate from this step on, and the run says so.
 pub const FREE: &[&str] = &[
     "eval.metrics",
     "eval.normalization",
@@ -189,13 +190,13 @@ pub const FREE: &[&str] = &[
 pub struct Stamp {
     /// Version of tunesmith that wrote it.
     pub engine_version: String,
-    /// Whose kernels computed: `fused` or `reference`.
+    /// The kernels in use: `fused` or `reference`.
     pub backend: String,
-    /// The instruction set that they ran on, which moves the last bits.
+    /// The kernels' instruction set, which affects the last bits of results.
     pub simd: String,
-    /// How the base weights are held: `none`, or the form of their codes.
+    /// Quantization of the base weights: `none`, or the form of their codes.
     pub quantization: String,
-    /// What base weights and activations are held in.
+    /// Dtype of base weights and activations.
     pub dtype: String,
     /// `tuning.mode`.
     pub mode: String,
@@ -209,13 +210,13 @@ pub struct Stamp {
     pub chat_template: String,
     /// Fingerprint of the tokenized training data.
     pub data: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,
 }
 
-/// What computes, as it really runs and not as it was asked for.
+/// The kernels and dtypes that a run really uses, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
     /// See [`Stamp::backend`].
@@ -231,7 +232,7 @@ pub struct Engine {
 /// The hashes that go into a stamp.
 #[derive(Debug, Clone, Copy)]
 pub struct Hashes<'a> {
-    /// Of the base weights, or what says how they were drawn.
+    /// Of the base weights; with random weights, a description of how they were drawn.
     pub base_model: &'a str,
     /// Of the tokenizer.
     pub tokenizer: &'a str,
@@ -241,7 +242,7 @@ pub struct Hashes<'a> {
     pub data: &'a str,
 }
 
-/// A setting or hash that is not the same on both sides.
+/// A field with its values in the checkpoint and in the new run.
 struct Difference {
     key: String,
     saved: String,
@@ -249,8 +250,8 @@ struct Difference {
 }
 
 impl Stamp {
-    /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
-    /// `mode: freeze`, alone; both are empty in full mode.
+    /// The stamp of a run. `placements` are its adapters. `saved` names the tensors that are trained in full or by rows beside
+    /// them, or alone with `mode: freeze`. Both are empty in full mode.
     pub fn new(
         config: &Config,
         placements: &[Placement],
@@ -285,8 +286,8 @@ impl Stamp {
         }
     }
 
-    /// Holds the stamp of a checkpoint (`self`, from `dir`) against that of the run at hand. Returns a line for each
-    /// difference that `allow` lets pass.
+    /// Compares the stamp of a checkpoint (`self`, from `dir`) with that of the new run. Returns one line for each difference that
+    /// is accepted.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`] with every refused difference, both sides shown; [`tunesmith_base::Kind::Config`] where
@@ -342,7 +343,7 @@ impl Stamp {
         })
     }
 
-    /// All fields in one level, as they read back from a file.
+    /// All fields on one level, with the values that a file would give back.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: a field that JSON does not have.
@@ -362,7 +363,7 @@ fn is_compared(option: &OptionDef) -> bool {
     kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
 }
 
-/// Differences in these mean tensors that do not fit.
+/// Fields that no `--allow` accepts: with another value the tensors do not fit.
 const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.

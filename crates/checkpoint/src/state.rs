@@ -1,37 +1,37 @@
-//! What a run needs beside tensors to go on exactly where it stopped.
+//! The state of a run besides its tensors (`state.json`): with it, resume continues exactly where the run stopped.
 use serde::{Deserialize, Serialize};
 
-/// The run between two optimizer steps (`state.json`).
+/// Counters and positions of a run between two optimizer steps.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainState {
     /// Optimizer steps done, skipped ones included; names the checkpoint.
     pub step: u64,
-    /// Epochs done, with the part of the one that is under way.
+    /// Epochs done, as a fraction.
     #[serde(with = "exact")]
     pub epoch: f64,
     /// Position in the data, as the sampler writes it.
     pub sampler: serde_json::Value,
-    /// Updates that the optimizer has made: its bias correction.
+    /// Updates that the optimizer has made, which its bias correction depends on.
     pub optimizer_step: u64,
-    /// Numbers of the optimizer's state that belong to no tensor.
+    /// State of the optimizer that belongs to no tensor.
     #[serde(with = "exact_list")]
     pub optimizer_scalars: Vec<f64>,
-    /// The best evaluation's measure so far.
+    /// The best value of the evaluation metric so far.
     #[serde(with = "exact_option", alias = "best_loss")]
     pub best_metric: Option<f64>,
-    /// What was measured; nothing is the loss.
+    /// The name of that metric; `None` is the loss.
     #[serde(default)]
     pub best_metric_name: Option<String>,
     /// The step of that evaluation.
     pub best_step: Option<u64>,
-    /// The step after which the last evaluation was made.
+    /// The step of the last evaluation.
     pub evaluated_step: u64,
     /// Evaluations in a row without improvement.
     pub evaluations_without_improvement: u64,
     /// Steps in a row that were skipped because of NaN or infinity.
     pub nonfinite_in_a_row: u64,
-    /// All such steps.
+    /// All steps that were skipped because of NaN or infinity.
     pub nonfinite_total: u64,
     /// Tokens seen in training.
     pub tokens: u64,
@@ -41,18 +41,18 @@ pub struct TrainState {
     pub seed: u64,
     /// Seed of the data's order.
     pub data_seed: u64,
-    /// The most tokens that one pass holds, where memory asked for fewer than the configuration says.
+    /// Limit of tokens in one pass, if memory required fewer than the configuration allows.
     #[serde(default)]
     pub max_tokens_per_pass: Option<usize>,
-    /// What blocks keep for backward, where the configuration leaves it to measurement.
+    /// The choice of gradient checkpointing, if the configuration left it to measurement.
     #[serde(default)]
     pub gradient_checkpointing: Option<serde_json::Value>,
-    /// How many steps the run is to have, from which the learning rate follows.
+    /// Planned number of steps, which the learning rate schedule depends on.
     #[serde(default)]
     pub total_steps: Option<u64>,
 }
 
-/// An f64 as text: JSON readers may round numbers in the last place, and resume is bit-exact.
+/// Serializes an f64 as text: JSON readers may round the last place, and resume is bit-exact.
 mod exact {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -66,7 +66,7 @@ mod exact {
     }
 }
 
-/// As [`exact`], where there may be none.
+/// As [`exact`], for an optional number.
 mod exact_option {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -84,7 +84,7 @@ mod exact_option {
     }
 }
 
-/// As [`exact`], for several.
+/// As [`exact`], for a list.
 mod exact_list {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

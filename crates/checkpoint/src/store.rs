@@ -1,11 +1,12 @@
-//! The checkpoints in an output directory: which is the newest good one, which may go, what dead runs left behind.
+//! The checkpoints in an output directory: finds the newest complete one, removes old ones, clears up after killed runs.
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{Complete, Manifest, beside, replace_file, verify};
+use super::atomic::{beside, replace_file};
 use super::disk::{Disk, Room, room};
-use super::ours::{discard, foreign_in};
+use super::manifest::{Complete, Manifest, verify};
+use super::own_files::{discard, foreign_in};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
@@ -21,11 +22,11 @@ fn step_of(name: &str) -> Option<u64> {
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// What a run replaces in its output directory beside checkpoints.
+/// Names in the output directory, besides checkpoints, that a run replaces.
 const REPLACED: [&str; 7] =
     ["latest", "best", "adapter", "model", "backend.json", "config.resolved.yaml", "report.html"];
 
-/// `NAME.KIND-PID` as its name and kind.
+/// Splits `NAME.KIND-PID` into name and kind, if a run may have made it.
 fn moved_aside(name: &str) -> Option<(&str, &str)> {
     let (stem, rest) = name.rsplit_once('.')?;
     let (kind, pid) = rest.split_once('-')?;
@@ -52,11 +53,11 @@ fn in_place(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// A complete checkpoint, if there is one, and damaged ones with what is wrong with them.
+/// The newest complete checkpoint, if there is one, and newer damaged ones with the reasons.
 pub type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
 
-/// The newest checkpoint that is complete, and the newer ones that are not, with what is wrong with them; among those
-/// also the one that `latest` names, if it has gone.
+/// Finds the newest complete checkpoint. Also returns the newer ones that are damaged, with the reasons; a checkpoint that
+/// `latest` names and that is missing counts as damaged.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`] where the directory cannot be read.
@@ -86,14 +87,15 @@ pub fn newest_complete(root: &Path) -> Result<Newest> {
     Ok((None, damaged))
 }
 
-/// Whether every file of a folder's manifest is there in its size.
+/// Whether a folder has every file of its manifest in the right size. Does not check hashes.
 pub fn is_whole(dir: &Path) -> bool {
     Manifest::read(dir).and_then(|manifest| manifest.check_sizes(dir)).is_ok()
 }
 
-/// Removes older checkpoints: the newest `keep_last` stay, and `best`. As long as none of those that stay is `written`,
-/// by this process and just now, or passes full verification, nothing is removed. Folders with files that are not the
-/// program's stay. Returns what was removed.
+/// Removes old checkpoints and returns them. The newest `keep_last` stay, and `best`, and folders with files of others.
+///
+/// Nothing is removed unless one of those that stay is known to be good: it is `written`, which this process has just done, or
+/// it passes full verification.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -125,8 +127,8 @@ pub fn prune(
     Ok(going)
 }
 
-/// Removes what runs that died left half-written in `root`, and puts back what they had moved aside, unless what took
-/// its place is good. The caller holds the directory's lock: nobody else is writing. Returns what was removed.
+/// Removes half-written files and folders of killed runs from `root`, and returns them. A folder that was moved aside returns to
+/// its place, unless a good one is there. The caller holds the directory's lock, so nobody else is writing.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
@@ -165,8 +167,8 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Lets `root/NAME` (`latest`, `best`) name a checkpoint: a text file of one line. Only a complete one is accepted;
-/// for none the file is removed.
+/// Makes the text file `root/NAME` (`latest`, `best`) name a checkpoint, which must be complete. Without a checkpoint, removes
+/// the file.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].
@@ -185,7 +187,7 @@ pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Re
     replace_file(disk, &path, &format!("{target}\n"))
 }
 
-/// The checkpoint that the file `root/NAME` names, whether or not it is there.
+/// The checkpoint that the file `root/NAME` names, even if that folder does not exist.
 pub fn named(root: &Path, name: &str) -> Option<PathBuf> {
     let path = root.join(name);
     let text = files::read_own_text(&path, 256).ok()?;
@@ -194,7 +196,7 @@ pub fn named(root: &Path, name: &str) -> Option<PathBuf> {
     Some(root.join(target))
 }
 
-/// The folder that a user means by `path`: itself, or what it names if it is a file such as `runs/my-run/best`.
+/// Resolves a path of the user: a folder is returned as it is, and a file such as `runs/my-run/best` as the folder that it names.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: a file that names no checkpoint.
@@ -210,7 +212,7 @@ pub fn followed(path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Refuses to begin writing `bytes` in so many files and folders where they do not fit.
+/// Checks that the disk at `path` has room for `bytes` in `files` files and folders.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`], with what is needed and what is free.

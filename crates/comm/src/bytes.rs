@@ -1,5 +1,5 @@
-//! Numbers that ranks exchange: as bytes on the way, summed in one order. The only `unsafe` here is to look at a slice
-//! of numbers as the bytes it consists of.
+//! The number types that ranks can exchange: their bytes, and their sums in rank order. The only `unsafe` here is to view a slice
+//! of numbers as bytes.
 use half::{bf16, f16};
 
 mod sealed {
@@ -8,7 +8,7 @@ mod sealed {
 
 /// A number that ranks can exchange and sum: f32, f64, bf16, f16, i64, u64, u8.
 pub trait Element: Copy + Send + Sync + PartialEq + std::fmt::Debug + sealed::Sealed + 'static {
-    /// Zero.
+    /// The neutral element of the sum.
     const ZERO: Self;
     /// Sums `all`, `[ranks, out.len()]`, over ranks into `out`, the first rank first.
     fn sum(out: &mut [Self], all: &[Self]);

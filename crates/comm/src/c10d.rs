@@ -1,9 +1,9 @@
-//! A client of the key-value store that torchrun's agent holds (`c10d::TCPStore`), just large enough to publish one
-//! value and to wait for it. Its protocol, read from PyTorch's `TCPStore.cpp`: a query is one byte; numbers are u64 and
-//! strings have their length before them; a connection opens with a magic number, in one write.
+//! A minimal client of torchrun's key-value store (`c10d::TCPStore`): it sets and reads one value. The protocol is that of
+//! PyTorch's `TCPStore.cpp`: a query is one byte; numbers are u64; a string follows its length; a connection opens with a magic
+//! number, in one write.
 //!
-//! The agent's store outlives restarts and is open to everybody, so it carries nothing but the endpoint of rank 0's own
-//! rendezvous and its token.
+//! torchrun's store outlives restarts and is open to everybody. So it holds only the endpoint of rank 0's own rendezvous, and
+//! the token.
 use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};

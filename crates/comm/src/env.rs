@@ -1,47 +1,42 @@
-//! What a launcher says in the environment: `tunesmith launch`, torchrun (and `accelerate launch`, Kubernetes'
-//! `PyTorchJob`, which set the same), Open MPI, MPICH and its kin (PMI), Slurm; in this order.
+//! Reads the launcher's environment variables: `tunesmith launch`, torchrun (`accelerate launch` and Kubernetes' `PyTorchJob` set
+//! the same), Open MPI, MPICH and other PMI launchers, Slurm. The first that matches counts.
 use super::World;
 use super::slurm::{first_host, tasks_of};
-use super::token::Token;
+use super::token::{MAKE_TOKEN, TOKEN, Token};
 use tunesmith_base::error::{Error, Result};
 
-/// Where the launcher `tunesmith launch` holds the rendezvous: `address:port`.
+/// The variable with `address:port` of the rendezvous that `tunesmith launch` hosts.
 pub const STORE: &str = "TUNESMITH_STORE";
-/// The run's token.
-pub const TOKEN: &str = "TUNESMITH_TOKEN";
-/// The file that a rank's last error goes to, for the launcher to show once.
+/// The variable with the file for a rank's final error, which the launcher shows once.
 pub const ERROR_FILE: &str = "TUNESMITH_ERROR_FILE";
-/// How to make a token.
-pub const MAKE_TOKEN: &str =
-    "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
-/// The port of the rendezvous where nobody names one (torchrun's).
+/// The default port of the rendezvous, the same as torchrun's.
 const PORT: u16 = 29500;
 
-/// Where the ranks meet.
+/// Where the rendezvous is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// At a host that stands already.
+    /// At a host that is already running.
     Held(String),
-    /// At rank 0, which says through torchrun's store where that is.
+    /// At rank 0, whose endpoint torchrun's store at this address has.
     Agent(String),
-    /// At rank 0, here.
+    /// At rank 0, which listens at this address.
     First(String),
 }
 
-/// What a launcher says.
+/// The place of a rank, as its launcher gives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
-    /// Who has spoken.
+    /// The launcher's name, for messages.
     pub launcher: &'static str,
     /// This rank's place.
     pub world: World,
-    /// Where the ranks meet.
+    /// Where the rendezvous is.
     pub place: Place,
-    /// The run's token; with [`Place::Agent`] rank 0 makes it.
+    /// The run's token; `None` with [`Place::Agent`], where rank 0 makes one.
     pub token: Option<Token>,
 }
 
-/// Reads the environment; nothing where there is no launcher, or only one rank.
+/// Reads the environment; `None` without a launcher, or with one rank only.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming the variable: it is missing, no number, or contradicts another.

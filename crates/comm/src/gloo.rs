@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::gloo_library::{self, BUILD};
-use super::meet::Meeting;
+use super::rendezvous::Rendezvous;
 use super::{Among, Collectives, LOST, Limits, World};
 pub use gloo_library::LIBRARY_VARIABLE;
 use tunesmith_base::error::{Error, Result};
@@ -65,7 +65,7 @@ unsafe impl Send for Ranks {}
 pub struct Gloo {
     functions: Functions,
     ranks: Mutex<Ranks>,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     /// Of all ranks, or of those of this machine.
     world: World,
     limits: Limits,
@@ -143,7 +143,7 @@ impl Functions {
 
 /// What the store's callbacks need.
 struct Caller<'a> {
-    meeting: &'a Meeting,
+    rendezvous: &'a Rendezvous,
     group: &'a str,
     limit: Duration,
 }
@@ -161,7 +161,7 @@ unsafe extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *c
         (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name), value)
     };
     let name = format!("{}/{}", caller.group, name.to_string_lossy());
-    c_int::from(caller.meeting.store.set(&name, value).is_err())
+    c_int::from(caller.rendezvous.store.set(&name, value).is_err())
 }
 
 /// Waits for a value of the store and hands it to `take`, together with `into`; 0 says that it has.
@@ -173,7 +173,7 @@ unsafe extern "C" fn get_value(user: *mut c_void, name: *const c_char, take: Tak
     // SAFETY: both are as the caller says, and live until this returns.
     let (caller, name) = unsafe { (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name)) };
     let name = format!("{}/{}", caller.group, name.to_string_lossy());
-    match caller.meeting.store.wait(&name, Some(caller.limit)) {
+    match caller.rendezvous.store.wait(&name, Some(caller.limit)) {
         Ok(value) => {
             // SAFETY: `take` and `into` belong together, as the caller says; it copies the bytes, which live through
             // the call.
@@ -200,23 +200,23 @@ impl Gloo {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the shared object is missing or does not fit; [`tunesmith_base::Kind::Peer`]: a rank does not come.
-    pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
-        let world = meeting.world;
-        Self::connect_as(meeting, world, "gloo", (limits, Arc::default()))
+    pub fn connect(rendezvous: Rendezvous, limits: Limits) -> Result<Self> {
+        let world = rendezvous.world;
+        Self::connect_as(rendezvous, world, "gloo", (limits, Arc::default()))
     }
 
     /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
     fn connect_as(
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         world: World,
         group: &str,
         (limits, failed): (Limits, Arc<AtomicBool>),
     ) -> Result<Self> {
         let functions = Functions::load(&gloo_library::find()?)?;
         let World { rank, size, .. } = world;
-        let here = CString::new(meeting.store.here().to_string()).expect("an address has no NUL");
+        let here = CString::new(rendezvous.store.here().to_string()).expect("an address has no NUL");
         let timeout = i64::try_from(limits.timeout.as_millis()).unwrap_or(i64::MAX);
-        let caller = Caller { meeting: &meeting, group, limit: limits.timeout };
+        let caller = Caller { rendezvous: &rendezvous, group, limit: limits.timeout };
         let user = std::ptr::from_ref(&caller).cast_mut().cast();
         let mut ranks = std::ptr::null_mut();
         let connected = call(|error, room| {
@@ -238,11 +238,11 @@ impl Gloo {
             }
         });
         connected.map_err(|why| {
-            let cause = meeting.roll_call("connect");
-            let rank = meeting.world.rank;
+            let cause = rendezvous.roll_call("connect");
+            let rank = rendezvous.world.rank;
             Error::peer(format!("rank {rank}: connect: {cause} ({why})")).hint(LOST)
         })?;
-        Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), meeting, world, limits, failed })
+        Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), rendezvous, world, limits, failed })
     }
 
     fn run(&self, operation: &str, act: impl FnOnce(*mut c_void, *mut c_char, usize) -> c_int) -> Result<()> {
@@ -253,8 +253,8 @@ impl Gloo {
         done.map_err(|why| {
             self.failed.store(true, std::sync::atomic::Ordering::Relaxed);
             let waited = began.elapsed().as_secs_f64();
-            let cause = self.meeting.roll_call(operation);
-            let rank = self.meeting.world.rank;
+            let cause = self.rendezvous.roll_call(operation);
+            let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({})", cut(&why))).hint(LOST)
         })
     }
@@ -334,13 +334,13 @@ impl Collectives for Gloo {
     }
 
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
-        let World { rank, local_rank, .. } = self.meeting.world;
+        let World { rank, local_rank, .. } = self.rendezvous.world;
         let group = match who {
             Among::All => "gloo beside".to_owned(),
             Among::Machine => format!("gloo of rank {}", rank - local_rank.min(rank)),
         };
-        let world = self.meeting.world.among(who);
-        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, (self.limits, Arc::clone(&self.failed)))?))
+        let world = self.rendezvous.world.among(who);
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, (self.limits, Arc::clone(&self.failed)))?))
     }
 }
 

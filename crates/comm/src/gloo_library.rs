@@ -1,5 +1,5 @@
-//! The Gloo engine's shared object: where it is looked for, and how it is built where it is first needed and the machine
-//! can. The program carries the source and the script, so that an installed one needs no checkout.
+//! Finds the Gloo engine's shared object, or builds it at first use. The program contains the source and the build script, so an
+//! installed program needs no checkout.
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 

@@ -1,5 +1,5 @@
-//! The host of a run's rendezvous, in one process (the launcher, or rank 0): a map from names to small values, and the
-//! [`Roll`] of who has come. [`super::store`] has the protocol.
+//! The host of a run's rendezvous, in the launcher or in rank 0: a map from names to small values, and the [`Membership`] of the
+//! ranks. [`super::store`] describes the protocol.
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,35 +8,35 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::roll::{Claim, LONGEST_CLAIM, Roll, Welcome};
+use super::membership::{Claim, LONGEST_CLAIM, Membership, Welcome};
 use super::token::{Token, random};
 use super::wire::{Until, notice_loss, put_bytes, read_bytes, read_u32};
 use tunesmith_base::error::{Error, Result};
 
-/// What both sides begin with: the protocol and its version.
+/// The first bytes of both sides: the protocol and its version.
 pub(super) const MAGIC: [u8; 8] = *b"tsmith02";
 /// The longest name.
 const LONGEST_NAME: usize = 1 << 10;
-/// The longest value: nothing larger is made room for.
+/// The longest value.
 pub(super) const LONGEST: usize = 1 << 20;
-/// All values together.
+/// The most bytes of all values together.
 const ALL_VALUES: usize = 64 << 20;
-/// Who has connected must have proved itself by then.
+/// How long a visitor may take to prove that it knows the token.
 pub(super) const GREETING: Duration = Duration::from_secs(3);
 /// How long a request, once begun, and its answer may take.
 const REQUEST: Duration = Duration::from_secs(10);
-/// Visitors that may be greeted at a time. The one that has been there longest makes room for a new one.
+/// The most visitors without proof at a time. A new one pushes out the oldest.
 const VISITORS: usize = 128;
-/// How long the host of a run whose ranks do not fit together waits for ranks that have not heard of it.
+/// How long the host stays to tell late ranks that the ranks disagree.
 const LINGER: Duration = Duration::from_secs(4);
 
 pub(super) const SET: u8 = 1;
 pub(super) const GET: u8 = 2;
 pub(super) const ROLL: u8 = 3;
-/// Says that no value has been set.
+/// The length that stands for a value that is not set.
 pub(super) const NOTHING: u32 = u32::MAX;
 
-/// How a rank has been received, on the wire.
+/// The status in the host's answer to a greeting.
 pub(super) const IN: u8 = 0;
 pub(super) const OVER: u8 = 1;
 pub(super) const FULL: u8 = 2;
@@ -55,7 +55,7 @@ pub(super) struct Shelf {
     values: HashMap<String, Vec<u8>>,
     /// Bytes of the values and their names.
     bytes: usize,
-    roll: Roll,
+    members: Membership,
 }
 
 /// The host. It serves for the rest of the process's life.
@@ -111,16 +111,16 @@ impl Host {
         self.address
     }
 
-    /// Stays until the other ranks have heard that the run cannot be, or for four seconds.
+    /// Waits until all ranks have learned of a disagreement, at most four seconds.
     pub fn linger(&self) {
         let began = Instant::now();
-        while began.elapsed() < LINGER && !lock(&self.shelf).roll.all_told() {
+        while began.elapsed() < LINGER && !lock(&self.shelf).members.all_told() {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-/// Connections that have not proved themselves yet, the oldest first.
+/// Connections without proof yet, the oldest first.
 #[derive(Debug, Default)]
 struct Visitors {
     waiting: VecDeque<(u64, TcpStream)>,
@@ -147,7 +147,7 @@ impl Visitors {
     }
 }
 
-/// One visitor, from its greeting to the end of its connection.
+/// Serves one visitor, from its greeting to the end of its connection.
 fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: impl FnOnce()) -> IoResult<()> {
     let from = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
     stream.set_nodelay(true)?;
@@ -156,11 +156,11 @@ fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: imp
     greeted();
     let Some(rank) = admitted? else { return Ok(()) };
     let served = serve(stream, shelf, rank);
-    lock(shelf).roll.leave(rank);
+    lock(shelf).members.leave(rank);
     served
 }
 
-/// Greets a visitor: its rank, if it has been taken in as one.
+/// Greets a visitor. Returns its rank, if it is accepted.
 pub(super) fn admit(
     stream: &mut (impl Read + Write),
     token: &Token,
@@ -181,14 +181,14 @@ pub(super) fn admit(
     stream.read_exact(&mut proof)?;
     // blake3's own type compares in constant time.
     if token.proof("rank", &[&ours, &theirs, &rank.to_le_bytes(), &claim]) != blake3::Hash::from(proof) {
-        lock(shelf).roll.stranger(rank, from, Instant::now());
+        lock(shelf).members.stranger(rank, from, Instant::now());
         return Err(ErrorKind::PermissionDenied.into());
     }
     let claim: Claim = serde_json::from_slice(&claim)?;
     if claim.rank != rank {
         return Err(ErrorKind::InvalidData.into());
     }
-    let (status, text) = match lock(shelf).roll.come(claim, from) {
+    let (status, text) = match lock(shelf).members.come(claim, from) {
         Welcome::In => (IN, String::new()),
         Welcome::Over => (OVER, String::new()),
         Welcome::Full(text) => (FULL, text),
@@ -202,7 +202,7 @@ pub(super) fn admit(
         return answered.map(|()| None);
     }
     if answered.is_err() {
-        lock(shelf).roll.leave(rank);
+        lock(shelf).members.leave(rank);
     }
     answered.map(|()| Some(rank))
 }
@@ -234,8 +234,8 @@ pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mu
         }
         GET => shelf.values.get(&name).cloned(),
         ROLL => {
-            let dispute = shelf.roll.dispute(rank, Instant::now());
-            Some(serde_json::to_vec(&Called { present: shelf.roll.present(), dispute })?)
+            let dispute = shelf.members.dispute(rank, Instant::now());
+            Some(serde_json::to_vec(&Called { present: shelf.members.present(), dispute })?)
         }
         _ => return Err(ErrorKind::InvalidData.into()),
     };
@@ -244,7 +244,7 @@ pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mu
         Some(value) => put_bytes(&mut answer, &value),
         None => answer.extend(NOTHING.to_le_bytes()),
     }
-    let gone: Vec<u8> = shelf.roll.gone().flat_map(u32::to_le_bytes).collect();
+    let gone: Vec<u8> = shelf.members.gone().flat_map(u32::to_le_bytes).collect();
     drop(shelf);
     put_bytes(&mut answer, &gone);
     stream.write_all(&answer)

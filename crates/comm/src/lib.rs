@@ -1,33 +1,34 @@
-//! Who takes part in a run ([`World`]) and how ranks combine tensors ([`Collectives`]). World size 1
-//! runs the same code as any other: the engine is then [`single::Single`].
+//! The ranks of a run ([`World`]) and their collective operations ([`Collectives`]). One rank alone runs the same
+//! code, with the engine [`single::Single`].
 //!
-//! An engine only moves bytes. What is computed on the way, sums, is computed here, in one place and in one order (rank
-//! 0 first), so that the result is the same to the last bit on every rank, in every run and with every engine:
+//! An engine only moves bytes. Sums are computed here, in one place and in one order (rank 0 first). So the result has the
+//! same bits on every rank, in every run and with every engine:
 //!
 //! ```text
 //! reduce_scatter = all_to_all + the sum of what arrived, in the order of ranks
 //! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
 //! ```
 //!
-//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`exchange`].
+//! [`partition`] decides which rank owns which part of the trained values; [`partitioned_collectives`] sums and gathers such
+//! parts. [`comm_thread`] runs operations in the background.
 //!
-//! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
-//! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
+//! To start, [`mod@env`] reads the launcher's variables. [`rendezvous`] connects all ranks to one [`store`], through torchrun's
+//! store ([`c10d`]) if there is one. Then [`gloo`], `nccl` or [`threads`] moves the bytes.
 pub mod bytes;
 pub mod c10d;
+pub mod comm_thread;
 pub mod env;
-pub mod exchange;
 pub mod gloo;
 pub mod gloo_library;
 pub mod host;
-mod lent;
-pub mod line;
-pub mod meet;
+pub mod membership;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 pub mod partition;
+pub mod partitioned_collectives;
 pub mod process;
-pub mod roll;
+pub mod rendezvous;
+mod shared_buffer;
 pub mod single;
 pub mod slurm;
 pub mod store;
@@ -59,7 +60,7 @@ impl World {
     /// A rank that is alone.
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 
-    /// Its place among those.
+    /// This rank's place among the ranks that `who` selects.
     #[must_use]
     pub const fn among(self, who: Among) -> Self {
         match who {
@@ -85,22 +86,22 @@ pub fn part(length: usize, size: usize, rank: usize) -> Range<usize> {
     end(rank)..end(rank + 1)
 }
 
-/// The ranks of a world beside another.
+/// Which ranks take part in a second world ([`Collectives::beside`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Among {
-    /// All.
+    /// All ranks.
     All,
-    /// Those of a machine.
+    /// The ranks of this machine.
     Machine,
 }
 
-/// How an engine works.
+/// Timeout and buffer size of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// How long an operation may take.
     pub timeout: Duration,
-    /// Bytes that an [`all_reduce`](trait.Collectives.html#method.all_reduce) moves at a time; what it needs beside the
-    /// data is no more than this.
+    /// Bytes that an [`all_reduce`](trait.Collectives.html#method.all_reduce) moves at a time, and the most memory that it needs
+    /// besides the data.
     pub bucket: usize,
 }
 
@@ -110,7 +111,7 @@ impl Default for Limits {
     }
 }
 
-/// An engine: moves bytes between ranks. Every rank calls the same operations in the same order with the same sizes.
+/// An engine that moves bytes between ranks. Every rank must call the same operations in the same order with the same sizes.
 ///
 /// All operations fail with [`tunesmith_base::Kind::Peer`], naming rank, operation and peer, when a peer is gone or an operation
 /// takes longer than [`Limits::timeout`]. After that the engine is not used again.
@@ -120,21 +121,21 @@ impl Default for Limits {
 pub trait Collectives: Send + Sync {
     /// The place of this rank.
     fn world(&self) -> World;
-    /// Timeout and size of pieces.
+    /// Timeout and buffer size.
     fn limits(&self) -> Limits;
-    /// What it is called.
+    /// The engine's name in messages.
     fn name(&self) -> &'static str;
-    /// Itself, if its ranks are threads of one process, which look into each other's memory.
+    /// The engine itself, if its ranks are threads of one process that read each other's memory.
     fn shared_memory(&self) -> Option<&threads::Threads> {
         None
     }
-    /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part of every rank's, in the order of
-    /// ranks: `receive` is `[size, parts[rank].len()]`. `parts` are the same on every rank, one behind the other.
+    /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part from every rank, in rank order: `receive` is
+    /// `[size, parts[rank].len()]`. `parts` are contiguous, and the same on every rank.
     ///
     /// # Errors
     /// As the trait says.
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()>;
-    /// Fills in the parts of the other ranks; `data[parts[rank]]` is what this one gives.
+    /// Fills in the other ranks' parts of `data`; this rank provides `data[parts[rank]]`.
     ///
     /// # Errors
     /// As the trait says.
@@ -149,25 +150,25 @@ pub trait Collectives: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn barrier(&self) -> Result<()>;
-    /// A world beside this one, of the same ranks or of those of a machine alone, numbered as they are there: its operations
-    /// do not meet those of this one. Every rank calls it, once at most for each kind.
+    /// Creates a second world, of all ranks or of this machine's ranks, numbered by `local_rank` there. Its operations are
+    /// independent of this world's. Every rank must call it, at most once for each kind.
     ///
     /// # Errors
     /// As the trait says.
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>>;
 }
 
-/// Up to so many bytes, every rank sums everything: one message less.
+/// Up to this many bytes, every rank gathers and sums everything, which saves a message.
 const SMALL: usize = 4096;
 
-/// What helps where another rank does not answer.
+/// The hint if another rank does not answer.
 const LOST: &str =
     "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
-/// What helps where a rank finds no way to the others.
+/// The hint if a rank cannot reach the others.
 const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
 
 impl dyn Collectives + '_ {
-    /// Whether what one rank holds counts against the memory of all.
+    /// Whether all ranks share one process, and so one memory budget.
     pub fn shares_memory(&self) -> bool {
         self.shared_memory().is_some()
     }
@@ -196,8 +197,8 @@ impl dyn Collectives + '_ {
         Ok(())
     }
 
-    /// Replaces this rank's [`World::part`] of `data` by the sum over ranks and returns where it is; the rest of `data`
-    /// stays as it is. Sums as [`all_reduce`](#method.all_reduce).
+    /// Replaces this rank's [`World::part`] of `data` by the sum over ranks, and returns its range. The rest of `data` is
+    /// unchanged. Sums as [`all_reduce`](#method.all_reduce).
     ///
     /// # Errors
     /// As [`all_reduce`](#method.all_reduce).
@@ -213,7 +214,7 @@ impl dyn Collectives + '_ {
         Ok(own)
     }
 
-    /// Fills `data`, of which each rank gives its [`World::part`].
+    /// Fills `data`, of which each rank provides its [`World::part`].
     ///
     /// # Errors
     /// As [`all_reduce`](#method.all_reduce).
@@ -237,7 +238,7 @@ impl dyn Collectives + '_ {
         self.broadcast_bytes(bytes::of_mut(data), root)
     }
 
-    /// What every rank has to say: `[size, values.len()]`, in the order of ranks.
+    /// Gathers the values of every rank: `[size, values.len()]`, in rank order.
     ///
     /// # Errors
     /// As [`all_reduce`](#method.all_reduce).

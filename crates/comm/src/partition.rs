@@ -1,4 +1,4 @@
-//! Which rank owns which part of what is trained: the one answer for every strategy.
+//! Decides which rank owns which part of the trained values, in the same way for every strategy.
 //!
 //! Trained tensors lie end to end in one flat buffer, segment by segment (embedding, blocks, head). Each segment is cut
 //! into one contiguous part a rank, rank 0 first, so that what a segment's gradients or values move is the same for
@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::part;
 
-/// Which rank owns which flat range.
+/// The flat ranges that each rank owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     ranks: usize,

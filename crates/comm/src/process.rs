@@ -1,4 +1,4 @@
-//! Rank processes: started so that they never outlive the launcher, and ended with all that they have started.
+//! Starts rank processes that cannot outlive the launcher, and ends them with all their children.
 use std::process::{Child, Command};
 
 /// Lets the processes that `command` starts be killed when this process ends, in whatever way; each leads a process

@@ -1,4 +1,4 @@
-//! The engine of one rank: every sum is already complete.
+//! The engine for one rank, where every sum is already complete.
 use std::ops::Range;
 
 use super::{Among, Collectives, Limits, World};

@@ -1,7 +1,6 @@
-//! Where ranks of several processes meet: a map from names to small values, held by one process ([`super::host`]: the
-//! launcher, or rank 0) and asked by all over TCP. Both sides prove that they know the run's token before anything
-//! else is sent; the token itself never is. The host knows which ranks' connections have ended, so that errors can name a dead
-//! rank, and which ranks have connected, so that errors can name ranks that disagree.
+//! The client of the rendezvous: a map from names to small values that one process holds ([`super::host`]: the launcher, or
+//! rank 0) and all ranks use over TCP. First, both sides prove that they know the run's token, without sending it. The host knows
+//! which ranks have connected and whose connections have ended, so that errors can name them.
 //!
 //! ```text
 //! host   magic [8], challenge [32]
@@ -18,28 +17,28 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::host::{Called, DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, NOTHING, OVER, ROLL, SET};
-use super::roll::{Claim, LONGEST_CLAIM};
+use super::membership::{Claim, LONGEST_CLAIM};
 use super::token::{Token, random};
 use super::wire::{Sent, Until, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
 use super::{LOST, NO_WAY};
 use tunesmith_base::error::{Error, Result};
 
-/// How long the host may take to answer; it only looks into a map.
+/// How long the host may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A value, if it has been set, and the ranks that are gone.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// The value.
+    /// The value, if it has been set.
     pub value: Option<Vec<u8>>,
     /// Ranks whose connections have ended.
     pub gone: Vec<usize>,
 }
 
-/// Why a rank has not been taken in.
+/// Why the host did not accept a rank.
 #[derive(Debug)]
 pub enum Refused {
-    /// Nobody listens there, or the way is broken.
+    /// Nobody listens there, or the network fails.
     Unreachable(Error),
     /// The process that listens there is not this run's rendezvous: it sends nothing, speaks another protocol, has another
     /// token, or all ranks of its run are connected.
@@ -58,7 +57,7 @@ impl From<Refused> for Error {
     }
 }
 
-/// The hint where ranks disagree.
+/// The hint if ranks disagree.
 const ALIKE: &str = "start every rank with the same program, command, configuration and variables, each rank once";
 
 /// A rank's connection to the host.
@@ -70,7 +69,7 @@ pub struct Store {
     here: IpAddr,
 }
 
-/// What a host has answered to a greeting.
+/// A host's answer to a greeting.
 enum Greeted {
     /// Its status and text.
     Answer(u8, String),
@@ -126,10 +125,10 @@ fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> IoResult<Look> 
 }
 
 impl Store {
-    /// Connects as the rank that `claim` says, once.
+    /// Connects as the rank in `claim`. Tries once.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the host did not accept this rank.
     pub fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, Refused> {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
@@ -199,7 +198,7 @@ impl Store {
         self.ask(SET, name, value).map(drop)
     }
 
-    /// The value, if it has been set, and who is gone.
+    /// Looks a value up, without waiting.
     ///
     /// # Errors
     /// As [`Store::set`].
@@ -207,10 +206,10 @@ impl Store {
         self.ask(GET, name, &[])
     }
 
-    /// The ranks that have come, and those that are gone.
+    /// The ranks that have connected, and those whose connections have ended.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: those that have come do not fit together; as [`Store::set`].
+    /// [`tunesmith_base::Kind::Config`]: the ranks disagree; as [`Store::set`].
     pub fn roll(&self) -> Result<(Vec<usize>, Vec<usize>)> {
         let Look { value, gone } = self.ask(ROLL, "", &[])?;
         let called: Called = serde_json::from_slice(&value.unwrap_or_default()).unwrap_or_default();
@@ -220,7 +219,7 @@ impl Store {
         }
     }
 
-    /// Waits for a value (`limit`: no longer than this) while no rank has gone.
+    /// Waits for a value, at most for `limit`, and only as long as no rank's connection has ended.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: time is up, a rank has ended, or the host is gone.
@@ -267,7 +266,7 @@ pub fn read_anything(bytes: &[u8]) {
     while frames.read_exact(&mut operation).is_ok()
         && super::host::answer(operation[0] % 4, &mut frames, &shelf, 1).is_ok()
     {}
-    let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::roll::Facts::new() };
+    let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::membership::Facts::new() };
     // What comes of them is of no interest.
     let _ = greet(&mut Sent(bytes), &token, &claim);
     let _ = greet(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
@@ -281,7 +280,7 @@ mod tests {
     use super::*;
     use crate::World;
     use crate::host::Host;
-    use crate::roll::Facts;
+    use crate::membership::Facts;
     use std::net::TcpListener;
 
     fn local(token: &Token) -> Host {

@@ -1,26 +1,26 @@
-//! Ranks as threads of one process. Every operation is a meeting: each rank shows its memory, and when all do, each takes
-//! from the others' what it needs; none leaves before all have. So nothing is copied but into its place. A rank that is
-//! dropped (its thread returned or panicked) ends the others' meetings at once.
+//! Ranks as threads of one process. In every operation each rank shares its buffers. When all have, each reads what it needs
+//! from the others, and none leaves before all have read. So values are copied once, into their final place. When a rank is
+//! dropped (its thread returned or panicked), the operations of the others fail at once.
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::bytes;
-use super::exchange::Piece;
-use super::lent::Lent;
-use super::meet::Door;
+use super::partitioned_collectives::Piece;
+use super::rendezvous::Door;
+use super::shared_buffer::SharedBuffer;
 use super::{Among, Collectives, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
 
-/// What a rank shows.
+/// What a rank shares in an operation.
 #[derive(Debug)]
 struct Shown {
     operation: &'static str,
-    /// Bytes of the operation on every rank, to notice ranks that do different things.
+    /// Bytes of the operation, compared to notice ranks that run different operations.
     size: usize,
     /// Every rank's parts of every piece, to notice ranks that would write where others read.
     parts: Vec<Range<usize>>,
-    lent: Vec<Lent>,
+    lent: Vec<SharedBuffer>,
     /// It waits no longer, and its memory may be gone.
     withdrawn: bool,
 }
@@ -28,11 +28,11 @@ struct Shown {
 #[derive(Debug)]
 struct State {
     shown: Vec<Option<Arc<Shown>>>,
-    /// Ranks that have taken what they need of this meeting.
+    /// Number of ranks that have read what they need.
     taken: usize,
-    /// Ranks that will not come any more.
+    /// Ranks that have ended, by rank.
     gone: Vec<bool>,
-    /// Rank 0 has opened the door.
+    /// Rank 0 has opened the [`Door`].
     open: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Threads {
     /// Held by the thread that is in a meeting for this rank: what a rank shows is one thread's.
     turn: Mutex<()>,
     table: Arc<Table>,
-    /// Where all ranks, and those of its machine, meet beside it; none for a rank of such a world.
+    /// The tables for second worlds: of all ranks, and of this machine's. `None` in a second world.
     beside: Option<[Arc<Table>; 2]>,
 }
 
@@ -59,7 +59,7 @@ pub fn world(size: usize, limits: Limits) -> Vec<Threads> {
     machines(&[size], limits)
 }
 
-/// As [`world`], as if the ranks were on several machines, so many on each.
+/// As [`world`], but as if the ranks were spread over machines with `sizes` ranks each.
 pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
     let table = |size: usize| {
         let state = State { shown: vec![None; size], taken: 0, gone: vec![false; size], open: false };
@@ -90,7 +90,7 @@ impl Threads {
         Error::peer(format!("rank {}: {operation}: {what}", self.world.rank)).hint(LOST)
     }
 
-    /// Waits until all show something, unless one of those that do not is gone or time is up.
+    /// Waits until all ranks share something. Fails if a missing rank has ended, or at the timeout.
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, operation: &str) -> (MutexGuard<'a, State>, Result<()>) {
         let deadline = Instant::now() + self.limits.timeout;
         loop {
@@ -106,7 +106,7 @@ impl Threads {
                 (false, Some(rank)) => Err(self.error(operation, format_args!("rank {rank} has ended"))),
                 (false, None) if left.is_zero() => {
                     let seconds = self.limits.timeout.as_secs_f64();
-                    let late = super::meet::ranks(&absent);
+                    let late = super::rendezvous::ranks(&absent);
                     Err(self.error(operation, format_args!("no answer from {late} within {seconds} s")))
                 }
                 (false, None) => {
@@ -124,7 +124,7 @@ impl Threads {
         &self,
         operation: &'static str,
         (size, parts): (usize, Vec<Range<usize>>),
-        lent: Vec<Lent>,
+        lent: Vec<SharedBuffer>,
         take: impl FnOnce(&[Arc<Shown>]),
     ) -> Result<()> {
         let rank = self.world.rank;
@@ -159,22 +159,22 @@ impl Threads {
         Err(self.error(operation, format_args!("of {size} bytes meets {theirs} of {bytes} bytes of rank {other}")))
     }
 
-    /// Replaces this rank's part of each piece by its sum over ranks, the first rank first.
+    /// Replaces this rank's part of each piece by its sum over ranks, rank 0 first.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
     pub fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent = pieces.iter_mut().map(|piece| Lent::to_change(bytes::of_mut(piece.values))).collect();
+        let lent = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
         self.meet("reduce_scatter", (size, parts), lent, |all| {
             for (index, piece) in pieces.iter().enumerate() {
-                let of_ranks: Vec<Lent> = all.iter().map(|shown| shown.lent[index]).collect();
+                let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.lent[index]).collect();
                 // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
                 // same parts, as `meet` has compared, which do not overlap: this rank's part of everybody's memory is
                 // left to this thread.
-                unsafe { Lent::sum(&of_ranks, rank, &piece.parts[rank]) };
+                unsafe { SharedBuffer::sum(&of_ranks, rank, &piece.parts[rank]) };
             }
         })
     }
@@ -185,7 +185,8 @@ impl Threads {
     /// As [`Threads::sum_parts`].
     pub fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent: Vec<Lent> = pieces.iter_mut().map(|piece| Lent::to_change(bytes::of_mut(piece.values))).collect();
+        let lent: Vec<SharedBuffer> =
+            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let width = size_of::<f32>();
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
@@ -262,7 +263,7 @@ impl Collectives for Threads {
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let own = &parts[self.world.rank];
-        self.meet("all_to_all", (send.len(), Vec::new()), vec![Lent::to_read(send)], |all| {
+        self.meet("all_to_all", (send.len(), Vec::new()), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
                 // SAFETY: the owner is in this meeting, which it does not leave before all have looked. It lent `send`
                 // for reading, so that nobody writes there.
@@ -273,12 +274,12 @@ impl Collectives for Threads {
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
         let shown = together(std::iter::once(parts));
-        self.meet("all_gather", (data.len(), shown), vec![Lent::to_change(data)], |all| self.fill(all, &[parts]))
+        self.meet("all_gather", (data.len(), shown), vec![SharedBuffer::to_change(data)], |all| self.fill(all, &[parts]))
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let gives = self.world.rank == root;
-        let lent = if gives { vec![Lent::to_read(data)] } else { Vec::new() };
+        let lent = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
         self.meet("broadcast", (data.len(), Vec::new()), lent, |all| {
             if !gives {
                 // SAFETY: the root is in this meeting, which it does not leave before all have looked. It lent its data

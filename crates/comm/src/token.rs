@@ -1,14 +1,20 @@
-//! The run's token: what its ranks know and nobody else. It never travels; proofs of knowing it do.
+//! The run's token, a secret that its ranks share. It is never sent; ranks prove that they know it.
 use std::io::Read as _;
 
 use tunesmith_base::error::{Error, Result};
 
-/// What the ranks of a run know and nobody else.
+/// The environment variable that holds the token.
+pub const TOKEN: &str = "TUNESMITH_TOKEN";
+/// The hint of errors about a missing or short token.
+pub const MAKE_TOKEN: &str =
+    "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
+
+/// The secret that the ranks of a run share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// A token that someone has chosen.
+    /// A token that the user has chosen.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: it is shorter than 16 characters.
@@ -16,13 +22,12 @@ impl Token {
         match text.len() {
             16..=1024 => Ok(Self(text.to_owned())),
             length => {
-                Err(Error::config(format!("env {}: {length} characters, expected 16 to 1024", super::env::TOKEN))
-                    .hint(super::env::MAKE_TOKEN))
+                Err(Error::config(format!("env {TOKEN}: {length} characters, expected 16 to 1024")).hint(MAKE_TOKEN))
             }
         }
     }
 
-    /// A fresh one, of the system's random numbers.
+    /// A new token from the system's random numbers.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the system gives none.
@@ -30,13 +35,13 @@ impl Token {
         Ok(Self(blake3::Hash::from(random()?).to_hex().to_string()))
     }
 
-    /// Its text, for the environment of a rank.
+    /// Its text, for a rank's environment.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// What only someone who knows the token can say about `parts`. `side` keeps one side's proof from serving as the
-    /// other's, and the length of each part is hashed, so that no bytes can move from one part to the next.
+    /// A keyed hash of `parts`, which proves that the sender knows the token. `side` keeps one side's proof from serving as the
+    /// other's. The length of each part is hashed too, so that no bytes can move from one part to the next.
     pub(super) fn proof(&self, side: &str, parts: &[&[u8]]) -> blake3::Hash {
         let key = blake3::derive_key("tunesmith rendezvous 2", self.0.as_bytes());
         let mut hasher = blake3::Hasher::new_keyed(&key);

@@ -1,5 +1,5 @@
-//! Bytes from other processes: texts of bounded length that take memory only as they arrive, waits that end at one
-//! moment however slowly bytes trickle in, and connections that notice when the other machine is gone.
+//! Reads from other processes safely: lengths are bounded and memory grows only as bytes arrive; a deadline holds however slowly
+//! bytes trickle in; connections notice when the other machine is gone.
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

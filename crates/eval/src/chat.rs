@@ -1,10 +1,9 @@
-//! A conversation that goes on: what the model has read of it stays in a cache, so that a new turn costs its own tokens
-//! only.
+//! Keeps the key/value cache of a conversation, so that a new turn computes only its own tokens.
 use super::generate::{Answer, Settings, Strategy, Watcher, generate, generate_from};
 use tunesmith_base::error::Result;
 use tunesmith_model::{Model, TextCache};
 
-/// What a model has read.
+/// The cache of a conversation so far.
 #[derive(Debug, Default)]
 pub struct Memory(Option<TextCache>);
 
@@ -14,14 +13,14 @@ impl Memory {
         self.0 = None;
     }
 
-    /// How many tokens of `prompt` need not be read again.
+    /// How many tokens at the start of `prompt` are in the cache.
     pub fn known(&self, prompt: &[u32]) -> usize {
         let read = self.0.as_ref().map_or(&[][..], TextCache::tokens);
         read.iter().zip(prompt).take_while(|(old, new)| old == new).count().min(prompt.len().saturating_sub(1))
     }
 
-    /// Answers a prompt, of which only what is new since the last one is read; beam search reads it whole. Nothing when
-    /// the watcher ended everything.
+    /// Answers a prompt and computes only tokens that are not in the cache; beam search computes all. `None` if the watcher
+    /// ended the generation.
     ///
     /// # Errors
     /// As [`generate`].

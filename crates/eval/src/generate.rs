@@ -1,6 +1,6 @@
-//! Answers, token by token, with key/value caches: texts of any lengths side by side, a finished one making room for the
-//! next. An answer does not depend on its neighbours: alone or in company it is the same to the bit. So where the memory
-//! budget has no room for all, half of them wait, and are read again later.
+//! Generates answers token by token, with key/value caches. Texts of any length run in one batch, and a waiting text takes the
+//! place of a finished one. An answer has the same bits whatever else is in the batch. So if the memory budget is too small,
+//! half of the texts wait, and their prompts are computed again later.
 use super::beam::{Beams, EarlyStopping, Rules, Search};
 use super::sample::{Sampling, distribution, draw, penalise};
 use std::collections::VecDeque;
@@ -8,43 +8,43 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
 use tunesmith_model::{Logits, Model, TextCache};
 
-/// [`Settings::pass_tokens`] where no configuration says it.
+/// The default of [`Settings::pass_tokens`].
 const PASS_TOKENS: usize = 4096;
-/// Texts that go on side by side: as many as cost hardly more than one, a panel of the products.
+/// Texts in a batch: one panel of the matrix products, which costs hardly more than one text.
 const ROWS: usize = 16;
 
-/// How the next token is found.
+/// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Strategy {
-    /// The most probable one.
+    /// The most probable token.
     Greedy,
-    /// Drawn.
+    /// Sampling.
     Sample(Sampling),
     /// By beam search.
     Beams(Beams),
 }
 
-/// What answers are made by.
+/// Settings of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// The longest answer in tokens.
     pub max_new_tokens: usize,
     /// The longest text, prompt and answer together: the model's context.
     pub context: usize,
-    /// Tokens that end an answer and are no part of it.
+    /// Tokens that end an answer; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// What makes tokens of the text so far less probable; 1 does nothing.
+    /// Repetition penalty on tokens of the prompt and the answer; 1 does nothing.
     pub repetition_penalty: f64,
-    /// How the next token is found.
+    /// How the next token is chosen.
     pub strategy: Strategy,
-    /// The number of the first text, which decides its draws.
+    /// The number of the first text; with the seed it determines what is sampled.
     pub first_text: u64,
-    /// Tokens of prompts that one walk takes, if it takes more than one prompt.
+    /// The most tokens of several prompts in one forward pass. One prompt alone may be longer.
     pub pass_tokens: usize,
 }
 
 impl Settings {
-    /// Greedy answers.
+    /// Greedy decoding.
     pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
         Self {
             max_new_tokens,
@@ -57,7 +57,7 @@ impl Settings {
         }
     }
 
-    /// As a configuration's section `gen` says.
+    /// The settings of a configuration's section `gen`.
     pub fn new(config: &Config, context: usize, stop_ids: Vec<u32>) -> Self {
         let generation: &GenerationConfig = &config.generation;
         let (draws, beams) = (generation.do_sample, generation.num_beams);
@@ -94,9 +94,9 @@ impl Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
-    /// By a token that ends answers, or a string that the watcher looks for.
+    /// A stop token, or a stop string that the watcher found.
     Stop,
-    /// It has as many tokens as it may.
+    /// `max_new_tokens` is reached.
     Length,
     /// Prompt and answer fill the model's context.
     Context,
@@ -111,20 +111,20 @@ pub struct Answer {
     pub end: End,
 }
 
-/// What a watcher wants next.
+/// What a watcher wants to happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Go {
-    /// The next token.
+    /// Continue.
     On,
-    /// No more of this answer.
+    /// End this answer.
     EndText,
-    /// No more of anything.
+    /// End the whole generation.
     EndAll,
 }
 
-/// Is told what happens, and decides whether it goes on.
+/// Receives tokens and answers during a generation, and decides whether it continues.
 pub trait Watcher {
-    /// The answer to prompt number `text` has grown to `tokens`; with beams, the leading one has.
+    /// The answer to prompt number `text` has grown to `tokens`; with beam search, the leading beam has.
     ///
     /// # Errors
     /// Ends everything.
@@ -133,8 +133,8 @@ pub trait Watcher {
         Ok(Go::On)
     }
 
-    /// Whether an answer that ends with `tokens` is over, other than by a token that ends answers. Asked for each
-    /// continuation of a beam.
+    /// Whether `tokens` end the answer for another reason than a stop token, such as a stop string. Called for each continuation
+    /// of a beam.
     fn ends(&mut self, text: usize, tokens: &[u32]) -> bool {
         let _ = (text, tokens);
         false
@@ -150,12 +150,12 @@ pub trait Watcher {
     }
 }
 
-/// Lets everything run.
+/// A watcher that ignores everything.
 pub struct Unwatched;
 
 impl Watcher for Unwatched {}
 
-/// Asks a question before each token and ends everything when the answer is no.
+/// Ends the generation when the function, called before each token, returns false.
 pub struct While<F: FnMut() -> bool>(pub F);
 
 impl<F: FnMut() -> bool> Watcher for While<F> {
@@ -175,12 +175,12 @@ struct Work<'a> {
     search: Option<Search>,
 }
 
-/// Answers each prompt; an empty prompt, or one that fills the context, has an empty answer. Nothing when the watcher
-/// ended everything.
+/// Answers each prompt. An empty prompt, or one that fills the context, gets an empty answer. `None` if the watcher ended the
+/// generation.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit into the memory
-/// budget; the watcher's own.
+/// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit
+/// into the memory budget; errors of the watcher.
 pub fn generate(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -190,7 +190,7 @@ pub fn generate(
     generate_from(model, prompts, settings, None, watcher)
 }
 
-/// As [`generate`]; `memory` holds what was read of the first prompt, and in the end what was read of its text.
+/// As [`generate`]. `memory` is the cache of the first prompt's beginning, and receives the cache of its text at the end.
 pub(super) fn generate_from(
     model: &Model,
     prompts: &[Vec<u32>],

@@ -1,5 +1,5 @@
-//! From logits to the next token: the penalty on repetition, and sampling. Order and meaning of the steps are those of
-//! Transformers' logits processors: penalty, temperature, top-k, top-p, min-p.
+//! Chooses the next token from logits: repetition penalty and sampling. The steps have the order and meaning of Transformers'
+//! logits processors: penalty, temperature, top-k, top-p, min-p.
 use tunesmith_ops::dropout::key;
 
 /// How a token is drawn.

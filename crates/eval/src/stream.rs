@@ -1,4 +1,4 @@
-//! Tokens to text, piece by piece: never half a character, never a piece that later tokens change.
+//! Decodes tokens to text while they arrive: never half a character, and never text that a later token changes.
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words;
 use tunesmith_checkpoint::AdapterConfig;
-use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::Arch;
@@ -53,7 +53,7 @@ pub struct Recipe {
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: not a weight for each; [`tunesmith_base::Kind::Checkpoint`]: an adapter that is more than A and B, or one of
 /// another rank.
-pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, Tensors)> {
+pub fn blend(adapters: &[LoadedAdapter], recipe: &Recipe) -> Result<(AdapterConfig, Tensors)> {
     let Some(first) = adapters.first() else { return Err(Error::config("no adapters to blend")) };
     if recipe.weights.len() != adapters.len() {
         let (weights, count) = (recipe.weights.len(), adapters.len());
@@ -70,7 +70,7 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
             modules.entry(&placement.module).or_default().push((number, placement));
         }
     }
-    let rank_of = |adapter: &Finished| adapter.placements.iter().map(|it| rank(it).r).max().unwrap_or(0);
+    let rank_of = |adapter: &LoadedAdapter| adapter.placements.iter().map(|it| rank(it).r).max().unwrap_or(0);
     let rank = match recipe.method {
         Method::Cat => adapters.iter().map(rank_of).sum(),
         _ => rank_of(first),
@@ -105,12 +105,12 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
 ///
 /// # Errors
 /// As [`blend`].
-pub fn finished(adapters: &[Finished], recipe: &Recipe, arch: &Arch) -> Result<Finished> {
+pub fn finished(adapters: &[LoadedAdapter], recipe: &Recipe, arch: &Arch) -> Result<LoadedAdapter> {
     let (config, tensors) = blend(adapters, recipe)?;
     let config = config.on(arch)?;
     let placements = config.place(arch)?;
     let dir = adapters.first().map(|adapter| adapter.dir.clone()).unwrap_or_default();
-    Ok(Finished { dir, config, placements, tensors })
+    Ok(LoadedAdapter { dir, config, placements, tensors })
 }
 
 /// The rank of an adapter that is A and B.
@@ -118,7 +118,7 @@ fn rank(placement: &Placement) -> Rank {
     placement.adapter.rank().unwrap_or(Rank { r: 0, alpha: 0.0, scale: 1.0 })
 }
 
-fn refuse_more_than_matrices(adapter: &Finished) -> Result<()> {
+fn refuse_more_than_matrices(adapter: &LoadedAdapter) -> Result<()> {
     match adapter.beyond_matrices() {
         Some(what) => Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
             .hint("only adapters of A and B can; merge this one by itself")),
@@ -130,7 +130,7 @@ type Matrix = (Vec<usize>, Vec<f32>);
 
 /// A and B of one module.
 fn blend_module(
-    adapters: &[Finished],
+    adapters: &[LoadedAdapter],
     parts: &[(usize, &Placement)],
     recipe: &Recipe,
     rank: usize,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use tunesmith_base::error::Result;
-use tunesmith_checkpoint::finished::Finished;
-use tunesmith_checkpoint::origin::{BASE_MODEL, Origin};
+use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::peft;
+use tunesmith_checkpoint::stamp_check::{AdapterStamp, BASE_MODEL};
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
 use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
@@ -44,7 +44,7 @@ impl Parts {
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
         for dir in below {
             arch.separate_for(&peft::vocabulary(dir)?);
-            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
+            stack.0.push(LoadedAdapter::open(dir, &arch)?.frozen(&arch)?.into());
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }
         arch.fit(vocabulary)?;
@@ -57,7 +57,7 @@ impl Parts {
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`] with both sides: it was trained on another base.
     pub fn check_stamp(&self, dir: &Path, allow: &[String]) -> Result<Option<Vec<String>>> {
-        let Some(origin) = Origin::of(dir)? else { return Ok(None) };
+        let Some(origin) = AdapterStamp::of(dir)? else { return Ok(None) };
         origin.compare(dir, &[(BASE_MODEL, self.fingerprint()?)], allow).map(Some)
     }
 
@@ -115,7 +115,7 @@ impl Parts {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
-    pub fn merged(self, top: Option<Finished>) -> Result<Merged> {
+    pub fn merged(self, top: Option<LoadedAdapter>) -> Result<Merged> {
         let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
         let Self { base, arch, weights, mut below, .. } = self;
         below.0.extend(frozen.map(Layer::from));
@@ -141,7 +141,7 @@ impl Parts {
     ///
     /// # Errors
     /// The weights.
-    pub fn adapted(&self, top: &Finished, model: &ModelConfig) -> Result<Model> {
+    pub fn adapted(&self, top: &LoadedAdapter, model: &ModelConfig) -> Result<Model> {
         let mut config = Config { model: model.clone(), ..Config::default() };
         config.tuning = top.config.settings(&self.arch, &config.tuning)?;
         let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;

@@ -21,7 +21,7 @@ use super::grad_buffer::{Sums, room};
 use super::timeline::Timeline;
 use super::{fsdp, replicas};
 use tunesmith_base::error::{Error, Kind, Result};
-use tunesmith_comm::exchange::{Exchange, Piece};
+use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
 use tunesmith_config::{GradDtype, Strategy, TrainConfig};
 use tunesmith_data::batch::Batch;
@@ -44,7 +44,7 @@ pub struct Sharing {
     every_pass: bool,
     /// The sums of the gradients where they are summed after every pass, or kept in bfloat16.
     sums: Sums,
-    exchange: Exchange,
+    exchange: PartitionedCollectives,
 }
 
 /// Of what a rank keeps a share alone.
@@ -90,7 +90,7 @@ impl Sharing {
     }
 
     fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
-        let (sums, exchange) = (Sums::default(), Exchange::default());
+        let (sums, exchange) = (Sums::default(), PartitionedCollectives::default());
         Self { partition, timeline: None, compares: None, rank, shares, every_pass, sums, exchange }
     }
 
@@ -368,7 +368,12 @@ impl Walked {
     }
 }
 
-fn gather(partition: &Partition, exchange: &mut Exchange, comm: &dyn Collectives, values: &mut [f32]) -> Result<()> {
+fn gather(
+    partition: &Partition,
+    exchange: &mut PartitionedCollectives,
+    comm: &dyn Collectives,
+    values: &mut [f32],
+) -> Result<()> {
     let (mut rest, mut pieces) = (values, Vec::new());
     for segment in 0..partition.segments() {
         let (values, later) = rest.split_at_mut(partition.segment(segment).len());
@@ -438,7 +443,7 @@ struct Reducer<'r, 'g> {
     packs: bool,
     /// They hold what this rank has summed by itself, which becomes part of what is summed over ranks.
     continues: bool,
-    exchange: &'r mut Exchange,
+    exchange: &'r mut PartitionedCollectives,
     timeline: Option<&'r Timeline>,
     /// The segments from here on have been summed or are in the group.
     next: usize,

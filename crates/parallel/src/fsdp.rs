@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use super::optimizer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
-use tunesmith_comm::line::Line;
+use tunesmith_comm::comm_thread::CommThread;
 use tunesmith_comm::{Among, Collectives, Partition, bytes};
 use tunesmith_config::{Sharding, Strategy, TrainConfig};
 use tunesmith_model::ParamSpec;
@@ -20,9 +20,9 @@ use tunesmith_optim::rule;
 #[derive(Debug, Clone)]
 pub struct Gatherer {
     /// All ranks, which make passes together.
-    all: Arc<Line>,
+    all: Arc<CommThread>,
     /// Those among whom a segment is divided: all, or those of this machine.
-    group: Arc<Line>,
+    group: Arc<CommThread>,
     how: Sharding,
     train: Arc<TrainConfig>,
 }
@@ -48,7 +48,7 @@ impl Gatherer {
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
     pub fn new(train: &TrainConfig, comm: &dyn Collectives) -> Result<Option<Self>> {
         let Some(how) = sharding(train).filter(|_| comm.world().size > 1) else { return Ok(None) };
-        let line = |who| comm.beside(who).and_then(Line::new).map(Arc::new);
+        let line = |who| comm.beside(who).and_then(CommThread::new).map(Arc::new);
         let all = line(Among::All)?;
         let group = if how == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
         Ok(Some(Self { all, group, how, train: Arc::new(train.clone()) }))

@@ -6,7 +6,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_checkpoint::adapter_config::copied;
-use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::peft::{self, Tensors};
 use tunesmith_config::Source;
 use tunesmith_config::arch::{Arch, Vocabulary};
@@ -83,7 +83,7 @@ pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> 
             .hint("go on from it with tuning.adapter"));
         }
         arch.separate_for(&vocabulary);
-        stack.0.push(Finished::open(dir, arch)?.frozen(arch)?.into());
+        stack.0.push(LoadedAdapter::open(dir, arch)?.frozen(arch)?.into());
         hashes.push(peft::open_weights(dir)?.fingerprint()?);
     }
     Ok((stack, hashes))

@@ -5,7 +5,7 @@ use super::ranks;
 use super::session::{Session, Validation};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
-use tunesmith_checkpoint::finished::score_head;
+use tunesmith_checkpoint::loaded_adapter::score_head;
 use tunesmith_config::arch::{Arch, ScoreHead};
 use tunesmith_config::{Config, Labels, Task};
 use tunesmith_data::{self as data, Dataset};

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::disk::RealDisk;
-use tunesmith_checkpoint::ours;
+use tunesmith_checkpoint::own_files;
 use tunesmith_config::arch::COMPANIONS;
 
 /// A line a step.
@@ -18,7 +18,7 @@ pub const STAMP: &str = "backend.json";
 pub const ADAPTER: &str = "adapter";
 /// The trained model, when every weight was trained.
 pub const MODEL: &str = "model";
-pub use tunesmith_checkpoint::ours::EVENTS;
+pub use tunesmith_checkpoint::own_files::EVENTS;
 
 /// The files of `model_dir` that belong to its tokenizer.
 pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
@@ -78,7 +78,7 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
             let aside = path.with_file_name(format!("{name}.later"));
             // Of an earlier resume from an earlier step: the newer ones take their place.
             if aside.symlink_metadata().is_ok() {
-                ours::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
+                own_files::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
             }
             std::fs::rename(&path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
             moved.push(aside);
@@ -102,7 +102,7 @@ fn folders(directory: &Path) -> Vec<PathBuf> {
 /// [`tunesmith_base::Kind::Io`], naming the file.
 pub fn refuse_foreign(directory: &Path) -> Result<()> {
     for folder in folders(directory) {
-        let foreign = ours::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
+        let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
         if let Some(file) = foreign {
             let message = format!(
                 "{}: tunesmith did not write it, so --overwrite does not remove {}",
@@ -123,7 +123,7 @@ pub fn refuse_foreign(directory: &Path) -> Result<()> {
 pub fn clear(directory: &Path) -> Result<()> {
     refuse_foreign(directory)?;
     for path in folders(directory) {
-        let gone = ours::discard(&RealDisk, &path, &path);
+        let gone = own_files::discard(&RealDisk, &path, &path);
         gone.map_err(|source| Error::io("remove", &path, &source))?;
     }
     for path in FILES.map(|name| directory.join(name)) {

@@ -6,7 +6,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::{self as checkpoint, Checkpoint};
 use tunesmith_comm::Collectives;
-use tunesmith_comm::meet::ranks;
+use tunesmith_comm::rendezvous::ranks;
 use tunesmith_config::{Config, Resume};
 use tunesmith_telemetry::metrics;
 use tunesmith_telemetry::progress::{Event, Observer};

@@ -10,7 +10,7 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_data::Split;
 use tunesmith_eval::metrics::{Metrics, Row};
-use tunesmith_eval::{Answer, Asked, Go, Settings, Watcher, generate};
+use tunesmith_eval::{Answer, AnswerDecoder, Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 
 /// Prompts that are read from disk at once, unless the configuration says otherwise.
@@ -39,7 +39,7 @@ struct Question {
 
 /// Scores answers as they come.
 struct Judge<'a> {
-    asked: Asked<'a>,
+    asked: AnswerDecoder<'a>,
     stop: &'a Stop,
     questions: &'a [Question],
     /// None where another rank scores.
@@ -105,8 +105,10 @@ impl<'a> Predictor<'a> {
     /// The engine, the disk or the tokenizer; [`Kind::Memory`]: there is no room on some rank.
     pub fn scores(&self, model: &Model, rows: usize, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
         let config = &self.prepared.config;
-        let asked =
-            Asked { tokenizer: &self.prepared.dataset.tokenizer, stop_strings: &config.generation.stop_strings };
+        let asked = AnswerDecoder {
+            tokenizer: &self.prepared.dataset.tokenizer,
+            stop_strings: &config.generation.stop_strings,
+        };
         let rows = rows.min(self.validation.len());
         let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
         let usual = if comm.world().size > 1 { CHUNK_OF_RANKS } else { CHUNK };

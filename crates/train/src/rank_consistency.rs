@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_comm::meet::ranks;
+use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 use tunesmith_parallel::replicas::hash;
 

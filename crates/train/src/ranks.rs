@@ -8,10 +8,10 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_comm::env::Launch;
 use tunesmith_comm::gloo::{self, Gloo};
-use tunesmith_comm::meet::{Door, Meeting, Wait, ranks};
+use tunesmith_comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith_comm::nccl::{self, Nccl};
-use tunesmith_comm::roll::Facts;
+use tunesmith_comm::rendezvous::{Door, Rendezvous, Wait, ranks};
 use tunesmith_comm::single::Single;
 use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
@@ -33,7 +33,7 @@ pub struct Seat {
 enum Link {
     Alone,
     Thread(Threads),
-    Process(Meeting, Carrier),
+    Process(Rendezvous, Carrier),
 }
 
 /// What carries the bytes between processes.
@@ -110,7 +110,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
             if *resolved.source("train.ddp_timeout") != Source::Default {
                 wait.limit = limits.timeout;
             }
-            let meeting = Meeting::join(launch, facts, wait);
+            let meeting = Rendezvous::join(launch, facts, wait);
             // The others hear what is missing here; this rank says why, too.
             let (carrier, meeting) = match (carrier, meeting) {
                 (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),

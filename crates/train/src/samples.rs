@@ -3,7 +3,7 @@ use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_config::Config;
 use tunesmith_data::{Dataset, question};
-use tunesmith_eval::{Asked, Settings};
+use tunesmith_eval::{AnswerDecoder, Settings};
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
 
@@ -50,7 +50,8 @@ impl<'a> Questions<'a> {
     /// The engine or the tokenizer.
     pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let asked = Asked { tokenizer: &self.dataset.tokenizer, stop_strings: &self.config.generation.stop_strings };
+        let asked =
+            AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.config.generation.stop_strings };
         let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
         asked.answer(model, &prompts, &settings, &mut || stop.requested().is_none()).map_err(|error| {
             match error.kind() {

@@ -277,7 +277,7 @@ fn state(bytes: &[u8]) {
     let dir = scratch().join("stamped");
     std::fs::create_dir_all(&dir).expect("a folder");
     std::fs::write(dir.join("backend.json"), bytes).expect("room");
-    if let Some(Some(origin)) = check(checkpoint::origin::Origin::of(&dir), &[Kind::Checkpoint]) {
+    if let Some(Some(origin)) = check(checkpoint::stamp_check::AdapterStamp::of(&dir), &[Kind::Checkpoint]) {
         let _ = origin.labels();
         check(origin.held(), &[Kind::Checkpoint, Kind::Config, Kind::Model]);
         check(origin.compare(&dir, &[("base_model", "x".into())], &[]), &[Kind::Checkpoint]);

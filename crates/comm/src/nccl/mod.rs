@@ -1,7 +1,7 @@
-//! NCCL between processes, each with a GPU of its own. The communicator is non-blocking: nothing here waits inside NCCL, so
-//! that a rank that is gone or late ends an operation at its timeout, by an abort, and is named.
+//! NCCL between processes that have a GPU each. The communicator is non-blocking, so nothing here waits inside NCCL. If a rank is
+//! gone or late, the operation is aborted at its timeout, and the error names the rank.
 //!
-//! What is computed lies in main memory in this version; bytes travel through a buffer on the GPU.
+//! In this version values are in main memory; bytes are sent through a buffer on the GPU.
 mod library;
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ use cudarc::driver::result::{self as driver, DriverError};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 
-use super::meet::Meeting;
+use super::rendezvous::Rendezvous;
 use super::{Among, Collectives, LOST, Limits, World};
 use library::{Code, Functions, IN_PROGRESS, SUCCESS};
 use tunesmith_base::error::{Error, Result};
@@ -24,9 +24,9 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const CONFIG_VERSION: u32 = 21_801;
 const UNDEFINED: i32 = i32::MIN;
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
-/// A peer that has left is given so long to have had its last word.
+/// How long to wait for the last bytes of a rank that has ended.
 const GONE: Duration = Duration::from_secs(2);
-/// The name of what all ranks begin with, in the store.
+/// The key of NCCL's unique id in the store.
 const ID: &str = "nccl/id";
 
 /// One rank of a world of processes with a GPU each.
@@ -34,22 +34,22 @@ const ID: &str = "nccl/id";
 pub struct Nccl {
     functions: Functions,
     lane: Mutex<Lane>,
-    meeting: Meeting,
-    /// Of all ranks, or of those of this machine.
+    rendezvous: Rendezvous,
+    /// All ranks, or those of this machine.
     world: World,
     limits: Limits,
 }
 
-/// What one thread at a time uses.
+/// The handles, used by one thread at a time.
 #[derive(Debug)]
 struct Lane {
-    /// None after an abort.
+    /// `None` after an abort.
     comm: Option<ncclComm_t>,
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
     buffer: CUdeviceptr,
-    /// Bytes that the buffer holds.
+    /// Size of the buffer in bytes.
     room: usize,
 }
 
@@ -80,18 +80,18 @@ impl Nccl {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: NCCL, the driver or this rank's GPU is missing; [`tunesmith_base::Kind::Peer`]: a rank does not come.
-    pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
-        let world = meeting.world;
-        Self::connect_as(meeting, world, ID, limits)
+    pub fn connect(rendezvous: Rendezvous, limits: Limits) -> Result<Self> {
+        let world = rendezvous.world;
+        Self::connect_as(rendezvous, world, ID, limits)
     }
 
     /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
-    fn connect_as(meeting: Meeting, world: World, group: &str, limits: Limits) -> Result<Self> {
+    fn connect_as(rendezvous: Rendezvous, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let functions = Functions::load()?;
         let World { rank, size, local_rank, .. } = world;
         let lane = Lane::new(local_rank)?;
-        let this = Self { functions, lane: Mutex::new(lane), meeting, world, limits };
+        let this = Self { functions, lane: Mutex::new(lane), rendezvous, world, limits };
         let id = this.unique_id(group)?;
         let mut config = ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
@@ -125,9 +125,9 @@ impl Nccl {
                 return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code)))
                     .hint("set NCCL_DEBUG=WARN to see why"));
             }
-            self.meeting.store.set(group, &id.internal.map(|letter| letter as u8))?;
+            self.rendezvous.store.set(group, &id.internal.map(|letter| letter as u8))?;
         } else {
-            let bytes = self.meeting.store.wait(group, Some(self.limits.timeout))?;
+            let bytes = self.rendezvous.store.wait(group, Some(self.limits.timeout))?;
             let bytes: [u8; 128] = bytes.try_into().map_err(|_| {
                 Error::peer("rank 0 gave no NCCL id of 128 bytes")
                     .hint("start all ranks with the same version of tunesmith")
@@ -151,8 +151,8 @@ impl Nccl {
                 unsafe { (self.functions.abort)(comm) };
             }
             let waited = began.elapsed().as_secs_f64();
-            let cause = self.meeting.roll_call(operation);
-            let rank = self.meeting.world.rank;
+            let cause = self.rendezvous.roll_call(operation);
+            let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
         })
     }
@@ -188,7 +188,7 @@ impl Nccl {
             // NCCL itself does not notice a process that has died on the same machine.
             if asked.elapsed() > GONE / 4 {
                 asked = Instant::now();
-                let gone = self.meeting.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
+                let gone = self.rendezvous.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
                 let since = left.get_or_insert(asked);
                 if gone.is_empty() {
                     left = None;
@@ -258,7 +258,7 @@ impl Nccl {
             driver::memcpy_dtoh_sync(into, lane.buffer + skip as u64)
         });
         back.map_err(|error| {
-            let rank = self.meeting.world.rank;
+            let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: copying between memory and the GPU: {error:?}"))
                 .hint("look at the GPU (nvidia-smi), and at the system's log (dmesg)")
         })
@@ -381,13 +381,13 @@ impl Collectives for Nccl {
     }
 
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
-        let World { rank, local_rank, .. } = self.meeting.world;
+        let World { rank, local_rank, .. } = self.rendezvous.world;
         let group = match who {
             Among::All => format!("{ID} beside"),
             Among::Machine => format!("{ID} of rank {}", rank - local_rank.min(rank)),
         };
-        let world = self.meeting.world.among(who);
-        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, self.limits)?))
+        let world = self.rendezvous.world.among(who);
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, self.limits)?))
     }
 }
 

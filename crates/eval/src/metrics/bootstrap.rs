@@ -1,6 +1,6 @@
-//! Confidence intervals by the Poisson bootstrap: in each replicate a row counts as often as a Poisson(1) number says, which is
-//! a function of seed, row and replicate alone. What is kept is a sum for each replicate, however many rows there are; and two
-//! models asked the same rows have the same replicates, so that their difference has an interval too (a paired bootstrap).
+//! Confidence intervals by the Poisson bootstrap. In each replicate a row's weight is a Poisson(1) number, a function of seed, row
+//! and replicate alone. Only one sum per replicate is kept, however many rows there are. Two models on the same rows have the
+//! same replicates, so their difference has an interval too (a paired bootstrap).
 //!
 //! B. Efron, "Bootstrap methods: another look at the jackknife", 1979; J. Hanley and B. `MacGibbon`, "Creating non-parametric
 //! bootstrap samples using Poisson frequencies", 2006.

@@ -1,4 +1,4 @@
-//! Measures of how probable a model finds the references, from the losses of their tokens.
+//! Loss, perplexity and related metrics: how probable a model finds the references.
 
 /// Sums over label tokens, in constant memory.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

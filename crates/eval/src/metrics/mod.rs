@@ -1,5 +1,5 @@
-//! What is measured of answers. Every measure counts a few numbers for a row, which are added up over the rows, and a score is a
-//! function of the sums: a corpus is never held, and its confidence interval comes from sums too ([`bootstrap`]).
+//! Metrics of answers. Each metric computes a few numbers for a row, and a score is a function of their sums over rows. So
+//! no corpus is kept in memory, and confidence intervals come from sums too ([`bootstrap`]).
 pub mod bleu;
 pub mod bootstrap;
 pub mod chrf;

@@ -1,5 +1,5 @@
-//! A JSON Schema (draft 2020-12): whether a document fits. Keywords that are not known here are refused when the schema is read,
-//! so that none is passed over; `format`, as in the draft's default, is a remark.
+//! Validates documents against a JSON Schema (draft 2020-12). Unknown keywords are refused when the schema is read, so that none
+//! is silently ignored. `format` is not checked, which is the draft's default.
 use regex::Regex;
 use serde_json::{Map, Value};
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! The measures of a head of scores: of a classification accuracy, precision, recall and F1, the confusion of labels and the
-//! area under the ROC curve; of a regression errors and correlation. They equal scikit-learn's.
+//! Metrics of a classification head: accuracy, precision, recall, F1, the confusion matrix and the area under the ROC curve; of
+//! a regression, errors and correlation. The values equal scikit-learn's.
 //!
 //! What is kept of a row are its scores, its label and its weight: a few numbers, since measures such as the area under a curve
 //! need all rows at once.

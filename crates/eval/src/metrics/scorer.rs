@@ -1,4 +1,4 @@
-//! A scorer of the user's own: a command that is started once, reads a JSON object a line and answers each with one:
+//! A scorer that the user supplies: a command that is started once, reads one JSON object per line, and answers each with one:
 //!
 //! ```text
 //! to the command    {"id": 0, "source": "…", "answer": "…", "reference": "…"}

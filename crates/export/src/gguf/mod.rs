@@ -17,7 +17,7 @@ use super::merge::Merged;
 use container::{Entry, Header, Value};
 use families::Layout;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::preflight;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_model::weights::Dtype;
@@ -163,7 +163,7 @@ enum Source {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it is more than A and B; [`tunesmith_base::Kind::Io`]: the disk.
-pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Format) -> Result<u64> {
+pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: Format) -> Result<u64> {
     if let Some(what) = adapter.beyond_matrices() {
         return Err(Error::checkpoint(format!(
             "{}: has {what}, which a GGUF adapter cannot hold",

@@ -2,9 +2,14 @@
 //! tried on texts made of the tokenizer's own tokens.
 use serde_json::{Value as Json, json};
 
-use super::vocabulary::{LLAMA3, QWEN2};
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
+
+/// The regular expression by which llama.cpp's pre-tokenizer `llama-bpe` splits text, as `tokenizer.json` has it.
+pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// That of `qwen2`, which takes digits one by one.
+pub(super) const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Tokens that are tried one by one, and texts of several, at most.
 const SINGLE: usize = 20_000;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::container::{Header, Value};
-use super::split;
+use super::split::{self, LLAMA3, QWEN2};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
@@ -18,11 +18,6 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
-
-/// The pre-tokenizers that llama.cpp has a name for, by the expression that splits the text.
-pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-pub(super) const QWEN2: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// A tokenizer, read from a model folder.
 #[derive(Debug)]

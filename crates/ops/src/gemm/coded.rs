@@ -1,5 +1,5 @@
 //! Tiles of a coded matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
-use super::matmul::{DEPTH, TASK_ROWS};
+use super::operands::{DEPTH, TASK_ROWS};
 use super::tile_rows;
 use crate::panel::LANES;
 use crate::quant::{Quantized, eight_run, four_run};

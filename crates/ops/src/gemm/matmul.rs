@@ -1,32 +1,11 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::coded::{self, Strip};
-use super::{Matrix, Store, holds, tile, tile_rows, vector, with_tile};
+use super::operands::{DEPTH, Init, Matrix, Store, TASK_ROWS, Term, holds};
+use super::{tile, tile_rows, vector, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
-
-/// What a product is added to.
-#[derive(Debug, Clone, Copy)]
-pub enum Init<'a> {
-    /// Nothing.
-    Zero,
-    /// A bias `[m]`.
-    Bias(&'a [f32]),
-    /// What `out` holds.
-    Out,
-    /// Another activation of `out`'s shape: the residual stream.
-    Add(&'a Act),
-}
-
-/// One summand: `matrix [m, k]` times `x [tokens, k]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Term<'a> {
-    /// The broadcast operand.
-    pub matrix: Matrix<'a>,
-    /// The vector operand.
-    pub x: &'a Act,
-}
 
 #[derive(Clone, Copy)]
 struct RawTerm<'a> {
@@ -60,12 +39,8 @@ struct Job<'a> {
 // has.
 unsafe impl Sync for Job<'_> {}
 
-/// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
-pub(super) const DEPTH: usize = 512;
 /// Rows of the largest tile of any kernel.
 const TILE_ROWS: usize = 12;
-/// Rows of the matrix in a task.
-pub(super) const TASK_ROWS: usize = 96;
 /// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
 const PACK_DEPTH: usize = 4096;
 /// Panels from which it pays.

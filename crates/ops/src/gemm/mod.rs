@@ -4,95 +4,19 @@
 //! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B);
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 use super::panel::LANES;
-use super::quant::Quantized;
 use super::simd::Simd;
-use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 mod coded;
 mod matmul;
+mod operands;
 mod outer;
 #[cfg(test)]
 mod tests;
 mod vector;
 
-pub use matmul::{Init, Term, matmul};
+pub use matmul::matmul;
+pub use operands::{Init, Matrix, Store, Term};
 pub use outer::{Target, Transposed, outer};
-
-/// A matrix's numbers as they are stored.
-#[derive(Debug, Clone, Copy)]
-pub enum Store<'a> {
-    /// Single precision.
-    F32(&'a [f32]),
-    /// bfloat16, widened tile by tile while it is multiplied.
-    Bf16(&'a [bf16]),
-    /// 4 or 8 bits a number, widened tile by tile too.
-    Quantized(&'a Quantized),
-}
-
-impl<'a> From<&'a [f32]> for Store<'a> {
-    fn from(values: &'a [f32]) -> Self {
-        Self::F32(values)
-    }
-}
-
-impl<'a> From<&'a Vec<f32>> for Store<'a> {
-    fn from(values: &'a Vec<f32>) -> Self {
-        Self::F32(values)
-    }
-}
-
-impl Store<'_> {
-    /// How many numbers.
-    #[allow(clippy::len_without_is_empty)] // no matrix is empty
-    pub fn len(self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::Bf16(values) => values.len(),
-            Self::Quantized(matrix) => matrix.len(),
-        }
-    }
-
-    /// Writes the numbers from `start` on to `out`.
-    pub fn widen(self, start: usize, out: &mut [f32]) {
-        match self {
-            Self::F32(values) => out.copy_from_slice(&values[start..start + out.len()]),
-            Self::Bf16(values) => values[start..start + out.len()].convert_to_f32_slice(out),
-            Self::Quantized(matrix) => matrix.widen(start, out),
-        }
-    }
-}
-
-/// A matrix `[rows, cols]` seen through two strides.
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
-    data: Store<'a>,
-    row: usize,
-    col: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Row-major `data: [rows, width]` as it is: element (m, k) is `data[m * width + k]`.
-    pub fn rows(data: impl Into<Store<'a>>, width: usize) -> Self {
-        Self { data: data.into(), row: width, col: 1 }
-    }
-
-    /// Element (m, k) is `data[m * row + k * col]`.
-    pub fn strided(data: &'a [f32], row: usize, col: usize) -> Self {
-        Self { data: Store::F32(data), row, col }
-    }
-
-    /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.
-    pub fn transposed(data: impl Into<Store<'a>>, width: usize) -> Self {
-        Self { data: data.into(), row: 1, col: width }
-    }
-}
-
-/// Whether `length` numbers hold a matrix `[rows, cols]` of these strides; no size is 0.
-fn holds((rows, cols): (usize, usize), (row, col): (usize, usize), length: usize) -> bool {
-    let last = (rows - 1).checked_mul(row).zip((cols - 1).checked_mul(col));
-    last.and_then(|(row, col)| row.checked_add(col)).is_some_and(|last| last < length)
-}
 
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
 ///

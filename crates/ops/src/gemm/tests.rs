@@ -2,6 +2,7 @@
 use super::*;
 use crate::panel::{Act, Pool};
 use crate::testing::{each_level, numbers};
+use half::bf16;
 
 #[test]
 fn matmul_equals_the_plain_sum_on_odd_sizes() {

@@ -4,8 +4,7 @@
 //! and lie in the lanes; the sum of each row is that of `matmul` to the bit, the same multiply-adds in the same
 //! order. It is what a token's step of generation consists of.
 use super::coded;
-use super::matmul::{DEPTH, Init, Term};
-use super::{Matrix, Store};
+use super::operands::{DEPTH, Init, Matrix, Store, Term};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};

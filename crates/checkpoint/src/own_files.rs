@@ -1,42 +1,43 @@
-//! What a run may remove: a folder is removed or replaced only if every file in it is the program's. One rule, for
-//! `--overwrite`, for rotation, for what dead runs left behind and for a folder that another one takes the place of.
+//! Protects files of others: the program removes or replaces a folder only if it wrote every file in it. The rule holds for
+//! `--overwrite`, for rotation of checkpoints, for leftovers of killed runs and for folders that are replaced.
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{MANIFEST, Manifest};
 use super::disk::Disk;
-use super::{OPTIMIZER, PART, STAMP, STATE, folder, peft};
+use super::layout::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL_WEIGHTS, OPTIMIZER, PART, STAMP, STATE};
+use super::manifest::Manifest;
 use tunesmith_config::arch::COMPANIONS;
 
 /// The default folder of event files.
 pub const EVENTS: &str = "tb";
 /// How the name of an event file begins.
 const EVENT_FILE: &str = "events.out.tfevents.";
-/// What folders may hold besides [`COMPANIONS`] and shards of a model.
+/// Names of files that the program writes, besides [`COMPANIONS`] and shards of a model.
 const NAMES: [&str; 10] = [
     MANIFEST,
     OPTIMIZER,
     PART,
     STAMP,
     STATE,
-    folder::WEIGHTS_FILE,
-    peft::CONFIG_FILE,
-    peft::WEIGHTS_FILE,
+    MODEL_WEIGHTS,
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     "config.json",
     "model.safetensors.index.json",
 ];
 
-/// Whether folders of ours may hold a file of this name.
+/// Whether the program writes files of this name.
 fn is_written(name: &str) -> bool {
     let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
     is_shard || NAMES.contains(&name) || COMPANIONS.contains(&name)
 }
 
-/// The first file in the folder `dir` that the program did not write; `dir` itself where it is no folder but a file or a
-/// link. Files of the program are those that the folder's manifest lists. Where there is no manifest that can be read,
-/// a folder under a temporary name, or with a stamp or a damaged manifest in it, may hold files of the known names, and
-/// the folder of events its event files. Nothing where `dir` is not there.
+/// The first file in the folder `dir` that the program did not write, or `dir` itself if it is a file or a link. `None` if all
+/// files are the program's, or if `dir` does not exist.
+///
+/// The manifest lists the program's files. Without a readable manifest, names decide: a folder with a temporary name, a stamp
+/// or a damaged manifest may hold files of the known names, and the folder `tb` event files of `TensorBoard`.
 ///
 /// # Errors
 /// The system's.
@@ -65,7 +66,7 @@ pub fn foreign_in(dir: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The first free name `NAME.kept-N` beside `path`: there a file or folder stays that is not the program's.
+/// The first free name `NAME.kept-N` beside `path`, for a file or folder that is not the program's.
 pub fn kept_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     let named = |number: u32| {
@@ -80,8 +81,8 @@ pub fn kept_name(path: &Path) -> PathBuf {
     named(number)
 }
 
-/// Removes the folder `dir`, which stood or was to stand at `place`; where it holds a file that is not the program's, it
-/// is renamed to [`kept_name`] of `place` instead, which is returned.
+/// Removes the folder `dir`, whose proper place is `place`. If it holds a file that is not the program's, it is renamed to
+/// [`kept_name`] of `place` instead, and that name is returned.
 ///
 /// # Errors
 /// The system's.

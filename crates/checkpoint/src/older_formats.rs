@@ -1,22 +1,23 @@
-//! Adapters from the time of Transformers 4, in which routers and experts were modules: an adapter for each matrix of each expert. PEFT
-//! reads them into the stacked parameters of Transformers 5, and so does this.
+//! Reads adapters on mixture-of-experts models that were saved with Transformers 4. There each matrix of each expert was a
+//! module with its own adapter; Transformers 5 stacks all experts in one parameter. PEFT converts such adapters too.
 //!
-//! Of experts with gate and up `B1 A1` and `B3 A3` the joined matrix has `A = [A1; A3]` and `B = diag(B1, B3)`: twice the rank. Rows
-//! `e * rank ..` of a stacked A are expert e's, and column `i * experts + e` of a stacked B is its i-th.
+//! Gate and up, with adapters `B1 A1` and `B3 A3`, become one matrix with `A = [A1; A3]` and `B = diag(B1, B3)`, of twice the rank.
+//! In the stacked A the rows `e * rank ..` belong to expert e. In the stacked B column `i * experts + e` is expert e's column i.
 use std::collections::BTreeMap;
 
-use super::peft::Tensors;
+use super::tensors::Tensors;
 use tunesmith_model::targets::peft_name;
 
-/// The names of an expert's gate, up and down.
+/// Names of an expert's gate, up and down projection, in the two styles of Transformers 4.
 const MATRICES: [[&str; 3]; 2] = [["w1", "w3", "w2"], ["gate_proj", "up_proj", "down_proj"]];
 
 type Tensor = (Vec<usize>, Vec<f32>);
 
-/// A and B of an expert's gate, up and down.
+/// `[gate, up, down][A, B]` of one expert.
 type Expert = [[Option<Tensor>; 2]; 3];
 
-/// Of `model.layers.0.mlp.experts.3.w1.lora_A.weight`: the module with the experts, the expert, its matrix, and 0 for A or 1 for B.
+/// Splits a name such as `model.layers.0.mlp.experts.3.w1.lora_A.weight` into the module of the experts, the expert's number, its
+/// matrix (0 to 2), and 0 for A or 1 for B.
 fn parse(name: &str) -> Option<(&str, usize, usize, usize)> {
     let at = name.find(".mlp.experts.")? + ".mlp.experts".len();
     let (module, rest) = (&name[..at], &name[at + 1..]);
@@ -32,7 +33,7 @@ fn pair(expert: &Expert, matrix: usize) -> Option<[&Tensor; 2]> {
     Some([expert[matrix][0].as_ref()?, expert[matrix][1].as_ref()?])
 }
 
-/// The tensors under their names in Transformers 5, those of experts stacked. What is no whole set stays as it is.
+/// The tensors under their names in Transformers 5, with experts stacked. Tensors of an incomplete set of experts are dropped.
 pub fn stacked(tensors: Tensors) -> Tensors {
     let mut blocks: BTreeMap<String, BTreeMap<usize, Expert>> = BTreeMap::new();
     let mut out = Tensors::new();
@@ -65,7 +66,7 @@ pub fn stacked(tensors: Tensors) -> Tensors {
     out
 }
 
-/// A and B of all experts, of each those of its matrices; nothing where their sizes differ.
+/// Stacks `[experts][matrices][A, B]` into one A and one B; `None` if the shapes differ.
 fn stack(experts: &[Vec<[&Tensor; 2]>]) -> Option<[Tensor; 2]> {
     let [(first_a, _), (first_b, _)] = experts.first()?.first()?;
     let (&[rank, inputs], &[outputs, ranks]) = (first_a.as_slice(), first_b.as_slice()) else { return None };

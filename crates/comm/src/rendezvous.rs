@@ -1,5 +1,5 @@
-//! How the ranks of several processes come together: at one store, whatever the launcher; in turn, so that what one
-//! rank of a machine prepares the others find; and how a rank that does not answer is named.
+//! Connects the ranks of several processes to one store, whatever the launcher. Also lets the first rank of a machine work before
+//! the others ([`Door`]), and finds out which rank has failed.
 use std::cell::Cell;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use super::c10d::Agent;
 use super::env::{Launch, Place};
 use super::host::Host;
-use super::roll::{Claim, Facts};
+use super::membership::{Claim, Facts};
 use super::store::{Refused, Store};
 use super::token::Token;
 use super::{LOST, NO_WAY, World};
 use tunesmith_base::error::{Error, Result};
 
-/// How long ranks wait for each other at the start, where nobody says.
+/// How long ranks wait for each other at the start, if nothing else is set.
 const GATHERING: Duration = Duration::from_secs(300);
-/// After so long they say for whom they wait.
+/// After this time a rank says for whom it waits.
 const SILENCE: Duration = Duration::from_secs(5);
 /// How long another process may hold the place: an earlier run that is about to end. With the last attempt (three seconds)
 /// that is ten seconds.
@@ -27,26 +27,26 @@ const ROLL_CALL: Duration = Duration::from_secs(2);
 /// The name of rank 0's endpoint in torchrun's store.
 const ENDPOINT: &str = "tunesmith/endpoint";
 
-/// Lets the first rank of a machine go through something before the others.
+/// Lets the first rank of a machine do something before the others, such as filling a cache.
 pub trait Door: Send + Sync {
-    /// The first is through.
+    /// Called by the first rank when it is done.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the others cannot be told.
     fn open(&self) -> Result<()>;
-    /// Waits until the first is through, however long that takes, unless it ends.
+    /// Waits until the first rank is done, without a time limit.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Peer`]: it has ended.
+    /// [`tunesmith_base::Kind::Peer`]: the first rank has ended.
     fn wait(&self) -> Result<()>;
 }
 
 /// How ranks wait for each other at the start.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
-    /// How long; five minutes where nothing else is set.
+    /// The time limit; by default five minutes.
     pub limit: Duration,
-    /// Hears for whom, if it takes longer than some seconds.
+    /// Is told for whom the rank waits, if that takes longer than five seconds.
     pub say: &'a dyn Fn(&str),
 }
 
@@ -72,12 +72,12 @@ impl<'a> Waiting<'a> {
         self.began.elapsed() >= self.wait.limit
     }
 
-    /// How long there still is.
+    /// The time left.
     fn left(&self) -> Duration {
         self.wait.limit.saturating_sub(self.began.elapsed())
     }
 
-    /// Says once for whom, and where.
+    /// Says once for whom this rank waits, and where.
     fn tell(&self, missing: &[usize], address: &dyn Display) {
         if self.began.elapsed() >= SILENCE && !self.said.replace(true) {
             (self.wait.say)(&format!("waiting for {} at {address}", ranks(missing)));
@@ -85,21 +85,21 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// The store that a run's ranks share.
+/// A rank's connection to the store that all ranks share.
 #[derive(Debug, Clone)]
-pub struct Meeting {
+pub struct Rendezvous {
     /// This rank's place.
     pub world: World,
     /// Its connection.
     pub store: Arc<Store>,
 }
 
-impl Meeting {
-    /// Finds the others and waits until all have come; all must agree in `facts`.
+impl Rendezvous {
+    /// Connects to the other ranks and waits for all of them. All must have equal `facts`.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the ranks do not fit together, or do not know the same token, as both sides hear within a
-    /// quarter of a minute; [`tunesmith_base::Kind::Peer`]: someone else is where they should be, or they do not come in time.
+    /// [`tunesmith_base::Kind::Config`]: the ranks disagree, or have different tokens; both sides learn that within 15 seconds.
+    /// [`tunesmith_base::Kind::Peer`]: another program listens at the address, or ranks do not come in time.
     pub fn join(launch: &Launch, facts: Facts, wait: Wait<'_>) -> Result<Self> {
         let waiting = Waiting::new(wait);
         let world = launch.world;
@@ -136,7 +136,7 @@ impl Meeting {
         Ok(Self { world, store: Arc::new(gathered?) })
     }
 
-    /// Says that `operation` has failed here, and finds out which ranks do not say the same: those are the cause.
+    /// Reports that `operation` has failed here, and finds the cause: the ranks that do not report a failure.
     pub fn roll_call(&self, operation: &str) -> String {
         let name = |rank: usize| format!("fault/{rank}");
         let host_is_gone =
@@ -174,7 +174,7 @@ impl Meeting {
     }
 }
 
-impl Door for Meeting {
+impl Door for Rendezvous {
     fn open(&self) -> Result<()> {
         self.store.set(&self.door(), b"1")
     }
@@ -226,7 +226,7 @@ fn gather(store: &Store, world: World, waiting: &Waiting<'_>) -> Result<()> {
     }
 }
 
-/// How long a rank that is not taken in tries again.
+/// Decides how long a refused rank tries again.
 struct Patience<'a> {
     waiting: &'a Waiting<'a>,
     /// Since when someone else is there, where, and what came of the last try.
@@ -275,7 +275,7 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Connects to a host that may not stand yet.
+/// Connects to a host that may not have started yet.
 fn connect(address: &str, token: &Token, (claim, own): (&Claim, bool), waiting: &Waiting<'_>) -> Result<Store> {
     let mut patience = Patience::new(own, waiting);
     loop {
@@ -287,7 +287,7 @@ fn connect(address: &str, token: &Token, (claim, own): (&Claim, bool), waiting: 
     }
 }
 
-/// Holds the rendezvous at `address`; where that is not this machine's own (a service's, say), at every address.
+/// Starts the host at `address`, or on all interfaces if the address is not this machine's, such as a service's.
 fn serve(address: &str, token: &Token) -> Result<Host> {
     let wanted = resolve(address)?;
     let everywhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), wanted.port());
@@ -302,7 +302,8 @@ fn hold(host: &Host) -> String {
     if address.ip().is_unspecified() { local.to_string() } else { address.to_string() }
 }
 
-/// The endpoint in torchrun's store may be of a rank 0 before a restart: then nobody answers there, or one whose run is over.
+/// Connects through torchrun's store. The endpoint there may be that of a rank 0 before a restart, which no longer answers or whose
+/// run is over; then it is read again.
 fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Result<Store> {
     let mut patience = Patience::new(false, waiting);
     loop {
@@ -362,13 +363,13 @@ mod tests {
     }
 
     /// What comes of ranks that come at the same time.
-    fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Meeting>> {
-        let join = |(launch, facts)| std::thread::spawn(move || Meeting::join(&launch, facts, Wait::default()));
+    fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Rendezvous>> {
+        let join = |(launch, facts)| std::thread::spawn(move || Rendezvous::join(&launch, facts, Wait::default()));
         let running: Vec<_> = launches.into_iter().map(join).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
     }
 
-    fn meeting(size: usize) -> (Host, Vec<Meeting>) {
+    fn rendezvous(size: usize) -> (Host, Vec<Rendezvous>) {
         let (host, token) = host();
         let launches = (0..size).map(|rank| (launch(rank, size, held(&host), &token), Facts::new())).collect();
         (host, joined(launches).into_iter().map(Result::unwrap).collect())
@@ -417,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_roll_call_names_who_has_ended_and_who_is_silent() {
-        let (_host, mut all) = meeting(3);
+        let (_host, mut all) = rendezvous(3);
         let last = all.pop().unwrap();
         let second = all.pop().unwrap();
         let first = all.pop().unwrap();
@@ -432,8 +433,8 @@ mod tests {
 
     #[test]
     fn the_first_of_a_machine_goes_first() {
-        let (_host, all) = meeting(2);
-        let [first, second] = <[Meeting; 2]>::try_from(all).unwrap();
+        let (_host, all) = rendezvous(2);
+        let [first, second] = <[Rendezvous; 2]>::try_from(all).unwrap();
         let through = std::thread::spawn(move || second.wait().is_ok());
         std::thread::sleep(Duration::from_millis(30));
         assert!(!through.is_finished());
@@ -446,7 +447,7 @@ mod tests {
     fn rank_0_holds_the_rendezvous_where_the_launcher_only_names_a_port() {
         let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
         let launches = [1, 0].map(|rank| (launch(rank, 2, place.clone(), &token), Facts::new()));
-        let ranks: Vec<Meeting> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
+        let ranks: Vec<Rendezvous> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
         ranks[1].store.set("x", b"y").unwrap();
         assert_eq!(ranks[0].store.wait("x", None).unwrap(), b"y");
     }
@@ -456,7 +457,7 @@ mod tests {
         let (host, token) = host();
         let all = joined((0..2).map(|rank| (launch(rank, 2, held(&host), &token), Facts::new())).collect());
         let began = Instant::now();
-        let late = Meeting::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
+        let late = Rendezvous::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14));
         assert!(late.message().contains("all 2 ranks of its run are connected, including rank 1 (process"), "{late}");
         assert!(all[0].as_ref().unwrap().store.roll().unwrap().1.is_empty(), "nobody has gone");
@@ -470,7 +471,7 @@ mod tests {
             let say = |text: &str| told.borrow_mut().push(text.to_owned());
             let wait = Wait { limit: Duration::from_secs(6), say: &say };
             let began = Instant::now();
-            let error = Meeting::join(&launch(rank, 2, place.clone(), &token), Facts::new(), wait).unwrap_err();
+            let error = Rendezvous::join(&launch(rank, 2, place.clone(), &token), Facts::new(), wait).unwrap_err();
             assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
             assert!(error.kind() == tunesmith_base::Kind::Peer && error.message().contains(missing), "{error}");
             let told = told.borrow();
@@ -485,9 +486,9 @@ mod tests {
         let place = Place::First(mute.local_addr().unwrap().to_string());
         let token = Token::fresh().unwrap();
         let began = Instant::now();
-        let busy = Meeting::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
+        let busy = Rendezvous::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(busy.message().contains("cannot listen on 127.0.0.1:") && began.elapsed() < Duration::from_secs(5));
-        let error = Meeting::join(&launch(1, 2, place, &token), Facts::new(), Wait::default()).unwrap_err();
+        let error = Rendezvous::join(&launch(1, 2, place, &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
         assert_eq!(error.kind(), tunesmith_base::Kind::Peer);
         assert!(error.message().contains("sends nothing"), "{error}");

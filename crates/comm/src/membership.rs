@@ -1,5 +1,5 @@
-//! Which ranks have connected to a run's rendezvous, and whether they agree: rank numbers, world size, and facts that must be
-//! equal on all ranks (version, engine, settings that decide which collectives run). Pure bookkeeping; [`super::host`] calls it.
+//! Records which ranks have connected to a run's rendezvous, and checks that they agree: on rank numbers, world size, and facts
+//! that must be equal on all ranks (version, engine, settings that decide which collectives run). [`super::host`] calls it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ pub type Facts = BTreeMap<String, String>;
 /// What a rank sends when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Its number.
+    /// Its rank number.
     pub rank: u32,
     /// The world size it expects.
     pub size: u32,
-    /// Its process and machine, for messages.
+    /// Its process id and machine, for messages.
     pub who: String,
     /// Its facts.
     pub facts: Facts,
@@ -36,7 +36,7 @@ const RECENT: Duration = Duration::from_secs(2);
 const SHOWN: usize = 8;
 
 impl Claim {
-    /// That of this process.
+    /// The claim of this process.
     pub fn of(world: World, facts: Facts) -> Self {
         let host = tunesmith_base::files::system("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
@@ -44,7 +44,7 @@ impl Claim {
         Self { rank: world.rank as u32, size: world.size as u32, who, facts }
     }
 
-    /// The facts with the size of the world among them.
+    /// The facts, with the world size as one of them.
     fn all_facts(&self) -> BTreeMap<&str, String> {
         let size = ("world size", self.size.to_string());
         self.facts.iter().map(|(key, value)| (key.as_str(), value.clone())).chain([size]).collect()
@@ -85,7 +85,7 @@ struct Stranger {
 
 /// The ranks that have connected.
 #[derive(Debug, Default)]
-pub struct Roll {
+pub struct Membership {
     /// In the order in which they connected.
     seen: Vec<Seen>,
     gone: BTreeSet<u32>,
@@ -95,7 +95,7 @@ pub struct Roll {
     told: BTreeSet<u32>,
 }
 
-impl Roll {
+impl Membership {
     /// Registers a peer with the right token.
     pub fn come(&mut self, claim: Claim, from: IpAddr) -> Welcome {
         let rank = claim.rank;
@@ -238,61 +238,61 @@ mod tests {
     #[test]
     fn those_that_do_not_fit_are_named_with_both_sides() {
         let facts = |version| [("version", version), ("engine", "gloo")];
-        let mut roll = Roll::default();
-        assert_eq!(roll.come(claim(0, 2, &facts("1")), HERE), Welcome::In);
-        let text = said(roll.come(claim(1, 3, &facts("2")), HERE));
+        let mut members = Membership::default();
+        assert_eq!(members.come(claim(0, 2, &facts("1")), HERE), Welcome::In);
+        let text = said(members.come(claim(1, 3, &facts("2")), HERE));
         for side in ["rank 0 (process 0", "rank 1 (process 1", "world size: 2 on rank 0, 3 on rank 1"] {
             assert!(text.contains(side), "{text}");
         }
         assert!(text.contains("version: 1 on rank 0, 2 on rank 1") && !text.contains("engine"), "{text}");
         // Everybody hears the same, also who comes later.
-        assert_eq!(roll.dispute(0, Instant::now()).unwrap(), text);
-        assert_eq!(said(roll.come(claim(2, 3, &facts("1")), HERE)), text);
-        assert!(roll.all_told());
+        assert_eq!(members.dispute(0, Instant::now()).unwrap(), text);
+        assert_eq!(said(members.come(claim(2, 3, &facts("1")), HERE)), text);
+        assert!(members.all_told());
 
-        let mut roll = Roll::default();
-        roll.come(claim(1, 3, &[]), HERE);
-        assert!(said(roll.come(claim(1, 3, &[]), HERE)).contains("rank 1 connected twice"));
-        assert!(said(Roll::default().come(claim(3, 3, &[]), HERE)).contains("rank 3"));
+        let mut members = Membership::default();
+        members.come(claim(1, 3, &[]), HERE);
+        assert!(said(members.come(claim(1, 3, &[]), HERE)).contains("rank 1 connected twice"));
+        assert!(said(Membership::default().come(claim(3, 3, &[]), HERE)).contains("rank 3"));
     }
 
     #[test]
     fn a_run_that_is_complete_lets_nobody_in_and_nothing_disturbs_it() {
-        let mut roll = Roll::default();
+        let mut members = Membership::default();
         for rank in 0..2 {
-            assert_eq!(roll.come(claim(rank, 2, &[]), HERE), Welcome::In);
+            assert_eq!(members.come(claim(rank, 2, &[]), HERE), Welcome::In);
         }
-        let text = said(roll.come(claim(1, 4, &[]), HERE));
+        let text = said(members.come(claim(1, 4, &[]), HERE));
         assert!(text.contains("all 2 ranks") && text.contains("rank 1 (process 1"), "{text}");
         let now = Instant::now();
         for second in 0..9 {
-            roll.stranger(1, HERE, now + Duration::from_secs(second));
+            members.stranger(1, HERE, now + Duration::from_secs(second));
         }
-        assert_eq!(roll.dispute(0, now + Duration::from_secs(9)), None);
-        roll.leave(1);
-        assert_eq!(roll.come(claim(1, 2, &[]), HERE), Welcome::Over);
+        assert_eq!(members.dispute(0, now + Duration::from_secs(9)), None);
+        members.leave(1);
+        assert_eq!(members.come(claim(1, 2, &[]), HERE), Welcome::Over);
     }
 
     #[test]
     fn only_who_keeps_trying_with_another_token_ends_a_run() {
         let now = Instant::now();
         let after = |milliseconds| now + Duration::from_millis(milliseconds);
-        let mut roll = Roll::default();
-        roll.come(claim(0, 2, &[]), HERE);
-        roll.stranger(1, HERE, now);
-        roll.stranger(7, HERE, now);
-        assert_eq!(roll.dispute(0, after(60_000)), None, "once is not enough");
+        let mut members = Membership::default();
+        members.come(claim(0, 2, &[]), HERE);
+        members.stranger(1, HERE, now);
+        members.stranger(7, HERE, now);
+        assert_eq!(members.dispute(0, after(60_000)), None, "once is not enough");
         for try_at in (0..6000).step_by(500) {
-            roll.stranger(1, HERE, after(60_000 + try_at));
+            members.stranger(1, HERE, after(60_000 + try_at));
         }
-        let text = roll.dispute(0, after(66_000)).unwrap();
+        let text = members.dispute(0, after(66_000)).unwrap();
         assert!(text.contains("rank 1 (at 127.0.0.1) does not have the token of rank 0 (process 0"), "{text}");
-        let mut roll = Roll::default();
-        roll.come(claim(0, 2, &[]), HERE);
+        let mut members = Membership::default();
+        members.come(claim(0, 2, &[]), HERE);
         for try_at in (0..6000).step_by(500) {
-            roll.stranger(1, HERE, after(try_at));
+            members.stranger(1, HERE, after(try_at));
         }
-        assert_eq!(roll.come(claim(1, 2, &[]), HERE), Welcome::In);
-        assert_eq!(roll.dispute(0, after(6000)), None, "the right one came");
+        assert_eq!(members.come(claim(1, 2, &[]), HERE), Welcome::In);
+        assert_eq!(members.dispute(0, after(6000)), None, "the right one came");
     }
 }

@@ -1,5 +1,5 @@
-//! The file that `infer --out` writes: the rows of `--in` with what the model says of each. A file that was cut off goes on where
-//! it stands.
+//! The file that `infer --out` writes: the rows of `--in`, each with the model's answer or prediction. An interrupted file is
+//! continued after its last complete line.
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::files::output::{Existing, claim_file};
 use crate::files::{self, real};
 use crate::words::are;
 
-/// What a model says of a row.
+/// The kind of answer in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// A text.
@@ -28,7 +28,7 @@ pub(super) enum Form {
 impl Form {
     const ALL: [Self; 3] = [Self::Answer, Self::Label, Self::Number];
 
-    /// What a model with this head says.
+    /// The kind of answer of a model with this head.
     pub fn of(head: Option<&ScoreHead>) -> Self {
         match head {
             None => Self::Answer,
@@ -77,7 +77,7 @@ impl Form {
     }
 }
 
-/// How many rows a file has, and what is said of them.
+/// The rows that a file already has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
     pub rows: usize,

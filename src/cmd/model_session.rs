@@ -1,12 +1,12 @@
-//! What `infer` and `chat` share: which model is asked, how, and how a prompt is written for it.
+//! What `infer` and `chat` share: the options that choose the model, the opened model, and how prompts become tokens.
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::stamps;
-use crate::checkpoint::finished::score_head;
+use super::provenance;
+use crate::checkpoint::loaded_adapter::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
@@ -73,25 +73,25 @@ pub struct AskArgs {
     stop: Vec<String>,
 }
 
-/// A model with what is needed to ask it.
-pub struct Asker {
+/// An opened model with all that a generation needs.
+pub struct ModelSession {
     /// The model.
     pub model: Model,
     /// The configuration.
     pub config: Config,
-    /// What is asked, for people.
+    /// The model's path or name, for messages.
     pub what: String,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// Its chat template, unless prompts are plain.
+    /// Its chat template; `None` with `--raw`, or if it has none.
     pub template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
-    /// The trained values of the base and of the adapter, where there is one.
+    /// Values of the trainable tensors, of the base and with the adapter; `None` without an adapter.
     sides: Option<[Vec<f32>; 2]>,
 }
 
-/// What is asked beside or in the place of the base.
+/// The trained model to use with the base or instead of it.
 enum Tuned {
     Nothing,
     Adapter(PathBuf),
@@ -143,8 +143,8 @@ impl AskArgs {
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: nothing says which model; those of reading it.
-    pub fn open(&self) -> Result<Asker> {
-        stamps::check_allowed(&self.allow)?;
+    pub fn open(&self) -> Result<ModelSession> {
+        provenance::check_allowed(&self.allow)?;
         let (resolved, from_file) = self.config.load_optional(&self.flags()?)?;
         let mut config = resolved.config;
         if self.model.is_some() {
@@ -164,7 +164,7 @@ impl AskArgs {
         let below = if matches!(tuned, Tuned::Model(_)) { &[][..] } else { &config.tuning.adapters };
         let parts = if let Tuned::Adapter(dir) = &tuned {
             let parts = Parts::open(&model_dir, below, &peft::vocabulary(dir)?)?;
-            stamps::check_base(&parts, dir, &self.allow)?;
+            provenance::check_base(&parts, dir, &self.allow)?;
             parts
         } else {
             Parts::open(&model_dir, below, &Vocabulary::default())?
@@ -217,10 +217,10 @@ impl AskArgs {
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Ok(Asker { model, config, what, tokenizer, template, stop_ids, sides })
+        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, sides })
     }
 
-    /// What was trained, if that is to be asked.
+    /// Finds the trained model that the options name, if any.
     fn tuned(&self, config: &Config, from_file: bool, downloads: &Downloads) -> Result<Tuned> {
         let named = match &self.adapter {
             _ if self.base => return Ok(Tuned::Nothing),
@@ -269,18 +269,18 @@ fn conversation(messages: Vec<Value>) -> Conversation {
     Conversation { messages, tools: None, first_supervised: 0, unlearned: Vec::new() }
 }
 
-impl Asker {
-    /// How answers are made.
+impl ModelSession {
+    /// The settings of a generation.
     pub fn settings(&self) -> Settings {
         Settings::new(&self.config, self.model.arch.max_position_embeddings, self.stop_ids.clone())
     }
 
-    /// Whether there are two sides to ask.
+    /// Whether the base can be compared with an adapter.
     pub const fn has_sides(&self) -> bool {
         self.sides.is_some()
     }
 
-    /// Asks the base from now on, or what was trained.
+    /// Switches to the adapter (`tuned`) or to the base alone.
     pub fn take_side(&mut self, tuned: bool) {
         if let Some(sides) = &self.sides {
             self.model.params.values_mut().copy_from_slice(&sides[usize::from(tuned)]);
@@ -327,7 +327,7 @@ impl Asker {
     /// The tokens of what a user says, after a system's turn if there is one.
     ///
     /// # Errors
-    /// As [`Asker::tokens`].
+    /// As [`ModelSession::tokens`].
     pub fn turn(&self, system: Option<&str>, text: &str) -> Result<Vec<u32>> {
         if self.template.is_none() {
             return match system {
@@ -344,7 +344,7 @@ impl Asker {
     /// The tokens of all messages so far.
     ///
     /// # Errors
-    /// As [`Asker::tokens`].
+    /// As [`ModelSession::tokens`].
     pub fn messages(&self, messages: &[Value]) -> Result<Vec<u32>> {
         self.tokens(&conversation(messages.to_vec()))
     }
@@ -352,7 +352,7 @@ impl Asker {
     /// The tokens that a row of a file asks with: its last answer, if it has one, is left out. A text is what a user says.
     ///
     /// # Errors
-    /// As [`Asker::tokens`]; the row has no known form.
+    /// As [`ModelSession::tokens`]; the row has no known form.
     pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Vec<u32>> {
         const ANSWER: &str = "answer";
         let mut fields = match row {

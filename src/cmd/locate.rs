@@ -1,7 +1,7 @@
-//! Where programs and libraries of the system are.
+//! Finds programs and libraries of the system.
 use std::path::PathBuf;
 
-/// A program on `PATH`.
+/// The path of an executable on `PATH`.
 pub(super) fn program(name: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let executable =
@@ -9,7 +9,7 @@ pub(super) fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(executable)
 }
 
-/// Where the dynamic linker would find a library, as far as the usual folders tell.
+/// Where the dynamic linker would find a library. Looks only in `LD_LIBRARY_PATH` and the usual folders.
 pub(super) fn library(name: &str) -> Option<PathBuf> {
     const USUAL: &[&str] = &[
         "/usr/lib/x86_64-linux-gnu",

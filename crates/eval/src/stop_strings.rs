@@ -1,26 +1,26 @@
-//! Answers as text: stop strings looked for while they grow and cut off at the end.
+//! Decodes answers to text: looks for stop strings during generation, and cuts them off at the end.
 use super::generate::{Answer, Go, Settings, Watcher, generate};
 use super::stream::first_stop;
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
 use tunesmith_model::Model;
 
-/// How answers become text.
+/// Decodes answers and looks for stop strings in them.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct AnswerDecoder<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
-    /// Strings that end an answer and are no part of it.
+    /// Strings that end an answer; they are not part of it.
     pub stop_strings: &'a [String],
 }
 
-/// Tokens that a stop string can reach back over: each has a byte of it at least.
+/// The most tokens that a stop string can span: each has at least one byte of it.
 fn reach(stops: &[String]) -> usize {
     stops.iter().map(String::len).max().unwrap_or(0)
 }
 
-impl Asked<'_> {
-    /// Whether a stop string stands at the end of an answer's tokens.
+impl AnswerDecoder<'_> {
+    /// Whether the last tokens of an answer contain a stop string.
     pub fn stops(&self, tokens: &[u32]) -> bool {
         if self.stop_strings.is_empty() {
             return false;
@@ -41,7 +41,7 @@ impl Asked<'_> {
         Ok(text)
     }
 
-    /// Answers prompts; nothing once `go_on`, asked before each token, says no.
+    /// Answers prompts. `None` if `go_on`, which is called before each token, returns false.
     ///
     /// # Errors
     /// As [`generate`]; the tokenizer's decoder fails.
@@ -52,7 +52,7 @@ impl Asked<'_> {
         settings: &Settings,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<String>>> {
-        struct Quiet<'a, 'b>(&'a Asked<'a>, &'b mut dyn FnMut() -> bool);
+        struct Quiet<'a, 'b>(&'a AnswerDecoder<'a>, &'b mut dyn FnMut() -> bool);
         impl Watcher for Quiet<'_, '_> {
             fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
                 Ok(if (self.1)() { Go::On } else { Go::EndAll })

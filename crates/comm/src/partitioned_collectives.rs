@@ -1,34 +1,33 @@
-//! Sums and gathers over parts that lie anywhere. What lies whole and is neither short nor too long travels as it lies; several
-//! short pieces go in one message, a long one in several. Nothing beside the pieces takes more than
-//! [`Limits::bucket`](super::Limits) bytes for a message. Sums go from the first rank to the last, as everywhere in [`super`], so
-//! that neither the messages nor the parts move a bit.
+//! Reduce-scatter and all-gather over parts at any place. A contiguous piece of medium size is sent directly. Short pieces share
+//! a message; a long piece takes several. Buffers take at most [`Limits::bucket`](super::Limits) bytes. Sums go from the first
+//! rank to the last, as everywhere in [`super`], so the division into messages and parts does not change a bit.
 use std::ops::Range;
 
 use super::bytes::{self, Element as _};
 use super::{Collectives, World};
 use tunesmith_base::error::Result;
 
-/// Values of which each rank has a part.
+/// Values of which each rank owns a part.
 #[derive(Debug)]
 pub struct Piece<'a> {
-    /// The values, those of the other ranks too.
+    /// All values, those of other ranks included.
     pub values: &'a mut [f32],
-    /// Every rank's part: where it lies in `values`.
+    /// The range of each rank's part in `values`.
     pub parts: Vec<Range<usize>>,
 }
 
-/// Buffers of messages, kept from one to the next.
+/// The operations, with buffers that are reused from one message to the next.
 #[derive(Debug, Default)]
-pub struct Exchange {
+pub struct PartitionedCollectives {
     send: Vec<f32>,
     receive: Vec<f32>,
 }
 
-/// Pieces from so many bytes on are not put together with others.
+/// Pieces of at least this many bytes do not share a message.
 const LARGE: usize = 64 << 10;
 
 impl Piece<'_> {
-    /// Every rank's part in bytes, if the parts follow one another from end to end and make up so many bytes.
+    /// The range of each rank's part in bytes, if the parts cover `values` in rank order and their size is within `bytes`.
     fn whole(&self, bytes: Range<usize>) -> Option<Vec<Range<usize>>> {
         let ends = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
         let whole = self.parts.iter().zip(ends).all(|(part, end)| part.start == end && part.end >= end)
@@ -39,10 +38,10 @@ impl Piece<'_> {
     }
 }
 
-/// A stretch of a rank's parts: where it lies in which piece.
+/// A section of a rank's parts: the number of the piece, and the range in its values.
 type Stretch = (usize, Range<usize>);
 
-/// The numbers `from..to` of a rank's parts, which are counted through all pieces.
+/// The sections of the values `from..to` of a rank, counted over its parts in all pieces.
 fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
     let (mut found, mut at) = (Vec::new(), 0);
     for (index, piece) in pieces.iter().enumerate() {
@@ -56,15 +55,15 @@ fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> 
     found
 }
 
-/// What travels together: as many numbers of each rank's parts, as far as they go.
+/// One message: the same number of values of each rank, or fewer at the end of its parts.
 struct Message {
     /// Every rank's stretches.
     stretches: Vec<Vec<Stretch>>,
-    /// Their place in the message, in bytes.
+    /// The byte range of each rank's values in the message.
     parts: Vec<Range<usize>>,
 }
 
-/// Cuts what all ranks have in `pieces` into messages of at most `bucket` bytes.
+/// Divides all values of `pieces` into messages of at most `bucket` bytes.
 fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
     let count = |rank: usize| pieces.iter().map(|piece| piece.parts[rank].len()).sum::<usize>();
     let most = (0..size).map(count).max().unwrap_or(0);
@@ -84,8 +83,8 @@ fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Messag
     (0..most).step_by(step).map(message).collect()
 }
 
-impl Exchange {
-    /// Replaces this rank's parts by their sums over ranks; the rest of the values stays as it is.
+impl PartitionedCollectives {
+    /// Replaces this rank's parts by their sums over ranks. The other values are unchanged.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a peer is gone or late.
@@ -132,7 +131,7 @@ impl Exchange {
     /// Fills in the parts of the other ranks.
     ///
     /// # Errors
-    /// As [`Exchange::reduce_scatter`].
+    /// As [`PartitionedCollectives::reduce_scatter`].
     pub fn all_gather(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
         let World { rank, size, .. } = comm.world();
         if size == 1 {
@@ -169,7 +168,7 @@ impl Exchange {
     }
 }
 
-/// The first `length` numbers of a buffer, whatever they are.
+/// The first `length` numbers of a buffer, which is enlarged if needed. Their values are arbitrary.
 fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
         buffer.resize(length, 0.0);
@@ -249,7 +248,7 @@ mod tests {
                         let comm: Box<dyn Collectives> = if messages { Box::new(Apart(comm)) } else { Box::new(comm) };
                         let rank = comm.world().rank;
                         let mut values: Vec<f32> = (0..total).map(|index| value(rank, index)).collect();
-                        let mut exchange = Exchange::default();
+                        let mut exchange = PartitionedCollectives::default();
                         let pieces = |values: &mut Vec<f32>, act: &mut dyn FnMut(&mut [Piece<'_>])| {
                             let mut rest = &mut values[..];
                             let mut pieces = Vec::new();

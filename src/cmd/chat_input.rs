@@ -1,5 +1,4 @@
-//! What a person says to `tunesmith chat`: in a terminal line by line with editing and a history, else the lines of standard
-//! input.
+//! The input of `tunesmith chat`: in a terminal, lines with editing and a history; otherwise the lines of standard input.
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{IsTerminal as _, Lines, StdinLock};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -12,11 +11,11 @@ use rustyline::{Config, Editor};
 use super::terminal::{Style, print_note, print_text, stdout_colour};
 use crate::error::{Error, Result};
 
-/// Lines that the history keeps.
+/// The most lines in the history.
 const KEPT: usize = 1000;
 
-/// Where lines come from.
-pub(super) enum Talk {
+/// The source of lines.
+pub(super) enum ChatInput {
     /// A terminal.
     Terminal(Box<Prompt>),
     /// Anything else.
@@ -26,22 +25,22 @@ pub(super) enum Talk {
 /// A line editor with its history.
 pub(super) struct Prompt {
     editor: Editor<(), FileHistory>,
-    /// Where the history is kept, unless that failed.
+    /// The file of the history; `None` if it cannot be written.
     history: Option<PathBuf>,
 }
 
-/// What came.
+/// One input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// A line, without its end.
     Line(String),
-    /// Nothing that counts: Ctrl-C, or bytes that are no text.
+    /// Nothing to answer: Ctrl-C, or bytes that are not UTF-8.
     Nothing,
-    /// The end.
+    /// The end of the input.
     End,
 }
 
-impl Talk {
+impl ChatInput {
     /// Opens standard input, and in a terminal the history of earlier chats.
     ///
     /// # Errors
@@ -70,7 +69,7 @@ impl Talk {
         Ok(Self::Terminal(Box::new(Prompt { editor, history })))
     }
 
-    /// Whether a person sits before it.
+    /// Whether the input is a terminal.
     pub(super) const fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal(_))
     }
@@ -126,14 +125,14 @@ fn failed(error: &ReadlineError) -> Error {
     }
 }
 
-/// The user's folder of what programs keep from one run to the next.
+/// The program's folder for state that outlives a run: in `XDG_STATE_HOME`, else `~/.local/state`.
 fn state_dir() -> Option<PathBuf> {
     let xdg = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     xdg.or_else(home).map(|state| state.join("tunesmith"))
 }
 
-/// Makes the file of the history where there is none; only its owner can read it.
+/// Creates the file of the history if it is missing, and makes it readable for its owner alone.
 fn prepare(path: &Path) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

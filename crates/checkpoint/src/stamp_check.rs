@@ -1,30 +1,28 @@
-//! What an adapter's run says that the adapter belongs to (`backend.json`), held against what it is to be merged into.
+//! Compares the stamp of an adapter's run (`backend.json`) with the model that the adapter is merged into or used with.
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::stamp::describe_adapter;
-use super::{STAMP, finished::Finished, read_json};
+use super::layout::{STAMP, read_json};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::Arch;
 use tunesmith_config::nearest;
 use tunesmith_model::quantize::Held;
 
-/// The field with the hash of the base.
+/// The field with the hash of the base model's weights.
 pub const BASE_MODEL: &str = "base_model";
 
-/// Fields of the stamp that a merge compares and may be allowed to differ.
+/// Fields that a merge compares, and that `--allow` may let differ.
 pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtype", "quantization", "tokenizer"];
 
-/// A stamp. Those of other versions may lack fields, which are then not compared.
+/// The stamp of an adapter's run. Stamps of other versions may lack fields; such fields are not compared.
 #[derive(Debug)]
-pub struct Origin {
+pub struct AdapterStamp {
     path: PathBuf,
     fields: Value,
 }
 
-impl Origin {
-    /// The stamp in the folder of an adapter (a checkpoint) or beside it (a run's result), if there is one.
+impl AdapterStamp {
+    /// Reads the stamp in the adapter's folder, as checkpoints have it, or in the parent folder, as a run's result has it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: there is one, and it cannot be read.
@@ -40,18 +38,18 @@ impl Origin {
         }
     }
 
-    /// A field's text.
+    /// The text of a field; `None` if it is missing or no text.
     pub fn field(&self, key: &str) -> Option<&str> {
         self.fields[key].as_str()
     }
 
-    /// The labels of the run's classification.
+    /// `data.labels` of the run, if it trained a classifier.
     pub fn labels(&self) -> Option<Vec<String>> {
         let labels = self.fields["training"]["data.labels"].as_array()?;
         labels.iter().map(|label| label.as_str().map(str::to_owned)).collect()
     }
 
-    /// In what form the run held the matrices of its base; nothing where as they were stored.
+    /// The quantization of the base during the run; `None` if the base was not quantized.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: the field is not of this version.
@@ -63,8 +61,7 @@ impl Origin {
         })
     }
 
-    /// Holds the stamp against the same fields of the merge at hand; returns a line for each difference that `allow` lets
-    /// pass.
+    /// Compares the stamp with the same fields `now`. Returns one line for each difference that `allow` accepts.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`] with every other difference, both sides shown.
@@ -94,19 +91,7 @@ impl Origin {
     }
 }
 
-/// What a stamp says of an adapter, of the adapter itself; nothing where its run had it in another form (`PiSSA`).
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
-pub fn shape_of(origin: &Origin, adapter: &Finished, arch: &Arch) -> Result<Option<String>> {
-    if origin.field("adapter").is_none_or(|text| text.contains("; pissa")) {
-        return Ok(None);
-    }
-    let names = adapter.config.targets().names_beside(arch, &adapter.placements)?;
-    Ok(Some(describe_adapter(&adapter.placements, &names)))
-}
-
-/// Refuses to allow what is not among the `compared` fields.
+/// Checks that every field in `--allow` is one of the `compared` fields.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], with the nearest name.

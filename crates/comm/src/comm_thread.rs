@@ -1,5 +1,5 @@
-//! Operations beside the work: a thread carries them out in the order in which they were asked for. An operation that is
-//! waited for comes after those, so that all ranks, which ask for the same in the same order, carry out the same.
+//! Runs collective operations in the background. A thread runs them in the order in which they were requested; a blocking
+//! operation waits for those before it. So all ranks, which request the same in the same order, also run the same.
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use tunesmith_base::error::{Error, Result};
 
 type Job = Box<dyn FnOnce(&dyn Collectives) + Send>;
 
-/// How many operations have not been carried out.
+/// Counts the operations that have not finished.
 #[derive(Debug, Default)]
 struct Waiting {
     count: Mutex<usize>,
@@ -26,7 +26,7 @@ impl Waiting {
     }
 }
 
-/// Counts an operation out, also one that panics, and one that is given up because another has.
+/// Counts an operation as finished when dropped, even if it panics or never runs.
 struct Counted(Arc<Waiting>);
 
 impl Drop for Counted {
@@ -39,26 +39,26 @@ impl Drop for Counted {
     }
 }
 
-/// An engine with a thread that works beside its owner.
-pub struct Line {
+/// An engine with a background thread.
+pub struct CommThread {
     engine: Arc<dyn Collectives>,
     waiting: Arc<Waiting>,
     jobs: Sender<Job>,
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for CommThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Line({}, {:?})", self.engine.name(), self.engine.world())
+        write!(f, "CommThread({}, {:?})", self.engine.name(), self.engine.world())
     }
 }
 
-impl Line {
+impl CommThread {
     /// The place of this rank.
     pub fn world(&self) -> World {
         self.engine.world()
     }
 
-    /// Gives `engine` its thread.
+    /// Starts the thread of `engine`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the system has no thread left.
@@ -74,7 +74,7 @@ impl Line {
         Ok(Self { engine, waiting: Arc::default(), jobs })
     }
 
-    /// Begins something; what comes of it arrives at the receiver. Nothing arrives if the thread has ended.
+    /// Queues an operation. Its result arrives at the receiver, which is closed without one if the thread has ended.
     pub fn begin<T: Send + 'static>(&self, act: impl FnOnce(&dyn Collectives) -> T + Send + 'static) -> Receiver<T> {
         let (done, receiver) = channel();
         self.waiting.add();
@@ -89,7 +89,7 @@ impl Line {
         receiver
     }
 
-    /// The engine, once all that was begun has been done.
+    /// Waits until all queued operations have finished, and returns the engine for a blocking one.
     pub fn idle(&self) -> &dyn Collectives {
         self.waiting.wait();
         &*self.engine
@@ -106,7 +106,7 @@ mod tests {
         let ranks = threads::world(3, Limits::default());
         let run = |rank: threads::Threads| {
             let number = rank.world().rank as f32;
-            let line = Line::new(Box::new(rank)).unwrap();
+            let line = CommThread::new(Box::new(rank)).unwrap();
             let mut sums = Vec::new();
             for turn in 0..20 {
                 // A rank that dawdles before either kind changes nothing.
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_stands_behind_an_operation_that_panics_is_not_waited_for() {
-        let line = Line::new(Box::new(threads::world(1, Limits::default()).remove(0))).unwrap();
+        let line = CommThread::new(Box::new(threads::world(1, Limits::default()).remove(0))).unwrap();
         let (go, wait) = channel::<()>();
         // No message of a panic.
         let first = line.begin(move |_| -> u8 {
@@ -151,7 +151,7 @@ mod tests {
     fn a_rank_that_is_gone_ends_what_was_begun_and_what_is_waited_for() {
         let mut ranks = threads::world(2, Limits::default());
         drop(ranks.pop());
-        let line = Line::new(Box::new(ranks.remove(0))).unwrap();
+        let line = CommThread::new(Box::new(ranks.remove(0))).unwrap();
         let begun = line.begin(|engine| engine.barrier());
         assert_eq!(begun.recv().unwrap().unwrap_err().kind(), tunesmith_base::Kind::Peer);
         assert_eq!(line.idle().barrier().unwrap_err().kind(), tunesmith_base::Kind::Peer);

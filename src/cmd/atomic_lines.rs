@@ -1,4 +1,4 @@
-//! Outputs of lines: whole before they stand at their place.
+//! Output files of lines that appear under their final name only when they are complete.
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 use crate::files::output::Existing;
 use crate::files::{self, staged};
 
-/// Lines beside their place; they are gone when this is, unless they got there.
-pub(super) struct Staged {
+/// A file of lines with a temporary name. Dropping it removes the file, unless it was published.
+pub(super) struct AtomicLines {
     file: staged::Staged,
     lines: u64,
 }
 
-impl Staged {
-    /// Begins the file that is to become `target`, and its folder; `inputs` are going to be read.
+impl AtomicLines {
+    /// Creates the temporary file for `target`, and the folder. Refuses a target that is one of the `inputs`.
     ///
     /// # Errors
     /// As [`staged::Staged::output`].
@@ -21,12 +21,12 @@ impl Staged {
         Ok(Self { file: staged::Staged::output(target, existing, inputs)?, lines: 0 })
     }
 
-    /// Where it lies meanwhile.
+    /// The temporary path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Where it is to stand.
+    /// The final path.
     pub fn target(&self) -> &Path {
         self.file.target()
     }
@@ -46,7 +46,7 @@ impl Staged {
         written.map_err(|error| Error::io("write", self.file.target(), &error))
     }
 
-    /// Lets the lines be read: all are on the disk.
+    /// Flushes all lines to disk, so that they can be read.
     ///
     /// # Errors
     /// [`crate::Kind::Io`].
@@ -64,7 +64,7 @@ impl Staged {
         Ok(lines.map(move |line| line.map_err(failed)))
     }
 
-    /// The BLAKE3 of a finished file, by which [`is_as_reported`] knows it again.
+    /// The BLAKE3 hash of a finished file, for the report that [`is_as_reported`] reads.
     ///
     /// # Errors
     /// [`crate::Kind::Io`].
@@ -72,10 +72,10 @@ impl Staged {
         digest(self.path()).map_err(|error| Error::io("read", self.path(), &error))
     }
 
-    /// Puts the file at its place.
+    /// Renames the file to its final path.
     ///
     /// # Errors
-    /// As [`Staged::create`].
+    /// As [`AtomicLines::create`].
     pub fn publish(self) -> Result<()> {
         self.file.publish()
     }
@@ -87,12 +87,12 @@ fn digest(path: &Path) -> std::io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Files that are as an earlier run of the command wrote them are replaced, others only with `overwrite`.
+/// The rule for existing files: unchanged files of an earlier run are replaced, others only with `overwrite`.
 pub(super) const fn existing(overwrite: bool) -> Existing {
     if overwrite { Existing::Replace } else { Existing::Ours(is_as_reported, "--overwrite") }
 }
 
-/// Whether a file of rows, or the report beside it, is as `process` or `ingest` wrote it: the report has its BLAKE3.
+/// Whether a file of rows, or the report beside it, is unchanged since `process` or `ingest` wrote it, by the hash in the report.
 fn is_as_reported(path: &Path) -> bool {
     let report = |path: &Path| -> Option<serde_json::Value> {
         serde_json::from_str(&files::read_own_text(path, files::SMALL).ok()?).ok()
@@ -110,10 +110,10 @@ fn is_as_reported(path: &Path) -> bool {
     }
 }
 
-/// Writes a whole text to an output.
+/// Writes an output file in one step.
 ///
 /// # Errors
-/// As [`Staged::create`].
+/// As [`AtomicLines::create`].
 pub(super) fn write(target: &Path, existing: Existing, text: &str) -> Result<()> {
     let mut file = staged::Staged::output(target, existing, &[])?;
     file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;

@@ -1,9 +1,9 @@
-//! What an adapter's run has stamped, held against what the adapter is to be merged into.
+//! Checks that an adapter was trained on the base, tokenizer and chat template that it is now used with.
 use std::path::{Path, PathBuf};
 
 use super::terminal::print_note;
-use crate::checkpoint::finished::Finished;
-use crate::checkpoint::origin::{self, Origin};
+use crate::checkpoint::loaded_adapter::LoadedAdapter;
+use crate::checkpoint::stamp_check::{self, AdapterStamp};
 use crate::config::{Backend, Config};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::export::merge::Parts;
 use crate::model::quantize::{self, Held};
 use crate::train::engine;
 
-/// Hashes of the tokenizer and the chat template that go with the result, as stamps have them.
+/// Hashes of the result's tokenizer and chat template, as stamps record them.
 pub struct Texts(Vec<(&'static str, String)>);
 
 impl Texts {
@@ -33,10 +33,10 @@ impl Texts {
         Ok(Self(vec![("tokenizer", tokenizer.hash().to_hex().to_string()), ("chat_template", template)]))
     }
 
-    /// What is to be compared with a stamp. A run that used no template says nothing of the folder's.
-    fn compared(&self, origin: &Origin) -> Vec<(&'static str, String)> {
+    /// The hashes to compare with a stamp. The template is left out if the run used none.
+    fn compared(&self, stamp: &AdapterStamp) -> Vec<(&'static str, String)> {
         let none = blake3::hash(b"").to_hex().to_string();
-        let counts = |key: &str| key != "chat_template" || origin.field(key) != Some(&none);
+        let counts = |key: &str| key != "chat_template" || stamp.field(key) != Some(&none);
         self.0.iter().filter(|(key, _)| counts(key)).cloned().collect()
     }
 }
@@ -46,7 +46,7 @@ impl Texts {
 /// # Errors
 /// [`crate::Kind::Config`].
 pub fn check_allowed(allow: &[String]) -> Result<()> {
-    origin::check_allowed(allow, &[origin::BASE_MODEL])
+    stamp_check::check_allowed(allow, &[stamp_check::BASE_MODEL])
 }
 
 /// Holds the adapter in `dir` against the base that its run was trained on.
@@ -75,7 +75,7 @@ pub fn check(
     config: Option<&Config>,
     texts: &Texts,
     allow: &[String],
-) -> Result<(Option<Held>, Vec<Finished>)> {
+) -> Result<(Option<Held>, Vec<LoadedAdapter>)> {
     let backend = config.map_or(Backend::Fused, |config| config.tuning.backend);
     if let Some(config) = config {
         engine::choose(config);
@@ -86,8 +86,8 @@ pub fn check(
     };
     let (mut opened, mut base) = (Vec::new(), None);
     for dir in adapters {
-        let adapter = Finished::open(dir, &parts.arch)?;
-        let Some(origin) = Origin::of(dir)? else {
+        let adapter = LoadedAdapter::open(dir, &parts.arch)?;
+        let Some(stamp) = AdapterStamp::of(dir)? else {
             print_note(&format!(
                 "no backend.json in or beside {}: whether it was trained on this base cannot be checked",
                 dir.display()
@@ -101,17 +101,17 @@ pub fn check(
         };
         let form = match &held {
             Some(form) => form,
-            None => held.insert(origin.held()?),
+            None => held.insert(stamp.held()?),
         };
         let mut now = vec![
             ("base_model", base.clone()),
             ("backend", engine::engine(backend).to_owned()),
             ("quantization", Held::describe(form.as_ref())),
         ];
-        now.extend(origin::shape_of(&origin, &adapter, &parts.arch)?.map(|shape| ("adapter", shape)));
-        now.extend(parts.narrower(origin.field("dtype")).map(|dtype| ("dtype", dtype)));
-        now.extend(texts.compared(&origin));
-        for passed in origin.compare(dir, &now, allow)? {
+        now.extend(adapter.described(&stamp, &parts.arch)?.map(|shape| ("adapter", shape)));
+        now.extend(parts.narrower(stamp.field("dtype")).map(|dtype| ("dtype", dtype)));
+        now.extend(texts.compared(&stamp));
+        for passed in stamp.compare(dir, &now, allow)? {
             print_note(&format!("{}: {passed}", dir.display()));
         }
         opened.push(adapter);

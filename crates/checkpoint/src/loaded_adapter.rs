@@ -1,9 +1,10 @@
-//! Finished adapters: read, held against the model that they belong to, and made ready to be merged or run.
+//! Adapters read from a folder, checked against the model that they belong to, and made ready to be merged or run.
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
-use super::origin::Origin;
 use super::peft::{self, Tensors};
+use super::stamp::describe_adapter;
+use super::stamp_check::AdapterStamp;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, SCORE, ScoreHead};
 use tunesmith_config::{Bias, Mode};
@@ -13,10 +14,10 @@ use tunesmith_model::targets::Placement;
 
 /// An adapter that fits a model.
 #[derive(Debug)]
-pub struct Finished {
+pub struct LoadedAdapter {
     /// Its folder.
     pub dir: PathBuf,
-    /// Its settings.
+    /// Its settings, in the form for this model.
     pub config: AdapterConfig,
     /// The modules that it changes, in model order.
     pub placements: Vec<Placement>,
@@ -24,8 +25,8 @@ pub struct Finished {
     pub tensors: Tensors,
 }
 
-impl Finished {
-    /// What it has beside the matrices A and B of plain LoRA, in words.
+impl LoadedAdapter {
+    /// The first thing that it has beyond the matrices A and B of plain LoRA, for messages; `None` if it is plain LoRA.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
         let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
         let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
@@ -44,8 +45,7 @@ impl Finished {
     /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
-    /// out of.
+    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that `PiSSA` has changed.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
         let (config, tensors) = peft::open_adapter(dir, arch)?;
         if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
@@ -60,7 +60,20 @@ impl Finished {
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 
-    /// The same, ready to be merged into the tensors of the base.
+    /// What the stamp's field `adapter` would say of this adapter; `None` where the field describes another form (`PiSSA`), or is
+    /// missing.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: the settings do not fit the model.
+    pub fn described(&self, stamp: &AdapterStamp, arch: &Arch) -> Result<Option<String>> {
+        if stamp.field("adapter").is_none_or(|text| text.contains("; pissa")) {
+            return Ok(None);
+        }
+        let names = self.config.targets().names_beside(arch, &self.placements)?;
+        Ok(Some(describe_adapter(&self.placements, &names)))
+    }
+
+    /// Converts the adapter into what a model merges into its base while it loads.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
@@ -77,11 +90,12 @@ impl Finished {
     }
 }
 
-/// The head of scores of the adapter in `dir`, if it has one: its labels as the `config.json` beside it has them, or the stamp of
-/// its run; `LABEL_0` and so on, as Transformers does it, where nothing names them.
+/// The classification head of the adapter in `dir`, if it has one. Labels come from a `config.json` beside it, else from the
+/// run's stamp, else they are `LABEL_0` and so on, as in Transformers.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: its settings or its weights cannot be read; [`tunesmith_base::Kind::Model`]: its `config.json`.
+/// [`tunesmith_base::Kind::Checkpoint`]: its settings or weights cannot be read. [`tunesmith_base::Kind::Model`]: its `config.json`
+/// cannot be read.
 pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
     if !AdapterConfig::from_dir(dir)?.scores {
         return Ok(None);
@@ -97,7 +111,7 @@ pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
         return Err(Error::checkpoint(message)
             .hint("save the head with the adapter (PEFT: modules_to_save=[\"score\"]), or take another adapter"));
     };
-    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    let labels = AdapterStamp::of(dir)?.and_then(|origin| origin.labels());
     if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
         return Ok(Some(head));
     }

@@ -1,0 +1,221 @@
+//! Loading a checkpoint: it is verified, opened, and its tensors restored into a run.
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::layout::{OPTIMIZER, PART, STAMP, STATE, read_json};
+use super::manifest::{Complete, verify};
+use super::save::TRAINED;
+use super::stamp::Stamp;
+use super::state::TrainState;
+use super::tensors::same_tensors;
+use super::{folder, peft, store};
+use tunesmith_base::Kind;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{EMBEDDING, LM_HEAD};
+use tunesmith_model::params::ParamSpec;
+use tunesmith_model::weights::WeightFiles;
+use tunesmith_optim::{Ema, Optimizer, State};
+
+/// A verified checkpoint. Its tensors are still on disk.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// What it belongs to.
+    pub stamp: Stamp,
+    /// Where the run stood.
+    pub state: TrainState,
+    /// Time spent on hashing.
+    pub hashing: Duration,
+    weights: WeightFiles,
+    weights_path: PathBuf,
+    prefix: &'static str,
+    optimizer: WeightFiles,
+}
+
+/// Verifies and opens a checkpoint: a folder, or a file such as `runs/my-run/best` that names one.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
+pub fn load(path: &Path) -> Result<Checkpoint> {
+    open(verify(&store::followed(path)?)?)
+}
+
+/// Opens a checkpoint that has been verified.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: it is no checkpoint of a run.
+pub fn open(complete: Complete) -> Result<Checkpoint> {
+    let Complete { dir, manifest, hashing } = complete;
+    let (file, prefix) = if manifest.lists(peft::WEIGHTS_FILE) {
+        (peft::WEIGHTS_FILE, peft::PREFIX)
+    } else if manifest.lists(PART) {
+        (PART, "")
+    } else {
+        (folder::WEIGHTS_FILE, "")
+    };
+    for name in [file, OPTIMIZER, STATE, STAMP] {
+        if !manifest.lists(name) {
+            return Err(Error::checkpoint(format!(
+                "{}: no {name}: this is no checkpoint to go on from",
+                dir.display()
+            ))
+            .hint("name a checkpoint-… folder of a run; to start from an adapter set tuning.adapter"));
+        }
+    }
+    let open = |name: &str| {
+        let path = dir.join(name);
+        let files = match name {
+            peft::WEIGHTS_FILE => return peft::open_weights(&dir),
+            folder::WEIGHTS_FILE => WeightFiles::open_saved(&path),
+            _ => WeightFiles::open_file(&path),
+        };
+        files.map_err(|error| error.with_kind(Kind::Checkpoint))
+    };
+    Ok(Checkpoint {
+        stamp: read_json(&dir.join(STAMP))?,
+        state: read_json(&dir.join(STATE))?,
+        hashing,
+        weights: open(file)?,
+        weights_path: dir.join(file),
+        prefix,
+        optimizer: open(OPTIMIZER)?,
+        dir,
+    })
+}
+
+impl Checkpoint {
+    /// Restores values and optimizer of a run with the same `specs`, bit for bit. An optimizer that holds a share of the state
+    /// gets its share. `averages` is the run's EMA, if it keeps one.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
+    pub fn restore(
+        &self,
+        specs: &[ParamSpec],
+        values: &mut [f32],
+        optimizer: &mut Optimizer,
+        averages: Option<&mut Ema>,
+    ) -> Result<()> {
+        let everything = 0..values.len();
+        self.restore_kept(specs, (values, std::slice::from_ref(&everything)), optimizer, averages)
+    }
+
+    /// As [`Checkpoint::restore`], if this rank holds only the flat ranges `kept` of the values, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+        optimizer: &mut Optimizer,
+        averages: Option<&mut Ema>,
+    ) -> Result<()> {
+        let path = self.dir.join(OPTIMIZER);
+        let apart = averages.is_some() || optimizer.averages();
+        let trained = if apart { prefixed(specs, "", TRAINED) } else { Vec::new() };
+        let state = optimizer.state().into_iter().map(|tensor| (tensor.name, tensor.spec.shape));
+        let expected: Vec<_> = state.chain(trained.iter().cloned()).collect();
+        check(&self.optimizer, &path, &expected)?;
+        if apart {
+            if let Some(averages) = averages {
+                let owned = averages.owned().to_vec();
+                self.restore_kept_values(specs, (&mut averages.values, &owned))?;
+            }
+            read_ranges(&self.optimizer, &trained, specs, kept, values)?;
+        } else {
+            self.restore_kept_values(specs, (values, kept))?;
+        }
+        for (name, range, state) in optimizer.tensors_mut() {
+            match state {
+                State::F32(values) => self.optimizer.read_part_into(&name, range.start, values),
+                State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, values),
+            }
+            .map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        }
+        if let Some(odd) = self.state.optimizer_scalars.iter().find(|number| !number.is_finite()) {
+            let path = self.dir.join(STATE);
+            return Err(Error::checkpoint(format!(
+                "{}: optimizer_scalars has {odd}, expected finite numbers",
+                path.display()
+            ))
+            .hint("the run diverged: go on from an earlier checkpoint"));
+        }
+        optimizer.step = self.state.optimizer_step;
+        if !optimizer.set_scalars(&self.state.optimizer_scalars) {
+            let found = self.state.optimizer_scalars.len();
+            return Err(Error::checkpoint(format!(
+                "{}: {found} numbers of an optimizer's state, expected {}",
+                self.dir.join(STATE).display(),
+                optimizer.scalars().len()
+            ))
+            .hint("the checkpoint belongs to another optimizer; set train.optim as it was"));
+        }
+        Ok(())
+    }
+
+    /// Restores only the published values: at the end of a run, those of the best checkpoint.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+        let everything = 0..values.len();
+        self.restore_kept_values(specs, (values, std::slice::from_ref(&everything)))
+    }
+
+    /// As [`Checkpoint::restore_values`], if this rank holds only the flat ranges `kept` of the values, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept_values(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+    ) -> Result<()> {
+        let names = prefixed(specs, self.prefix, "");
+        // A shared matrix that an adapter holds under both names is read once.
+        let copy = format!("{}{LM_HEAD}", peft::PREFIX);
+        let shared = self.prefix == peft::PREFIX && specs.iter().any(|spec| spec.name == EMBEDDING);
+        let copied = (self.weights.shape(&copy).filter(|_| shared))
+            .filter(|_| specs.iter().all(|spec| spec.name != LM_HEAD))
+            .map(|shape| (copy.clone(), shape.to_vec()));
+        let expected: Vec<_> = names.iter().cloned().chain(copied).collect();
+        check(&self.weights, &self.weights_path, &expected)?;
+        read_ranges(&self.weights, &names, specs, kept, values)
+    }
+}
+
+/// The stored names of `specs`, with their shapes.
+fn prefixed(specs: &[ParamSpec], prefix: &str, suffix: &str) -> Vec<(String, Vec<usize>)> {
+    specs.iter().map(|spec| (format!("{prefix}{}{suffix}", spec.name), spec.shape.clone())).collect()
+}
+
+fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) -> Result<()> {
+    let found = files.names().map(|name| (name, files.shape(name).unwrap_or_default()));
+    same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
+}
+
+/// Reads flat ranges of the tensors that are stored under `names` into `out`, end to end.
+fn read_ranges(
+    files: &WeightFiles,
+    names: &[(String, Vec<usize>)],
+    specs: &[ParamSpec],
+    ranges: &[Range<usize>],
+    out: &mut [f32],
+) -> Result<()> {
+    let mut rest = out;
+    for range in ranges {
+        for ((name, _), spec) in names.iter().zip(specs) {
+            let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
+            if low < high {
+                let (now, later) = rest.split_at_mut(high - low);
+                let read = files.read_part_into(name, low - spec.offset, now);
+                read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
+                rest = later;
+            }
+        }
+    }
+    Ok(())
+}

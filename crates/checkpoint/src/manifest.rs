@@ -1,0 +1,165 @@
+//! The manifest of a folder: size and BLAKE3 hash of every file. A folder is complete if all of them match.
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::layout::MANIFEST;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+
+/// More than a manifest of any checkpoint.
+const MANIFEST_BYTES: u64 = 1 << 20;
+const VERSION: u32 = 1;
+
+/// The list of files of a complete folder, `manifest.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    version: u32,
+    files: BTreeMap<String, FileSum>,
+}
+
+/// Size and BLAKE3 hash of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileSum {
+    pub bytes: u64,
+    /// In hexadecimal digits.
+    pub blake3: String,
+}
+
+/// Writes `value` as indented JSON with a line end.
+pub(crate) fn write_json(writer: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    writer.write_all(&text)
+}
+
+impl Manifest {
+    /// The manifest of these files.
+    pub(crate) const fn of(files: BTreeMap<String, FileSum>) -> Self {
+        Self { version: VERSION, files }
+    }
+
+    /// Reads `dir/manifest.json`. A manifest that is valid but formatted differently counts as damaged.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: there is none, or it is damaged.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(MANIFEST);
+        let damaged = |reason: String| damaged(&path, reason);
+        let unreadable = |error: io::Error| unreadable(&path, &error);
+        let file = files::open_own(&path).map_err(unreadable)?;
+        let mut text = Vec::new();
+        file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("not valid: {error}")))?;
+        if manifest.version != VERSION {
+            return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
+        }
+        if let Some(name) =
+            manifest.files.keys().find(|name| name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']))
+        {
+            return Err(damaged(format!("lists {name:?}, expected plain file names")));
+        }
+        let mut written = Vec::with_capacity(text.len());
+        write_json(&mut written, &manifest).map_err(|error| damaged(format!("not valid: {error}")))?;
+        if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
+    }
+
+    /// Whether a file is listed.
+    pub fn lists(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
+    /// The names of the listed files, and `manifest.json`.
+    pub fn names(&self) -> Vec<String> {
+        self.files.keys().cloned().chain([MANIFEST.to_owned()]).collect()
+    }
+
+    /// The sum of the listed sizes, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().map(|sum| sum.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Checks that every listed file exists with the listed size.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
+    pub fn check_sizes(&self, dir: &Path) -> Result<()> {
+        self.files.iter().try_for_each(|(name, sum)| {
+            let path = dir.join(name);
+            let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
+            if !metadata.is_file() {
+                return Err(damaged(&path, "not a regular file"));
+            }
+            if metadata.len() != sum.bytes {
+                return Err(damaged(&path, format!("{} bytes, expected {}", metadata.len(), sum.bytes)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Checks the hash of every listed file, in parallel.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
+    pub fn check_hashes(&self, dir: &Path) -> Result<()> {
+        self.files.par_iter().try_for_each(|(name, sum)| {
+            let path = dir.join(name);
+            let found = hash_file(&path).map_err(|error| unreadable(&path, &error))?;
+            if found == sum.blake3 {
+                Ok(())
+            } else {
+                Err(damaged(&path, format!("BLAKE3 {found}, expected {}", sum.blake3)))
+            }
+        })
+    }
+}
+
+fn hash_file(path: &Path) -> io::Result<String> {
+    let (mut file, mut hasher) = (files::open_own(path)?, blake3::Hasher::new());
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finalize().to_hex().to_string()),
+            read => hasher.update(&buffer[..read]),
+        };
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    damaged(path, format!("cannot be read: {error}")).unless_of_machine(path, error)
+}
+
+fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
+    Error::checkpoint(format!("{}: {reason}", path.display()))
+        .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
+}
+
+/// A folder that passed [`verify`].
+#[derive(Debug)]
+pub struct Complete {
+    /// The folder.
+    pub dir: PathBuf,
+    /// Its list of files.
+    pub manifest: Manifest,
+    /// Time spent on hashing.
+    pub hashing: Duration,
+}
+
+/// Checks that every file in the manifest of `dir` exists with its size and hash.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`], naming the file, what was found and what was expected.
+pub fn verify(dir: &Path) -> Result<Complete> {
+    let manifest = Manifest::read(dir)?;
+    manifest.check_sizes(dir)?;
+    let began = Instant::now();
+    manifest.check_hashes(dir)?;
+    Ok(Complete { dir: dir.to_owned(), manifest, hashing: began.elapsed() })
+}
