@@ -28,7 +28,6 @@ use crate::plan::{human_bytes, human_seconds};
 use crate::telemetry::machine;
 use crate::telemetry::report::answers::{self, Answered, Asked, Page};
 use crate::train::autobatch::budget;
-use crate::train::output;
 use crate::words::{are, count};
 use serde_json::{Map, Value, json};
 

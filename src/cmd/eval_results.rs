@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::eval::metrics::{Difference, Score};
 use crate::files;
 use crate::files::output::Existing;
-use crate::train::report::answers::Asked;
+use crate::telemetry::report::answers::Asked;
 use crate::words::count;
 
 /// Describes the confidence intervals.

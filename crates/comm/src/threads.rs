@@ -274,7 +274,9 @@ impl Collectives for Threads {
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
         let shown = together(std::iter::once(parts));
-        self.meet("all_gather", (data.len(), shown), vec![SharedBuffer::to_change(data)], |all| self.fill(all, &[parts]))
+        self.meet("all_gather", (data.len(), shown), vec![SharedBuffer::to_change(data)], |all| {
+            self.fill(all, &[parts]);
+        })
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {

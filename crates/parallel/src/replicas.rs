@@ -1,6 +1,6 @@
 //! A check that ranks which should hold the same values do: hardware errors and bugs show as soon as they happen.
 use tunesmith_base::error::{Error, Result};
-use tunesmith_comm::meet::ranks;
+use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 
 /// Holds the trained values that the ranks have computed step `step` with against each other: they come of the same sums and

@@ -1,6 +1,6 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::coded::{self, Strip};
-use super::operands::{DEPTH, Init, Matrix, Store, TASK_ROWS, Term, holds};
+use super::operands::{DEPTH, Init, Store, TASK_ROWS, Term, holds};
 use super::{tile, tile_rows, vector, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;

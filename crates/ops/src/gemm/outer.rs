@@ -1,5 +1,6 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
-use super::{holds, tile, tile_rows, transpose, with_tile};
+use super::operands::holds;
+use super::{tile, tile_rows, transpose, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
