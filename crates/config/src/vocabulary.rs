@@ -51,6 +51,8 @@ pub struct Vocabulary {
     pub rows: TokenRows,
     /// The rows of the tables that it holds whole (`modules_to_save`); 0 where it holds none.
     pub whole: usize,
+    /// The rows of the embedding and of the head, where it holds both whole.
+    pub tables: Option<[usize; 2]>,
     /// Its `modules_to_save`, of which each is trained by itself; none with `ensure_weight_tying`.
     pub apart: Vec<String>,
     /// The adapter's folder, for messages.
@@ -70,9 +72,18 @@ impl Arch {
     /// adapter needs one.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary.
+    /// [`tunesmith_base::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary, or two tables of different sizes.
     pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
+        if let Some([embedding, head]) = vocabulary.tables.filter(|[embedding, head]| embedding != head) {
+            let head_fits = head == self.vocab_size;
+            let (table, found, other, expected) =
+                if head_fits { (EMBEDDING, embedding, LM_HEAD, head) } else { (LM_HEAD, head, EMBEDDING, embedding) };
+            return Err(Error::checkpoint(format!(
+                "{origin}: tensor {table:?} has {found} rows, expected {expected} as {other:?}"
+            ))
+            .hint("the adapter's file is damaged or belongs to another model: copy the adapter again"));
+        }
         // An id is a claim that would be allocated for; a table is as long as its file.
         let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
         let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
