@@ -119,10 +119,11 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
         if copy {
             continue;
         }
-        let tensor = weights.read(name).map_err(|error| {
-            error
+        let tensor = weights.read(name).map_err(|error| match error.kind() {
+            Kind::Model => error
                 .with_kind(Kind::Checkpoint)
-                .hint("the adapter's file is damaged or of another kind: copy the adapter again")
+                .hint("the adapter's file is damaged or of another kind: copy the adapter again"),
+            _ => error.with_kind(Kind::Checkpoint),
         })?;
         if is_beside(plain) {
             if is_idle(plain, &tensor.1) {
@@ -196,6 +197,12 @@ pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
 /// # Errors
 /// [`Kind::Checkpoint`]: it holds such a table, or does not fit the model.
 pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
+    let weights = open_weights(dir)?;
+    let is_stored = |table: &&str| weights.shape(&format!("{PREFIX}{table}")).is_some();
+    let stored: Vec<_> = [EMBEDDING, LM_HEAD].into_iter().filter(is_stored).collect();
+    if stored.is_empty() {
+        return Ok(());
+    }
     let targets = AdapterConfig::from_dir(dir)?.targets();
     let saved = targets.saved_tensors(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
     let trained = |table: &str| {
@@ -203,11 +210,7 @@ pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
         let table = if arch.ties_head() { EMBEDDING } else { table };
         saved.iter().any(|name| name == table)
     };
-    let weights = open_weights(dir)?;
-    let is_stored = |table: &str| weights.shape(&format!("{PREFIX}{table}")).is_some();
-    let Some(table) = [EMBEDDING, LM_HEAD].into_iter().find(|table| is_stored(table) && !trained(table)) else {
-        return Ok(());
-    };
+    let Some(table) = stored.into_iter().find(|table| !trained(table)) else { return Ok(()) };
     Err(Error::checkpoint(format!(
         "{}: not yet: training further with the tensor {table:?}, which the file holds whole and modules_to_save of {CONFIG_FILE} does not name",
         dir.join(WEIGHTS_FILE).display()
