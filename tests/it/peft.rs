@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
-use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
+use tunesmith::checkpoint::peft::{check_tensors, load_adapter, refuse_frozen_tables, save_adapter, vocabulary};
 use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
 use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
@@ -219,6 +219,69 @@ fn a_shared_matrix_is_written_under_both_names_and_read_as_one() {
     save_adapter(other.path(), &both, &tensors).unwrap();
     let error = LoadedAdapter::open(other.path(), &arch).unwrap_err();
     assert_says(&error, &["lm_head.weight", "is not \"model.embed_tokens.weight\""]);
+}
+
+/// PEFT's `save_embedding_layers` stores tables that stay frozen; they are not trained further in silence.
+#[test]
+fn tables_that_modules_to_save_does_not_name_are_not_trained_further() {
+    for (name, tied) in [("llama/adapter_final", false), ("variants/ia3/adapter_final", true)] {
+        let mut arch = arch_of(name);
+        assert_eq!(arch.ties_head(), tied);
+        for grown in [0, 2] {
+            arch.vocab_size += grown;
+            let table = vec![0.5; arch.vocab_size * arch.hidden_size];
+            for (stored, saved, refused) in [
+                (&["model.embed_tokens.weight", "lm_head.weight"][..], &[][..], Some("model.embed_tokens.weight")),
+                (&["model.embed_tokens.weight", "lm_head.weight"], &["lm_head"], Some("model.embed_tokens.weight")),
+                (&["lm_head.weight"], &[], Some("lm_head.weight")),
+                (&["model.embed_tokens.weight", "lm_head.weight"], &["lm_head", "embed_tokens"], None),
+                (&["lm_head.weight"], &["lm_head"], None),
+            ] {
+                let modules_to_save = saved.iter().map(|&module| module.to_owned()).collect();
+                let lora = LoraConfig { modules_to_save, ..LoraConfig::default() };
+                let config = AdapterConfig::of(&tuning(&lora), &place(&arch, &lora).unwrap(), None);
+                let shape = vec![arch.vocab_size, arch.hidden_size];
+                let tensors: Vec<_> = stored.iter().map(|&name| (name.to_owned(), shape.clone(), &table[..])).collect();
+                let dir = tempfile::tempdir().unwrap();
+                save_adapter(dir.path(), &config, &tensors).unwrap();
+                let mut fitted = arch.clone();
+                fitted.fit(&vocabulary(dir.path()).unwrap()).unwrap();
+                match (refuse_frozen_tables(dir.path(), &fitted), refused) {
+                    (Ok(()), None) => {}
+                    (Err(error), Some(table)) => {
+                        assert_says(&error, &[table, "modules_to_save"]);
+                        assert!(error.hint_text().unwrap().contains("tunesmith merge"), "{error}");
+                    }
+                    (other, _) => panic!("{name} {stored:?} {saved:?}: {other:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// Of two tables, the one is named whose size is not the model's.
+#[test]
+fn a_table_of_another_size_than_the_model_is_named() {
+    for (sizes, named) in
+        [([512, 513], "\"lm_head.weight\" has 513"), ([513, 512], "\"model.embed_tokens.weight\" has 513")]
+    {
+        let tables = Vocabulary { whole: 513, tables: Some(sizes), origin: "x".into(), ..Vocabulary::default() };
+        assert_says(&arch_of("llama/x").fit(&tables).unwrap_err(), &[named, "expected 512"]);
+    }
+}
+
+#[test]
+fn a_tensor_of_integers_is_a_fault_of_the_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(golden("llama/adapter_final/adapter_config.json"), dir.path().join("adapter_config.json")).unwrap();
+    let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    let header = json!({name: {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}).to_string();
+    let header = format!("{header:<0$}", header.len().next_multiple_of(8));
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
+    fs::write(dir.path().join("adapter_model.safetensors"), bytes).unwrap();
+    let error = load_adapter(dir.path()).unwrap_err();
+    assert_says(&error, &["I64", name]);
+    assert!(error.hint_text().unwrap().contains("damaged or of another kind"), "{error}");
 }
 
 #[test]

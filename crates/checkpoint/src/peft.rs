@@ -114,7 +114,12 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
         if copy {
             continue;
         }
-        let tensor = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        let tensor = weights.read(name).map_err(|error| match error.kind() {
+            Kind::Model => error
+                .with_kind(Kind::Checkpoint)
+                .hint("the adapter's file is damaged or of another kind: copy the adapter again"),
+            _ => error.with_kind(Kind::Checkpoint),
+        })?;
         if is_beside(plain) {
             if is_idle(plain, &tensor.1) {
                 continue;
@@ -174,7 +179,38 @@ pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
     let weights = open_weights(dir)?;
     let sizes = [EMBEDDING, LM_HEAD].map(|name| weights.shape(&format!("{PREFIX}{name}")).and_then(<[usize]>::first));
     let whole = sizes.into_iter().flatten().copied().max().unwrap_or_default();
-    Ok(Vocabulary { rows: config.token_rows, whole, apart, origin: dir.to_owned() })
+    let tables = match sizes {
+        [Some(&embedding), Some(&head)] => Some([embedding, head]),
+        _ => None,
+    };
+    Ok(Vocabulary { rows: config.token_rows, whole, tables, apart, origin: dir.to_owned() })
+}
+
+/// Refuses to train an adapter further whose file holds a whole table of the vocabulary that its settings do not train. PEFT
+/// stores such tables after a resize (`save_embedding_layers`) and keeps them frozen.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: it holds such a table, or does not fit the model.
+pub fn refuse_frozen_tables(dir: &Path, arch: &Arch) -> Result<()> {
+    let weights = open_weights(dir)?;
+    let is_stored = |table: &&str| weights.shape(&format!("{PREFIX}{table}")).is_some();
+    let stored: Vec<_> = [EMBEDDING, LM_HEAD].into_iter().filter(is_stored).collect();
+    if stored.is_empty() {
+        return Ok(());
+    }
+    let targets = AdapterConfig::from_dir(dir)?.targets();
+    let saved = targets.saved_tensors(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+    let trained = |table: &str| {
+        // A shared matrix is stored under both names.
+        let table = if arch.ties_head() { EMBEDDING } else { table };
+        saved.iter().any(|name| name == table)
+    };
+    let Some(table) = stored.into_iter().find(|table| !trained(table)) else { return Ok(()) };
+    Err(Error::checkpoint(format!(
+        "{}: not yet: training further with the tensor {table:?}, which the file holds whole and modules_to_save of {CONFIG_FILE} does not name",
+        dir.join(WEIGHTS_FILE).display()
+    ))
+    .hint("merge the adapter first (tunesmith merge) and train on the merged model, or name the module in modules_to_save to train it"))
 }
 
 /// Checks that an adapter has exactly the tensors that the model needs, with their shapes.

@@ -20,9 +20,18 @@ impl Arch {
     /// adapter holds it apart from the embedding.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: an id far beyond the model's vocabulary, so that the adapter belongs to another model.
+    /// [`tunesmith_base::Kind::Checkpoint`]: an id far beyond the model's vocabulary, or two tables of different sizes.
     pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
+        if let Some([embedding, head]) = vocabulary.tables.filter(|[embedding, head]| embedding != head) {
+            let head_fits = head == self.vocab_size;
+            let (table, found, other, expected) =
+                if head_fits { (EMBEDDING, embedding, LM_HEAD, head) } else { (LM_HEAD, head, EMBEDDING, embedding) };
+            return Err(Error::checkpoint(format!(
+                "{origin}: tensor {table:?} has {found} rows, expected {expected} as {other:?}"
+            ))
+            .hint("the adapter's file is damaged or belongs to another model: copy the adapter again"));
+        }
         // Memory is allocated up to the highest id, which a damaged file may set to anything. A table is as long as its file.
         let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
         let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);

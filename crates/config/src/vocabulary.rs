@@ -49,6 +49,8 @@ pub struct Vocabulary {
     pub rows: TokenRows,
     /// Number of rows of an embedding or head that it holds in full (`modules_to_save`); 0 without one.
     pub whole: usize,
+    /// Numbers of rows of the embedding and of the head, if it holds both in full.
+    pub tables: Option<[usize; 2]>,
     /// Its `modules_to_save`, which untie the head; empty with `ensure_weight_tying`.
     pub apart: Vec<String>,
     /// The adapter's folder, which errors name.

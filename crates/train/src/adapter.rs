@@ -122,6 +122,7 @@ pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut
     let vocabulary = peft::vocabulary(source)?;
     let Vocabulary { rows, whole, .. } = &vocabulary;
     arch.fit(&vocabulary)?;
+    peft::refuse_frozen_tables(source, arch)?;
     let has = |table: &[u32]| table == ids || table.is_empty();
     let fits = match ids.iter().max() {
         // Its rows are those of tokens that the model has.
