@@ -4,13 +4,14 @@
 //! Most templates write an earlier turn the same when others follow, so one rendering holds all turns. A template
 //! that rewrites earlier turns (drops their reasoning, moves the tools) gets a rendering for each turn that the later
 //! ones do not hold as it was written. Token ids are never searched.
+use std::cell::RefCell;
 use std::ops::Range;
 
 use serde_json::{Value, json};
 
 use super::row::Conversation;
 use super::template::{ChatTemplate, Rendered, Turns};
-use tunesmith_base::error::{Error, Result};
+use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_config::LossOn;
 
 /// Renders a conversation with the byte ranges that carry a loss: assistant text with its end-of-turn token. Each turn
@@ -63,7 +64,7 @@ pub fn render_each(
         }
     };
     let blocks = std::mem::take(&mut full.spans);
-    let finder = Finder { template, conversation, turns: &turns, special_texts };
+    let finder = Finder { template, conversation, turns: &turns, special_texts, stopped: RefCell::default() };
     let spans = if template.marks_generation() && blocks.len() == assistants.len() {
         let of_turns = assistants.iter().zip(blocks);
         of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
@@ -106,9 +107,33 @@ struct Finder<'a> {
     conversation: &'a Conversation,
     turns: &'a Turns,
     special_texts: &'a [String],
+    /// Why a probe failed for which the row is not to blame, such as a limit of the template's time.
+    stopped: RefCell<Option<Error>>,
 }
 
 impl Finder<'_> {
+    /// A rendering that may fail: what then comes of it is no border, unless the template itself is to blame.
+    fn probe(&self, turns: &Turns, count: usize, prompt: bool) -> Option<String> {
+        self.noted(self.template.render_marked(turns, count, prompt))
+    }
+
+    /// The same without the marks.
+    fn probe_first(&self, count: usize, prompt: bool) -> Option<Rendered> {
+        self.noted(self.template.render_first(self.turns, count, prompt))
+    }
+
+    fn noted<T>(&self, rendered: Result<T>) -> Option<T> {
+        match rendered {
+            Ok(rendered) => Some(rendered),
+            Err(error) => {
+                if error.kind() == Kind::Model {
+                    self.stopped.replace(Some(error));
+                }
+                None
+            }
+        }
+    }
+
     /// The fewest renderings that hold every wanted turn as it was written, from the last to the first; `full` is the
     /// first that may.
     fn renderings(
@@ -146,7 +171,7 @@ impl Finder<'_> {
     /// Where the assistant begins to write in `text`, which ends with its turn: after the prompt that a user of the
     /// model would give.
     fn start(&self, index: usize, text: &str) -> Option<usize> {
-        let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
+        let prompt = self.probe_first(index, true).filter(|_| index > 0);
         if let Some(prompt) = &prompt
             && text.starts_with(&prompt.text)
         {
@@ -160,7 +185,7 @@ impl Finder<'_> {
         // the same header.
         let others_end = self.others_end(index, text);
         let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
-        let plain = self.template.render_marked(&answer, index + 1, false).ok();
+        let plain = self.probe(&answer, index + 1, false);
         // What precedes the content of a plain answer: the header, and maybe an empty thought that the turn has too.
         let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).map(|(header, _)| header);
         let header = header.map(|header| (common_bytes(header, text), header.len()));
@@ -185,7 +210,7 @@ impl Finder<'_> {
     /// Where the header of message `index` ends in `text`, which ends behind that header: the last place in it that reads as
     /// the end of `prompt` does. A thought that the prompt opens is left out where `text` does not have it.
     fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
-        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let before = self.probe_first(index, false)?.text;
         let asked = common_bytes(&before, prompt);
         let ends = self.boundaries(prompt);
         let candidates = ends.iter().rev().copied().filter(|&end| end > asked && end < prompt.len());
@@ -210,7 +235,7 @@ impl Finder<'_> {
     /// A place in `text`, which ends with message `index`, behind all that other messages say.
     fn others_end(&self, index: usize, text: &str) -> Option<usize> {
         let Some(previous) = index.checked_sub(1) else { return Some(0) };
-        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let before = self.probe_first(index, false)?.text;
         if text.starts_with(&before) { Some(before.len()) } else { self.content_end(previous, index + 1, text) }
     }
 
@@ -272,7 +297,7 @@ impl Finder<'_> {
     fn shared_with_next(&self, index: usize, text: &str, one: &Range<usize>) -> usize {
         let next = ["user", "tool"].into_iter().find_map(|role| {
             let next = self.turns.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
-            let next = self.template.render_marked(&next, index + 2, false).ok()?;
+            let next = self.probe(&next, index + 2, false)?;
             next.split_once(self.turns.marks.0).map(|(before, _)| before.to_owned())
         });
         let Some(next) = next else { return 0 };
@@ -319,7 +344,7 @@ impl Finder<'_> {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
-            let Ok(rendered) = self.template.render_marked(&turns, count, false) else { continue };
+            let Some(rendered) = self.probe(&turns, count, false) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
                 && known.strip_prefix(before) == Some(after)
             {
@@ -335,6 +360,9 @@ impl Finder<'_> {
     }
 
     fn unstable(&self, index: usize) -> Error {
+        if let Some(stopped) = self.stopped.take() {
+            return stopped;
+        }
         Error::data(format!(
             "the chat template ({}) does not show where message {} begins or ends in its text",
             self.template.origin(),
