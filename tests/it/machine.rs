@@ -383,7 +383,7 @@ fn send(child: &std::process::Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) }, 0);
 }
 
-fn wait_until(what: &str, done: impl Fn() -> bool) {
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
@@ -544,6 +544,51 @@ fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_an
         assert!(said.contains(expected) && said.contains(name) && said.contains("hint:"), "{name}: {said}");
         assert!(names(&fixture.path("out")).iter().any(|name| name.starts_with("checkpoint-")), "{name}");
     });
+}
+
+#[test]
+fn a_pointer_that_is_replaced_between_saves_stops_the_run_with_its_state_saved() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &["train.max_steps: 100000", "train.save_strategy: steps", "train.save_steps: 1", "train.save_async: false"],
+    );
+    let latest = fixture.path("out/latest");
+    let args = ["train", config.to_str().unwrap()];
+    let mut child = tunesmith(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("a checkpoint", || latest.is_file());
+    fs::write(fixture.path("mine"), "mine").unwrap();
+    // A save that is under way may still put its own file over the link.
+    wait_until("the end", || {
+        if !latest.is_symlink() {
+            symlink(fixture.path("mine"), fixture.path("link")).unwrap();
+            fs::rename(fixture.path("link"), &latest).unwrap();
+        }
+        child.try_wait().unwrap().is_some()
+    });
+    let output = child.wait_with_output().unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("a link stands at") && said.contains("is saved") && said.contains("--resume"), "{said}");
+    assert_eq!(fs::read_to_string(fixture.path("mine")).unwrap(), "mine");
+}
+
+#[test]
+fn damaged_files_beside_intact_checkpoints_do_not_keep_a_run_from_going_on() {
+    let world = World::new();
+    let config = world.0.path("run.yaml");
+    for name in ["latest", "best", "metrics.jsonl"] {
+        fs::write(world.0.path("out").join(name), "junk\nof mine\n").unwrap();
+    }
+    let output = train(&config, &["--resume", "train.max_steps=3"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let text = |name: &str| fs::read_to_string(world.0.path("out").join(name)).unwrap();
+    assert!(text("latest").starts_with("checkpoint-000003"), "{}", text("latest"));
+    assert_eq!(text("metrics.jsonl.kept-1"), "junk\nof mine\n");
+    assert!(text("metrics.jsonl").starts_with("{\"step\":"), "{}", text("metrics.jsonl"));
+    fs::write(world.0.path("out/report.html"), "mine").unwrap();
+    let output = train(&config, &["--resume", "train.max_steps=4"]);
+    assert!(output.status.code() == Some(2) && !said(&output).contains("--overwrite"), "{}", said(&output));
 }
 
 #[test]

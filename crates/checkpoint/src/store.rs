@@ -168,7 +168,7 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Makes the text file `root/NAME` (`latest`, `best`) name a checkpoint, which must be complete. Without a checkpoint, removes
-/// the file.
+/// the file. What is no regular file stays as it is.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].
@@ -183,6 +183,11 @@ pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Re
         };
     };
     Manifest::read(dir)?.check_sizes(dir)?;
+    // Somebody put a FIFO, a folder or a link there. The checkpoint is whole all the same, and a run that watches its
+    // files reports it.
+    if files::obstacle(&path).is_some() {
+        return Ok(());
+    }
     let target = dir.file_name().unwrap_or_default().to_string_lossy();
     replace_file(disk, &path, &format!("{target}\n"))
 }

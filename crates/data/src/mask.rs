@@ -7,13 +7,14 @@
 //! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite
 //! earlier turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged
 //! gets a rendering of its own. Token ids are never searched.
+use std::cell::RefCell;
 use std::ops::Range;
 
 use serde_json::{Value, json};
 
 use super::messages::Conversation;
 use super::template::{ChatTemplate, Rendered, Turns};
-use tunesmith_base::error::{Error, Result};
+use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_config::LossOn;
 
 /// Renders a conversation and finds the byte ranges that carry a loss: the assistant's text with its end-of-turn token.
@@ -67,7 +68,7 @@ pub fn render_each(
         }
     };
     let blocks = std::mem::take(&mut full.spans);
-    let finder = Finder { template, conversation, turns: &turns, special_texts };
+    let finder = Finder { template, conversation, turns: &turns, special_texts, stopped: RefCell::default() };
     let spans = if template.marks_generation() && blocks.len() == assistants.len() {
         let of_turns = assistants.iter().zip(blocks);
         of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
@@ -110,9 +111,33 @@ struct Finder<'a> {
     conversation: &'a Conversation,
     turns: &'a Turns,
     special_texts: &'a [String],
+    /// Why a probe failed for which the row is not to blame, such as a limit of the template's time.
+    stopped: RefCell<Option<Error>>,
 }
 
 impl Finder<'_> {
+    /// A rendering that may fail, which then shows no border. A fault of the template itself is kept for [`Self::unstable`].
+    fn probe(&self, turns: &Turns, count: usize, prompt: bool) -> Option<String> {
+        self.noted(self.template.render_marked(turns, count, prompt))
+    }
+
+    /// As [`Self::probe`], without the marks.
+    fn probe_first(&self, count: usize, prompt: bool) -> Option<Rendered> {
+        self.noted(self.template.render_first(self.turns, count, prompt))
+    }
+
+    fn noted<T>(&self, rendered: Result<T>) -> Option<T> {
+        match rendered {
+            Ok(rendered) => Some(rendered),
+            Err(error) => {
+                if error.kind() == Kind::Model {
+                    self.stopped.replace(Some(error));
+                }
+                None
+            }
+        }
+    }
+
     /// Passes on the fewest renderings that contain every wanted turn as it was written, from the last to the first.
     /// `full` is the whole conversation.
     fn renderings(
@@ -150,7 +175,7 @@ impl Finder<'_> {
     /// Where the assistant's text begins in `text`, which ends with its turn: after the prompt that inference would
     /// use.
     fn start(&self, index: usize, text: &str) -> Option<usize> {
-        let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
+        let prompt = self.probe_first(index, true).filter(|_| index > 0);
         if let Some(prompt) = &prompt
             && text.starts_with(&prompt.text)
         {
@@ -164,7 +189,7 @@ impl Finder<'_> {
         // begins after the same header.
         let others_end = self.others_end(index, text);
         let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
-        let plain = self.template.render_marked(&answer, index + 1, false).ok();
+        let plain = self.probe(&answer, index + 1, false);
         // The text before the content of a plain answer: the header, and maybe an empty thought that the turn has too.
         let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).map(|(header, _)| header);
         let header = header.map(|header| (common_bytes(header, text), header.len()));
@@ -190,7 +215,7 @@ impl Finder<'_> {
     /// text before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is
     /// ignored.
     fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
-        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let before = self.probe_first(index, false)?.text;
         let asked = common_bytes(&before, prompt);
         let ends = self.boundaries(prompt);
         let candidates = ends.iter().rev().copied().filter(|&end| end > asked && end < prompt.len());
@@ -215,7 +240,7 @@ impl Finder<'_> {
     /// A byte offset in `text`, which ends with message `index`, after the text of all other messages.
     fn others_end(&self, index: usize, text: &str) -> Option<usize> {
         let Some(previous) = index.checked_sub(1) else { return Some(0) };
-        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let before = self.probe_first(index, false)?.text;
         if text.starts_with(&before) { Some(before.len()) } else { self.content_end(previous, index + 1, text) }
     }
 
@@ -277,7 +302,7 @@ impl Finder<'_> {
     fn shared_with_next(&self, index: usize, text: &str, one: &Range<usize>) -> usize {
         let next = ["user", "tool"].into_iter().find_map(|role| {
             let next = self.turns.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
-            let next = self.template.render_marked(&next, index + 2, false).ok()?;
+            let next = self.probe(&next, index + 2, false)?;
             next.split_once(self.turns.marks.0).map(|(before, _)| before.to_owned())
         });
         let Some(next) = next else { return 0 };
@@ -325,7 +350,7 @@ impl Finder<'_> {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
-            let Ok(rendered) = self.template.render_marked(&turns, count, false) else { continue };
+            let Some(rendered) = self.probe(&turns, count, false) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
                 && known.strip_prefix(before) == Some(after)
             {
@@ -341,6 +366,9 @@ impl Finder<'_> {
     }
 
     fn unstable(&self, index: usize) -> Error {
+        if let Some(stopped) = self.stopped.take() {
+            return stopped;
+        }
         Error::data(format!(
             "the chat template ({}) does not show where message {} begins or ends in its text",
             self.template.origin(),

@@ -86,12 +86,13 @@ pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
 }
 
 /// Files that a run would write must be of an earlier run, and folders folders; where it `replaces` an earlier run, folders
-/// that go must hold nothing else.
+/// that go must hold nothing else. Where it goes on from a checkpoint of the directory, damaged `latest` and `best` are
+/// written anew, and a foreign metrics file is kept under another name.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a file that something else has written. [`tunesmith_base::Kind::Io`]: no file, or no folder; a file in
 /// a folder that would go.
-pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
+pub fn refuse_foreign(config: &Config, replaces: bool, goes_on_here: bool, observer: &dyn Observer) -> Result<()> {
     let output_dir = &config.train.output_dir;
     for name in output::FILES {
         let path = output_dir.join(name);
@@ -103,10 +104,16 @@ pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
             );
         }
         if !replaces && !is_of_a_run(&path, name) {
+            if goes_on_here && heal(&path, name, observer)? {
+                continue;
+            }
             let message = format!("{} is there already, and no run has written it", path.display());
-            return Err(
-                Error::config(message).hint("move it away, or set another train.output_dir; --overwrite replaces it")
-            );
+            let resumes = config.train.resume_from_checkpoint.is_some();
+            return Err(Error::config(message).hint(if resumes {
+                "move it away, or set another train.output_dir"
+            } else {
+                "move it away, or set another train.output_dir; --overwrite replaces it"
+            }));
         }
     }
     let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
@@ -119,6 +126,25 @@ pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
         }
     }
     if replaces { output::refuse_foreign(output_dir) } else { Ok(()) }
+}
+
+/// Makes room for a file of the run where checkpoints of ours stand beside a damaged one; says whether that is possible.
+fn heal(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
+    let text = match name {
+        "latest" | "best" => format!("{} is damaged: the run writes it anew", path.display()),
+        output::METRICS => {
+            let free = |number: u32| {
+                let kept = path.with_file_name(format!("{name}.kept-{number}"));
+                kept.symlink_metadata().is_err().then_some(kept)
+            };
+            let Some(kept) = (1..=u32::MAX).find_map(free) else { return Ok(false) };
+            std::fs::rename(path, &kept).map_err(|source| Error::io("rename", path, &source))?;
+            format!("{} holds no metrics of a run: it stays as {}", path.display(), kept.display())
+        }
+        _ => return Ok(false),
+    };
+    observer.event(&Event::Notice(&text));
+    Ok(true)
 }
 
 /// Whether the file of this name has what runs write into it.

@@ -240,7 +240,7 @@ pub fn find(
             output_checks::refuse_earlier_run(output_dir)?;
         }
         if lock.is_some() {
-            output_checks::refuse_foreign(config, options.overwrite)?;
+            output_checks::refuse_foreign(config, options.overwrite, goes_on_here, observer)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)

@@ -333,3 +333,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_limit_that_stops_the_search_for_a_turn_is_reported_as_the_limit() {
+    // Only the conversation as it is renders: every other version of it runs into a limit.
+    let source = "{% if add_generation_prompt or messages|length == 1 or messages[-1].content != 'good' or messages[0].content != 'so' %}\
+        {{ range(10 ** 18) }}{% endif %}{% for m in messages %}{{ m.content }};{% endfor %}";
+    let error = render(source, &chat(&[("user", "so"), ("assistant", "good")]), LossOn::Assistant).unwrap_err();
+    assert_eq!(error.kind(), tunesmith::Kind::Model, "{error}");
+    assert!(!error.message().contains("does not show where"), "{error}");
+}
