@@ -96,12 +96,47 @@ fn of_another_toolkit(file: Option<&Path>, error: Error) -> Error {
     ))
 }
 
+/// The subcommand that was typed.
+fn typed() -> String {
+    std::env::args().nth(1).unwrap_or_default()
+}
+
+/// How the subcommand `command` is called with a model, and rows where it takes them, in place of a configuration.
+fn without_file(command: &str, model: &str, rows: &str) -> Option<String> {
+    let (model, rows) = (quoted(model), quoted(rows));
+    match command {
+        "train" | "config" | "data" | "process" | "memory-check" => {
+            Some(format!("tunesmith {command} --model {model} --data {rows}"))
+        }
+        "infer" => Some(format!("tunesmith infer --model {model} --in {rows} --out answers.jsonl")),
+        "chat" | "plan" => Some(format!("tunesmith {command} --model {model}")),
+        _ => None,
+    }
+}
+
 /// The error where nothing says what to do.
 fn no_file() -> Error {
-    Error::config("no configuration file is given").hint(
-        "name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG; or train without one: \
-         `tunesmith train --model DIR --data rows.jsonl`",
-    )
+    let command = typed();
+    let without =
+        without_file(&command, "DIR", "rows.jsonl").map_or(String::new(), |call| format!("; or without one: `{call}`"));
+    Error::config("no configuration file is given").hint(format!(
+        "name one: `tunesmith {command} FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG{without}"
+    ))
+}
+
+/// The error where a folder stands in the place of a configuration: a run's, a model's, or any.
+fn is_folder(folder: &str, command: &str) -> Error {
+    let path = Path::new(folder);
+    let error = Error::config(format!("{folder} is a folder, and a configuration file is expected"));
+    let resolved = path.join("config.resolved.yaml");
+    if resolved.is_file() {
+        return error.hint(format!("a run's is in it: `tunesmith {command} {}`", quoted(&resolved.to_string_lossy())));
+    }
+    let call = without_file(command, folder, "rows.jsonl").filter(|_| path.join("config.json").is_file());
+    error.hint(match call {
+        Some(call) => format!("it is a model: `{call}`"),
+        None => "name a YAML file".to_owned(),
+    })
 }
 
 impl ConfigArgs {
@@ -168,9 +203,12 @@ impl ConfigArgs {
         }
         match files[..] {
             [file] if is_rows(Path::new(file)) => {
-                Err(Error::config(format!("{file}: these are rows, and a configuration is expected"))
-                    .hint(format!("train on them without one: `tunesmith train --model DIR --data {file}`")))
+                let (command, error) = (typed(), format!("{file}: these are rows, and a configuration is expected"));
+                let call = without_file(&command, "DIR", file);
+                let call = call.unwrap_or_else(|| format!("tunesmith train --model DIR --data {}", quoted(file)));
+                Err(Error::config(error).hint(format!("without a configuration: `{call}`")))
             }
+            [file] if Path::new(file).is_dir() => Err(is_folder(file, &typed())),
             [file] => Ok((Some(PathBuf::from(file)), words)),
             [] => Ok((None, words)),
             [first, second, ..] => {
@@ -237,6 +275,19 @@ fn environment() -> Result<Vec<(String, String)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_in_the_place_of_a_configuration_is_told_with_the_command_that_takes_it() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().to_str().unwrap();
+        let hint = |command: &str| is_folder(folder, command).hint_text().unwrap().to_owned();
+        assert_eq!(hint("train"), "name a YAML file");
+        std::fs::write(root.path().join("config.json"), "{}").unwrap();
+        assert_eq!(hint("plan"), format!("it is a model: `tunesmith plan --model {folder}`"));
+        assert_eq!(hint("eval"), "name a YAML file");
+        std::fs::write(root.path().join("config.resolved.yaml"), "").unwrap();
+        assert_eq!(hint("infer"), format!("a run's is in it: `tunesmith infer {folder}/config.resolved.yaml`"));
+    }
 
     #[test]
     fn rows_in_the_place_of_a_configuration_are_told() {
