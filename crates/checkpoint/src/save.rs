@@ -186,7 +186,7 @@ pub const FILES: u64 = 32;
 /// error every checkpoint to keep is still there.
 ///
 /// # Errors
-/// [`Kind::Io`]: the disk, or too little room on it.
+/// [`tunesmith_base::Kind::Io`]: the disk, or too little room on it.
 pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep) -> Result<Written> {
     let began = Instant::now();
     store::preflight(root, snapshot.bytes(), FILES)?;
@@ -204,7 +204,7 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep)
 /// Saves a checkpoint into `root` and makes `latest` name it. Returns its folder and the outcome.
 ///
 /// # Errors
-/// [`Kind::Io`].
+/// [`tunesmith_base::Kind::Io`].
 pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Published)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
     let elsewhere = snapshot.shared.and_then(|shared| shared.values);
@@ -241,7 +241,7 @@ pub fn point(root: &Path, latest: Option<&Path>, best: Option<&Path>) -> Result<
 /// As [`store::clean_stale`], on the file system.
 ///
 /// # Errors
-/// [`Kind::Io`].
+/// [`tunesmith_base::Kind::Io`].
 pub fn clean_stale(root: &Path) -> Result<Vec<PathBuf>> {
     store::clean_stale(&RealDisk, root)
 }
