@@ -3,6 +3,7 @@
 use super::arch::Arch;
 use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
 
 /// A vocabulary may always grow by this many tokens; beyond that, by at most its own size.
 const MOST_NEW_TOKENS: usize = 1 << 16;
@@ -28,7 +29,8 @@ impl Arch {
             let (table, found, other, expected) =
                 if head_fits { (EMBEDDING, embedding, LM_HEAD, head) } else { (LM_HEAD, head, EMBEDDING, embedding) };
             return Err(Error::checkpoint(format!(
-                "{origin}: tensor {table:?} has {found} rows, expected {expected} as {other:?}"
+                "{origin}: tensor {table:?} has {}, expected {expected} as {other:?}",
+                count(found, "row")
             ))
             .hint("the adapter's file is damaged or belongs to another model: copy the adapter again"));
         }
