@@ -46,7 +46,9 @@ fn described(arg: &Arg) -> String {
         format!("`{}`", [flags.join("`, `"), value].join(" ").trim_end())
     };
     let help = arg.get_long_help().or_else(|| arg.get_help()).map(ToString::to_string).unwrap_or_default();
-    let mut text = format!("{written}: {}", help.split_whitespace().collect::<Vec<_>>().join(" "));
+    // The first paragraph of a help text has no full stop.
+    let paragraphs = help.split("\n\n").map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut text = format!("{written}: {}", paragraphs.collect::<Vec<_>>().join(". "));
     let choices = arg.get_possible_values();
     if takes && !choices.is_empty() {
         let choices: Vec<String> = choices.iter().map(|choice| format!("`{}`", choice.get_name())).collect();

@@ -4,7 +4,7 @@ use std::path::Path;
 use super::{output, prepare};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
-use tunesmith_checkpoint::{self as checkpoint, Checkpoint};
+use tunesmith_checkpoint::{self as checkpoint, Checkpoint, own_files};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_config::{Config, Resume};
@@ -133,11 +133,7 @@ fn heal(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
     let text = match name {
         "latest" | "best" => format!("{} is damaged: the run writes it anew", path.display()),
         output::METRICS => {
-            let free = |number: u32| {
-                let kept = path.with_file_name(format!("{name}.kept-{number}"));
-                kept.symlink_metadata().is_err().then_some(kept)
-            };
-            let Some(kept) = (1..=u32::MAX).find_map(free) else { return Ok(false) };
+            let kept = own_files::kept_name(path);
             std::fs::rename(path, &kept).map_err(|source| Error::io("rename", path, &source))?;
             format!("{} holds no metrics of a run: it stays as {}", path.display(), kept.display())
         }
