@@ -8,7 +8,7 @@ use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::Result;
 use crate::files::output::Existing;
 use crate::hub::{self, Part};
-use crate::train::classification_run;
+use crate::train::data_summary;
 use crate::words::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -187,7 +187,7 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
         let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
         let _ = writeln!(text, "chat template: {template}");
     }
-    for (label, value) in classification_run::facts(data) {
+    for (label, value) in data_summary::labels(data) {
         let _ = writeln!(text, "{label}: {value}");
     }
     for (name, _, counts) in splits(data) {

@@ -27,7 +27,7 @@ use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
 use crate::telemetry::machine;
 use crate::telemetry::report::answers::{self, Answered, Asked, Page};
-use crate::train::autobatch::budget;
+use crate::train::memory_prediction::used_of_budget;
 use crate::words::{are, count};
 use serde_json::{Map, Value, json};
 
@@ -135,7 +135,7 @@ pub fn run(args: &Args) -> Result<()> {
     facts.push(("time".into(), human_seconds(seconds)));
     let peak = human_bytes(machine::peak_bytes());
     facts.push(("peak memory".into(), peak.clone()));
-    let used = budget::used(&config);
+    let used = config.train.memory_budget.map(|budget| used_of_budget(budget.0));
     facts.extend(used.clone());
     let used = used.map_or_else(String::new, |(label, text)| format!("{label:16}{text}\n"));
     let title =

@@ -15,8 +15,8 @@ use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
 use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::telemetry::machine;
-use crate::train::autobatch::budget;
-use crate::train::autobatch::choose_batch::Asked;
+use crate::train::autobatch::batch_plan::BatchRequest;
+use crate::train::memory_prediction;
 use crate::words::count;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -116,11 +116,11 @@ fn report(args: &Args) -> Result<Report> {
         notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
     }
 
-    let mut job = budget::job(&config, &arch, stored, None)?;
+    let mut job = memory_prediction::job(&config, &arch, stored, None)?;
     if machine.device == Device::Gpu {
         job.narrow = false;
     } else {
-        job.companions = budget::tokenizer(arch.vocab_size);
+        job.companions = memory_prediction::tokenizer(arch.vocab_size);
     }
     let predictor = Predictor::new(job, machine.device);
     let most = match resolved.source("train.max_tokens_per_pass") {
@@ -178,14 +178,14 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     let known = named.to_str().filter(|name| is_hub_name(name) && config.model.revision.is_none()).and_then(shape);
     let (mut arch, stored) = if let Some(text) = known {
         terminal::print_note(&format!("{}: the shape as this version knows it; nothing is fetched", named.display()));
-        (Arch::from_json(text, &named)?, budget::stored_by(text))
+        (Arch::from_json(text, &named)?, memory_prediction::stored_by(text))
     } else if named.is_file() {
         let text = files::read_text(&named, files::SMALL)
             .map_err(|error| Error::io("read", &named, &error).with_kind(crate::Kind::Model))?;
-        (Arch::from_json(&text, &named)?, budget::stored_by(&text))
+        (Arch::from_json(&text, &named)?, memory_prediction::stored_by(&text))
     } else {
         let dir = hub::model_dir(&config.model, Part::Description, &Quiet)?.dir;
-        (Arch::from_dir(&dir)?, budget::stored(&dir))
+        (Arch::from_dir(&dir)?, memory_prediction::stored(&dir))
     };
     let vocabulary = arch.vocab_size as u32;
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
@@ -321,7 +321,7 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
         }
-        match budget::job(&other, arch, predictor.job.base.matrices, None) {
+        match memory_prediction::job(&other, arch, predictor.job.base.matrices, None) {
             Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
             Err(error) if optim == config.train.optim => return Err(error),
             // What this configuration says elsewhere may not do for another.
@@ -364,7 +364,7 @@ fn time(
         (machine.ranks as f64, row.way.strategy.efficiency())
     };
     // Where sizes are measured, a step is as large as it is asked to be, of rows as long as any.
-    let asked = Asked::of(config, predictor.job.arch, ranks as usize);
+    let asked = BatchRequest::new(&config.train, predictor.job.arch, ranks as usize);
     let rows = match asked.batch_size.given().zip(asked.grad_accum.given()) {
         Some((batch, accum)) => batch * accum,
         None => asked.rows_of_step(batch.length as f64, usize::MAX)?,

@@ -78,7 +78,7 @@ pub fn check(
 ) -> Result<(Option<Held>, Vec<LoadedAdapter>)> {
     let backend = config.map_or(Backend::Fused, |config| config.tuning.backend);
     if let Some(config) = config {
-        engine::choose(config);
+        engine::choose(config.tuning.backend);
     }
     let mut held = match config {
         Some(config) if !adapters.is_empty() => Some(quantize::held(config, &parts.weights)?),

@@ -300,7 +300,7 @@ fn long_texts_fill_blocks_and_no_token_is_lost() {
         lines(&fixture.path("held.jsonl")).iter().map(|row| row["text"].as_str().unwrap().len() + 1).sum::<usize>()
     );
     // Blocks of 64 tokens are nearly full.
-    let sampler = dataset.sampler(&config, 1);
+    let sampler = dataset.sampler(&config);
     let fill = wanted.len() as f64 / (64 * sampler.rows()) as f64;
     assert!(fill > 0.95, "{fill}");
     // What other truncations cost here.

@@ -9,7 +9,7 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::targets::Targets;
 use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
-use tunesmith::train::autobatch::budget;
+use tunesmith::train::memory_prediction;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -42,7 +42,7 @@ fn held_and_predicted(arch: &Arch, config: &Config, batch: &Batch) -> ([u64; 2],
     model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
     // What the first pass took while buffers grew is gone after the second.
     model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
-    let predictor = Predictor::new(budget::job(config, arch, Storage::F32, None).unwrap(), Device::Cpu);
+    let predictor = Predictor::new(memory_prediction::job(config, arch, Storage::F32, None).unwrap(), Device::Cpu);
     let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap();
     let walked = predictor.activations(&Pass {
         tokens: batch.tokens.len() as u64,
@@ -118,7 +118,8 @@ fn trained_tables_of_a_tied_model_are_predicted() {
             assert_eq!(held, predicted, "{family}, {text}");
             let weights = |arch: &Arch, text: &str| {
                 let config = self::config(text);
-                let predictor = Predictor::new(budget::job(&config, arch, Storage::F32, None).unwrap(), Device::Cpu);
+                let predictor =
+                    Predictor::new(memory_prediction::job(&config, arch, Storage::F32, None).unwrap(), Device::Cpu);
                 let all = predictor.predict(&Pass { tokens: 103, longest: 70, labelled: 90 });
                 (all.weights + all.trained, all.trained)
             };
@@ -154,7 +155,7 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
     }
     let mut arch = arch("llama");
     let of = |arch: &Arch| {
-        let job = budget::job(&config(LORA), arch, Storage::F32, None).unwrap();
+        let job = memory_prediction::job(&config(LORA), arch, Storage::F32, None).unwrap();
         Predictor::new(job, Device::Cpu).predict(&Pass::of(4, 60, None))
     };
     let plain = of(&arch);

@@ -13,8 +13,10 @@ use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::optimizer::slots;
-use tunesmith_train::autobatch::choose_batch::{self, Asked, Found, Sizes};
-use tunesmith_train::autobatch::measure_pass::Gauge;
+use tunesmith_train::autobatch::batch_plan::{BatchPlan, BatchRequest};
+use tunesmith_train::autobatch::choose_batch::{self, Choice};
+use tunesmith_train::autobatch::measure_pass::PassMeasurer;
+use tunesmith_train::memory_prediction::MemoryModel;
 use tunesmith_train::micro_batches;
 use tunesmith_train::step::{Attempt, attempt};
 
@@ -22,7 +24,7 @@ use tunesmith_train::step::{Attempt, attempt};
 #[derive(Debug, Clone)]
 pub struct Tried {
     /// The way.
-    pub sizes: Sizes,
+    pub sizes: BatchPlan,
     /// The best of its rounds; none where it does not fit.
     pub tokens_per_second: Option<f64>,
     /// The most bytes that the process held.
@@ -33,7 +35,7 @@ pub struct Tried {
 #[derive(Debug, Clone)]
 pub struct Sweep {
     /// The probe's choice and what it is made from.
-    pub found: Found,
+    pub found: Choice,
     /// The choice first, then what a person would try.
     pub tried: Vec<Tried>,
     /// The choice and the fastest of the others once more, in turns: tokens per second of both. The fastest of many has
@@ -66,14 +68,14 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// The passes of a step that is cut so.
-    fn passes(&self, sizes: &Sizes) -> Result<Vec<Batch>> {
+    fn passes(&self, sizes: &BatchPlan) -> Result<Vec<Batch>> {
         let micro_batches: Vec<_> = self.step.chunks(sizes.batch_size).map(<[_]>::to_vec).collect();
         micro_batches::batches(self.split, &micro_batches, sizes.max_tokens_per_pass)
     }
 
     /// Tokens per second of a step, and the most bytes that the process held; once for the memory, which is fresh, then for
     /// the time.
-    fn time(&mut self, sizes: &Sizes) -> Result<(Option<f64>, u64)> {
+    fn time(&mut self, sizes: &BatchPlan) -> Result<(Option<f64>, u64)> {
         let batches = self.passes(sizes)?;
         self.model.set_checkpointing(sizes.checkpointing);
         self.model.release();
@@ -109,15 +111,15 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
         SamplerOptions { batch_size: 1, grad_accum: 1, seed: 1, shuffle: true, group_by_length: false, packing: None };
     let mut sampler = Sampler::new(&split.lengths(), options);
     let mean = split.tokens() as f64 / split.len() as f64;
-    let asked = Asked {
+    let batch = BatchRequest {
         batch_size: Auto::Auto,
         grad_accum: Auto::Auto,
         target_tokens: (mean * request.batch as f64).round() as usize,
-        ..Asked::of(config, &arch, 1)
+        ..BatchRequest::new(&config.train, &arch, 1)
     };
-    let mut gauge = Gauge::new(&mut model, (&split, &sampler), 0, &Single)?;
-    let found = choose_batch::choose(&mut gauge, &asked, (config, None))?;
-    drop(gauge);
+    let mut measurer = PassMeasurer::new(&mut model, &split, &sampler, 0, &Single)?;
+    let found = choose_batch::choose(&mut measurer, &batch, &MemoryModel::new(config, &arch, None))?;
+    drop(measurer);
     let rows = found.sizes.batch_size * found.sizes.grad_accum;
     sampler.resize(rows, 1);
     let step: Vec<Vec<usize>> = sampler.next_step().into_iter().flatten().collect();
@@ -157,20 +159,20 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
 }
 
 /// The choice, then what blocks may keep otherwise, micro-batches of 1, 2, 4, … rows, and passes of other lengths.
-fn ways(chosen: Sizes, rows: usize) -> Vec<Sizes> {
+fn ways(chosen: BatchPlan, rows: usize) -> Vec<BatchPlan> {
     let mut ways = vec![chosen];
     for checkpointing in [Checkpointing::NONE, Checkpointing::CHEAP, Checkpointing::FULL] {
-        ways.push(Sizes { checkpointing, ..chosen });
+        ways.push(BatchPlan { checkpointing, ..chosen });
     }
     let mut batch_size = 1;
     while batch_size <= rows {
-        ways.push(Sizes { batch_size, grad_accum: rows.div_ceil(batch_size), ..chosen });
+        ways.push(BatchPlan { batch_size, grad_accum: rows.div_ceil(batch_size), ..chosen });
         batch_size *= 2;
     }
     for max_tokens_per_pass in [Some(256), Some(512), Some(1024), Some(2048), None] {
-        ways.push(Sizes { batch_size: rows, grad_accum: 1, max_tokens_per_pass, ..chosen });
+        ways.push(BatchPlan { batch_size: rows, grad_accum: 1, max_tokens_per_pass, ..chosen });
     }
-    let mut distinct: Vec<Sizes> = Vec::new();
+    let mut distinct: Vec<BatchPlan> = Vec::new();
     for way in ways {
         if !distinct.contains(&way) {
             distinct.push(way);
@@ -185,14 +187,18 @@ mod tests {
 
     #[test]
     fn every_way_is_tried_once_and_the_choice_first() {
-        let chosen =
-            Sizes { batch_size: 4, grad_accum: 2, checkpointing: Checkpointing::CHEAP, max_tokens_per_pass: Some(512) };
+        let chosen = BatchPlan {
+            batch_size: 4,
+            grad_accum: 2,
+            checkpointing: Checkpointing::CHEAP,
+            max_tokens_per_pass: Some(512),
+        };
         let ways = ways(chosen, 8);
         assert_eq!(ways[0], chosen);
         assert_eq!(ways.iter().filter(|way| **way == chosen).count(), 1);
         assert_eq!(ways.len(), 1 + 2 + 3 + 4, "{ways:?}");
         let tried = |speed| Tried { sizes: chosen, tokens_per_second: speed, bytes: 0 };
-        let found = Found { sizes: chosen, passes: Vec::new(), reasons: Vec::new(), bytes: 0 };
+        let found = Choice { sizes: chosen, passes: Vec::new(), reasons: Vec::new(), bytes: 0 };
         let mut sweep = Sweep { found, tried: vec![tried(Some(95.0)), tried(Some(100.0)), tried(None)], duel: None };
         assert_eq!(sweep.rival().unwrap().tokens_per_second, Some(100.0));
         for (duel, ratio) in [([95.0, 100.0], 0.95), ([101.0, 100.0], 1.0)] {

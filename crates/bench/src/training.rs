@@ -20,7 +20,7 @@ use tunesmith_parallel::optimizer::slots;
 use tunesmith_plan::flops::{Costs, Flops};
 use tunesmith_plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith_telemetry::machine::peak_bytes;
-use tunesmith_train::autobatch::budget;
+use tunesmith_train::memory_prediction;
 use tunesmith_train::micro_batches;
 use tunesmith_train::step::step;
 
@@ -204,7 +204,7 @@ fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
 
 /// What is trained in the bench, where nothing is saved.
 fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
-    let mut job = budget::job(&request.config, arch, Storage::F32, weights)?;
+    let mut job = memory_prediction::job(&request.config, arch, Storage::F32, weights)?;
     job.base.through_f32 = weights.is_none();
     job.optimizer.saving = 0;
     Ok(job)

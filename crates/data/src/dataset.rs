@@ -59,14 +59,13 @@ struct Known {
 }
 
 impl Dataset {
-    /// The order of training rows. Where the configuration leaves `batch_size` or `grad_accum` open, it is 1. A step
-    /// has the micro-batches of all ranks.
-    pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
+    /// The order of training rows, one row a step until [`Sampler::resize`].
+    pub fn sampler(&self, config: &Config) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
             SamplerOptions {
-                batch_size: config.train.batch_size.or(1),
-                grad_accum: config.train.grad_accum.or(1) * ranks,
+                batch_size: 1,
+                grad_accum: 1,
                 seed: data_seed(config),
                 shuffle: config.data.shuffle,
                 group_by_length: config.train.group_by_length,
@@ -104,17 +103,22 @@ impl Dataset {
         Ok(*self.known.label_bytes.get_or_init(|| bytes))
     }
 
-    /// The source text of each validation row ([`super::row::source_of`]), read from the files once.
+    /// Reads the source text of each validation row ([`super::row::source_of`]) for [`Self::validation_sources`].
     ///
     /// # Errors
     /// The files cannot be read again.
-    pub fn validation_sources(&self, config: &Config) -> Result<&[String]> {
-        if let Some(sources) = self.known.sources.get() {
-            return Ok(sources);
+    pub fn read_validation_sources(&self, config: &Config) -> Result<()> {
+        if self.known.sources.get().is_none() {
+            let rows = self.validation.as_ref().map_or(&[][..], |split| &split.rows);
+            let sources = source_texts(rows, &self.inputs.of_validation(), config)?;
+            self.known.sources.get_or_init(|| sources);
         }
-        let rows = self.validation.as_ref().map_or(&[][..], |split| &split.rows);
-        let sources = source_texts(rows, &self.inputs.of_validation(), config)?;
-        Ok(self.known.sources.get_or_init(|| sources))
+        Ok(())
+    }
+
+    /// What [`Self::read_validation_sources`] has read; empty before.
+    pub fn validation_sources(&self) -> &[String] {
+        self.known.sources.get().map_or(&[], Vec::as_slice)
     }
 
     /// The ids that end an answer: those of the model's files, and special tokens at the end of training rows.

@@ -1,7 +1,10 @@
-//! What is told of the data, before step 1 and in the report.
-use super::classification_run;
+//! The data in numbers, for the lines before step 1 and the report.
+use tunesmith_base::words::count;
 use tunesmith_data::Dataset;
 use tunesmith_plan::grouped;
+
+/// Labels that are listed one by one.
+const LISTED: usize = 20;
 
 /// What the data came to: label and value.
 pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
@@ -44,7 +47,7 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     if let Some(turns) = report.train.turns.summary() {
         fact("earlier turns rewritten", turns);
     }
-    for (label, text) in classification_run::facts(dataset) {
+    for (label, text) in labels(dataset) {
         fact(&label, text);
     }
     let (cut, pieces) = report.cut;
@@ -56,6 +59,27 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
             &format!("rows from {}", share.source),
             format!("{} of {}", grouped(share.used), grouped(share.available)),
         );
+    }
+    facts
+}
+
+/// Rows and loss weight of each label of a classification: label and value.
+pub fn labels(dataset: &Dataset) -> Vec<(String, String)> {
+    let classes = &dataset.classes;
+    let rows: u64 = classes.iter().map(|class| class.train).sum();
+    let mut facts = Vec::new();
+    for class in classes.iter().take(LISTED) {
+        let share = 100.0 * class.train as f64 / rows.max(1) as f64;
+        let held_out = match &dataset.validation {
+            Some(_) => format!(", {} for validation", grouped(class.validation)),
+            None => String::new(),
+        };
+        let text =
+            format!("{} ({share:.1} %){held_out}, weight {:.4}", count(grouped(class.train), "row"), class.weight);
+        facts.push((format!("label {}", class.label), text));
+    }
+    if classes.len() > LISTED {
+        facts.push(("labels".to_owned(), format!("{} more", classes.len() - LISTED)));
     }
     facts
 }

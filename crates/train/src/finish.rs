@@ -2,19 +2,21 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::autobatch::budget;
-use super::prepare::{self, Prepared};
-use super::run::{Ask, Summary};
+use super::announce::rate_table;
+use super::memory_prediction::used_of_budget;
+use super::model_source::ModelSource;
+use super::options::{Ask, Summary};
+use super::run_plan::RunPlan;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{data_summary, load, output, save};
+use super::{data_summary, output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::disk::RealDisk;
 use tunesmith_checkpoint::{TrainState, atomic};
+use tunesmith_config::Mode;
 use tunesmith_config::Source;
-use tunesmith_config::{Mode, Resolved};
-use tunesmith_data::question;
+use tunesmith_data::{Dataset, question};
 use tunesmith_plan::{grouped, human_bytes, human_seconds};
 use tunesmith_telemetry::machine::{Machine, peak_bytes};
 use tunesmith_telemetry::metrics::{self, Line, StepLine};
@@ -26,7 +28,7 @@ use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, Sett
 /// # Errors
 /// The disk, the engine, or [`tunesmith_base::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again: &str) -> Result<Summary> {
-    let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    let (observer, stop) = (session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
         best_again(&mut session)?;
@@ -39,11 +41,8 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
     observer.event(&Event::Saved(&weights));
 
     let asking = Instant::now();
-    let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
-    let questions = match &prepared.arch.score {
-        None => Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?,
-        Some(_) => Questions::none(&prepared.dataset, config),
-    };
+    let Session { model, optimizer, plan, source, dataset, state, done, comm, gatherer, .. } = session;
+    let questions = Questions::new(&dataset, &plan.samples)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
@@ -58,7 +57,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
         comm.broadcast(&mut [u64::from(asks_again)], 0)?;
     }
     let before = if asks_again {
-        let base = load::model(&prepared, gatherer.as_ref())?;
+        let base = source.load(gatherer.as_ref())?;
         let answers = questions.answer(&base, stop)?;
         base.stand_by()?;
         answers
@@ -73,13 +72,13 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
 
     let asking = asking.elapsed();
     let saved = format!("the trained weights are saved: {}", weights.display());
-    let lines =
-        metrics::read(&config.train.output_dir.join(output::METRICS)).map_err(|error| error.with_more(&saved))?;
-    let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, lines, asking, began };
+    let lines = metrics::read(&plan.output_dir.join(output::METRICS)).map_err(|error| error.with_more(&saved))?;
+    let ending =
+        Ending { plan: &plan, source: &source, dataset: &dataset, state, done, outcome, weights, lines, asking, began };
     let summary = ending.summary(&samples);
-    if config.logging.report {
+    if plan.logging.report {
         let page = report::render(&ending.report(&summary, samples));
-        let path = config.train.output_dir.join(output::REPORT);
+        let path = plan.output_dir.join(output::REPORT);
         atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
     }
     if cut_off {
@@ -93,7 +92,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
 /// Goes back to the best weights, where that is asked for and they are others than the last. Ranks that have shares of them
 /// do so together.
 fn best_again(session: &mut Session<'_>) -> Result<()> {
-    let wanted = session.resolved.config.train.load_best_model_at_end;
+    let wanted = session.plan.saving.load_best_at_end;
     let best = best_of(&session.state).filter(|&(_, step)| wanted && step != session.state.step);
     let Some((loss, step)) = best else { return Ok(()) };
     let name = best_name(&session.state).to_owned();
@@ -108,14 +107,14 @@ fn best_again(session: &mut Session<'_>) -> Result<()> {
 
 /// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
 fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
-    let Session { model, optimizer, prepared, done, comm, gatherer, .. } = session;
+    let Session { model, optimizer, source, done, comm, gatherer, .. } = session;
     if let Some(gatherer) = &gatherer {
         model.stand_by()?;
         drop((model, optimizer));
         let mut asks_again = [0u64];
         comm.broadcast(&mut asks_again, 0)?;
         if asks_again != [0] {
-            load::model(&prepared, Some(gatherer))?.stand_by()?;
+            source.load(Some(gatherer))?.stand_by()?;
         }
     }
     Ok(done.summary(outcome, began, Vec::new()))
@@ -148,8 +147,9 @@ fn best_name(state: &TrainState) -> &str {
 
 /// A run that is over.
 struct Ending<'a> {
-    resolved: &'a Resolved,
-    prepared: &'a Prepared,
+    plan: &'a RunPlan,
+    source: &'a ModelSource,
+    dataset: &'a Dataset,
     state: TrainState,
     done: Done,
     outcome: Outcome,
@@ -186,8 +186,7 @@ impl Ending<'_> {
     }
 
     fn summary(&self, samples: &[Sample]) -> Summary {
-        let config = &self.resolved.config;
-        let output_dir = &config.train.output_dir;
+        let (plan, source) = (self.plan, self.source);
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
         if let Some((first, last)) = self.losses() {
@@ -211,22 +210,22 @@ impl Ending<'_> {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
-        match config.tuning.mode {
+        match plan.model.mode {
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                let class = if source.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
                 fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
             _ => {
                 fact("adapter", self.weights.display().to_string());
-                let grown = !self.prepared.arch.new_tokens.is_empty();
-                let base = match (grown, config.tuning.adapters.as_slice()) {
+                let grown = !source.arch.new_tokens.is_empty();
+                let base = match (grown, plan.model.merged_adapters.as_slice()) {
                     (_, [_, ..]) => "the base with tuning.adapters merged",
                     (true, []) => "the base with resize_token_embeddings to the new tokenizer",
                     (false, []) => "base",
                 };
-                let base = if self.prepared.arch.score.is_some() {
+                let base = if source.arch.score.is_some() {
                     format!("{base} as AutoModelForSequenceClassification with this folder's config")
                 } else {
                     base.to_owned()
@@ -235,13 +234,13 @@ impl Ending<'_> {
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));
             }
         }
-        if config.logging.report {
-            fact("report", output_dir.join(output::REPORT).display().to_string());
+        if plan.logging.report {
+            fact("report", plan.output_dir.join(output::REPORT).display().to_string());
         }
-        if config.logging.tensorboard {
-            fact("curves", format!("tensorboard --logdir {}", prepare::events_dir(config).display()));
+        if let Some(dir) = &plan.logging.events_dir {
+            fact("curves", format!("tensorboard --logdir {}", dir.display()));
         }
-        facts.extend(budget::used(config));
+        facts.extend(plan.memory.configured.map(used_of_budget));
         let mut summary = self.done.summary(self.outcome, self.began, facts);
         summary.ask = Some(self.ask());
         summary
@@ -249,11 +248,11 @@ impl Ending<'_> {
 
     /// How the result is asked: with the first held-out row, where it asks something.
     fn ask(&self) -> Ask {
-        let dataset = &self.prepared.dataset;
+        let dataset = self.dataset;
         let chat = dataset.template.is_some();
         let any = || question::Asked { system: None, question: "Hello".to_owned(), chat };
         let row = question::first(&dataset.inputs).unwrap_or_else(any);
-        Ask { row, scores: self.prepared.arch.score.is_some() }
+        Ask { row, scores: self.source.arch.score.is_some() }
     }
 
     /// The time of the evaluations, and its share of the run.
@@ -263,10 +262,6 @@ impl Ending<'_> {
     }
 
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
-        let config = &self.resolved.config;
-        let output_dir = &config.train.output_dir;
-        let name =
-            || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
         let hashing = self.done.hashing.as_secs_f64();
         let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
@@ -281,8 +276,8 @@ impl Ending<'_> {
             ("hashing, within these".to_owned(), hashing),
         ];
         facts.push(("weights".to_owned(), self.weights.display().to_string()));
-        let mut plan = self.prepared.batches.rows();
-        plan.extend(prepare::rate_table(self.prepared).into_iter().map(|rate| {
+        let mut plan = self.plan.steps.rows();
+        plan.extend(rate_table(self.plan).into_iter().map(|rate| {
             (format!("learning rate, {} (step {})", rate.label, rate.step), format!("{:.3e}", rate.learning_rate))
         }));
         let setting = |setting: &tunesmith_config::Setting| SettingRow {
@@ -291,19 +286,19 @@ impl Ending<'_> {
             source: setting.source.to_string(),
             default: setting.source == Source::Default,
         };
-        let lengths = self.prepared.dataset.train.lengths();
+        let lengths = self.dataset.train.lengths();
         Report {
-            title: config.logging.run_name.clone().unwrap_or_else(name),
-            subtitle: prepare::describe(self.prepared),
+            title: self.plan.logging.run_name.clone(),
+            subtitle: self.plan.model.summary.clone(),
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: data_summary::of_data(&self.prepared.dataset),
+            data: data_summary::of_data(self.dataset),
             lengths,
             samples,
             confusion: self.confusion(),
             plan,
-            settings: self.resolved.settings.iter().map(setting).collect(),
+            settings: self.plan.settings.iter().map(setting).collect(),
             machine: Machine::detect(),
             facts,
         }
@@ -311,13 +306,13 @@ impl Ending<'_> {
 
     /// The confusion of the weights that the run ends with.
     fn confusion(&self) -> Option<Confusion> {
-        let best = best_of(&self.state).filter(|_| self.resolved.config.train.load_best_model_at_end);
+        let best = best_of(&self.state).filter(|_| self.plan.saving.load_best_at_end);
         let evaluations = self.lines.iter().filter_map(|line| match line {
             Line::Eval(line) => Some(line),
             Line::Step(_) => None,
         });
         let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
-        let labels = self.prepared.arch.score.as_ref()?.labels.clone();
+        let labels = self.source.arch.score.as_ref()?.labels.clone();
         let cells = line.eval_confusion.clone();
         (cells.len() == labels.len() && !cells.is_empty()).then_some(Confusion {
             title: format!("Validation rows after step {}", line.step),

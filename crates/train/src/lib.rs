@@ -1,29 +1,39 @@
-//! One optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
-//! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
+//! Training: [`setup`] turns a configuration into a [`run_plan::RunPlan`], [`run`] walks the plan, [`step`] is one optimizer
+//! step. Around them stand evaluation, checkpoints, metrics, signals, samples and the report.
 pub mod adapter;
+mod announce;
 pub mod autobatch;
 mod averages;
-pub mod classification_run;
-mod data_summary;
+mod best_metric;
+mod classification_head;
+pub mod data_summary;
 mod divergence;
 pub mod engine;
+mod evaluation;
 mod finish;
 mod load;
 pub mod lock;
 pub mod memory_check;
+pub mod memory_prediction;
 pub mod micro_batches;
+pub mod model_source;
+mod options;
 pub mod output;
-mod output_checks;
+mod output_watch;
 mod predict;
-mod prepare;
+mod prepared;
 mod rank_consistency;
+mod rank_settings;
 pub mod ranks;
+mod room;
 pub mod run;
-mod run_files;
+pub mod run_plan;
 mod samples;
 mod save;
-mod scaling;
 mod session;
+pub mod setup;
 pub mod signals;
+mod smaller_passes;
 pub mod step;
+mod train_step;
 pub mod trainable;

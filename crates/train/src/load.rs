@@ -1,22 +1,17 @@
-//! Loading the model, and a run's state with it: fresh, from an adapter, or from a checkpoint.
+//! Loads the model and, on a resume, the state of the run; then opens the output directory.
 use std::time::Instant;
 
-use super::prepare::{self, Parts, Prepared};
-use super::run::Options;
+use super::model_source::Loaded;
+use super::options::Options;
+use super::prepared::Prepared;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::{output, save};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::words::count;
-use tunesmith_checkpoint::peft::Tensors;
-use tunesmith_checkpoint::{self as checkpoint, Background, TrainState, atomic, disk::RealDisk, store};
+use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, atomic, disk::RealDisk, store};
 use tunesmith_comm::Collectives;
-use tunesmith_config::{Checkpointing, Config, ConfigValue as _, Resolved};
-use tunesmith_data as data;
-use tunesmith_model::quantized_cache::Cache;
-use tunesmith_model::weights::WeightFiles;
-use tunesmith_model::{Model, Phases, quantize};
-use tunesmith_optim::Schedule;
+use tunesmith_config::ConfigValue as _;
+use tunesmith_model::Phases;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_parallel::optimizer;
 use tunesmith_telemetry::metrics::Metrics;
@@ -24,135 +19,52 @@ use tunesmith_telemetry::progress::{Event, Observer, Pace};
 use tunesmith_telemetry::resolved_config;
 use tunesmith_telemetry::tensorboard::EventWriter;
 
-/// A model, and how its frozen weights are shared with other ranks, if they are.
-pub struct Loaded {
-    /// The model.
-    pub model: Model,
-    /// The way to the ranks that hold the rest of it.
-    pub gatherer: Option<Gatherer>,
-}
-
-/// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
-/// turn comes after, find the copy.
-///
-/// # Errors
-/// The weights cannot be read.
-pub fn ahead(parts: &Parts, observer: &dyn Observer) -> Result<()> {
-    let Parts { arch, weights: Some(weights), config, stack, .. } = parts else { return Ok(()) };
-    let Some(cache) = cache(Some(weights), config)? else { return Ok(()) };
-    observer.event(&Event::Phase("coding the base"));
-    for note in quantize::keep(arch, weights, config, stack, cache)? {
-        observer.event(&Event::Notice(&note));
-    }
-    Ok(())
-}
-
-/// The model as it is before step 1 of a new run.
-///
-/// # Errors
-/// The weights cannot be read.
-pub fn model(parts: &Parts, gatherer: Option<&Gatherer>) -> Result<Model> {
-    let Parts { arch, weights, config, stack, adapter, .. } = parts;
-    let weights = weights.as_ref();
-    let cache = cache(weights, config)?;
-    let model = match gatherer.map(Gatherer::shards) {
-        Some(shards) => Model::load_shared(arch, weights, config, stack, cache, shards)?,
-        None => Model::load_with(arch, weights, config, stack, cache)?,
-    };
-    Ok(with_adapter(model, adapter.as_ref()))
-}
-
-/// Puts the values of `tuning.adapter` into the model.
-fn with_adapter(mut model: Model, adapter: Option<&Tensors>) -> Model {
-    if let Some(adapter) = adapter {
-        let specs = model.params.specs.clone();
-        for spec in specs {
-            // The names and shapes were compared when the adapter was opened.
-            if let Some((_, values)) = adapter.get(&spec.name) {
-                model.params.put(&spec.range(), values);
-            }
-        }
-    }
-    model
-}
-
-/// Where quantized matrices are kept, if they are made from a checkpoint that is not.
-fn cache<'a>(weights: Option<&'a WeightFiles>, config: &Config) -> Result<Option<Cache<'a>>> {
-    let how = quantize::resolve(config, weights)?;
-    let dense = weights.filter(|files| config.data.use_cache && files.quantization().is_none());
-    let root = config.data.cache_dir.clone().or_else(data::cache_dir);
-    match (how, dense, root) {
-        (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
-        _ => Ok(None),
-    }
-}
-
-/// What is to be known of a run that goes on with another number of steps than it had: most learning rates follow from it.
-fn other_length(prepared: &Prepared, state: &TrainState) -> Option<String> {
-    let now = prepared.batches.total_steps;
-    let before = state.total_steps.filter(|&before| before != now && before > 0)?;
-    let what = format!("the run now has {} and not {before}", count(now, "step"));
-    let old = Schedule::of(&prepared.config.train, prepared.batches.warmup_of(before), before);
-    let Some(old) = old.ok().filter(|_| state.step < now) else { return Some(what) };
-    // Behind its end a schedule has no rate of its own.
-    let (old, rate) = (old.lr(state.step.min(before - 1)), prepared.schedule.lr(state.step));
-    let step = state.step + 1;
-    Some(if old.to_bits() == rate.to_bits() {
-        format!("{what}: the learning rate of step {step} stays {rate:.4e}")
-    } else {
-        format!("{what}: the learning rate of step {step} is {rate:.4e} and not {old:.4e}")
-    })
-}
-
 impl<'a> Session<'a> {
-    /// Loads the model and, where the run goes on, the checkpoint. Writes nothing.
+    /// Loads the model and, on a resume, the checkpoint. Writes nothing.
     ///
     /// # Errors
     /// The weights, or a checkpoint that is damaged or belongs to another run.
     pub fn load(
-        resolved: &'a Resolved,
         options: &Options,
         stop: &'a Stop,
         observer: &'a dyn Observer,
-        mut prepared: Prepared,
+        prepared: Prepared,
         comm: Box<dyn Collectives>,
     ) -> Result<Self> {
-        let saved = prepared.resume.take();
+        let Prepared { plan, source, dataset, mut sampler, resume, resume_note, loaded, lock } = prepared;
         observer.event(&Event::Phase("hashing the model"));
         let hashing = Instant::now();
-        let stamp = prepared.stamp()?;
+        let stamp = Stamp { base_model: source.fingerprint()?, ..plan.stamp.clone() };
         let mut done = Done { hashing: hashing.elapsed(), ..Done::default() };
-        if let Some(saved) = &saved {
+        if let Some(saved) = &resume {
             done.hashing += saved.hashing;
             for note in saved.stamp.compare(&stamp, &options.allow, &saved.dir)? {
                 observer.event(&Event::Notice(&note));
             }
         }
         observer.event(&Event::Phase("loading the model"));
-        let Loaded { mut model, gatherer } = if let Some(measured) = prepared.loaded.take() {
+        let Loaded { mut model, gatherer } = if let Some(measured) = loaded {
             measured
         } else {
-            let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
-            Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
+            let gatherer = Gatherer::new(&plan.parallel, &plan.optimizer.rule, &*comm)?;
+            Loaded { model: source.load(gatherer.as_ref())?, gatherer }
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));
         }
-        let train = &prepared.config.train;
         model.phases = Phases::default();
-        model.set_checkpointing(train.gradient_checkpointing);
-        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
-        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
-        let mut state =
-            TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
-        let asked = &resolved.config.train;
-        if train.max_tokens_per_pass != asked.max_tokens_per_pass {
-            state.max_tokens_per_pass = train.max_tokens_per_pass;
+        model.set_checkpointing(plan.batch.checkpointing);
+        let (mut optimizer, sharing) =
+            optimizer::shared(&plan.optimizer, &plan.parallel, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&plan.optimizer, &model.params, &sharing);
+        let mut state = TrainState { seed: plan.seed, data_seed: plan.data_seed, ..TrainState::default() };
+        if plan.chosen.max_tokens_per_pass {
+            state.max_tokens_per_pass = plan.batch.max_tokens_per_pass;
         }
-        if asked.gradient_checkpointing == Checkpointing::Auto {
-            state.gradient_checkpointing = Some(train.gradient_checkpointing.to_json());
+        if plan.chosen.checkpointing {
+            state.gradient_checkpointing = Some(plan.batch.checkpointing.to_json());
         }
-        if let Some(saved) = &saved {
+        if let Some(saved) = &resume {
             let specs = model.params.specs.clone();
             let kept = model.params.ranges();
             saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut())?;
@@ -161,7 +73,7 @@ impl<'a> Session<'a> {
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
             state.gradient_checkpointing = gradient_checkpointing;
             let position = serde_json::from_value(state.sampler.clone()).ok();
-            if !position.is_some_and(|position| prepared.sampler.restore(position)) {
+            if !position.is_some_and(|position| sampler.restore(position)) {
                 return Err(Error::checkpoint(format!(
                     "{}: its position in the data is not one of this run",
                     saved.dir.display()
@@ -171,24 +83,24 @@ impl<'a> Session<'a> {
                 ));
             }
         }
-        if let Some(note) = other_length(&prepared, &state) {
+        if let Some(note) = resume_note {
             observer.event(&Event::Notice(&note));
         }
-        state.total_steps = Some(prepared.batches.total_steps);
+        state.total_steps = Some(plan.steps.total_steps);
         let mut saver = Background::new(&RealDisk);
-        if comm.world().is_first() && !sharing.shares_state() && prepared.optimizer.saving > 0 {
+        if comm.world().is_first() && !sharing.shares_state() && plan.saving.copy_bytes > 0 {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
         }
-        let pace = Pace::new(state.step, prepared.batches.total_steps);
+        let pace = Pace::new(state.step, plan.steps.total_steps);
         Ok(Self {
-            resolved,
             stop,
             observer,
             comm,
             gatherer,
             model,
+            checkpointing: plan.batch.checkpointing,
             optimizer,
             ema,
             sharing,
@@ -199,13 +111,17 @@ impl<'a> Session<'a> {
             save_is_owed: false,
             state,
             metrics: None,
-            displaced: None,
+            replaced_file: None,
             events: None,
-            found: [0; 2],
+            right_of_rows: [0; 2],
             pace,
             done,
             stamp,
-            prepared,
+            plan,
+            source,
+            dataset,
+            sampler,
+            lock,
         })
     }
 
@@ -214,9 +130,8 @@ impl<'a> Session<'a> {
     /// # Errors
     /// The disk.
     pub fn open(&mut self, options: &Options, began: Instant) -> Result<()> {
-        let config = &self.resolved.config;
-        let output_dir = &config.train.output_dir;
-        let Some(lock) = &mut self.prepared.lock else {
+        let output_dir = &self.plan.output_dir;
+        let Some(lock) = &mut self.lock else {
             self.done.preparing = began.elapsed();
             return Ok(());
         };
@@ -237,11 +152,10 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = resolved_config::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
-        atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
-        if config.logging.tensorboard {
-            let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;
-            events.text(self.state.step, "config", &resolved_config::settings_table(&self.prepared.settings))?;
+        atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
+        if let Some(dir) = &self.plan.logging.events_dir {
+            let mut events = EventWriter::create(dir, self.state.step)?;
+            events.text(self.state.step, "config", &resolved_config::settings_table(&self.plan.settings))?;
             self.events = Some(events);
         }
         self.done.preparing = began.elapsed();

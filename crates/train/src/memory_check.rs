@@ -1,10 +1,10 @@
 //! One measured step on a configuration's largest batch beside what was predicted of it, for `memory-check`.
-use super::autobatch::choose_batch::Asked;
-use super::autobatch::measure_pass::{Gauge, Line};
-use super::autobatch::{budget, resolve};
-use super::prepare::{self, Parts};
+use super::autobatch::batch_plan::BatchRequest;
+use super::autobatch::measure_pass::{Line, PassMeasurer};
+use super::autobatch::sizes::later_bytes;
+use super::engine;
+use super::model_source::Described;
 use super::step::{Attempt, attempt};
-use super::{engine, load};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_checkpoint::Background;
@@ -13,8 +13,10 @@ use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Checkpointing, Resolved};
 use tunesmith_data as data;
-use tunesmith_parallel::optimizer;
+use tunesmith_optim::OptimizerPlan;
+use tunesmith_parallel::{ParallelPlan, optimizer};
 use tunesmith_plan::memory::{Breakdown, PROGRAM, Pass};
+use tunesmith_plan::strategies::Way;
 use tunesmith_telemetry::progress::Observer;
 
 /// Bytes of a process while it makes a step, by what they are for.
@@ -71,42 +73,49 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(limits::usable);
     let _budget = budget.map(Budget::new);
     memory::guarded(|| {
-        engine::choose(&resolved.config);
-        let parts = prepare::parts(resolved, observer, |_, _| Ok(None))?;
-        let Parts { arch, weights, config, .. } = &parts;
-        let dataset = data::load(config, &parts.model_dir, arch.vocab_size, observer)?;
-        let sampler = dataset.sampler(config, 1);
+        engine::choose(resolved.config.tuning.backend);
+        let (source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
+        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
+        let sampler = dataset.sampler(&config);
+        let parallel = ParallelPlan::new(&config.train, 1);
         memory::reset_peak();
-        let mut model = load::model(&parts, None)?;
+        let mut model = source.load(None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(), memory::live());
-        let later = resolve::later(&parts, &Single);
-        let mut gauge = Gauge::new(&mut model, (&dataset.train, &sampler), later, &Single)?;
-        let asked = Asked::of(config, arch, 1);
-        let lengths = gauge.lengths();
-        let (longest, rows) = (gauge.longest(), asked.batch_size.or(1));
+        let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single);
+        let mut measurer = PassMeasurer::new(&mut model, &dataset.train, &sampler, later, &Single)?;
+        let request = BatchRequest::new(&config.train, &source.arch, 1);
+        let lengths = measurer.lengths();
+        let (longest, rows) = (measurer.longest(), request.batch_size.or(1));
         let whole: usize = lengths.iter().cycle().take(rows).sum();
-        let tokens = asked.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));
-        let checkpointing = match asked.checkpointing {
+        let tokens = request.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));
+        let checkpointing = match request.checkpointing {
             Checkpointing::Auto => Checkpointing::CHEAP,
             given @ Checkpointing::Blocks { .. } => given,
         };
-        let fits = gauge.pass(tokens, checkpointing)?.fits();
-        gauge.pass((tokens / 2).max(1), checkpointing)?;
-        let line = Line::through(&gauge.passes);
-        let batch = gauge.worst(tokens)?;
-        drop(gauge);
+        let fits = measurer.pass(tokens, checkpointing)?.fits();
+        measurer.pass((tokens / 2).max(1), checkpointing)?;
+        let line = Line::through(&measurer.passes);
+        let batch = measurer.worst(tokens)?;
+        drop(measurer);
         let pass = Pass { tokens: tokens as u64, longest: longest.min(tokens) as u64, labelled: tokens as u64 };
-        let predicted = Held::of(&budget::held(config, arch, weights.as_ref(), (1, pass))?);
+        let predicted = Held::of(&source.memory().rank(
+            Way::plain(parallel.strategy),
+            config.train.gradient_checkpointing,
+            1,
+            &pass,
+        )?);
 
         // A step as a run makes it, on weights that go nowhere.
         let mut measured = None;
         if fits {
             model.set_checkpointing(checkpointing);
-            let (mut optimizer, mut sharing) = optimizer::shared(config, &mut model.params, World::ALONE)?;
-            let average = optimizer::average(config, &model.params, &sharing);
+            let ratio = config.tuning.lora.loraplus_lr_ratio;
+            let plan = OptimizerPlan::new(&config.train, ratio, &source.trained)?;
+            let (mut optimizer, mut sharing) = optimizer::shared(&plan, &parallel, &mut model.params, World::ALONE)?;
+            let average = optimizer::average(&plan, &model.params, &sharing);
             let mut saver = Background::new(&RealDisk);
-            if parts.optimizer.saving > 0 {
+            if source.optimizer.saving > 0 {
                 let values = model.params.values();
                 let apart = (average.is_some() || optimizer.averages()).then_some(values);
                 saver.reserve(values, apart, &optimizer.tensors());

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::disk::RealDisk;
 use tunesmith_checkpoint::own_files;
+use tunesmith_config::Config;
 use tunesmith_config::arch::COMPANIONS;
 
 /// A line a step.
@@ -19,6 +20,11 @@ pub const ADAPTER: &str = "adapter";
 /// The trained model, when every weight was trained.
 pub const MODEL: &str = "model";
 pub use tunesmith_checkpoint::own_files::EVENTS;
+
+/// Where event files go.
+pub fn events_dir(config: &Config) -> PathBuf {
+    config.logging.logging_dir.clone().unwrap_or_else(|| config.train.output_dir.join(EVENTS))
+}
 
 /// The files of `model_dir` that belong to its tokenizer.
 pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {

@@ -3,29 +3,26 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::prepare::Prepared;
-use super::ranks::all_have_room;
+use super::room::all_have_room;
+use super::run_plan::EvalGenerationPlan;
 use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_comm::Collectives;
-use tunesmith_data::Split;
+use tunesmith_data::{Dataset, Split};
 use tunesmith_eval::metrics::{Metrics, Row};
 use tunesmith_eval::{Answer, AnswerDecoder, Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
-
-/// Prompts that are read from disk at once, unless the configuration says otherwise.
-const CHUNK: usize = 256;
-/// With several ranks: after each chunk they agree whether to go on, and one that is asked to stop waits for that.
-const CHUNK_OF_RANKS: usize = 32;
 
 /// Scores by name, without the prefix `eval_`.
 pub type Scores = BTreeMap<String, f64>;
 
 /// How the rows of a validation are answered.
 pub struct Predictor<'a> {
-    prepared: &'a Prepared,
+    plan: &'a EvalGenerationPlan,
+    dataset: &'a Dataset,
     validation: &'a Split,
     settings: Settings,
+    seed: u64,
     /// Whether this rank scores the answers. All ranks answer, as all hold the model; a scorer of the user's runs once.
     scores: bool,
 }
@@ -64,30 +61,22 @@ impl Watcher for Judge<'_> {
 }
 
 impl<'a> Predictor<'a> {
-    /// For a run that answers its validation rows; nothing for one that doesn't. Only the rank that `scores` has scores.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
-    pub fn new(prepared: &'a Prepared, scores: bool) -> Result<Option<Self>> {
-        let (config, arch) = (&prepared.config, &prepared.arch);
-        let Some(validation) = prepared.dataset.validation.as_ref().filter(|_| config.train.predict_with_generate)
-        else {
-            return Ok(None);
-        };
-        let mut config = config.clone();
-        let answers = &mut config.generation;
-        answers.max_new_tokens = config.train.generation_max_new_tokens.unwrap_or(answers.max_new_tokens);
-        answers.num_beams = config.train.generation_num_beams.unwrap_or(answers.num_beams);
-        let stop_ids = [&arch.eos_token_ids[..], &prepared.dataset.stop_ids()?].concat();
-        let settings = Settings::new(&config, arch.max_position_embeddings, stop_ids);
-        Ok(Some(Self { prepared, validation, settings, scores }))
+    /// Only the rank that `scores` has scores; `seed` draws what metrics sample.
+    pub fn new(
+        plan: &'a EvalGenerationPlan,
+        dataset: &'a Dataset,
+        validation: &'a Split,
+        seed: u64,
+        scores: bool,
+    ) -> Self {
+        Self { plan, dataset, validation, settings: plan.settings.clone(), seed, scores }
     }
 
     /// The rows of `range` that have a prompt and an answer.
     fn questions(&self, range: Range<usize>) -> Result<Vec<Question>> {
-        let (config, dataset) = (&self.prepared.config, &self.prepared.dataset);
-        let sources =
-            if self.scores && config.eval.reads_sources() { dataset.validation_sources(config)? } else { &[] };
+        let dataset = self.dataset;
+        let reads = self.scores && self.plan.metrics.reads_sources();
+        let sources = if reads { dataset.validation_sources() } else { &[] };
         let mut questions = Vec::with_capacity(range.len());
         for index in range {
             let Some((prompt, answer)) = dataset.question(self.validation, index)? else { continue };
@@ -104,20 +93,13 @@ impl<'a> Predictor<'a> {
     /// # Errors
     /// The engine, the disk or the tokenizer; [`Kind::Memory`]: there is no room on some rank.
     pub fn scores(&self, model: &Model, rows: usize, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
-        let config = &self.prepared.config;
-        let asked = AnswerDecoder {
-            tokenizer: &self.prepared.dataset.tokenizer,
-            stop_strings: &config.generation.stop_strings,
-        };
+        let asked = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
         let rows = rows.min(self.validation.len());
-        let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
-        let usual = if comm.world().size > 1 { CHUNK_OF_RANKS } else { CHUNK };
-        let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { usual };
-        let metrics = || Metrics::new(&config.eval, config.train.seed).map(Metrics::without_intervals);
+        let metrics = || Metrics::new(&self.plan.metrics, self.seed).map(Metrics::without_intervals);
         let mut metrics = self.scores.then(metrics).transpose()?;
         let mut answered = 0;
-        for start in (0..rows).step_by(chunk) {
-            let questions = self.questions(start..rows.min(start.saturating_add(chunk)))?;
+        for start in (0..rows).step_by(self.plan.prompts_at_once) {
+            let questions = self.questions(start..rows.min(start.saturating_add(self.plan.prompts_at_once)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
             let mut judge = Judge { asked, stop, questions: &questions, metrics: metrics.as_mut() };
             let settings = Settings { first_text: answered, ..self.settings.clone() };
@@ -143,7 +125,7 @@ impl<'a> Predictor<'a> {
     /// # Errors
     /// As [`Predictor::scores`].
     pub fn evaluate(&self, model: &Model, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
-        self.scores(model, self.prepared.config.train.generation_rows.unwrap_or(usize::MAX), stop, comm)
+        self.scores(model, self.plan.rows, stop, comm)
     }
 
     /// As an evaluation, on a row or two and a token or two: what would fail fails.
@@ -152,10 +134,10 @@ impl<'a> Predictor<'a> {
     /// As [`Predictor::scores`].
     pub fn trial(mut self, model: &Model, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
         self.settings.max_new_tokens = self.settings.max_new_tokens.min(2);
-        let dataset = &self.prepared.dataset;
+        let dataset = self.dataset;
         let usable =
             |&index: &usize| dataset.question(self.validation, index).map_or(true, |question| question.is_some());
-        let asked = self.prepared.config.train.generation_rows.unwrap_or(usize::MAX);
+        let asked = self.plan.rows;
         let first = (0..self.validation.len().min(asked)).find(usable);
         first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop, comm))
     }

@@ -3,44 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::rank_settings::MEETING;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 use tunesmith_parallel::replicas::hash;
-
-/// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
-pub(super) const MEETING: &[&str] = &[
-    "train.strategy",
-    "train.fsdp_sharding_strategy",
-    "train.reduce_every_pass",
-    "train.logging_steps",
-    "train.replica_check_steps",
-    "train.ddp_bucket_cap_mb",
-    "train.max_nonfinite_steps",
-    "train.eval_strategy",
-    "train.eval_steps",
-    "train.eval_batch_size",
-    "train.eval_on_start",
-    "train.final_eval",
-    "train.predict_with_generate",
-    "train.generation_rows",
-    "train.metric_for_best_model",
-    "train.greater_is_better",
-    "train.early_stopping_patience",
-    "train.early_stopping_threshold",
-];
-
-/// Settings that decide what ranks measure together before step 1. What came of it is in the stamp.
-pub(super) const SIZES: &[&str] = &[
-    "tuning.mode",
-    "train.batch_size",
-    "train.grad_accum",
-    "train.effective_batch",
-    "train.target_tokens_per_device_step",
-    "train.max_tokens_per_pass",
-    "train.gradient_checkpointing",
-];
 
 /// Fields of the stamp in which ranks may differ: other vector instructions move last bits only.
 const MAY_DIFFER: &[&str] = &["simd"];
@@ -63,13 +31,13 @@ impl Session<'_> {
         let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let mut claims: Claims = self.stamp.fields()?.iter().map(|(key, value)| (key.clone(), words(value))).collect();
         claims.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
-        let meeting = self.prepared.settings.iter().filter(|setting| MEETING.contains(&&*setting.key));
+        let meeting = self.plan.settings.iter().filter(|setting| MEETING.contains(&&*setting.key));
         claims.extend(meeting.map(|setting| (setting.key.clone(), words(&setting.value))));
         if !self.sharing.shares_values() {
             let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
             claims.insert("starting values".into(), start);
         }
-        claims.insert("number of steps".into(), self.prepared.batches.total_steps.to_string());
+        claims.insert("number of steps".into(), self.plan.steps.total_steps.to_string());
         claims.insert("step to start from".into(), self.state.step.to_string());
         compare(&*self.comm, &claims)
     }

@@ -2,8 +2,7 @@
 //! several threads of this one (`dp`).
 use std::time::Duration;
 
-use super::rank_consistency::{MEETING, SIZES};
-use super::session::Session;
+use super::rank_settings::{MEETING, SIZES};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_comm::env::Launch;
@@ -11,7 +10,7 @@ use tunesmith_comm::gloo::{self, Gloo};
 use tunesmith_comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith_comm::nccl::{self, Nccl};
-use tunesmith_comm::rendezvous::{Door, Rendezvous, Wait, ranks};
+use tunesmith_comm::rendezvous::{Door, Rendezvous, Wait};
 use tunesmith_comm::single::Single;
 use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
@@ -212,64 +211,6 @@ pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
     first.expect("a run has a rank")
 }
 
-/// Lets a rank that has no room for a validation end all of them at the same place, each with that rank's word.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Memory`], where any rank has `failed`; [`tunesmith_base::Kind::Peer`].
-pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
-    if comm.world().size == 1 {
-        return failed.map_or(Ok(()), Err);
-    }
-    let said = failed
-        .map_or_else(String::new, |error| format!("{}\0{}", error.message(), error.hint_text().unwrap_or_default()));
-    let lengths = comm.collect(&[said.len() as u64])?;
-    let short: Vec<usize> = (0..lengths.len()).filter(|&rank| lengths[rank] > 0).collect();
-    let Some(&first) = short.first() else { return Ok(()) };
-    // Everybody sees the same lengths, so that everybody comes here.
-    let most = lengths.into_iter().max().unwrap_or_default() as usize;
-    let mut padded = said.into_bytes();
-    padded.resize(most, 0);
-    let all = comm.collect(&padded)?;
-    let of_first = String::from_utf8_lossy(&all[first * most..(first + 1) * most]).into_owned();
-    let (message, hint) = of_first.split_once('\0').unwrap_or((&of_first, ""));
-    let error = Error::memory(format!("{} had no room for a validation: {message}", ranks(&short)));
-    let hint = hint.trim_end_matches('\0');
-    Err(if hint.is_empty() { error } else { error.hint(hint) })
-}
-
-impl Session<'_> {
-    /// Why the run is asked to stop, if any rank is: all stop after the same step.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Peer`].
-    pub fn asked_to_stop(&self) -> Result<Option<&'static str>> {
-        let own = self.stop.requested();
-        let mut asked = [u64::from(own.is_some())];
-        self.comm.all_reduce(&mut asked)?;
-        Ok((asked[0] > 0).then(|| own.unwrap_or("a request to another rank")))
-    }
-
-    /// Whether this rank writes what the run leaves behind.
-    pub fn writes(&self) -> bool {
-        self.comm.world().is_first()
-    }
-
-    /// Each rank's loss and memory at a step, as points for TensorBoard; nothing where there is one rank.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Peer`].
-    pub fn by_rank(&self, loss: f64, peak_bytes: u64) -> Result<Vec<(String, f64)>> {
-        if self.comm.world().size == 1 {
-            return Ok(Vec::new());
-        }
-        let all = self.comm.collect(&[loss, peak_bytes as f64])?;
-        let points = all.chunks_exact(2).enumerate().flat_map(|(rank, values)| {
-            [(format!("world/loss_rank_{rank}"), values[0]), (format!("world/peak_bytes_rank_{rank}"), values[1])]
-        });
-        Ok(points.collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,27 +222,5 @@ mod tests {
         assert_eq!(cause(results).unwrap_err().kind(), Kind::Numeric);
         assert_eq!(cause::<()>(vec![Ok(()), peer()]).unwrap_err().kind(), Kind::Peer);
         assert_eq!(cause(vec![Ok(1), Ok(2)]).unwrap(), 1);
-    }
-
-    #[test]
-    fn a_rank_without_room_is_heard_by_all() {
-        let told = |short: &[Option<&str>]| -> Vec<Option<Error>> {
-            let seats = threads::world(short.len(), Limits::default());
-            std::thread::scope(|scope| {
-                let one = |(seat, short): (Threads, Option<&str>)| {
-                    let failed = short.map(|text| Error::memory(text).hint("smaller batches"));
-                    scope.spawn(move || all_have_room(&seat, failed).err())
-                };
-                let running: Vec<_> = seats.into_iter().zip(short.iter().copied()).map(one).collect();
-                running.into_iter().map(|rank| rank.join().unwrap()).collect()
-            })
-        };
-        assert!(told(&[None, None]).iter().all(Option::is_none));
-        for error in told(&[None, Some("9 tokens need a lot"), None, Some("short")]) {
-            let error = error.unwrap();
-            assert_eq!(error.kind(), Kind::Memory);
-            assert_eq!(error.message(), "ranks 1 and 3 had no room for a validation: 9 tokens need a lot");
-            assert_eq!(error.hint_text(), Some("smaller batches"));
-        }
     }
 }

@@ -1,61 +1,17 @@
-//! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
+//! A run on one page: plan, load, resume if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
+pub use super::options::{Ask, Options, Summary};
+use super::output_watch::{GONE, REPLACED};
 use super::ranks::{self, Seat};
-use super::run_files::DISPLACED;
-use super::session::{GONE, Session};
+use super::session::Session;
 use super::signals::Stop;
-use super::{engine, finish, prepare, save};
+use super::{engine, finish, save, setup};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory::{self, Budget, limits};
-use tunesmith_comm::env::Launch;
-use tunesmith_config::{EvalStrategy, Resolved};
-use tunesmith_data::question;
+use tunesmith_config::Resolved;
 use tunesmith_telemetry::progress::{Event, Observer, Quiet};
 use tunesmith_telemetry::report::Outcome;
-
-/// What a run is told beside its configuration.
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// Fields of the stamp that may differ from the checkpoint's.
-    pub allow: Vec<String>,
-    /// Remove an earlier run's files from the output directory.
-    pub overwrite: bool,
-    /// What the launcher says that started this process as one of several.
-    pub launch: Option<Launch>,
-    /// The command that goes on with this run, as a message says it.
-    pub again: String,
-}
-
-/// What a finished run amounts to.
-#[derive(Debug, Clone)]
-pub struct Summary {
-    /// How it ended.
-    pub outcome: Outcome,
-    /// Wall time.
-    pub seconds: f64,
-    /// Optimizer steps done now, those before a resume not counted.
-    pub steps: u64,
-    /// Tokens of these steps.
-    pub tokens: u64,
-    /// Over the wall time of the steps alone.
-    pub tokens_per_second: f64,
-    /// The most memory held.
-    pub peak_bytes: u64,
-    /// Results and places: label and text.
-    pub facts: Vec<(String, String)>,
-    /// How the result is asked; `None` on ranks that leave nothing behind.
-    pub ask: Option<Ask>,
-}
-
-/// What it takes to ask a run's result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    /// A row to ask it with.
-    pub row: question::Asked,
-    /// The model has a head of scores: it gives labels or a number, no answers.
-    pub scores: bool,
-}
 
 /// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and is heard.
 ///
@@ -63,7 +19,7 @@ pub struct Ask {
 /// Whatever is refused or fails; [`tunesmith_base::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`tunesmith_base::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
-    engine::choose(&resolved.config);
+    engine::choose(resolved.config.tuning.backend);
     // Ranks that are processes share the machine's memory, those that are threads share the process's.
     let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
     let usable = || limits::usable().map(|bytes| bytes / sharing);
@@ -111,32 +67,31 @@ fn run_here(
     seat: Seat,
 ) -> Result<Summary> {
     let began = Instant::now();
-    let found = seat.in_turn(|| prepare::find(resolved, options, stop, observer, &seat))?;
+    let checked = seat.in_turn(|| setup::check_locally(resolved, options, stop, observer, &seat))?;
     // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
-    let prepared = found.settle(resolved, options, &*comm, observer)?;
+    let prepared = checked.plan(resolved, options, &*comm, observer)?;
     prepared.announce(observer);
-    let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
+    let mut session = Session::load(options, stop, observer, prepared, comm)?;
     session.agree()?;
     session.try_evaluation()?;
     stop.enter_loop()?;
     session.open(options, began)?;
     observer.event(&Event::Started);
-    let starts = session.state.step == 0 && resolved.config.train.eval_on_start;
-    if starts && resolved.config.train.eval_strategy != EvalStrategy::No {
+    if session.state.step == 0 && session.plan.evaluation.as_ref().is_some_and(|evaluation| evaluation.on_start) {
         session.evaluate()?;
     }
-    let outcome = steps(&mut session, &options.again)?;
-    finish::finish(session, outcome, began, &options.again)
+    let outcome = steps(&mut session, &options.resume_command)?;
+    finish::finish(session, outcome, began, &options.resume_command)
 }
 
 /// From the step that the session stands at to the end.
 fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
-    let total = session.prepared.batches.total_steps;
+    let total = session.plan.steps.total_steps;
     loop {
         let gone = session.output_has_gone()?;
         if !gone {
-            session.mind_its_files();
+            session.check_files();
         }
         session.collect().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
@@ -151,7 +106,7 @@ fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
-        session.save_is_owed |= unsaved && session.save_is_due();
+        session.save_is_owed |= unsaved && save::is_due(session);
         // A run in which no step counted has trained nothing, however short it is.
         let trained_nothing = outcome.is_some() && session.optimizer.step == 0;
         if session.is_diverging() || trained_nothing {
@@ -179,16 +134,16 @@ fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
 }
 
 fn interrupted(session: &Session<'_>, why: &str, again: &str) -> Error {
-    let (step, total) = (session.state.step, session.prepared.batches.total_steps);
+    let (step, total) = (session.state.step, session.plan.steps.total_steps);
     if why == GONE {
-        let output_dir = session.prepared.config.train.output_dir.display();
+        let output_dir = session.plan.output_dir.display();
         let message = format!("train.output_dir = {output_dir} was removed or moved while the run wrote to it");
         return Error::new(Kind::Io, message).hint(format!(
             "the state after step {step} of {total} is saved in a new folder of that name: go on with --resume, or move it to \
              the other checkpoints first"
         ));
     }
-    if let Some(found) = session.displaced.as_ref().filter(|_| why == DISPLACED) {
+    if let Some(found) = session.replaced_file.as_ref().filter(|_| why == REPLACED) {
         let saved = if step == 0 {
             "nothing was trained yet: move away what is in the way, and start again".to_owned()
         } else {

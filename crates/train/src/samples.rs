@@ -1,17 +1,16 @@
 //! Held-out rows answered, before and after training, for the report's side-by-side view and the exact match.
+use super::run_plan::SamplesPlan;
 use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
-use tunesmith_config::Config;
 use tunesmith_data::{Dataset, question};
-use tunesmith_eval::{AnswerDecoder, Settings};
+use tunesmith_eval::AnswerDecoder;
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
 
-/// Rows cut into what the model is given and what it should say.
+/// Held-out rows, each cut into a prompt and a reference.
 pub struct Questions<'a> {
     dataset: &'a Dataset,
-    config: &'a Config,
-    stop_ids: Vec<u32>,
+    plan: &'a SamplesPlan,
     rows: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -21,22 +20,16 @@ impl<'a> Questions<'a> {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
-    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &'a Config) -> Result<Self> {
+    pub fn new(dataset: &'a Dataset, plan: &'a SamplesPlan) -> Result<Self> {
         let held_out = dataset.validation.as_ref().or(dataset.test.as_ref());
         let mut rows = Vec::new();
         for (split, index) in held_out.into_iter().flat_map(|split| (0..split.len()).map(move |index| (split, index))) {
-            if rows.len() == config.generation.num_samples {
+            if rows.len() == plan.rows {
                 break;
             }
             rows.extend(dataset.question(split, index)?);
         }
-        let stop_ids = [eos_ids, &dataset.stop_ids()?].concat();
-        Ok(Self { dataset, config, stop_ids, rows })
-    }
-
-    /// No questions: of a model that gives no answers.
-    pub const fn none(dataset: &'a Dataset, config: &'a Config) -> Self {
-        Self { dataset, config, stop_ids: Vec::new(), rows: Vec::new() }
+        Ok(Self { dataset, plan, rows })
     }
 
     /// Whether there is nothing to ask.
@@ -44,16 +37,14 @@ impl<'a> Questions<'a> {
         self.rows.is_empty()
     }
 
-    /// The model's answers as `gen` says; nothing if the run is asked to stop meanwhile.
+    /// The model's answers; none if the run is asked to stop meanwhile.
     ///
     /// # Errors
     /// The engine or the tokenizer.
     pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let asked =
-            AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.config.generation.stop_strings };
-        let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
-        asked.answer(model, &prompts, &settings, &mut || stop.requested().is_none()).map_err(|error| {
+        let asked = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
+        asked.answer(model, &prompts, &self.plan.settings, &mut || stop.requested().is_none()).map_err(|error| {
             match error.kind() {
                 Kind::Memory => error.context("answering held-out rows; the training is done and saved"),
                 _ => error,

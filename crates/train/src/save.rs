@@ -4,23 +4,28 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::prepare::Prepared;
+use super::model_source::ModelSource;
+use super::output;
+use super::run_plan::RunPlan;
 use super::session::Session;
-use super::{output, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::atomic::Staging;
 use tunesmith_checkpoint::disk::RealDisk;
-use tunesmith_checkpoint::{
-    self as checkpoint, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store,
-};
+use tunesmith_checkpoint::{self as checkpoint, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
-use tunesmith_data as data;
-use tunesmith_model as model;
+use tunesmith_data::{self as data, Dataset};
 use tunesmith_model::weights::Wrapping;
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::Metrics;
+
+/// Whether a checkpoint belongs after the step that was done last.
+pub fn is_due(session: &Session<'_>) -> bool {
+    let (step, plan) = (session.state.step, &session.plan);
+    let best = plan.saving.load_best_at_end && session.state.best_step == Some(step);
+    best || plan.saving.when.is_due(step, &plan.steps)
+}
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
 /// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
@@ -39,13 +44,12 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     session.metrics.as_ref().map_or(Ok(()), Metrics::sync)?;
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
-    session.state.sampler = serde_json::to_value(session.prepared.sampler.state())
+    session.state.sampler = serde_json::to_value(session.sampler.state())
         .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
-    let adapter = adapter_config(session)?;
+    let adapter = session.plan.model.adapter.clone();
     let tokenizer = grown_tokenizer(session)?;
-    let train = &session.prepared.config.train;
-    let beside = train.save_async && !wait && !shares;
-    let keep = Keep { last: train.save_total_limit, best: best_path(session) };
+    let beside = session.plan.saving.in_background && !wait && !shares;
+    let keep = Keep { last: session.plan.saving.keep_last, best: best_path(session) };
     if !beside {
         session.settle()?;
         // No pass is made meanwhile: what is written goes through buffers that the budget need not hold on top.
@@ -53,7 +57,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     }
     let written = session.published(|session, trained| {
         let writes = session.writes();
-        let Session { prepared, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
+        let Session { plan, source, dataset, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
         let specs = &model.params.specs[..];
         let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, specs, trained));
         let values = sharing.shares_values().then(|| model.params.values());
@@ -89,8 +93,8 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             state,
             weights: match &adapter {
                 Some(adapter) => Weights::Adapter(adapter),
-                None if prepared.config.tuning.mode == Mode::Freeze => Weights::Part,
-                None => Weights::Model(source(prepared, tokenizer.as_deref())),
+                None if plan.model.mode == Mode::Freeze => Weights::Part,
+                None => Weights::Model(folder_source(plan, source, dataset, tokenizer.as_deref())),
             },
             specs,
             values: adapted.as_deref().unwrap_or(model.params.values()),
@@ -98,7 +102,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             optimizer: if shares { Vec::new() } else { optimizer.tensors() },
             shared,
         };
-        let root = &prepared.config.train.output_dir;
+        let root = &plan.output_dir;
         Ok(if beside {
             saver.begin(root, &snapshot, keep)
         } else {
@@ -122,21 +126,20 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
 /// # Errors
 /// The disk.
 pub fn point_best(session: &mut Session<'_>) -> Result<()> {
-    let root = &session.prepared.config.train.output_dir;
+    let root = &session.plan.output_dir;
     let Some(best) =
         best_dir(session).filter(|best| session.writes() && store::named(root, "best").as_ref() != Some(best))
     else {
         return Ok(());
     };
     session.settle()?;
-    store::point(&RealDisk, &session.prepared.config.train.output_dir, "best", Some(&best))
+    store::point(&RealDisk, &session.plan.output_dir, "best", Some(&best))
 }
 
 /// Where the checkpoint that is best by `train.metric_for_best_model` is or will be, if it is to be kept.
 fn best_path(session: &Session<'_>) -> Option<PathBuf> {
-    let train = &session.prepared.config.train;
-    let path = store::checkpoint_dir(&train.output_dir, session.state.best_step?);
-    train.load_best_model_at_end.then_some(path)
+    let path = store::checkpoint_dir(&session.plan.output_dir, session.state.best_step?);
+    session.plan.saving.load_best_at_end.then_some(path)
 }
 
 /// The checkpoint that is best by `train.metric_for_best_model`, if it is to be kept and there is one.
@@ -151,7 +154,7 @@ pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
 /// # Errors
 /// It is damaged; [`tunesmith_base::Kind::Peer`].
 pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
-    let root = &session.prepared.config.train.output_dir;
+    let root = &session.plan.output_dir;
     let dir = store::checkpoint_dir(root, step);
     let is_there = session.writes() && store::named(root, "best").as_ref() == Some(&dir) && dir.is_dir();
     let best = is_there.then(|| checkpoint::load(&dir)).transpose()?;
@@ -190,10 +193,9 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
 /// # Errors
 /// The disk.
 pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
-    let config = &session.prepared.config;
-    let root = &config.train.output_dir;
+    let root = &session.plan.output_dir;
     let params = &session.model.params;
-    let adapts = config.tuning.mode.adapts();
+    let adapts = session.plan.model.mode.adapts();
     let fetch = fetch(session, params.values());
     let all = fetch.as_ref().filter(|_| adapts).map(Fetch::all).transpose()?;
     let start = params.start().map(|start| start_of(session, start)).transpose()?;
@@ -203,8 +205,8 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
     };
     let target = root.join(if adapts { output::ADAPTER } else { output::MODEL });
-    let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
-    let source = source(&session.prepared, tokenizer.as_deref());
+    let (adapter, tokenizer) = (session.plan.model.adapter.clone(), grown_tokenizer(session)?);
+    let source = folder_source(&session.plan, &session.source, &session.dataset, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
     let published = atomic::publish(&RealDisk, &target, |staging| {
         let Some(adapter) = &adapter else {
@@ -220,7 +222,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
             peft::stage(staging, adapter, &tensors)?;
         }
         // An adapter's own files name no labels.
-        if session.prepared.arch.score.is_some() {
+        if session.source.arch.score.is_some() {
             folder::stage_config(staging, source)?;
         }
         folder::stage_companions(staging, source)
@@ -257,18 +259,18 @@ fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
 /// About how many bytes the final weights take: what is trained, twice where a `PiSSA` adapter becomes plain LoRA; with
 /// `mode: freeze` the whole model; and the files that are copied.
 fn final_bytes(session: &Session<'_>) -> u64 {
-    let prepared = &session.prepared;
-    let values = match prepared.config.tuning.mode {
-        Mode::Freeze => trainable::values(&prepared.arch),
-        _ if session.model.params.start().is_some() => 2 * prepared.trainable,
-        _ => prepared.trainable,
+    let Session { plan, source, .. } = session;
+    let values = match plan.model.mode {
+        Mode::Freeze => plan.model.all_values,
+        _ if session.model.params.start().is_some() => 2 * plan.model.trained_values,
+        _ => plan.model.trained_values,
     };
-    let adapts = prepared.config.tuning.mode.adapts();
-    let beside = prepared.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
+    let adapts = plan.model.mode.adapts();
+    let beside = source.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
     // A matrix that embedding and head share is in an adapter's file under both names.
-    let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && prepared.arch.ties_head());
+    let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && source.arch.ties_head());
     let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
-    4 * values + beside + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
+    4 * values + beside + folder::companion_bytes(&source.dir) + (1 << 20)
 }
 
 /// The whole model: what was trained, and with `mode: freeze` the rest as it was.
@@ -279,18 +281,12 @@ fn stage_model(
     tensors: &[(String, Vec<usize>, &[f32])],
     shares: Option<&Fetch<'_>>,
 ) -> Result<()> {
-    let prepared = &session.prepared;
     let trained: BTreeSet<&str> = tensors.iter().map(|(name, ..)| name.as_str()).collect();
-    let specs = prepared.arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    let specs = session.source.arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
     let rest: Vec<_> = specs.filter(|(name, _)| !trained.contains(name.as_str())).collect();
     let sizes: BTreeMap<&str, usize> =
         rest.iter().map(|(name, shape)| (name.as_str(), shape.iter().product())).collect();
-    let base = model::Source {
-        arch: &prepared.arch,
-        weights: prepared.weights.as_ref(),
-        config: &prepared.config,
-        stack: &prepared.stack,
-    };
+    let base = session.source.base();
     let fetch = |name: &str| match shares {
         Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
         _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
@@ -298,25 +294,28 @@ fn stage_model(
     folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
 }
 
-/// The text of `tokenizer.json` with `tuning.new_tokens`.
+/// The text of `tokenizer.json` with `tuning.new_tokens`; none without new tokens.
 fn grown_tokenizer(session: &Session<'_>) -> Result<Option<String>> {
-    match session.prepared.config.tuning.new_tokens.as_slice() {
+    match session.plan.model.new_tokens.as_slice() {
         [] => Ok(None),
-        tokens => data::with_tokens(&session.prepared.model_dir, tokens).map(|(text, _)| Some(text)),
+        tokens => data::with_tokens(&session.source.dir, tokens).map(|(text, _)| Some(text)),
     }
 }
 
-fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Source<'a> {
-    let data = &prepared.config.data;
-    // One that the configuration names; else the tokenizer's own, which is copied.
-    let named = data.template_path.is_some() || data.chat_template.is_some();
-    let template = prepared.dataset.template.as_ref().filter(|_| named).map(data::ChatTemplate::source);
+fn folder_source<'a>(
+    plan: &RunPlan,
+    source: &'a ModelSource,
+    dataset: &'a Dataset,
+    tokenizer: Option<&'a str>,
+) -> folder::Source<'a> {
+    // Without a template in the configuration the tokenizer's own is copied.
+    let template = dataset.template.as_ref().filter(|_| plan.model.saves_chat_template);
     folder::Source {
-        dir: &prepared.model_dir,
-        grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
-        template,
-        own_head: Some(&prepared.arch).filter(|arch| arch.score.is_some() || arch.separated),
-        wrapping: prepared.wrapping.as_ref(),
+        dir: &source.dir,
+        grown: tokenizer.map(|text| (text, source.arch.vocab_size)),
+        template: template.map(data::ChatTemplate::source),
+        own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
+        wrapping: source.wrapping.as_ref(),
     }
 }
 
@@ -324,18 +323,4 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Error::checkpoint(format!("{} cannot be written: {error}", path.display())))?;
     atomic::replace_file(&RealDisk, path, &(text + "\n"))
-}
-
-/// What PEFT must know of the adapter; nothing when weights of the model itself are trained.
-fn adapter_config(session: &Session<'_>) -> Result<Option<AdapterConfig>> {
-    let (config, prepared) = (&session.prepared.config, &session.prepared);
-    if !config.tuning.mode.adapts() {
-        return Ok(None);
-    }
-    let base = match &prepared.snapshot {
-        Some(snapshot) => snapshot.repo.id.as_str().into(),
-        None => prepared.model_dir.to_string_lossy(),
-    };
-    let adapter = AdapterConfig::of(&config.tuning, &prepared.placements, Some(&base));
-    adapter.with_tokens(&prepared.arch).map(Some)
 }

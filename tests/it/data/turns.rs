@@ -365,7 +365,7 @@ fn a_row_of_several_renderings_counts_as_one_row() {
     let packed = thoughtful(|config| config.data.packing = true).unwrap();
     let mut config = tunesmith::config::Config::default();
     config.data.packing = true;
-    assert_eq!(packed.sampler(&config, 1).rows(), 1);
+    assert_eq!(packed.sampler(&config).rows(), 1);
     let split = thoughtful(|config| config.data.split = 0.5).unwrap();
     assert_eq!((split.train.len(), split.validation.as_ref().map(Split::len)), (1, Some(1)));
 }

@@ -6,7 +6,7 @@ use tunesmith::comm::{Among, Collectives, Limits, World};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::{Sampler, SamplerOptions, Split};
 use tunesmith::error::Result;
-use tunesmith::train::autobatch::measure_pass::Gauge;
+use tunesmith::train::autobatch::measure_pass::PassMeasurer;
 
 use super::{Large, ROUNDING, Run};
 use crate::comm::gloo_is_there;
@@ -72,7 +72,7 @@ fn the_worst_rank_counts() {
     let sampler = Sampler::new(&split.lengths(), options);
     // Budgets far beyond what this process's other tests hold.
     let mut pass = |peer: &Peer, tokens| {
-        let mut gauge = Gauge::new(&mut model, (&split, &sampler), 7, peer).unwrap();
+        let mut gauge = PassMeasurer::new(&mut model, &split, &sampler, 7, peer).unwrap();
         (gauge.pass(tokens, Checkpointing::CHEAP).unwrap(), gauge.limit())
     };
     let slow = Peer { budget: 1 << 45, bytes: 3e12, seconds: 4.0 };

@@ -3,16 +3,15 @@
 //! dropout masks are counted, not drawn.
 use std::time::Instant;
 
-use super::budget;
+use crate::memory_prediction::MemoryModel;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory::{self, Budget};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::single::Single;
-use tunesmith_config::{Checkpointing, Config};
+use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::IGNORE;
 use tunesmith_data::{Batch, Sampler, Split};
 use tunesmith_model::Model;
-use tunesmith_model::weights::WeightFiles;
 use tunesmith_plan::memory::Pass;
 use tunesmith_plan::{grouped, human_bytes};
 
@@ -77,7 +76,7 @@ impl Line {
 }
 
 /// Measures passes of the longest rows, on all ranks alike: what it tells is the worst of any rank, and the same on each.
-pub struct Gauge<'a> {
+pub struct PassMeasurer<'a> {
     model: &'a mut Model,
     split: &'a Split,
     sampler: &'a Sampler,
@@ -96,7 +95,13 @@ pub struct Gauge<'a> {
     pub passes: Vec<Measured>,
 }
 
-impl<'a> Gauge<'a> {
+/// The memory budget, and the part of it that the run allocates later.
+struct Bytes {
+    whole: u64,
+    later: u64,
+}
+
+impl<'a> PassMeasurer<'a> {
     /// For a model that is loaded, with the rows to train on in their order. `later` are the bytes that the run takes
     /// beside it and its passes, in the whole process. Every rank of `comm` makes one, and the same calls to it.
     ///
@@ -104,27 +109,30 @@ impl<'a> Gauge<'a> {
     /// [`Kind::Peer`]: a rank is gone.
     pub fn new(
         model: &'a mut Model,
-        rows: (&'a Split, &'a Sampler),
+        split: &'a Split,
+        sampler: &'a Sampler,
         later: u64,
         comm: &'a dyn Collectives,
     ) -> Result<Self> {
         let together = if comm.shares_memory() { comm.world().size as u64 } else { 1 };
         let budgets = comm.collect(&[memory::budget().unwrap_or(u64::MAX)])?;
         let whole = budgets.into_iter().min().unwrap_or(u64::MAX);
-        Ok(Self::made(model, rows, comm, (whole, later, together)))
+        Ok(Self::made(model, split, sampler, comm, Bytes { whole, later }, together))
     }
 
     /// For one rank alone, whatever the others do; it shares its process with so many ranks, itself included.
-    pub fn alone(model: &'a mut Model, rows: (&'a Split, &'a Sampler), together: u64) -> Self {
+    pub fn alone(model: &'a mut Model, split: &'a Split, sampler: &'a Sampler, together: u64) -> Self {
         let whole = memory::budget().unwrap_or(u64::MAX);
-        Self::made(model, rows, &Single, (whole, 0, together))
+        Self::made(model, split, sampler, &Single, Bytes { whole, later: 0 }, together)
     }
 
     fn made(
         model: &'a mut Model,
-        (split, sampler): (&'a Split, &'a Sampler),
+        split: &'a Split,
+        sampler: &'a Sampler,
         comm: &'a dyn Collectives,
-        (whole, later, together): (u64, u64, u64),
+        Bytes { whole, later }: Bytes,
+        together: u64,
     ) -> Self {
         let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
         let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
@@ -262,12 +270,7 @@ impl<'a> Gauge<'a> {
     ///
     /// # Errors
     /// The data cannot be read, or a rank is gone.
-    pub fn too_long(
-        &mut self,
-        tokens: usize,
-        checkpointing: Checkpointing,
-        (config, weights): (&Config, Option<&WeightFiles>),
-    ) -> Result<Error> {
+    pub fn too_long(&mut self, tokens: usize, checkpointing: Checkpointing, memory: &MemoryModel<'_>) -> Result<Error> {
         let mut help = Vec::new();
         let full = self.pass(tokens, Checkpointing::FULL)?;
         if let Some(bytes) = full.bytes.filter(|_| checkpointing != Checkpointing::FULL) {
@@ -299,7 +302,7 @@ impl<'a> Gauge<'a> {
             }
         }
         let pass = Pass { tokens: tokens as u64, longest: tokens as u64, labelled: tokens as u64 };
-        for (change, bytes) in budget::savings(config, &self.model.arch, weights, &pass)? {
+        for (change, bytes) in memory.savings(checkpointing, &pass)? {
             // Each rank of a process saves it.
             let bytes = bytes * self.together;
             let enough = if bytes >= over { ", enough alone" } else { "" };
@@ -314,7 +317,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-impl Drop for Gauge<'_> {
+impl Drop for PassMeasurer<'_> {
     fn drop(&mut self) {
         self.model.release();
     }

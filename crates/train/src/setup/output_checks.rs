@@ -1,7 +1,7 @@
 //! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
 use std::path::Path;
 
-use super::{output, prepare};
+use crate::output;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::{self as checkpoint, Checkpoint, own_files};
@@ -49,7 +49,7 @@ pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Optio
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`], naming the ranks and both sides; [`tunesmith_base::Kind::Peer`].
-pub fn go_on_together(comm: &dyn Collectives, found: Option<&Checkpoint>, output_dir: &Path) -> Result<()> {
+pub fn resume_together(comm: &dyn Collectives, found: Option<&Checkpoint>, output_dir: &Path) -> Result<()> {
     let all = comm.collect(&[found.map_or(u64::MAX, |checkpoint| checkpoint.state.step)])?;
     let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
     let Some(&first) = others.first() else { return Ok(()) };
@@ -117,7 +117,7 @@ pub fn refuse_foreign(config: &Config, replaces: bool, goes_on_here: bool, obser
         }
     }
     let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
-    for path in folders.into_iter().chain([prepare::events_dir(config)]) {
+    for path in folders.into_iter().chain([output::events_dir(config)]) {
         if path.symlink_metadata().is_ok() && !path.is_dir() {
             let message = format!("cannot write {}: it is no folder", path.display());
             return Err(

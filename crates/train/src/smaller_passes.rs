@@ -1,9 +1,9 @@
 //! Steps and validations within the memory budget. What does not fit is done again with the same rows in smaller passes;
 //! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
-use super::measure_pass::Gauge;
-use crate::micro_batches;
-use crate::session::Session;
-use crate::step::{Attempt, StepStats, attempt};
+use super::autobatch::measure_pass::PassMeasurer;
+use super::micro_batches;
+use super::session::Session;
+use super::step::{Attempt, StepStats, attempt};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory;
 use tunesmith_config::{Checkpointing, ConfigValue as _};
@@ -20,7 +20,7 @@ const fn sequences(batch: &Batch) -> usize {
 impl Session<'_> {
     /// The most tokens of a pass: what the configuration says, or less where memory asked for it.
     pub(crate) fn pass_limit(&self) -> Option<usize> {
-        let configured = self.prepared.config.train.max_tokens_per_pass;
+        let configured = self.plan.batch.max_tokens_per_pass;
         self.state.max_tokens_per_pass.into_iter().chain(configured).min()
     }
 
@@ -31,9 +31,8 @@ impl Session<'_> {
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
     pub(crate) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
         loop {
-            let batches =
-                micro_batches::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
-            let max_grad_norm = self.prepared.config.train.max_grad_norm;
+            let batches = micro_batches::batches_of(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;
+            let max_grad_norm = self.plan.optimizer.max_grad_norm;
             let ranks = (&*self.comm, &mut self.sharing);
             match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
@@ -41,7 +40,7 @@ impl Session<'_> {
                     // Ranks that are threads share the budget: what lies idle here may be what another lacks.
                     self.model.release();
                     if let Some(index) = micro_batch {
-                        self.give_way(&batches[index], error, true)?;
+                        self.shrink_passes(&batches[index], error, true)?;
                     }
                     self.agree_on_passes()?;
                 }
@@ -54,7 +53,7 @@ impl Session<'_> {
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
     pub(crate) fn agree_on_passes(&mut self) -> Result<()> {
-        let full = self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL;
+        let full = self.checkpointing == Checkpointing::FULL;
         let own = self.state.max_tokens_per_pass;
         let all = self.comm.collect(&[own.map_or(u64::MAX, |most| most as u64), u64::from(full)])?;
         let least = all.iter().step_by(2).copied().min().unwrap_or(u64::MAX);
@@ -64,7 +63,7 @@ impl Session<'_> {
             taken.push(format!("in passes of at most {} tokens", grouped(least)));
         }
         if !full && all.iter().skip(1).step_by(2).any(|&full| full == 1) {
-            self.keep_in_blocks(Checkpointing::FULL);
+            self.set_checkpointing(Checkpointing::FULL);
             taken.push("with train.gradient_checkpointing: true".to_owned());
         }
         if !taken.is_empty() {
@@ -96,7 +95,7 @@ impl Session<'_> {
     /// What `measure` makes of passes over the validation rows, in their order.
     fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
         loop {
-            let Some(validation) = &self.prepared.dataset.validation else { return Ok(Vec::new()) };
+            let Some(validation) = &self.dataset.validation else { return Ok(Vec::new()) };
             let batches = micro_batches::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
             let mut found = Vec::with_capacity(batches.len());
             let mut failed = None;
@@ -112,13 +111,13 @@ impl Session<'_> {
             }
             match failed {
                 None => return Ok(found),
-                Some((batch, error)) => self.give_way(batch, error, false)?,
+                Some((batch, error)) => self.shrink_passes(batch, error, false)?,
             }
         }
     }
 
     /// Makes passes smaller than `batch`, or blocks keep less; says so once for each change.
-    fn give_way(&mut self, batch: &Batch, error: Error, training: bool) -> Result<()> {
+    fn shrink_passes(&mut self, batch: &Batch, error: Error, training: bool) -> Result<()> {
         self.model.release();
         let (tokens, step) = (batch.tokens.len(), self.state.step + u64::from(training));
         let budget = human_bytes(memory::budget().unwrap_or(u64::MAX));
@@ -136,10 +135,9 @@ impl Session<'_> {
             )));
             return Ok(());
         }
-        let config = &self.prepared.config;
-        let auto = self.resolved.config.train.gradient_checkpointing == Checkpointing::Auto;
-        if training && auto && config.train.gradient_checkpointing != Checkpointing::FULL {
-            self.keep_in_blocks(Checkpointing::FULL);
+        let may_recompute = self.plan.chosen.checkpointing && self.checkpointing != Checkpointing::FULL;
+        if training && may_recompute {
+            self.set_checkpointing(Checkpointing::FULL);
             self.observer.event(&Event::Notice(&format!(
                 "{found}, and is one row; it is done again, from here on with train.gradient_checkpointing: true"
             )));
@@ -157,17 +155,16 @@ impl Session<'_> {
             )));
         }
         // The optimizer's state is held already: nothing comes later.
-        let Self { model, prepared, .. } = self;
-        let mut gauge = Gauge::alone(model, (&prepared.dataset.train, &prepared.sampler), prepared.together);
-        let (config, weights) = (&prepared.config, prepared.weights.as_ref());
-        let error = gauge.too_long(tokens, config.train.gradient_checkpointing, (config, weights))?;
+        let Self { model, source, dataset, sampler, plan, checkpointing, .. } = self;
+        let mut measurer = PassMeasurer::alone(model, &dataset.train, sampler, plan.ranks.in_process);
+        let error = measurer.too_long(tokens, *checkpointing, &source.memory())?;
         Err(error.context(format!("step {step}")))
     }
 
     /// From here on blocks keep this, also after a resume.
-    fn keep_in_blocks(&mut self, checkpointing: Checkpointing) {
+    fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
         self.model.set_checkpointing(checkpointing);
-        self.prepared.config.train.gradient_checkpointing = checkpointing;
+        self.checkpointing = checkpointing;
         self.state.gradient_checkpointing = Some(checkpointing.to_json());
     }
 }

@@ -1,0 +1,146 @@
+//! The lines before step 1: what the run does, from its plan and its data.
+use super::data_summary;
+use super::prepared::Prepared;
+use super::run_plan::RunPlan;
+use tunesmith_base::words;
+use tunesmith_config::{Backend, Mode};
+use tunesmith_plan::batches::Batches;
+use tunesmith_plan::rates::{Rate, rates};
+use tunesmith_plan::{grouped, human_bytes};
+use tunesmith_telemetry::progress::{Event, Observer};
+
+impl Prepared {
+    /// Tells what will be done, and what should be known of the data.
+    pub fn announce(&self, observer: &dyn Observer) {
+        let plan = &self.plan;
+        let mut facts = vec![
+            ("model".to_owned(), plan.model.summary.clone()),
+            ("output".to_owned(), plan.output_dir.display().to_string()),
+            ("platform".to_owned(), plan.ranks.platform.clone()),
+            ("kernels".to_owned(), format!("{}, {}", plan.engine.kernels, plan.engine.simd)),
+        ];
+        if plan.ranks.count > 1 {
+            facts.push(("ranks".to_owned(), plan.ranks.summary.clone()));
+        }
+        let state = human_bytes(plan.memory.optimizer_state);
+        let average = if plan.optimizer.ema_decay.is_some() { " and a moving average" } else { "" };
+        let shared = plan.parallel.shards_optimizer();
+        let among = if shared { format!(", shared among {} ranks", plan.ranks.count) } else { String::new() };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", plan.optimizer_name)));
+        if plan.saving.copy_bytes > 0 && !shared {
+            let text = format!(
+                "{} kept so that saving runs in the background (train.save_async)",
+                human_bytes(plan.saving.copy_bytes)
+            );
+            facts.push(("checkpoint copy".to_owned(), text));
+        }
+        facts.extend(trained(self));
+        facts.extend(data_summary::labels(&self.dataset));
+        if let Some(budget) = plan.memory.budget {
+            let asked = if plan.memory.configured.is_some() { "" } else { ": 90 % of what is free" };
+            facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
+        }
+        if let Some(validation) = &self.dataset.validation {
+            facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
+        }
+        if let Some(text) = predicted(plan) {
+            facts.push(("memory".to_owned(), text));
+        }
+        if let Some(resume) = &self.resume {
+            facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
+        }
+        let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
+        let (rates, scaled) = (&rate_table(plan), plan.lr_scaling.as_deref());
+        observer.event(&Event::Plan { facts: &facts, batches: &plan.steps, rates, scaled, resumed_at });
+        if let Some(remark) = backend_note(plan) {
+            observer.event(&Event::Notice(&remark));
+        }
+        for warning in &self.dataset.report.warnings {
+            observer.event(&Event::Notice(&format!("note: {warning}")));
+        }
+    }
+}
+
+/// What a backend's name from another toolkit stands for here.
+fn backend_note(plan: &RunPlan) -> Option<String> {
+    let backend = plan.engine.backend;
+    if !matches!(backend, Backend::Unsloth | Backend::Bnb) {
+        return None;
+    }
+    let held = match plan.engine.quantized {
+        None => format!("dense base weights ({}): nothing is quantized", plan.engine.base_dtype),
+        Some(format) => format!("base weights in {format}"),
+    };
+    Some(format!(
+        "tuning.backend = {backend}: the name stands for fused kernels and what tuning.mode asks for, here {held}"
+    ))
+}
+
+/// The most memory that the process should need, in words.
+fn predicted(plan: &RunPlan) -> Option<String> {
+    let peak = plan.memory.predicted?;
+    let rank = peak.rank;
+    let each = match peak.ranks_in_process {
+        1 => String::new(),
+        ranks => format!("{ranks} ranks in one process, of {} each: ", human_bytes(rank.total())),
+    };
+    Some(format!(
+        "{} at most, predicted: {each}{} of weights, {} of activations (`tunesmith plan` shows the parts)",
+        human_bytes(peak.process()),
+        human_bytes(rank.weights),
+        human_bytes(rank.kept + rank.work)
+    ))
+}
+
+/// The learning rate at its turning points.
+pub fn rate_table(plan: &RunPlan) -> Vec<Rate> {
+    let Batches { total_steps, warmup_steps, .. } = plan.steps;
+    rates(total_steps, warmup_steps, |step| plan.schedule.lr(step))
+}
+
+/// How many values are trained, and the share of the model; with `tuning.freeze` the tensors by name.
+fn trained(prepared: &Prepared) -> Vec<(String, String)> {
+    let Prepared { plan, source, .. } = prepared;
+    let (trained, all) = (plan.model.trained_values, plan.model.all_values);
+    let share = 100.0 * trained as f64 / all.max(1) as f64;
+    let counted = format!("{} values, {share:.3} % of the model's {}", grouped(trained), grouped(all));
+    let mut facts = vec![("trained".to_owned(), counted)];
+    if plan.model.mode == Mode::Freeze {
+        let names = &plan.model.trained_in_full;
+        facts.push((format!("its {}", words::count(names.len(), "tensor")), by_block(names)));
+    }
+    if let Ok(Some(how)) = source.quantization() {
+        facts.push((
+            "base".to_owned(),
+            format!("{}: {}", how.describe(), words::count(source.quantized_matrices(), "matrix")),
+        ));
+    }
+    if !plan.model.merged_adapters.is_empty() {
+        let below: Vec<_> = plan.model.merged_adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("on top of".to_owned(), below.join(", ")));
+    }
+    if !source.arch.token_rows.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", source.arch.token_rows.ids())));
+    }
+    facts
+}
+
+/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+fn by_block(names: &[String]) -> String {
+    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (before, block, after) =
+            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
+        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
+            Some((_, _, blocks)) => blocks.extend(block),
+            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
+        }
+    }
+    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
+        [] => before.clone(),
+        [one] => format!("{before}.{one}.{after}"),
+        many => format!("{before}.{{{}}}.{after}", many.join(",")),
+    };
+    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
+}

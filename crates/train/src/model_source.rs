@@ -1,0 +1,277 @@
+//! The model that a configuration names: found and opened by [`Described::find`] and [`Described::open`], loaded by
+//! [`ModelSource::load`].
+use std::path::{Path, PathBuf};
+
+use super::memory_prediction::{self, MemoryModel};
+use super::{adapter, classification_head, trainable};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::Checkpoint;
+use tunesmith_checkpoint::adapter_config::copied;
+use tunesmith_checkpoint::peft::Tensors;
+use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
+use tunesmith_data as data;
+use tunesmith_hub::{self as hub, Part, Snapshot};
+use tunesmith_model::adapters::{self, Method};
+use tunesmith_model::quantize::{self, How};
+use tunesmith_model::quantized_cache::Cache;
+use tunesmith_model::stack::Stack;
+use tunesmith_model::targets::{self, Placement, Targets};
+use tunesmith_model::weights::{WeightFiles, Wrapping};
+use tunesmith_model::{Model, Source};
+use tunesmith_parallel::fsdp::Gatherer;
+use tunesmith_plan::memory::OptimizerBytes;
+use tunesmith_telemetry::progress::{Downloads, Event, Observer};
+
+/// A model whose shape is known. Its weights are not fetched yet.
+pub struct Described {
+    config: Config,
+    dir: PathBuf,
+    snapshot: Option<Snapshot>,
+    arch: Arch,
+    stored: Vec<TensorSpec>,
+    stack: Stack,
+    stack_hashes: Vec<String>,
+}
+
+/// A model that is opened, not loaded.
+pub struct ModelSource {
+    /// The base model's folder.
+    pub dir: PathBuf,
+    /// Its place on the hub, if it came from there.
+    pub snapshot: Option<Snapshot>,
+    /// Its shape, with new tokens and the classification head.
+    pub arch: Arch,
+    /// Its weights; none when they are drawn at random.
+    pub weights: Option<WeightFiles>,
+    /// The rest of a multimodal model.
+    pub wrapping: Option<Wrapping>,
+    /// The adapters of `tuning.adapters`, merged in memory.
+    pub stack: Stack,
+    /// Hashes of these adapters, for the stamp.
+    pub stack_hashes: Vec<String>,
+    /// Where adapters go; empty when weights of the model itself are trained.
+    pub placements: Vec<Placement>,
+    /// Names and shapes of the trained tensors.
+    pub trained: Vec<(String, Vec<usize>)>,
+    /// Bytes of the optimizer's state, of averages and of the copy to save from.
+    pub optimizer: OptimizerBytes,
+    /// The tensors of `tuning.adapter`.
+    adapter: Option<Tensors>,
+    config: Config,
+}
+
+/// A loaded model, and how its frozen weights are shared with other ranks, if they are.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// Fetches the weights that other ranks hold.
+    pub gatherer: Option<Gatherer>,
+}
+
+impl Described {
+    /// Finds the model and the adapters below the trained one. Of a model on the hub only the description is fetched, so that
+    /// it can be refused before gigabytes are.
+    ///
+    /// # Errors
+    /// The folder, the hub, or a shape that this version does not support.
+    pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
+        let mut config = resolved.config.clone();
+        let hub::Found { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
+        let mut arch = Arch::from_dir(&dir)?;
+        let stored = arch.tensors();
+        // Finished adapters belong to the model as it is on disk.
+        let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &mut arch)?;
+        let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        config.model.max_seq_len = length;
+        if let Some(note) = note {
+            observer.event(&Event::Notice(&note));
+        }
+        Ok(Self { config, dir, snapshot, arch, stored, stack, stack_hashes })
+    }
+
+    /// The folder with the description.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Opens the weights and the adapter to start from. Returns the model with the configuration as the model and the adapter
+    /// complete it: row length, labels, the adapter's own settings, the hub's commit, local paths.
+    ///
+    /// # Errors
+    /// The weights or the adapter do not fit, or there is nothing to train.
+    pub fn open(
+        self,
+        resolved: &Resolved,
+        resume: Option<&Checkpoint>,
+        observer: &dyn Observer,
+    ) -> Result<(ModelSource, Config)> {
+        let Self { mut config, dir, snapshot, mut arch, stored, stack, stack_hashes } = self;
+        let downloads = Downloads(observer);
+        let source = adapter::source(&config, resume, &downloads, observer)?;
+        adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
+        arch.separate(Targets::of(&config.tuning).apart());
+        hub::fetch_paths(&mut config.data, &downloads)?;
+        classification_head::set(&mut config, &mut arch, source.as_deref(), observer)?;
+        let mut adapter = None;
+        if let Some(source) = &source {
+            let (tuning, tensors) = adapter::open(source, resolved, &arch)?;
+            if config.train.resume_from_checkpoint.is_none() {
+                config.tuning.adapter = Some(source.clone());
+            }
+            if let Some(about) = adapters::of(&tuning).map(Method::about) {
+                config.tuning = copied(about, |_| true, &tuning, &config.tuning);
+            }
+            adapter = Some(tensors);
+        }
+        let placements = targets::placed(&arch, &config.tuning)?;
+        let trained = trainable::tensors(&config, &arch, &placements)?;
+        trainable::check_rates(&config, &trained)?;
+        if let Some(note) = trainable::beyond_peft(&arch, &trained) {
+            observer.event(&Event::Notice(note));
+        }
+        let optimizer = memory_prediction::optimizer(&config, trained.clone(), memory_prediction::threads(&config))?;
+        if let Some(snapshot) = &snapshot {
+            config.model.revision = Some(snapshot.commit.clone());
+            if config.model.init == Init::Pretrained {
+                hub::model_dir(&config.model, Part::Whole, &downloads)?;
+            }
+        }
+        let weights = match (config.model.init, arch.wrapper) {
+            (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
+            (Init::Random, None) => None,
+            (Init::Random, Some(wrapper)) => {
+                return Err(Error::config(format!(
+                    "model.init: random, and {} describes a multimodal model ({})",
+                    dir.join("config.json").display(),
+                    wrapper.model_type
+                ))
+                .hint("take a config.json of the language model alone: what its text_config holds"));
+            }
+        };
+        let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
+        let how = quantize::resolve(&config, weights.as_ref())?;
+        quantize::matrices(&arch, &config.model.quantization_skip_modules)?;
+        config.model.quantization = how.map_or(Quantization::None, How::setting);
+        let source = ModelSource {
+            dir,
+            snapshot,
+            arch,
+            weights,
+            wrapping,
+            stack,
+            stack_hashes,
+            placements,
+            trained,
+            optimizer,
+            adapter,
+            config: config.clone(),
+        };
+        Ok((source, config))
+    }
+}
+
+impl ModelSource {
+    /// How many values are trained.
+    pub fn trained_values(&self) -> u64 {
+        self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
+    }
+
+    /// Predicts the memory of this model.
+    pub const fn memory(&self) -> MemoryModel<'_> {
+        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref())
+    }
+
+    /// The base model's tensors with the merged adapters, one by one.
+    pub const fn base(&self) -> Source<'_> {
+        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
+    }
+
+    /// How the base is quantized; none where it is not.
+    ///
+    /// # Errors
+    /// The configuration and the checkpoint contradict each other.
+    pub fn quantization(&self) -> Result<Option<How>> {
+        quantize::resolve(&self.config, self.weights.as_ref())
+    }
+
+    /// How many matrices of the base are quantized, if it is.
+    pub fn quantized_matrices(&self) -> usize {
+        quantize::matrices(&self.arch, &self.config.model.quantization_skip_modules)
+            .map_or(0, |matrices| matrices.len())
+    }
+
+    /// What identifies the base for the stamp: a hash of its weights and of the merged adapters. Reads all weights once.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
+        let base = match &self.weights {
+            Some(weights) => weights.fingerprint()?,
+            None => format!("random, seed {}", self.config.train.seed),
+        };
+        Ok(self.stack_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))
+    }
+
+    /// The type in which the matrices of the base are held, as the model's builder decides it.
+    pub fn base_dtype(&self) -> &'static str {
+        let stored = || {
+            let mut matrices = self.arch.tensors().into_iter().filter(|spec| spec.shape.len() > 1);
+            let untouched = self.stack.0.is_empty();
+            untouched && self.weights.as_ref().is_some_and(|files| matrices.any(|spec| files.is_bf16(&spec.name)))
+        };
+        let narrow = self.config.tuning.mode != Mode::Full
+            && match self.config.model.dtype {
+                Dtype::Float32 => false,
+                Dtype::Bfloat16 => true,
+                Dtype::Auto => stored(),
+            };
+        if narrow { "bfloat16" } else { "float32" }
+    }
+
+    /// Quantizes the base into the cache, if it is cached and not there yet. The first rank of a machine does so before the
+    /// others, which then find the copy.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub fn quantize_ahead(&self, observer: &dyn Observer) -> Result<()> {
+        let (Some(weights), Some(cache)) = (&self.weights, self.quantized_cache()?) else { return Ok(()) };
+        observer.event(&Event::Phase("quantizing the base"));
+        for note in quantize::keep(&self.arch, weights, &self.config, &self.stack, cache)? {
+            observer.event(&Event::Notice(&note));
+        }
+        Ok(())
+    }
+
+    /// Loads the model as it is before step 1 of a new run.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
+        let (weights, cache) = (self.weights.as_ref(), self.quantized_cache()?);
+        let mut model = match gatherer.map(Gatherer::shards) {
+            Some(shards) => Model::load_shared(&self.arch, weights, &self.config, &self.stack, cache, shards)?,
+            None => Model::load_with(&self.arch, weights, &self.config, &self.stack, cache)?,
+        };
+        if let Some(adapter) = &self.adapter {
+            let specs = model.params.specs.clone();
+            for spec in specs {
+                // The names and shapes were compared when the adapter was opened.
+                if let Some((_, values)) = adapter.get(&spec.name) {
+                    model.params.put(&spec.range(), values);
+                }
+            }
+        }
+        Ok(model)
+    }
+
+    /// Where quantized matrices are cached, if they are made from a checkpoint that is not quantized.
+    fn quantized_cache(&self) -> Result<Option<Cache<'_>>> {
+        let dense = self.weights.as_ref().filter(|files| self.config.data.use_cache && files.quantization().is_none());
+        let root = self.config.data.cache_dir.clone().or_else(data::cache_dir);
+        match (self.quantization()?, dense, root) {
+            (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
+            _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Everything that a run holds before its model is loaded.
+use super::lock::DirLock;
+use super::model_source::{Loaded, ModelSource};
+use super::run_plan::RunPlan;
+use tunesmith_checkpoint::Checkpoint;
+use tunesmith_data::{Dataset, Sampler};
+
+/// A run that has been checked and planned.
+pub struct Prepared {
+    /// Every decision.
+    pub plan: RunPlan,
+    /// The model, opened.
+    pub source: ModelSource,
+    /// The rows.
+    pub dataset: Dataset,
+    /// Their order.
+    pub sampler: Sampler,
+    /// The checkpoint to resume.
+    pub resume: Option<Checkpoint>,
+    /// A note about it: the run has another number of steps than before.
+    pub resume_note: Option<String>,
+    /// The model before step 1, if it was loaded to measure passes.
+    pub loaded: Option<Loaded>,
+    /// The lock of the output directory; only the first rank holds it.
+    pub lock: Option<DirLock>,
+}

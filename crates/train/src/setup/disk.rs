@@ -1,0 +1,40 @@
+//! Whether the disk has room for the run.
+use crate::model_source::ModelSource;
+use crate::{output, trainable};
+use tunesmith_base::error::Result;
+use tunesmith_checkpoint as checkpoint;
+use tunesmith_config::{Config, Mode, SaveStrategy};
+use tunesmith_model::adapters::{self, Method};
+use tunesmith_plan::batches::Batches;
+use tunesmith_plan::bytes;
+
+/// Refuses a disk that cannot hold the run, now and not after hours. `reuses`: what earlier runs left in the output directory
+/// counts as free.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]: too few bytes or files are free.
+pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: bool) -> Result<()> {
+    let train = &config.train;
+    let held = if reuses { output::bytes_of_runs(&train.output_dir) } else { 0 };
+    let trained = source.trained_values();
+    // Where averages are published, the trained values stand beside them in a checkpoint.
+    let optimizer = source.optimizer;
+    let state = optimizer.state + optimizer.average + optimizer.publishing;
+    let saves = match train.save_strategy {
+        SaveStrategy::No => 1,
+        SaveStrategy::Steps => steps.total_steps.div_ceil(train.save_steps),
+        SaveStrategy::Epoch => steps.epochs().ceil() as u64,
+    };
+    let best = u64::from(train.load_best_model_at_end);
+    let keep = train.save_total_limit.map(|limit| limit as u64 + best);
+    let tokenizer = output::size_of(&output::tokenizer_files(&source.dir));
+    let needed = bytes::run(trained, state, tokenizer, saves, keep);
+    // What the final weights hold beside the trained values.
+    let beside = match config.tuning.mode {
+        Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
+        _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trained,
+        _ => 0,
+    };
+    let folders = keep.map_or(saves, |keep| saves.min(keep + 1)) + 2;
+    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held), folders * checkpoint::FILES)
+}

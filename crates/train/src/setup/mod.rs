@@ -1,0 +1,322 @@
+//! From a configuration to the plan of a run: the model's shape, the output directory, the data, the schedule, the disk, the
+//! checkpoint to resume. Bad input is refused here, where it costs seconds, and nothing is left behind.
+//!
+//! [`check_locally`] does what a rank can do alone; [`Checked::plan`] decides the rest with the other ranks.
+use std::path::PathBuf;
+
+mod as_used;
+mod disk;
+mod lr_scaling;
+mod output_checks;
+mod plan_parts;
+
+use super::autobatch::batch_plan::{BatchPlan, BatchRequest};
+use super::autobatch::choice_cache::CachedChoice;
+use super::autobatch::sizes::{self, Measurement, later_bytes};
+use super::autobatch::strategy_auto;
+use super::engine;
+use super::lock::DirLock;
+use super::memory_prediction::{PassLimits, Peak, largest_pass};
+use super::model_source::{Described, ModelSource};
+use super::options::Options;
+use super::prepared::Prepared;
+use super::ranks::Seat;
+use super::run_plan::{ChosenSizes, EarlyStopping, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
+use super::signals::Stop;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::memory::{self, limits};
+use tunesmith_base::words::count;
+use tunesmith_checkpoint::{Checkpoint, TrainState};
+use tunesmith_comm::Collectives;
+use tunesmith_config::{
+    Auto, Checkpointing, Config, EvalStrategy, Resolved, SaveStrategy, Source, Strategy, TrainConfig,
+};
+use tunesmith_data::{self as data, Dataset, Sampler};
+use tunesmith_ops::simd;
+use tunesmith_optim::{OptimizerPlan, Schedule};
+use tunesmith_parallel::ParallelPlan;
+use tunesmith_plan::batches::{Batches, Request};
+use tunesmith_plan::platform;
+use tunesmith_plan::strategies::Way;
+use tunesmith_telemetry::machine::{self, Machine};
+use tunesmith_telemetry::progress::{Event, Observer};
+use tunesmith_telemetry::resolved_config;
+
+/// A run that one rank has checked by itself: its model is opened, its data are read.
+pub struct Checked {
+    source: ModelSource,
+    /// The configuration as the model and its adapter complete it.
+    config: Config,
+    lock: Option<DirLock>,
+    resume: Option<Checkpoint>,
+    /// The checkpoint to resume lies in the output directory.
+    resumes_here: bool,
+    dataset: Dataset,
+    sampler: Sampler,
+    ranks: String,
+    platform: String,
+}
+
+/// Checks everything that needs neither loaded weights nor the other ranks.
+///
+/// # Errors
+/// The model folder, the data, the output directory or the checkpoint.
+pub fn check_locally(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: &Seat,
+) -> Result<Checked> {
+    let resumes = resolved.config.train.resume_from_checkpoint.is_some();
+    if options.overwrite && resumes {
+        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
+    }
+    if !options.allow.is_empty() && !resumes {
+        return Err(
+            Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
+        );
+    }
+    let described = Described::find(resolved, observer)?;
+    // Before anything large is fetched or read.
+    let output_dir = &resolved.config.train.output_dir;
+    for source in data::named_inputs(&resolved.config).iter().map(PathBuf::as_path).chain([described.dir()]) {
+        output_checks::refuse_own_source(source, output_dir)?;
+    }
+    let lock = if seat.world.is_first() { Some(stop.acquire(output_dir)?) } else { None };
+    let resume = output_checks::find_checkpoint(&resolved.config, observer)?;
+    let resumes_here = resume.as_ref().is_some_and(|resume| output_checks::is_inside(&resume.dir, output_dir));
+    if lock.is_some() {
+        if !resumes_here && !options.overwrite {
+            output_checks::refuse_earlier_run(output_dir)?;
+        }
+        output_checks::refuse_foreign(&resolved.config, options.overwrite, resumes_here, observer)?;
+    }
+    let (source, config) = described.open(resolved, resume.as_ref(), observer)?;
+    observer.event(&Event::Phase("reading the data"));
+    let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
+    let sampler = dataset.sampler(&config);
+    if seat.world.local_size > 1 && seat.world.local_rank == 0 {
+        source.quantize_ahead(observer)?;
+    }
+    let host = machine::host();
+    let threads = seat.threads(config.train.num_threads).unwrap_or(host.cores);
+    let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
+    let platform = platform::summary(&host, &choices, threads);
+    let ranks = seat.described.clone();
+    Ok(Checked { source, config, lock, resume, resumes_here, dataset, sampler, ranks, platform })
+}
+
+impl Checked {
+    /// Decides the rest, with the other ranks. Loads the model and measures it where sizes are `auto`.
+    ///
+    /// # Errors
+    /// The schedule or the disk; [`tunesmith_base::Kind::Memory`]: not even one row fits into the memory budget;
+    /// [`tunesmith_base::Kind::Peer`]: a rank is gone.
+    pub fn plan(
+        mut self,
+        resolved: &Resolved,
+        options: &Options,
+        comm: &dyn Collectives,
+        observer: &dyn Observer,
+    ) -> Result<Prepared> {
+        let ranks = comm.world().size;
+        let output_dir = self.config.train.output_dir.clone();
+        output_checks::resume_together(comm, self.resume.as_ref(), &output_dir)?;
+        let strategy = self.strategy(comm, observer)?;
+        let train = TrainConfig { strategy, ..self.config.train.clone() };
+        let parallel = ParallelPlan::new(&train, ranks);
+        let way = Way::plain(parallel.strategy);
+
+        let request = BatchRequest::new(&train, &self.source.arch, ranks);
+        let later = later_bytes(&self.source.optimizer, self.source.trained_values(), &parallel, comm);
+        let measurement = Measurement {
+            source: &self.source,
+            dataset: &self.dataset,
+            sampler: &self.sampler,
+            parallel: &parallel,
+            rule: &tunesmith_optim::rule(&train)?.into(),
+            later,
+            cached: self
+                .dataset
+                .cache_dir(&self.config)
+                .map(|cache| CachedChoice::path(&cache, &self.fingerprint(&request, strategy, later, comm))),
+            comm,
+        };
+        let (batch, loaded) = sizes::find(&request, self.resume.as_ref(), &measurement, observer)?;
+        // A step has the micro-batches of all ranks.
+        self.sampler.resize(batch.batch_size, batch.grad_accum * ranks);
+
+        let train = TrainConfig {
+            batch_size: Auto::Given(batch.batch_size),
+            grad_accum: Auto::Given(batch.grad_accum),
+            gradient_checkpointing: batch.checkpointing,
+            max_tokens_per_pass: batch.max_tokens_per_pass,
+            ..train
+        };
+        let config = Config { train, ..self.config.clone() };
+        let settings = as_used::settings(resolved, &config);
+        let has_warmup = ["train.warmup_ratio", "train.warmup_steps"];
+        let has_warmup = has_warmup.iter().any(|key| *resolved.source(key) != Source::Default);
+        let rows = batch.batch_size * batch.grad_accum;
+        let (config, lr_scaling) = match lr_scaling::scaled(&config.train, rows * ranks, rows, has_warmup) {
+            Some((train, text)) => (Config { train, ..config }, Some(text)),
+            None => (config, None),
+        };
+
+        let steps = self.steps(&config.train, &batch, ranks)?;
+        let schedule = Schedule::of(&config.train, steps.warmup_steps, steps.total_steps)?;
+        let loraplus = config.tuning.lora.loraplus_lr_ratio;
+        let optimizer = OptimizerPlan::new(&config.train, loraplus, &self.source.trained)?;
+        if self.lock.is_some() {
+            // What this run has written already, or removes before step 1, needs no further room.
+            let reuses = self.resumes_here || options.overwrite;
+            disk::check(&config, &self.source, &steps, reuses)?;
+        }
+        let engine = engine::plan(&config, &self.source)?;
+        let in_process = if comm.shares_memory() { ranks as u64 } else { 1 };
+        let pass = largest_pass(&self.dataset, &pass_limits(&config, batch.batch_size));
+        let rank = self.source.memory().rank(way, batch.checkpointing, ranks, &pass).ok();
+        let plan = RunPlan {
+            model: plan_parts::model(&config, &self.source)?,
+            stamp: plan_parts::stamp(&config, &engine, &self.source, &self.dataset, ranks)?,
+            engine,
+            ranks: RanksPlan { count: ranks, in_process, summary: self.ranks, platform: self.platform, strategy },
+            parallel,
+            batch,
+            chosen: ChosenSizes {
+                checkpointing: resolved.config.train.gradient_checkpointing == Checkpointing::Auto,
+                max_tokens_per_pass: batch.max_tokens_per_pass != resolved.config.train.max_tokens_per_pass,
+            },
+            steps,
+            schedule,
+            lr_scaling,
+            optimizer_name: config.train.optim,
+            optimizer,
+            max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
+            evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, comm)?,
+            early_stopping: EarlyStopping {
+                patience: config.train.early_stopping_patience as u64,
+                threshold: config.train.early_stopping_threshold,
+            },
+            saving: SavingPlan {
+                when: match config.train.save_strategy {
+                    SaveStrategy::No => When::Never,
+                    SaveStrategy::Steps => When::Steps(config.train.save_steps),
+                    SaveStrategy::Epoch => When::Epochs,
+                },
+                keep_last: config.train.save_total_limit,
+                load_best_at_end: config.train.load_best_model_at_end,
+                in_background: config.train.save_async,
+                copy_bytes: self.source.optimizer.saving,
+            },
+            logging: plan_parts::logging(&config),
+            samples: plan_parts::samples(&config, &self.source, &self.dataset)?,
+            memory: MemoryPlan {
+                configured: config.train.memory_budget.map(|bytes| bytes.0),
+                budget: memory::budget(),
+                optimizer_state: self.source.optimizer.state + self.source.optimizer.average,
+                predicted: rank.map(|rank| Peak { rank, ranks_in_process: in_process }),
+            },
+            seed: config.train.seed,
+            data_seed: config.train.data_seed.unwrap_or(config.train.seed),
+            output_dir,
+            resolved_yaml: resolved_config::resolved_yaml(&resolved.path, &settings, &resolved.config),
+            settings,
+        };
+        let resume_note = self
+            .resume
+            .as_ref()
+            .and_then(|saved| other_length(&config.train, &plan.steps, &plan.schedule, &saved.state));
+        let Self { source, lock, resume, dataset, sampler, .. } = self;
+        Ok(Prepared { plan, source, dataset, sampler, resume, resume_note, loaded, lock })
+    }
+
+    /// `train.strategy`, chosen by predicted memory where it is `auto` and there are several ranks.
+    fn strategy(&self, comm: &dyn Collectives, observer: &dyn Observer) -> Result<Strategy> {
+        let (train, ranks) = (&self.config.train, comm.world().size);
+        if ranks == 1 || train.strategy != Strategy::Auto {
+            return Ok(train.strategy);
+        }
+        let candidates = strategy_auto::CANDIDATES.map(|strategy| {
+            (strategy, Way::plain(ParallelPlan::new(&TrainConfig { strategy, ..train.clone() }, ranks).strategy))
+        });
+        // A batch size that is not chosen yet counts as one row.
+        let pass = largest_pass(&self.dataset, &pass_limits(&self.config, train.batch_size.or(1)));
+        let model = self.source.memory();
+        let (strategy, why) = strategy_auto::choose(&model, &candidates, train.gradient_checkpointing, &pass, comm)?;
+        observer.event(&Event::Notice(&why));
+        Ok(strategy)
+    }
+
+    /// The batch maths.
+    fn steps(&self, train: &TrainConfig, batch: &BatchPlan, ranks: usize) -> Result<Batches> {
+        let steps = Batches::new(Request {
+            rows: self.sampler.rows() as u64,
+            tokens: self.dataset.train.tokens() as u64,
+            label_tokens: self.dataset.train.label_tokens() as u64,
+            batch_size: batch.batch_size as u64,
+            grad_accum: batch.grad_accum as u64,
+            world: ranks as u64,
+            epochs: train.num_train_epochs,
+            max_steps: train.max_steps,
+            warmup_steps: train.warmup_steps,
+            warmup_ratio: train.warmup_ratio,
+        })?;
+        debug_assert_eq!(steps.steps_per_epoch, self.sampler.steps_per_epoch() as u64);
+        Ok(steps)
+    }
+
+    /// Hashes everything that bytes and times of passes depend on. Free memory changes from minute to minute, so a cached
+    /// choice is compared with it when it is read; only the machine's total counts here.
+    fn fingerprint(
+        &self,
+        request: &BatchRequest,
+        strategy: Strategy,
+        later: u64,
+        comm: &dyn Collectives,
+    ) -> blake3::Hash {
+        let Config { model, train, data, tuning, .. } = &self.config;
+        let ModelSource { arch, optimizer, .. } = &self.source;
+        let machine = Machine::detect();
+        let memory = train.memory_budget.map_or_else(|| limits::total().unwrap_or(0), |bytes| bytes.0);
+        let group = limits::group().map_or(0, |group| group.limit);
+        let parts = [
+            env!("CARGO_PKG_VERSION").to_owned(),
+            format!("{arch:?} {tuning:?} {:?} {:?}", model.dtype, model.init),
+            format!("{} {} {} {optimizer:?} {later}", train.bf16, train.fp16, train.optim),
+            format!("{strategy} {} {}", comm.name(), comm.world().local_size),
+            format!("{request:?} {} {} {}", self.dataset.fingerprint, data.packing, model.max_seq_len),
+            format!("{} {memory} {group} {} {:?}", machine.processor, rayon::current_num_threads(), simd::level()),
+        ];
+        blake3::hash(parts.join("\n").as_bytes())
+    }
+}
+
+/// What limits the passes of a configuration whose micro-batches have `batch_size` rows.
+fn pass_limits(config: &Config, batch_size: usize) -> PassLimits {
+    let train = &config.train;
+    PassLimits {
+        batch_size,
+        eval_batch_size: (train.eval_strategy != EvalStrategy::No).then_some(train.eval_batch_size),
+        max_tokens_per_pass: train.max_tokens_per_pass,
+        packing: config.data.packing.then_some(config.model.max_seq_len),
+    }
+}
+
+/// A note for a run that is resumed with another number of steps: most learning rates follow from it.
+fn other_length(train: &TrainConfig, steps: &Batches, schedule: &Schedule, state: &TrainState) -> Option<String> {
+    let now = steps.total_steps;
+    let before = state.total_steps.filter(|&before| before != now && before > 0)?;
+    let what = format!("the run now has {} and not {before}", count(now, "step"));
+    let old = Schedule::of(train, steps.warmup_of(before), before);
+    let Some(old) = old.ok().filter(|_| state.step < now) else { return Some(what) };
+    // After its end a schedule has no rate of its own.
+    let (old, rate) = (old.lr(state.step.min(before - 1)), schedule.lr(state.step));
+    let step = state.step + 1;
+    Some(if old.to_bits() == rate.to_bits() {
+        format!("{what}: the learning rate of step {step} stays {rate:.4e}")
+    } else {
+        format!("{what}: the learning rate of step {step} is {rate:.4e} and not {old:.4e}")
+    })
+}

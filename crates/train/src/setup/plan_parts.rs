@@ -1,0 +1,190 @@
+//! Parts of the plan that follow from the configuration, the model and the data alone.
+use crate::model_source::ModelSource;
+use crate::run_plan::{
+    EnginePlan, EvalGenerationPlan, EvaluationPlan, LoggingPlan, MetricPlan, ModelPlan, SamplesPlan, When,
+};
+use crate::{output, trainable};
+use tunesmith_base::error::Result;
+use tunesmith_base::words::count;
+use tunesmith_checkpoint::stamp::{Engine, Hashes};
+use tunesmith_checkpoint::{AdapterConfig, Stamp};
+use tunesmith_comm::Collectives;
+use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, greater_is_better};
+use tunesmith_data::Dataset;
+use tunesmith_eval::Settings as GenerationSettings;
+use tunesmith_hub::Snapshot;
+use tunesmith_model::adapters;
+use tunesmith_model::freeze;
+use tunesmith_model::targets::Targets;
+use tunesmith_plan::grouped;
+
+/// Prompts that are in memory at once while a validation answers.
+const PROMPTS_AT_ONCE: usize = 256;
+/// The same with several ranks. They agree after each chunk whether to go on, and a rank that is asked to stop waits for that.
+const PROMPTS_AT_ONCE_OF_RANKS: usize = 32;
+
+/// The model, and what is trained of it.
+pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
+    let name = match &source.snapshot {
+        Some(snapshot) => snapshot.repo.id.clone(),
+        None => source.dir.to_string_lossy().into_owned(),
+    };
+    let adapts = config.tuning.mode.adapts();
+    let adapter = || AdapterConfig::of(&config.tuning, &source.placements, Some(&name)).with_tokens(&source.arch);
+    Ok(ModelPlan {
+        summary: summary(config, source),
+        adapter: adapts.then(adapter).transpose()?,
+        name,
+        max_seq_len: config.model.max_seq_len,
+        mode: config.tuning.mode,
+        new_tokens: config.tuning.new_tokens.clone(),
+        saves_chat_template: config.data.template_path.is_some() || config.data.chat_template.is_some(),
+        merged_adapters: config.tuning.adapters.clone(),
+        trained_values: source.trained_values(),
+        all_values: trainable::values(&source.arch),
+        trained_in_full: trained_in_full(config, source)?,
+    })
+}
+
+/// Tensors that are trained in full or by rows beside adapters, or alone with `mode: freeze`.
+fn trained_in_full(config: &Config, source: &ModelSource) -> Result<Vec<String>> {
+    match config.tuning.mode {
+        Mode::Freeze => freeze::trained_tensors(&source.arch, &config.tuning.freeze),
+        Mode::Full => Ok(Vec::new()),
+        _ => Targets::of(&config.tuning).names_beside(&source.arch, &source.placements),
+    }
+}
+
+/// The model in a line: its place, its family, how much of it is trained.
+fn summary(config: &Config, source: &ModelSource) -> String {
+    let tuning = &config.tuning;
+    let what = match adapters::of(tuning) {
+        Some(method) => {
+            let kind = if tuning.lora.use_dora { "DoRA" } else { method.about().title };
+            let quantized = config.model.quantization != Quantization::None;
+            let q = if quantized && tuning.mode == Mode::Lora { "Q" } else { "" };
+            format!("{q}{kind} on {} modules", source.placements.len())
+        }
+        None if tuning.mode == Mode::Full => "every weight".to_owned(),
+        None => "some weights".to_owned(),
+    };
+    let head = match &source.arch.score {
+        Some(head) if head.is_number() => " and a head for a number".to_owned(),
+        Some(head) => format!(" and a head for {}", count(head.labels.len(), "label")),
+        None => String::new(),
+    };
+    let family = format!("{:?}", source.arch.family);
+    let name = source.snapshot.as_ref().map_or_else(|| source.dir.display().to_string(), Snapshot::label);
+    format!("{name} · {family} · {what}{head} · {} values trained", grouped(source.trained_values()))
+}
+
+/// The stamp, but for the hash of the base weights.
+pub fn stamp(
+    config: &Config,
+    engine: &EnginePlan,
+    source: &ModelSource,
+    dataset: &Dataset,
+    ranks: usize,
+) -> Result<Stamp> {
+    let template = dataset.template.as_ref().map_or("", |template| template.source());
+    let hashes = Hashes {
+        base_model: "",
+        tokenizer: &dataset.tokenizer.hash().to_hex(),
+        chat_template: &blake3::hash(template.as_bytes()).to_hex(),
+        data: &dataset.fingerprint,
+    };
+    let EnginePlan { kernels, simd, quantization, base_dtype, activations, .. } = engine;
+    let engine = Engine {
+        backend: kernels,
+        simd,
+        quantization: quantization.clone(),
+        dtype: format!("base {base_dtype}, activations {activations}"),
+    };
+    let trained_in_full = trained_in_full(config, source)?;
+    let stamp = Stamp::new(config, &source.placements, &trained_in_full, hashes, engine);
+    Ok(Stamp { world_size: ranks, ..stamp })
+}
+
+/// Validation during training; none without validation rows or with `eval_strategy: "no"`.
+pub fn evaluation(
+    config: &Config,
+    source: &ModelSource,
+    dataset: &Dataset,
+    comm: &dyn Collectives,
+) -> Result<Option<EvaluationPlan>> {
+    let train = &config.train;
+    let when = match train.eval_strategy {
+        EvalStrategy::No => return Ok(None),
+        EvalStrategy::Steps => train.eval_steps.map_or(When::Never, When::Steps),
+        EvalStrategy::Epoch => When::Epochs,
+    };
+    if dataset.validation.is_none() {
+        return Ok(None);
+    }
+    let generation = if train.predict_with_generate {
+        let mut generation = config.generation.clone();
+        generation.max_new_tokens = train.generation_max_new_tokens.unwrap_or(generation.max_new_tokens);
+        generation.num_beams = train.generation_num_beams.unwrap_or(generation.num_beams);
+        let config = &Config { generation, ..config.clone() };
+        let usual = if comm.world().size > 1 { PROMPTS_AT_ONCE_OF_RANKS } else { PROMPTS_AT_ONCE };
+        // A scorer and SARI compare with the text that was asked; only the rank that scores reads it.
+        if comm.world().is_first() && config.eval.reads_sources() {
+            dataset.read_validation_sources(config)?;
+        }
+        Some(EvalGenerationPlan {
+            settings: generation_settings(config, source, dataset)?,
+            stop_strings: config.generation.stop_strings.clone(),
+            rows: train.generation_rows.unwrap_or(usize::MAX),
+            prompts_at_once: match train.eval_accumulation_steps {
+                Some(batches) => (batches as usize).saturating_mul(train.eval_batch_size),
+                None => usual,
+            },
+            metrics: config.eval.clone(),
+        })
+    } else {
+        None
+    };
+    let name = &train.metric_for_best_model;
+    let name = name.strip_prefix("eval_").unwrap_or(name).to_owned();
+    Ok(Some(EvaluationPlan {
+        when,
+        on_start: train.eval_on_start,
+        at_end: train.final_eval,
+        batch_size: train.eval_batch_size,
+        metric: MetricPlan {
+            greater_is_better: train.greater_is_better.unwrap_or_else(|| greater_is_better(&name)),
+            name,
+        },
+        generation,
+    }))
+}
+
+/// How answers are generated.
+fn generation_settings(config: &Config, source: &ModelSource, dataset: &Dataset) -> Result<GenerationSettings> {
+    let stop_ids = [&source.arch.eos_token_ids[..], &dataset.stop_ids()?].concat();
+    Ok(GenerationSettings::new(config, source.arch.max_position_embeddings, stop_ids))
+}
+
+/// Metrics, TensorBoard and the report.
+pub fn logging(config: &Config) -> LoggingPlan {
+    let Config { logging, train, .. } = config;
+    let folder = || train.output_dir.file_name().map(|name| name.to_string_lossy().into_owned());
+    LoggingPlan {
+        steps: train.logging_steps,
+        events_dir: logging.tensorboard.then(|| output::events_dir(config)),
+        report: logging.report,
+        run_name: logging.run_name.clone().or_else(folder).unwrap_or_else(|| "run".to_owned()),
+        timeline_step: logging.timeline_step,
+        replica_check_steps: train.replica_check_steps,
+    }
+}
+
+/// The generations of the report.
+pub fn samples(config: &Config, source: &ModelSource, dataset: &Dataset) -> Result<SamplesPlan> {
+    let scores = source.arch.score.is_some();
+    Ok(SamplesPlan {
+        rows: if scores { 0 } else { config.generation.num_samples },
+        settings: generation_settings(config, source, dataset)?,
+        stop_strings: config.generation.stop_strings.clone(),
+    })
+}

@@ -1,0 +1,133 @@
+//! One optimizer step of a session: data, update, averages, metrics.
+use std::time::{Duration, Instant};
+
+use super::session::Session;
+use super::step::StepStats;
+use tunesmith_base::error::{Kind, Result};
+use tunesmith_optim::LossScaler;
+use tunesmith_parallel::timeline::Timeline;
+use tunesmith_telemetry::metrics::{Line, StepLine, finite};
+use tunesmith_telemetry::progress::Event;
+use tunesmith_telemetry::{machine, norms};
+
+impl Session<'_> {
+    /// One optimizer step: data, update, the line in the metrics.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Numeric`] after too many steps in a row that were not finite, or a run of such steps only; the disk.
+    pub fn step(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let rows = self.sampler.next_step();
+        let rate = self.plan.schedule.lr(self.state.step);
+        let shown = self.plan.logging.timeline_step == Some(self.state.step + 1);
+        self.sharing.timeline = shown.then(Timeline::default);
+        let every = self.plan.logging.replica_check_steps;
+        // Where every rank has values of its own there is nothing to compare.
+        let copies = !self.sharing.shares_values();
+        let compares = copies && every > 0 && (self.state.step + 1).is_multiple_of(every);
+        self.sharing.compares = compares.then_some(self.state.step + 1);
+        let stats = match self.step_within(&rows, rate) {
+            Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
+            stats => stats?,
+        };
+        if let Some(timeline) = self.sharing.timeline.take() {
+            self.observer.event(&Event::Notice(&timeline.text(self.state.step + 1)));
+        }
+        if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
+            ema.update(self.model.params.values(), self.optimizer.step);
+        }
+        self.state.step += 1;
+        self.state.epoch = self.sampler.epoch();
+        self.state.tokens += stats.tokens;
+        self.state.label_tokens += stats.label_tokens;
+        // What a lower loss scale answers is no failure; the optimizer counts it.
+        let nonfinite = stats.skipped && !stats.overflow;
+        self.state.nonfinite_total += u64::from(nonfinite);
+        self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
+        self.record(&stats, rate, began.elapsed())?;
+        self.overflows_in_a_row = if stats.overflow { self.overflows_in_a_row + 1 } else { 0 };
+        if self.state.nonfinite_in_a_row >= self.plan.max_nonfinite_steps {
+            return Err(self.diverged(None));
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, stats: &StepStats, learning_rate: f64, took: Duration) -> Result<()> {
+        let step = self.state.step;
+        let loss = finite(stats.loss);
+        self.pace.advance(stats.tokens, loss, took);
+        self.done.steps += 1;
+        self.done.tokens += stats.tokens;
+        self.done.stepping += took;
+        let counts = self.source.arch.score.as_ref().is_some_and(|head| !head.is_number());
+        let share = |[right, rows]: [u64; 2]| (counts && rows > 0).then(|| right as f64 / rows as f64);
+        let found = [stats.right, stats.label_tokens];
+        self.right_of_rows = [self.right_of_rows[0] + found[0], self.right_of_rows[1] + found[1]];
+        let line = StepLine {
+            step,
+            epoch: self.state.epoch,
+            loss,
+            accuracy: share(found),
+            learning_rate,
+            grad_norm: finite(stats.grad_norm),
+            label_tokens: stats.label_tokens,
+            tokens: stats.tokens,
+            tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
+            peak_bytes: machine::peak_bytes(),
+            loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
+        };
+        self.write(&Line::Step(line.clone()))?;
+        let total = self.plan.steps.total_steps;
+        let shown = step.is_multiple_of(self.plan.logging.steps) || step == total;
+        let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
+        // Since the last step that was shown: a step has too few rows to say much.
+        let accuracy = share(self.right_of_rows);
+        if shown {
+            self.right_of_rows = [0; 2];
+        }
+        // TensorBoard opens on the first groups of the alphabet: `eval` and `train` hold the losses alone.
+        if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            if let Some(accuracy) = accuracy {
+                events.scalars(step, &[("training/accuracy", accuracy)])?;
+            }
+            let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
+            events.scalars(step, &by_rank)?;
+            events.scalars(
+                step,
+                &[
+                    ("train/loss", stats.loss),
+                    ("training/learning_rate", learning_rate),
+                    ("training/grad_norm", stats.grad_norm),
+                    ("training/tokens_per_second", line.tokens_per_second),
+                    ("training/epoch", line.epoch),
+                    ("training/peak_bytes", line.peak_bytes as f64),
+                ],
+            )?;
+        }
+        if let Some(events) = &mut self.events
+            && !self.sharing.shares_values()
+            && (step == 1 || step == total || step.is_multiple_of((total / 50).max(1)))
+        {
+            for (tag, norms) in norms::by_kind(&self.model.params) {
+                events.histogram(step, &tag, &norms)?;
+            }
+        }
+        self.observer.event(&Event::Step { line: &line, pace: &self.pace, skipped: stats.skipped });
+        Ok(())
+    }
+
+    /// Each rank's loss and memory at a step, as points for TensorBoard; nothing where there is one rank.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`].
+    pub fn by_rank(&self, loss: f64, peak_bytes: u64) -> Result<Vec<(String, f64)>> {
+        if self.comm.world().size == 1 {
+            return Ok(Vec::new());
+        }
+        let all = self.comm.collect(&[loss, peak_bytes as f64])?;
+        let points = all.chunks_exact(2).enumerate().flat_map(|(rank, values)| {
+            [(format!("world/loss_rank_{rank}"), values[0]), (format!("world/peak_bytes_rank_{rank}"), values[1])]
+        });
+        Ok(points.collect())
+    }
+}
