@@ -15,6 +15,7 @@ mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod imports;
 mod infer;
 mod machine;
 mod memory;

@@ -13,15 +13,12 @@ use tunesmith_eval::metrics::scored::{self, Bootstrap, Scored};
 use tunesmith_telemetry::metrics::{EvalLine, Line, finite};
 use tunesmith_telemetry::progress::Event;
 
-/// What a validation found.
 pub struct Validation {
-    /// The mean loss.
     pub loss: f64,
     /// Over so many label tokens.
     pub label_tokens: u64,
     /// Of the answers, or of a head of scores.
     pub scores: Scores,
-    /// `[label][found]` of a classification.
     pub confusion: Vec<Vec<u64>>,
 }
 

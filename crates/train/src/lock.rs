@@ -10,7 +10,6 @@ use tunesmith_base::files;
 /// The name of the lock.
 const LOCK: &str = ".lock";
 
-/// Holds `output_dir` until dropped.
 #[derive(Debug)]
 pub struct DirLock {
     file: File,
@@ -95,7 +94,6 @@ impl DirLock {
     }
 }
 
-/// See [`DirLock::leftovers`].
 #[derive(Debug, Clone)]
 pub struct Leftovers {
     lock: PathBuf,

@@ -36,7 +36,6 @@ pub struct Described {
 
 /// A model that is opened, not loaded.
 pub struct ModelSource {
-    /// The base model's folder.
     pub dir: PathBuf,
     /// Its place on the hub, if it came from there.
     pub snapshot: Option<Snapshot>,
@@ -56,14 +55,12 @@ pub struct ModelSource {
     pub trained: Vec<(String, Vec<usize>)>,
     /// Bytes of the optimizer's state, of averages and of the copy to save from.
     pub optimizer: OptimizerBytes,
-    /// The tensors of `tuning.adapter`.
     adapter: Option<Tensors>,
     config: Config,
 }
 
 /// A loaded model, and how its frozen weights are shared with other ranks, if they are.
 pub struct Loaded {
-    /// The model.
     pub model: Model,
     /// Fetches the weights that other ranks hold.
     pub gatherer: Option<Gatherer>,

@@ -7,15 +7,10 @@ use tunesmith_data::{Dataset, Sampler};
 
 /// A run that has been checked and planned.
 pub struct Prepared {
-    /// Every decision.
     pub plan: RunPlan,
-    /// The model, opened.
     pub source: ModelSource,
-    /// The rows.
     pub dataset: Dataset,
-    /// Their order.
     pub sampler: Sampler,
-    /// The checkpoint to resume.
     pub resume: Option<Checkpoint>,
     /// A note about it: the run has another number of steps than before.
     pub resume_note: Option<String>,

@@ -21,7 +21,6 @@ use tunesmith_telemetry::progress::{Event, Observer};
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
-    /// Who it is.
     pub world: World,
     /// How the ranks have come about, for the user.
     pub described: String,
@@ -153,7 +152,6 @@ impl Seat {
         num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
     }
 
-    /// How the ranks lie.
     pub const fn layout(&self) -> Layout {
         let in_process = matches!(self.link, Link::Thread(_));
         Layout { ranks: self.world.size, local: self.world.local_size, in_process }

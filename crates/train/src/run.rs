@@ -3,22 +3,66 @@ use std::time::Instant;
 
 pub use super::options::{Ask, Options, Summary};
 use super::output_watch::{GONE, REPLACED};
+use super::prepared::Prepared;
 use super::ranks::{self, Seat};
+use super::run_plan::RunPlan;
 use super::session::Session;
 use super::signals::Stop;
 use super::{engine, finish, save, setup};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory::{self, Budget, limits};
+use tunesmith_comm::Collectives;
 use tunesmith_config::Resolved;
 use tunesmith_telemetry::progress::{Event, Observer, Quiet};
 use tunesmith_telemetry::report::Outcome;
 
-/// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and is heard.
+/// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and reports events.
 ///
 /// # Errors
 /// Whatever is refused or fails; [`tunesmith_base::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`tunesmith_base::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
+    let began = Instant::now();
+    on_ranks(resolved, options, observer, &|resolved, observer, seat| {
+        let (prepared, comm) = prepare(resolved, options, stop, observer, seat)?;
+        prepared.announce(observer);
+        let mut session = Session::load(options, stop, observer, prepared, comm)?;
+        session.agree()?;
+        session.try_evaluation()?;
+        stop.enter_loop()?;
+        session.open(options, began)?;
+        observer.event(&Event::Started);
+        if session.state.step == 0 && session.plan.evaluation.as_ref().is_some_and(|evaluation| evaluation.on_start) {
+            session.evaluate()?;
+        }
+        let outcome = steps(&mut session, &options.resume_command)?;
+        finish::finish(session, outcome, began, &options.resume_command)
+    })
+}
+
+/// Makes the plan of a run as [`run`] does, and stops there. Nothing is trained; of the output directory only the lock is taken.
+///
+/// # Errors
+/// Whatever [`run`] refuses before step 1.
+pub fn plan(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<RunPlan> {
+    on_ranks(resolved, options, observer, &|resolved, observer, seat| {
+        let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
+        prepared.announce(observer);
+        Ok(prepared.plan)
+    })
+}
+
+/// What one rank does, with the configuration for the world it is in.
+type OfRank<'a, T> = &'a (dyn Fn(&Resolved, &dyn Observer, Seat) -> Result<T> + Sync);
+
+/// Runs `of_rank` on every rank of this process, each on its share of the cores. Returns the first rank's result, or the error
+/// that caused the others.
+fn on_ranks<T: Send>(
+    resolved: &Resolved,
+    options: &Options,
+    observer: &dyn Observer,
+    of_rank: OfRank<'_, T>,
+) -> Result<T> {
     engine::choose(resolved.config.tuning.backend);
     // Ranks that are processes share the machine's memory, those that are threads share the process's.
     let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
@@ -30,12 +74,19 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     let resolved = &resolved.in_world(world.size, world.local_size, launcher)?;
     let others = seats.split_off(1);
     let first = seats.remove(0);
+    let on_threads = |seat: Seat, observer: &dyn Observer| {
+        let observer = if seat.world.is_first() { observer } else { &Quiet };
+        let threads = seat.threads(resolved.config.train.num_threads);
+        let act = || memory::guarded(|| of_rank(resolved, observer, seat));
+        match threads {
+            None => act(),
+            Some(threads) => tunesmith_ops::par::pool(threads)?.install(act),
+        }
+    };
     std::thread::scope(|scope| {
-        let others: Vec<_> = others
-            .into_iter()
-            .map(|seat| scope.spawn(move || on_threads(resolved, options, stop, &Quiet, seat)))
-            .collect();
-        let mut results = vec![on_threads(resolved, options, stop, observer, first)];
+        let on_threads = &on_threads;
+        let others: Vec<_> = others.into_iter().map(|seat| scope.spawn(move || on_threads(seat, &Quiet))).collect();
+        let mut results = vec![on_threads(first, observer)];
         for other in others {
             results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
@@ -43,46 +94,19 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     })
 }
 
-/// One rank, on its share of the cores.
-fn on_threads(
+/// Checks and plans the run on one rank, and connects it with the others.
+fn prepare(
     resolved: &Resolved,
     options: &Options,
     stop: &Stop,
     observer: &dyn Observer,
     seat: Seat,
-) -> Result<Summary> {
-    let observer = if seat.world.is_first() { observer } else { &Quiet };
-    let threads = seat.threads(resolved.config.train.num_threads);
-    let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer, seat));
-    let Some(threads) = threads else { return run_here() };
-    let pool = tunesmith_ops::par::pool(threads)?;
-    pool.install(run_here)
-}
-
-fn run_here(
-    resolved: &Resolved,
-    options: &Options,
-    stop: &Stop,
-    observer: &dyn Observer,
-    seat: Seat,
-) -> Result<Summary> {
-    let began = Instant::now();
+) -> Result<(Prepared, Box<dyn Collectives>)> {
     let checked = seat.in_turn(|| setup::check_locally(resolved, options, stop, observer, &seat))?;
     // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
     let prepared = checked.plan(resolved, options, &*comm, observer)?;
-    prepared.announce(observer);
-    let mut session = Session::load(options, stop, observer, prepared, comm)?;
-    session.agree()?;
-    session.try_evaluation()?;
-    stop.enter_loop()?;
-    session.open(options, began)?;
-    observer.event(&Event::Started);
-    if session.state.step == 0 && session.plan.evaluation.as_ref().is_some_and(|evaluation| evaluation.on_start) {
-        session.evaluate()?;
-    }
-    let outcome = steps(&mut session, &options.resume_command)?;
-    finish::finish(session, outcome, began, &options.resume_command)
+    Ok((prepared, comm))
 }
 
 /// From the step that the session stands at to the end.

@@ -21,21 +21,15 @@ use tunesmith_telemetry::tensorboard::EventWriter;
 
 /// The state of a run between two optimizer steps.
 pub struct Session<'a> {
-    /// Requests to stop.
     pub stop: &'a Stop,
-    /// Receives events.
     pub observer: &'a dyn Observer,
-    /// Every decision.
     pub plan: RunPlan,
     /// The base model's files and adapters.
     pub source: ModelSource,
-    /// The rows.
     pub dataset: Dataset,
-    /// Their order.
     pub sampler: Sampler,
     /// The lock of the output directory; only the first rank holds it.
     pub lock: Option<DirLock>,
-    /// The other ranks.
     pub comm: Box<dyn Collectives>,
     /// Fetches frozen weights that other ranks hold, if they are sharded.
     pub gatherer: Option<Gatherer>,
@@ -65,11 +59,9 @@ pub struct Session<'a> {
     pub metrics: Option<Metrics>,
     /// Which of the run's files was removed or replaced by others, in words.
     pub replaced_file: Option<String>,
-    /// The event file.
     pub events: Option<EventWriter>,
     /// Rows whose label was predicted right, and all rows, since the last logged step of a classification.
     pub right_of_rows: [u64; 2],
-    /// Speed and remaining time.
     pub pace: Pace,
     /// What this process has done.
     pub done: Done,
@@ -80,15 +72,12 @@ pub struct Session<'a> {
 /// Work of this process, steps before a resume not counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Done {
-    /// Optimizer steps.
     pub steps: u64,
-    /// Their tokens.
     pub tokens: u64,
     /// Wall time before step 1.
     pub preparing: Duration,
     /// Wall time of the steps.
     pub stepping: Duration,
-    /// Wall time of evaluations.
     pub evaluating: Duration,
     /// Wall time of checkpoints in which no step was made.
     pub saving: Duration,

@@ -12,7 +12,6 @@ use tunesmith_model::Model;
 use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::Event;
 
-/// Sequences in a batch.
 const fn sequences(batch: &Batch) -> usize {
     batch.cu_seqlens.len().saturating_sub(1)
 }

@@ -249,7 +249,6 @@ impl Checked {
         Ok(strategy)
     }
 
-    /// The batch maths.
     fn steps(&self, train: &TrainConfig, batch: &BatchPlan, ranks: usize) -> Result<Batches> {
         let steps = Batches::new(Request {
             rows: self.sampler.rows() as u64,

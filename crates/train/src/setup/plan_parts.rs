@@ -159,7 +159,6 @@ pub fn evaluation(
     }))
 }
 
-/// How answers are generated.
 fn generation_settings(config: &Config, source: &ModelSource, dataset: &Dataset) -> Result<GenerationSettings> {
     let stop_ids = [&source.arch.eos_token_ids[..], &dataset.stop_ids()?].concat();
     Ok(GenerationSettings::new(config, source.arch.max_position_embeddings, stop_ids))

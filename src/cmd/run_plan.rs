@@ -1,0 +1,84 @@
+//! `tunesmith plan --run`: the plan of a run as `train` makes it before step 1, printed whole.
+use super::terminal;
+use crate::config::Resolved;
+use crate::data;
+use crate::error::{Error, Result};
+use crate::plan;
+use crate::telemetry::progress::{Event, Observer};
+use crate::train::run::{self, Options};
+use crate::train::signals::Stop;
+use serde_json::Value;
+
+/// Makes the plan and prints it, as JSON if asked for.
+///
+/// # Errors
+/// Everything that `train` refuses before step 1.
+pub fn run(resolved: &Resolved, json: bool) -> Result<()> {
+    let plan = run::plan(resolved, &Options::default(), &Stop::default(), &Notices)?.to_json();
+    if json {
+        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::config(error.to_string()))?;
+        return terminal::print_exact(&(text + "\n"));
+    }
+    terminal::print(&text(&plan))
+}
+
+/// Prints notices alone.
+struct Notices;
+
+impl data::Progress for Notices {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+impl Observer for Notices {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Notice(text) = event {
+            terminal::print_note(text);
+        }
+    }
+}
+
+/// The groups of a plan, each as a table under its name.
+fn text(plan: &Value) -> String {
+    let mut out = String::new();
+    let mut alone = Vec::new();
+    for (group, values) in plan.as_object().into_iter().flatten() {
+        if !values.is_object() {
+            flatten(group, values, &mut alone);
+            continue;
+        }
+        let mut rows = Vec::new();
+        flatten("", values, &mut rows);
+        out += &format!("{}\n{}", group.replace('_', " "), plan::table(&rows));
+    }
+    out + "run\n" + &plan::table(&alone)
+}
+
+/// Adds a row for every value, named by its path below the group.
+fn flatten(name: &str, value: &Value, rows: &mut Vec<(String, String)>) {
+    let shown = match value {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                flatten(&format!("{name}{}{field}", if name.is_empty() { "" } else { "." }), value, rows);
+            }
+            return;
+        }
+        Value::Null => "none".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    rows.push((name.replace('_', " "), shown));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_has_a_row_under_its_group() {
+        let plan = serde_json::json!({"batch": {"batch_size": 4, "limit": null}, "saving": {"when": {"steps": 10}}, "seed": 1});
+        let expected = "batch\n  batch size  4\n  limit       none\nsaving\n  when.steps  10\nrun\n  seed  1\n";
+        assert_eq!(text(&plan), expected);
+    }
+}
