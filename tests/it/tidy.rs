@@ -320,7 +320,7 @@ const ALWAYS_SEVERAL: &[(&str, usize)] = &[
     ("crates/hub/src/remote.rs", 1),
     ("crates/plan/src/platform.rs", 1),
     ("crates/train/src/divergence.rs", 1),
-    ("crates/train/src/prepare.rs", 2),
+    ("crates/train/src/announce.rs", 2),
 ];
 
 #[test]
