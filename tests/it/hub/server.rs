@@ -6,8 +6,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use ring::digest::{Digest, SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 use serde_json::json;
-use sha2::{Digest as _, Sha256};
 
 use super::accept::{self, Storage};
 
@@ -291,7 +291,7 @@ fn send(stream: &mut TcpStream, request: &Request, reply: &Reply) -> bool {
 }
 
 pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    hex(digest(&SHA256, bytes))
 }
 
 /// What `git hash-object` says.
@@ -299,35 +299,10 @@ pub fn git_name(bytes: &[u8]) -> String {
     sha1(&[format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat())
 }
 
-/// SHA-1 as its definition reads.
-pub fn sha1(message: &[u8]) -> String {
-    let mut state: [u32; 5] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
-    let mut padded = message.to_vec();
-    padded.push(0x80);
-    while padded.len() % 64 != 56 {
-        padded.push(0);
-    }
-    padded.extend((message.len() as u64 * 8).to_be_bytes());
-    for block in padded.chunks_exact(64) {
-        let mut words: Vec<u32> =
-            block.chunks_exact(4).map(|bytes| u32::from_be_bytes(bytes.try_into().unwrap())).collect();
-        for t in 16..80 {
-            words.push((words[t - 3] ^ words[t - 8] ^ words[t - 14] ^ words[t - 16]).rotate_left(1));
-        }
-        let [mut a, mut b, mut c, mut d, mut e] = state;
-        for (t, word) in words.iter().enumerate() {
-            let (mix, constant) = match t {
-                0..20 => ((b & c) | (!b & d), 0x5a82_7999),
-                20..40 => (b ^ c ^ d, 0x6ed9_eba1),
-                40..60 => ((b & c) | (b & d) | (c & d), 0x8f1b_bcdc),
-                _ => (b ^ c ^ d, 0xca62_c1d6_u32),
-            };
-            let sum = [a.rotate_left(5), mix, e, constant, *word].into_iter().fold(0, u32::wrapping_add);
-            (a, b, c, d, e) = (sum, a, b.rotate_left(30), c, d);
-        }
-        for (value, add) in state.iter_mut().zip([a, b, c, d, e]) {
-            *value = value.wrapping_add(add);
-        }
-    }
-    state.iter().fold(String::new(), |text, word| text + &format!("{word:08x}"))
+pub fn sha1(bytes: &[u8]) -> String {
+    hex(digest(&SHA1_FOR_LEGACY_USE_ONLY, bytes))
+}
+
+fn hex(digest: Digest) -> String {
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,16 +1,13 @@
-//! Shared by column formats. Record batches are written as JSON, one line per row. Lists and structs nest, timestamps
-//! and decimals become strings, bytes become text, and a null counts as an absent field.
+//! Shared by column formats. Record batches are written as JSON, one line per row.
 //!
 //! The libraries may panic on hostile files, so panics are caught. Sizes that could make them allocate too much memory
 //! are checked before.
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_json::LineDelimitedWriter;
 
-use super::bytes::as_text;
+use super::column_json::object;
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
 use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
@@ -43,17 +40,13 @@ impl<'a> Rows<'a> {
 
     /// Passes on the rows of a batch. Returns false to stop reading.
     pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<bool> {
-        let write = || {
-            let mut writer = LineDelimitedWriter::new(Capped(Vec::new()));
-            writer.write(&as_text(batch)).map(|()| writer.into_inner().0)
-        };
-        let lines = isolated("writing rows as JSON", write)
-            .and_then(|written| written.map_err(|error| Error::data(error.to_string())))
+        let lines = isolated("writing rows as JSON", || lines(batch))
+            .and_then(|lines| lines)
             .map_err(|error| error.context(format!("{}: row {} or after it", self.path.display(), self.row + 1)))?;
-        for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        for line in lines {
             self.row += 1;
             let place = Place { path: self.path.clone(), line: self.row, counts_rows: true };
-            if !(self.take)(RawRow { place, content: Content::Line(line.to_vec()) })? {
+            if !(self.take)(RawRow { place, content: Content::Line(line) })? {
                 return Ok(false);
             }
         }
@@ -61,19 +54,18 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A buffer that fails when it grows beyond its limit.
-struct Capped(Vec<u8>);
-
-impl Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.0.len() + bytes.len() > 2 * MAX_ROW_BYTES {
-            return Err(std::io::Error::other(format!("{ROWS} rows take more than {} MiB", MAX_ROW_BYTES >> 19)));
+/// The rows of a batch, each as a line of JSON.
+fn lines(batch: &RecordBatch) -> Result<Vec<Vec<u8>>> {
+    let encode = object(batch.schema_ref().fields(), batch.columns())?;
+    let (mut lines, mut bytes) = (Vec::with_capacity(batch.num_rows()), 0);
+    for row in 0..batch.num_rows() {
+        let mut line = Vec::new();
+        encode(row, &mut line);
+        bytes += line.len();
+        if bytes > 2 * MAX_ROW_BYTES {
+            return Err(Error::data(format!("{ROWS} rows take more than {} MiB", MAX_ROW_BYTES >> 19)));
         }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
+        lines.push(line);
     }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    Ok(lines)
 }

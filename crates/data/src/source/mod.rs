@@ -4,7 +4,7 @@
 //! Rows are passed on one by one, so a file is never in memory as a whole. The expensive part, parsing, happens in the
 //! caller's threads ([`RawRow::parse`]). Each format is a file of this folder and a line in
 //! [`tunesmith_base::registry`].
-mod bytes;
+mod column_json;
 mod columns;
 mod compressed;
 pub(super) mod glob;
