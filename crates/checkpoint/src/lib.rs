@@ -20,7 +20,6 @@
 pub mod adapter_config;
 pub mod atomic;
 pub mod background;
-pub mod disk;
 pub mod folder;
 mod layout;
 pub mod load;

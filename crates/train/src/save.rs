@@ -8,8 +8,8 @@ use super::prepare::Prepared;
 use super::session::Session;
 use super::{output, trainable};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::atomic::Staging;
-use tunesmith_checkpoint::disk::RealDisk;
 use tunesmith_checkpoint::{
     self as checkpoint, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store,
 };

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::measure_pass::{Gauge, LEAST, Line, Measured};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::{self, staged};
+use tunesmith_base::files::{self, atomic};
 use tunesmith_base::memory;
 use tunesmith_base::words::{self, are};
 use tunesmith_config::arch::Arch;
@@ -418,7 +418,7 @@ impl Remembered {
 
     /// Writes the file. A cache that cannot be written costs the next run some seconds, no more.
     pub fn write(&self, path: &Path) {
-        let _ = staged::replace(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
+        let _ = atomic::write(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
     }
 }
 
