@@ -32,6 +32,7 @@ pub mod pissa;
 pub mod save;
 pub mod stamp;
 pub mod stamp_check;
+mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;

@@ -9,6 +9,7 @@ pub mod loss_scale;
 pub mod optimizer;
 pub mod rates;
 pub mod schedule;
+mod state;
 
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;

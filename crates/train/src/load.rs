@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
             let kept = model.params.ranges();
-            saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut())?;
+            saved.restore_kept(&specs, model.params.values_mut(), &kept, &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);

@@ -176,7 +176,7 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
         let place = start..all.min(start + at_once);
         message.resize(place.len(), 0.0f32);
         if let Some(best) = &best {
-            best.restore_kept_values(&specs, (&mut message, std::slice::from_ref(&place)))?;
+            best.restore_kept_values(&specs, &mut message, std::slice::from_ref(&place))?;
         }
         comm.broadcast(&mut message, 0)?;
         model.params.put(&place, &message);
