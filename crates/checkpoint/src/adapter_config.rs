@@ -164,8 +164,10 @@ impl AdapterConfig {
                 return Err(Error::checkpoint(format!("{}: expected a JSON object", origin.display())).hint(AS_PEFT));
             }
             Err(error) => {
-                let message = format!("{}: not valid JSON: {error}", origin.display());
-                return Err(Error::checkpoint(message).hint("the file is damaged: copy the adapter again"));
+                let message = format!("{}: not valid JSON", origin.display());
+                return Err(Error::checkpoint(message)
+                    .caused_by(error)
+                    .hint("the file is damaged: copy the adapter again"));
             }
         };
         let about = source.kind()?;

@@ -182,7 +182,7 @@ impl Stamp {
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: a field that JSON does not have.
     pub fn fields(&self) -> Result<BTreeMap<String, Value>> {
-        let bad = |error: serde_json::Error| Error::checkpoint(format!("the stamp cannot be written: {error}"));
+        let bad = |error: serde_json::Error| Error::checkpoint("the stamp cannot be written").caused_by(error);
         let text = serde_json::to_string(self).map_err(bad)?;
         let mut fields: BTreeMap<String, Value> = serde_json::from_str(&text).map_err(bad)?;
         if let Some(Value::Object(training)) = fields.remove("training") {

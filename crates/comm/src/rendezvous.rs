@@ -323,9 +323,9 @@ fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Res
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let fail = |why: String| Error::peer(format!("no address for {address}: {why}")).hint(NO_WAY);
-    let mut found = address.to_socket_addrs().map_err(|error| fail(error.to_string()))?;
-    found.next().ok_or_else(|| fail("the name has none".to_owned()))
+    let fail = || Error::peer(format!("no address for {address}")).hint(NO_WAY);
+    let mut found = address.to_socket_addrs().map_err(|error| fail().caused_by(error))?;
+    found.next().ok_or_else(fail)
 }
 
 /// This machine's address on the way to `other`, which may be itself.
@@ -341,7 +341,9 @@ fn own_address(other: &str) -> Result<IpAddr> {
         socket.connect(other)?;
         socket.local_addr()
     });
-    found.map(|address| address.ip()).map_err(|error| Error::peer(format!("no way to {other}: {error}")).hint(NO_WAY))
+    found
+        .map(|address| address.ip())
+        .map_err(|error| Error::peer(format!("cannot reach {other}")).caused_by(error).hint(NO_WAY))
 }
 
 #[cfg(test)]

@@ -133,7 +133,8 @@ impl Store {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
         let unreachable = |error: std::io::Error| {
-            Refused::Unreachable(Error::peer(format!("{me}: no way to the rendezvous at {host}: {error}")).hint(NO_WAY))
+            let message = format!("{me}: cannot reach the rendezvous at {host}");
+            Refused::Unreachable(Error::peer(message).caused_by(error).hint(NO_WAY))
         };
         let foreign = |what: &str| {
             Refused::Foreign(
@@ -184,8 +185,9 @@ impl Store {
         put_bytes(&mut request, name.as_bytes());
         put_bytes(&mut request, value);
         exchange(&mut Until::after(&stream, ANSWER), &request).map_err(|error| {
-            let what = if is_late(&error) { "does not answer".to_owned() } else { format!("is gone ({error})") };
+            let what = if is_late(&error) { "does not answer" } else { "is gone" };
             Error::peer(format!("rank {}: the rendezvous at {} {what}", self.rank, self.host))
+                .caused_by(error)
                 .hint("its process, its machine or the way there is lost")
         })
     }

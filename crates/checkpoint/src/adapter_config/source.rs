@@ -158,12 +158,12 @@ pub(super) const AS_PEFT: &str =
 
 pub(super) fn read_small(path: &Path) -> Result<String> {
     let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display())).hint(AS_PEFT);
-    let file = files::open_member(path)
-        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
+    let file =
+        files::open_member(path).map_err(|error| fail("cannot be read".to_owned()).unless_of_machine(path, &error))?;
     let mut bytes = Vec::new();
     file.take(CONFIG_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
+        .map_err(|error| fail("cannot be read".to_owned()).unless_of_machine(path, &error))?;
     if bytes.len() as u64 > CONFIG_BYTES {
         return Err(fail(format!("larger than {CONFIG_BYTES} bytes, expected a small JSON file")));
     }
