@@ -3,12 +3,12 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::files::output::Existing;
-use crate::files::{self, staged};
+use crate::files;
+use crate::files::output::{Existing, OutputFile};
 
 /// A file of lines with a temporary name. Dropping it removes the file, unless it was published.
 pub(super) struct AtomicLines {
-    file: staged::Staged,
+    file: OutputFile,
     lines: u64,
 }
 
@@ -16,9 +16,9 @@ impl AtomicLines {
     /// Creates the temporary file for `target`, and the folder. Refuses a target that is one of the `inputs`.
     ///
     /// # Errors
-    /// As [`staged::Staged::output`].
+    /// As [`OutputFile::create`].
     pub fn create(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
-        Ok(Self { file: staged::Staged::output(target, existing, inputs)?, lines: 0 })
+        Ok(Self { file: OutputFile::create(target, existing, inputs)?, lines: 0 })
     }
 
     /// The temporary path.
@@ -115,7 +115,7 @@ fn is_as_reported(path: &Path) -> bool {
 /// # Errors
 /// As [`AtomicLines::create`].
 pub(super) fn write(target: &Path, existing: Existing, text: &str) -> Result<()> {
-    let mut file = staged::Staged::output(target, existing, &[])?;
+    let mut file = OutputFile::create(target, existing, &[])?;
     file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;
     file.publish()
 }

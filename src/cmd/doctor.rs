@@ -3,7 +3,7 @@ use super::locate;
 use super::terminal::{self, Style};
 use crate::comm::gloo;
 use crate::error::Result;
-use crate::files::temporary::Temporary;
+use crate::files::temporary;
 use crate::hub::Settings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
@@ -191,7 +191,7 @@ fn disk(subject: &'static str, wanted: &Path) -> Finding {
 
 fn writable() -> Finding {
     // Permissions alone do not tell (root, read-only mounts): only making a file does; it is removed at once.
-    match Temporary::file(Path::new(".tunesmith-doctor")) {
+    match temporary::unnamed(Path::new(".tunesmith-doctor")) {
         Ok(_) => Finding::new("output", Verdict::Good, "the current folder is writable"),
         Err(source) => {
             Finding::new("output", Verdict::Lacking, format!("the current folder is not writable: {source}"))

@@ -6,7 +6,6 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
-use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::{MANIFEST, atomic, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
@@ -16,8 +15,8 @@ use crate::export::folder::{self, Form};
 use crate::export::gguf::{self, Format, Vocabulary};
 use crate::export::merge::Parts;
 use crate::files;
-use crate::files::output::{Existing, apart, claim_file};
-use crate::files::staged::Staged;
+use crate::files::disk::RealDisk;
+use crate::files::output::{Existing, OutputFile, apart, claim_file};
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::telemetry::metrics::{self, Line};
@@ -108,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
         apart(&path, &reads)?;
         // What cannot be written is said before all the work.
         let existing = Existing::unless("--overwrite", args.overwrite);
-        drop(Staged::output(&path, existing, &reads)?);
+        drop(OutputFile::create(&path, existing, &reads)?);
         let path = claim_file(&path, existing, &reads)?;
         let bytes = if args.adapter_only {
             let top = top.ok_or_else(no_adapter)?;

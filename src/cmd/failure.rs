@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::comm::env;
 use crate::error::{Error, Kind};
-use crate::files::staged;
+use crate::files::atomic;
 
 /// An error in the form of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ pub fn report(error: &Error) -> bool {
     let Some(path) = std::env::var_os(env::ERROR_FILE).filter(|path| !path.is_empty()) else { return false };
     let rank = std::env::var("RANK").unwrap_or_default();
     let text = serde_json::to_string(&Report::new(error, &rank));
-    text.is_ok_and(|text| staged::replace(Path::new(&path), text.as_bytes()).is_ok())
+    text.is_ok_and(|text| atomic::write(Path::new(&path), text.as_bytes()).is_ok())
 }
 
 #[cfg(test)]

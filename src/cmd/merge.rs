@@ -6,7 +6,6 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use super::provenance::{self, Texts};
 use super::terminal::{self, print_note};
-use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::stamp_check;
 use crate::checkpoint::{Manifest, atomic, peft};
@@ -18,8 +17,9 @@ use crate::export::blend::{self, Method, Recipe};
 use crate::export::folder::{self, Form, Written};
 use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
 use crate::export::requantize::Coding;
+use crate::files::disk::RealDisk;
 use crate::files::output::claim_folder;
-use crate::files::temporary::Temporary;
+use crate::files::temporary;
 use crate::hub::{self, Part};
 use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
@@ -427,7 +427,7 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;
     }
     // What cannot be written is said before all the work.
-    Temporary::file(output).map(drop).map_err(|source| Error::io("write", output, &source))
+    temporary::unnamed(output).map(drop).map_err(|source| Error::io("write", output, &source))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use faults::{Fault, FaultyDisk};
 use serde_json::json;
 use tempfile::TempDir;
-use tunesmith::checkpoint::disk::{Disk, RealDisk};
 use tunesmith::checkpoint::stamp::{Engine, Hashes};
 use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
@@ -15,6 +14,7 @@ use tunesmith::checkpoint::{
 use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Auto, Config, TargetModules};
+use tunesmith::files::disk::{Disk, RealDisk};
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;

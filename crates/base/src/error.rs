@@ -1,12 +1,18 @@
 //! The one error type. A message names the file, line or key, what was found and what was expected. A hint
 //! says what to do, and the kind decides the exit code.
 //!
+//! An error that is made from another keeps it ([`Error::caused_by`]): `source()` returns it, and the message ends in its
+//! text. So whoever prints the error alone has printed every cause, once.
+//!
 //! Every message goes through [`shown`]: it holds no secret and no control characters, and is at most some 2000
 //! characters long.
 pub mod shown;
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use self::shown::brief;
 
@@ -71,6 +77,7 @@ pub struct Error {
     kind: Kind,
     message: String,
     hint: Option<String>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
     /// The machine lacks something, such as disk space or file handles: [`Error::with_kind`] keeps the class then.
     of_machine: bool,
 }
@@ -90,19 +97,37 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given class, its message without secrets and cut to length ([`shown::brief`]).
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: brief(&message.into()), hint: None, of_machine: false }
+        Self { kind, message: brief(&message.into()), hint: None, source: None, of_machine: false }
     }
 
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
         memory Memory, preempted Preempted);
 
+    /// Adds what led to this error: its text and those of its own causes go after the message, and `source()` returns it.
+    #[must_use]
+    pub fn caused_by(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        let cause = Arc::<dyn StdError + Send + Sync>::from(cause.into());
+        let mut next: Option<&dyn StdError> = Some(&*cause);
+        while let Some(error) = next {
+            let text = brief(&error.to_string());
+            // Many errors repeat the text of their cause.
+            if !self.message.ends_with(&text) {
+                self.message = format!("{}: {text}", self.message);
+            }
+            next = error.source();
+        }
+        self.message = brief(&self.message);
+        self.source = Some(cause);
+        self
+    }
+
     /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason. It is
     /// of [`Kind::Io`], or of [`Kind::Memory`] for `ENOMEM`, with a hint for the usual causes.
-    pub fn io(doing: &str, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
+    pub fn io(doing: &str, path: impl AsRef<Path>, source: &io::Error) -> Self {
         let path = path.as_ref();
         let code = source.raw_os_error();
         let kind = if code == Some(libc::ENOMEM) { Kind::Memory } else { Kind::Io };
-        let mut error = Self::new(kind, format!("cannot {doing} {}: {source}", path.display()));
+        let mut error = Self::new(kind, format!("cannot {doing} {}", path.display())).caused_by(same(source));
         let codes = [
             libc::EMFILE,
             libc::ENFILE,
@@ -120,17 +145,17 @@ impl Error {
         }
     }
 
-    /// This error, unless `source` shows that the machine lacks something, such as file handles: then the file-system
-    /// error about `path`.
+    /// This error with `source` as its cause. Where `source` shows that the machine lacks something, such as file handles:
+    /// the file-system error about `path` instead.
     #[must_use]
-    pub fn unless_of_machine(self, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
+    pub fn unless_of_machine(self, path: impl AsRef<Path>, source: &io::Error) -> Self {
         let fault = Self::io("read", path, source);
-        if fault.of_machine { fault } else { self }
+        if fault.of_machine { fault } else { self.caused_by(same(source)) }
     }
 
     /// The system gives no thread: a limit of the machine ([`Kind::Memory`]), whatever the thread was for.
-    pub fn no_thread(source: &std::io::Error) -> Self {
-        let error = Self::memory(format!("cannot start a thread: {source}"));
+    pub fn no_thread(source: &io::Error) -> Self {
+        let error = Self::memory("cannot start a thread").caused_by(same(source));
         Self { of_machine: true, ..error }
             .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max)")
     }
@@ -182,9 +207,17 @@ impl Error {
     }
 }
 
+/// The error again, to keep: its code or class, and its text.
+fn same(source: &io::Error) -> io::Error {
+    match source.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(source.kind(), source.to_string()),
+    }
+}
+
 /// What a user can do about an error of the file system.
-fn hint_of(source: &std::io::Error) -> Option<&'static str> {
-    use std::io::ErrorKind as Of;
+fn hint_of(source: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind as Of;
     Some(match (source.raw_os_error(), source.kind()) {
         (Some(libc::EMFILE | libc::ENFILE), _) => "the limit of open files is too low: raise it (ulimit -n)",
         (Some(libc::EFBIG), _) => "the limit of a file's size is too low: raise it (ulimit -f)",
@@ -219,7 +252,11 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -242,15 +279,27 @@ mod tests {
             libc::ENOENT,
             libc::EEXIST,
         ];
-        for source in codes.map(std::io::Error::from_raw_os_error) {
+        for source in codes.map(io::Error::from_raw_os_error) {
             assert!(Error::io("read", "x", &source).hint_text().is_some(), "{source}");
         }
     }
 
     #[test]
+    fn causes_are_kept_and_said_once() {
+        let missing = || io::Error::from_raw_os_error(libc::ENOENT);
+        let error = Error::io("read", "x", &missing());
+        assert_eq!(error.message(), format!("cannot read x: {}", missing()));
+        let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+        assert_eq!(cause, Some(io::ErrorKind::NotFound));
+        let outer = Error::data("rows.jsonl: not readable").caused_by(io::Error::other(missing())).context("load");
+        assert_eq!(outer.message(), format!("load: rows.jsonl: not readable: {}", missing()));
+        assert!(outer.source().is_some() && outer.clone().source().is_some());
+    }
+
+    #[test]
     fn what_the_machine_lacks_keeps_its_class() {
         let of = |code| {
-            let source = std::io::Error::from_raw_os_error(code);
+            let source = io::Error::from_raw_os_error(code);
             Error::checkpoint("x: cannot be read").unless_of_machine("x", &source).kind()
         };
         assert_eq!([libc::EMFILE, libc::ENOMEM, libc::ENOENT].map(of), [Kind::Io, Kind::Memory, Kind::Checkpoint]);

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use tunesmith_base::files::{self, staged};
+use tunesmith_base::files::{self, atomic};
 use tunesmith_data::cache_dir;
 use tunesmith_telemetry::machine::Machine;
 
@@ -32,7 +32,7 @@ impl Rate {
     /// Keeps it; where the folder cannot be written it is not kept.
     pub fn keep(&self) {
         let (Some(path), Ok(text)) = (path(), serde_json::to_string_pretty(self)) else { return };
-        let _ = staged::replace(&path, text.as_bytes());
+        let _ = atomic::write(&path, text.as_bytes());
     }
 
     /// What was kept of this machine with so many threads.

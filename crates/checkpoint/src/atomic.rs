@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::disk::{Disk, DiskFile};
 use super::layout::MANIFEST;
 use super::manifest::{FileSum, Manifest, write_json};
 use super::own_files::{discard, foreign_in, kept_name};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
+use tunesmith_base::files::disk::{Disk, DiskFile};
 use tunesmith_base::files::temporary::{self, Watched, undisturbed};
+use tunesmith_base::files::{self, atomic, parent};
 
 /// A folder with a temporary name beside its final place, open for writing.
 pub struct Staging<'d> {
@@ -140,22 +140,20 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
 
 /// Renames `staged` to `target`. Returns the other name under which an older `target` with files of others stays.
 fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
-    let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
     let is_there = fs::symlink_metadata(target).is_ok();
     let foreign = foreign_in(target).map_err(|error| Error::io("look into", target, &error))?.is_some();
     let kept = foreign.then(|| kept_name(target));
     let aside = kept.clone().or_else(|| is_there.then(|| beside(target, "old")));
     if let Some(aside) = &aside {
-        rename(target, aside)?;
+        disk.rename(target, aside).map_err(|error| Error::io("rename", target, &error))?;
     }
-    if let Err(error) = rename(staged, target) {
+    if let Err(error) = disk.rename(staged, target) {
         if let Some(aside) = &aside {
             let _ = disk.rename(aside, target); // if this fails too, the next start does it
         }
-        return Err(error);
+        return Err(Error::io("rename", staged, &error));
     }
-    let parent = parent_of(target);
-    disk.sync_dir(parent).map_err(|error| Error::io("sync", parent, &error))?;
+    atomic::sync_parent(disk, target).map_err(|error| Error::io("sync", parent(target), &error))?;
     match aside {
         Some(old) if kept.is_none() => discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error)),
         _ => Ok(kept),
@@ -170,7 +168,7 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<
 pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
     temporary::sweep(target);
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    for entry in fs::read_dir(parent_of(target)).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(parent(target)).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
         let process = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix(".old-"));
         if process.is_none_or(|process| process.is_empty() || !process.bytes().all(|byte| byte.is_ascii_digit())) {
@@ -190,34 +188,17 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a small text file in one step: writes beside it, syncs, renames. Refuses to replace anything but a regular file.
+/// Replaces a small text file of a run in one step ([`atomic::write_on`]). Refuses to replace a folder, a link or a
+/// device: the program did not put it there.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
 pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
-    refuse_obstacle(path)?;
-    let staged = beside(path, "tmp");
-    let write = || {
-        if staged.exists() {
-            disk.remove(&staged)?;
-        }
-        let mut file = disk.create(&staged)?;
-        file.write_all(text.as_bytes())?;
-        file.sync()?;
-        disk.rename(&staged, path)?;
-        disk.sync_dir(parent_of(path))
-    };
-    write().map_err(|error| {
-        let _ = disk.remove(&staged); // the error above is the one that matters
-        Error::io("write", path, &error)
-    })
-}
-
-/// Refuses folders, links and devices: the program did not put them there.
-fn refuse_obstacle(path: &Path) -> Result<()> {
-    let Some(found) = files::obstacle(path) else { return Ok(()) };
-    let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
-    Err(Error::new(tunesmith_base::Kind::Io, message).hint("move it away, or set another train.output_dir"))
+    if let Some(found) = files::obstacle(path) {
+        let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
+        return Err(Error::new(tunesmith_base::Kind::Io, message).hint("move it away, or set another train.output_dir"));
+    }
+    atomic::write_on(disk, path, text.as_bytes()).map_err(|error| Error::io("write", path, &error))
 }
 
 /// `target` with `.KIND-PID` after its name.
@@ -225,11 +206,4 @@ pub(super) fn beside(target: &Path, kind: &str) -> PathBuf {
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{kind}-{}", std::process::id()));
     target.with_file_name(name)
-}
-
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
 }

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use super::adapter_config::AdapterConfig;
-use super::disk::Disk;
 use super::folder;
 use super::save::{Keep, Snapshot, StateTensors, Weights, Written, write};
 use super::stamp::Stamp;
 use super::state::TrainState;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::disk::Disk;
 use tunesmith_config::arch::Arch;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::Wrapping;

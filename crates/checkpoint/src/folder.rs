@@ -170,7 +170,7 @@ pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
 /// The source's `config.json` with dtype f32: Transformers casts weights to the dtype that is named there.
 fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     let mut config: Value = serde_json::from_str(text)
-        .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
+        .map_err(|error| Error::model(format!("{}: not valid JSON", path.display())).caused_by(error))?;
     if let Some(map) = config.as_object_mut() {
         set_dtype(map, Dtype::F32);
         // The weights are no longer quantized.

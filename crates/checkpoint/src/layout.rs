@@ -28,13 +28,13 @@ pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: the file cannot be read, or has another form.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
+    let fail = |reason: &str| Error::checkpoint(format!("{}: {reason}", path.display()));
     let text = files::read_own(path, files::SMALL).map_err(|error| {
-        fail(format!("cannot be read: {error}"))
+        fail("cannot be read")
             .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
             .unless_of_machine(path, &error)
     })?;
     serde_json::from_slice(&text).map_err(|error| {
-        fail(format!("not valid: {error}")).hint("the checkpoint may be of another version of tunesmith")
+        fail("not valid").caused_by(error).hint("the checkpoint may be of another version of tunesmith")
     })
 }

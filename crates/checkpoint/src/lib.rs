@@ -20,7 +20,6 @@
 pub mod adapter_config;
 pub mod atomic;
 pub mod background;
-pub mod disk;
 pub mod folder;
 mod layout;
 pub mod load;
@@ -33,6 +32,7 @@ pub mod pissa;
 pub mod save;
 pub mod stamp;
 pub mod stamp_check;
+mod stamp_settings;
 pub mod state;
 pub mod store;
 mod tensors;

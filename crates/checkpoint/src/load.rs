@@ -99,7 +99,7 @@ impl Checkpoint {
         averages: Option<&mut Ema>,
     ) -> Result<()> {
         let everything = 0..values.len();
-        self.restore_kept(specs, (values, std::slice::from_ref(&everything)), optimizer, averages)
+        self.restore_kept(specs, values, std::slice::from_ref(&everything), optimizer, averages)
     }
 
     /// As [`Checkpoint::restore`], if this rank holds only the flat ranges `kept` of the values, end to end.
@@ -109,7 +109,8 @@ impl Checkpoint {
     pub fn restore_kept(
         &self,
         specs: &[ParamSpec],
-        (values, kept): (&mut [f32], &[Range<usize>]),
+        values: &mut [f32],
+        kept: &[Range<usize>],
         optimizer: &mut Optimizer,
         averages: Option<&mut Ema>,
     ) -> Result<()> {
@@ -122,11 +123,11 @@ impl Checkpoint {
         if apart {
             if let Some(averages) = averages {
                 let owned = averages.owned().to_vec();
-                self.restore_kept_values(specs, (&mut averages.values, &owned))?;
+                self.restore_kept_values(specs, &mut averages.values, &owned)?;
             }
             read_ranges(&self.optimizer, &trained, specs, kept, values)?;
         } else {
-            self.restore_kept_values(specs, (values, kept))?;
+            self.restore_kept_values(specs, values, kept)?;
         }
         for (name, range, state) in optimizer.tensors_mut() {
             match state {
@@ -162,18 +163,14 @@ impl Checkpoint {
     /// As [`Checkpoint::restore`].
     pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
         let everything = 0..values.len();
-        self.restore_kept_values(specs, (values, std::slice::from_ref(&everything)))
+        self.restore_kept_values(specs, values, std::slice::from_ref(&everything))
     }
 
     /// As [`Checkpoint::restore_values`], if this rank holds only the flat ranges `kept` of the values, end to end.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
-    pub fn restore_kept_values(
-        &self,
-        specs: &[ParamSpec],
-        (values, kept): (&mut [f32], &[Range<usize>]),
-    ) -> Result<()> {
+    pub fn restore_kept_values(&self, specs: &[ParamSpec], values: &mut [f32], kept: &[Range<usize>]) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
         // A shared matrix that an adapter holds under both names is read once.
         let copy = format!("{}{LM_HEAD}", peft::PREFIX);

@@ -57,7 +57,8 @@ impl Manifest {
         let file = files::open_own(&path).map_err(unreadable)?;
         let mut text = Vec::new();
         file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
-        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("not valid: {error}")))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|error| damaged("not valid".to_owned()).caused_by(error))?;
         if manifest.version != VERSION {
             return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
         }
@@ -67,7 +68,7 @@ impl Manifest {
             return Err(damaged(format!("lists {name:?}, expected plain file names")));
         }
         let mut written = Vec::with_capacity(text.len());
-        write_json(&mut written, &manifest).map_err(|error| damaged(format!("not valid: {error}")))?;
+        write_json(&mut written, &manifest).map_err(|error| damaged("not valid".to_owned()).caused_by(error))?;
         if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
@@ -133,7 +134,7 @@ fn hash_file(path: &Path) -> io::Result<String> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
-    damaged(path, format!("cannot be read: {error}")).unless_of_machine(path, error)
+    damaged(path, "cannot be read").unless_of_machine(path, error)
 }
 
 fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {

@@ -4,9 +4,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::disk::Disk;
 use super::layout::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL_WEIGHTS, OPTIMIZER, PART, STAMP, STATE};
 use super::manifest::Manifest;
+use tunesmith_base::files::disk::Disk;
 use tunesmith_config::arch::COMPANIONS;
 
 /// The default folder of event files.
@@ -97,8 +97,8 @@ pub fn discard(disk: &dyn Disk, dir: &Path, place: &Path) -> io::Result<Option<P
 #[cfg(test)]
 mod tests {
     use super::super::atomic::publish;
-    use super::super::disk::RealDisk;
     use super::*;
+    use tunesmith_base::files::disk::RealDisk;
 
     #[test]
     fn a_folder_is_ours_only_with_every_file_in_it() {

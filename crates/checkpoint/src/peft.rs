@@ -11,7 +11,7 @@ pub use super::tensors::Tensors;
 use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::staged;
+use tunesmith_base::files::atomic;
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
 use tunesmith_model::targets::token_rows;
 use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
@@ -39,7 +39,7 @@ pub fn stage(
 /// [`Kind::Io`].
 pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<usize>, &[f32])]) -> Result<()> {
     let path = dir.join(CONFIG_FILE);
-    staged::replace(&path, format!("{:#}\n", config.to_json()).as_bytes())
+    atomic::write(&path, format!("{:#}\n", config.to_json()).as_bytes())
         .map_err(|error| Error::io("write", &path, &error))?;
     write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(config, tensors), &[("format", "pt")])
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use super::adapter_config::AdapterConfig;
 use super::atomic::{self, Published};
-use super::disk::{Disk, RealDisk};
 use super::layout::{OPTIMIZER, PART, STAMP, STATE};
 use super::stamp::Stamp;
 use super::state::TrainState;
 use super::tensors::named;
 use super::{folder, peft, store};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::disk::{Disk, RealDisk};
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::{Numbers, Wrapping, write_numbers_by, write_numbers_to};

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::atomic::{beside, replace_file};
-use super::disk::{Disk, Room, room};
 use super::manifest::{Complete, Manifest, verify};
 use super::own_files::{discard, foreign_in};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
+use tunesmith_base::files::disk::{Disk, FreeSpace, free_space};
+use tunesmith_base::files::{self, temporary};
 use tunesmith_base::words::count;
 
 /// The folder of a step's checkpoint.
@@ -26,12 +26,33 @@ fn step_of(name: &str) -> Option<u64> {
 const REPLACED: [&str; 7] =
     ["latest", "best", "adapter", "model", "backend.json", "config.resolved.yaml", "report.html"];
 
-/// Splits `NAME.KIND-PID` into name and kind, if a run may have made it.
-fn moved_aside(name: &str) -> Option<(&str, &str)> {
-    let (stem, rest) = name.rsplit_once('.')?;
-    let (kind, pid) = rest.split_once('-')?;
-    let ours = step_of(stem).is_some() || REPLACED.contains(&stem);
-    (ours && !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())).then_some((stem, kind))
+/// Why a file or folder of a run has another name for a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Aside {
+    /// It was being written: `NAME.tmp-PID`, or a file's [temporary name](temporary::target_name).
+    Unfinished,
+    /// It was being replaced: `NAME.old-PID`.
+    Replaced,
+    /// It was being removed: `NAME.del-PID`.
+    Removed,
+}
+
+/// Splits a name that a run gives for a while into the proper name and the reason. `None` for other names.
+fn moved_aside(name: &str) -> Option<(String, Aside)> {
+    let (proper, aside) = match temporary::target_name(name) {
+        Some(proper) => (proper, Aside::Unfinished),
+        None => {
+            let (proper, rest) = name.rsplit_once('.')?;
+            let (kind, pid) = rest.split_once('-')?;
+            let aside = match kind {
+                "old" => Aside::Replaced,
+                "del" => Aside::Removed,
+                _ => return None,
+            };
+            (!pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())).then(|| (proper.to_owned(), aside))?
+        }
+    };
+    (step_of(&proper).is_some() || REPLACED.contains(&&*proper)).then_some((proper, aside))
 }
 
 /// The names in a directory; none if it does not exist.
@@ -64,7 +85,7 @@ pub type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
 pub fn newest_complete(root: &Path) -> Result<Newest> {
     // One that was being replaced when its run died still counts, after the one in its place.
     let aside = |name: &String| match moved_aside(name) {
-        Some((stem, "old")) => Some((step_of(stem)?, false, root.join(name))),
+        Some((proper, Aside::Replaced)) => Some((step_of(&proper)?, false, root.join(name))),
         _ => Some((step_of(name)?, true, root.join(name))),
     };
     let mut candidates: Vec<_> = names(root)?.iter().filter_map(aside).collect();
@@ -137,27 +158,19 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
     let names: BTreeSet<String> = names(root)?.into_iter().collect();
     let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
     for name in &names {
-        let path = root.join(name);
-        let stale = match moved_aside(name) {
-            Some((stem, "old")) => {
-                let place = root.join(stem);
-                if !names.contains(stem) {
-                    rename(&path, &place)?;
-                    continue;
-                }
-                if verify(&place).is_err() && verify(&path).is_ok() {
-                    let damaged = beside(&place, "del");
-                    rename(&place, &damaged)?;
-                    rename(&path, &place)?;
-                    damaged
-                } else {
-                    path
-                }
-            }
-            Some((_, "tmp" | "del")) => path,
-            _ => continue,
+        let Some((proper, aside)) = moved_aside(name) else { continue };
+        let (path, place) = (root.join(name), root.join(&proper));
+        let stale = if aside == Aside::Replaced && !names.contains(&proper) {
+            rename(&path, &place)?;
+            continue;
+        } else if aside == Aside::Replaced && verify(&place).is_err() && verify(&path).is_ok() {
+            let damaged = beside(&place, "del");
+            rename(&place, &damaged)?;
+            rename(&path, &place)?;
+            damaged
+        } else {
+            path
         };
-        let place = root.join(moved_aside(name).map_or(name.as_str(), |(stem, _)| stem));
         let is_file = fs::symlink_metadata(&stale).is_ok_and(|metadata| metadata.is_file());
         let kept = if is_file { disk.remove(&stale).map(|()| None) } else { discard(disk, &stale, &place) };
         if kept.map_err(|error| Error::io("remove", &stale, &error))?.is_none() {
@@ -223,21 +236,21 @@ pub fn followed(path: &Path) -> Result<PathBuf> {
 /// [`tunesmith_base::Kind::Io`], with what is needed and what is free.
 pub fn preflight(path: &Path, bytes: u64, files: u64) -> Result<()> {
     let existing = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-    let room = room(existing).map_err(|error| Error::io("inspect", existing, &error))?;
-    fits(room, path, bytes, files)
+    let free = free_space(existing).map_err(|error| Error::io("inspect", existing, &error))?;
+    fits(free, path, bytes, files)
 }
 
-fn fits(room: Room, path: &Path, bytes: u64, files: u64) -> Result<()> {
+fn fits(free: FreeSpace, path: &Path, bytes: u64, files: u64) -> Result<()> {
     let hint = "free some space, set another train.output_dir, or lower train.save_total_limit";
     let refuse =
         |what: String| Err(Error::new(tunesmith_base::Kind::Io, format!("{}: {what}", path.display())).hint(hint));
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    if room.bytes < bytes {
-        return refuse(format!("saving needs {} MiB, the disk has {} MiB free", mib(bytes), room.bytes >> 20));
+    if free.bytes < bytes {
+        return refuse(format!("saving needs {} MiB, the disk has {} MiB free", mib(bytes), free.bytes >> 20));
     }
-    match room.files {
-        Some(free) if free < files => {
-            refuse(format!("saving needs {}, the disk has room for {free} (inodes)", count(files, "file")))
+    match free.files {
+        Some(left) if left < files => {
+            refuse(format!("saving needs {}, the disk has room for {left} (inodes)", count(files, "file")))
         }
         _ => Ok(()),
     }
@@ -249,7 +262,7 @@ mod tests {
 
     #[test]
     fn room_is_counted_in_bytes_and_in_files() {
-        let disk = |bytes, files| Room { bytes, files };
+        let disk = |bytes, files| FreeSpace { bytes, files };
         let asks = |room| fits(room, Path::new("out"), 1 << 20, 9).map_err(|error| error.to_string());
         assert_eq!(asks(disk(1 << 20, None)), Ok(()));
         assert_eq!(asks(disk(1 << 20, Some(9))), Ok(()));

@@ -52,7 +52,8 @@ impl Agent {
                     return Ok(agent);
                 }
                 Err(error) if began.elapsed() > limit => {
-                    return Err(Error::peer(format!("torchrun's store at {address} does not answer: {error}"))
+                    return Err(Error::peer(format!("torchrun's store at {address} does not answer"))
+                        .caused_by(error)
                         .hint("MASTER_ADDR and MASTER_PORT say where it is"));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
@@ -63,7 +64,8 @@ impl Agent {
     fn talk<T>(&mut self, talk: impl FnOnce(&mut Until<'_>) -> IoResult<T>) -> Result<T> {
         let talked = self.stream.set_nodelay(true).and_then(|()| talk(&mut Until::after(&self.stream, ANSWER)));
         talked.map_err(|error| {
-            Error::peer(format!("torchrun's store at {} does not answer as one: {error}", self.address))
+            Error::peer(format!("torchrun's store at {} does not answer as one", self.address))
+                .caused_by(error)
                 .hint("MASTER_ADDR and MASTER_PORT say where it is")
         })
     }

@@ -202,7 +202,7 @@ impl Gloo {
     /// [`tunesmith_base::Kind::Config`]: the shared object is missing or does not fit; [`tunesmith_base::Kind::Peer`]: a rank does not come.
     pub fn connect(rendezvous: Rendezvous, limits: Limits) -> Result<Self> {
         let world = rendezvous.world;
-        Self::connect_as(rendezvous, world, "gloo", (limits, Arc::default()))
+        Self::connect_as(rendezvous, world, "gloo", limits, Arc::default())
     }
 
     /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
@@ -210,7 +210,8 @@ impl Gloo {
         rendezvous: Rendezvous,
         world: World,
         group: &str,
-        (limits, failed): (Limits, Arc<AtomicBool>),
+        limits: Limits,
+        failed: Arc<AtomicBool>,
     ) -> Result<Self> {
         let functions = Functions::load(&gloo_library::find()?)?;
         let World { rank, size, .. } = world;
@@ -340,7 +341,7 @@ impl Collectives for Gloo {
             Among::Machine => format!("gloo of rank {}", rank - local_rank.min(rank)),
         };
         let world = self.rendezvous.world.among(who);
-        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, (self.limits, Arc::clone(&self.failed)))?))
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, self.limits, Arc::clone(&self.failed))?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::{self, staged};
+use tunesmith_base::files::{self, atomic};
 
 /// The shared object's name.
 pub const LIBRARY: &str = "libtunesmith_gloo.so";
@@ -80,7 +80,7 @@ pub fn build(is_there: impl Fn() -> Option<PathBuf>, say: &dyn Fn(&str)) -> Resu
     }
     say("building the Gloo library (once; this takes a few seconds)");
     let source = home.join(format!(".source-{}.cpp", std::process::id()));
-    staged::replace(&source, SOURCE.as_bytes()).map_err(failed("write", &source))?;
+    atomic::write(&source, SOURCE.as_bytes()).map_err(failed("write", &source))?;
     let mut shell = Command::new("sh");
     shell.args(["-c", SCRIPT, "build"]).arg(&home).arg(&source).stdin(Stdio::null());
     let output = shell.output();

@@ -76,7 +76,8 @@ impl Host {
     /// [`tunesmith_base::Kind::Peer`]: the address cannot be listened on.
     pub fn serve(address: SocketAddr, token: Token) -> Result<Self> {
         let fail = |error: std::io::Error| {
-            Error::peer(format!("cannot listen on {address} for the other ranks: {error}"))
+            Error::peer(format!("cannot listen on {address} for the other ranks"))
+                .caused_by(error)
                 .hint("another run may hold the port: set another one, or none for a free one")
         };
         let listener = TcpListener::bind(address).map_err(fail)?;

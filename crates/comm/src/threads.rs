@@ -123,7 +123,8 @@ impl Threads {
     fn meet(
         &self,
         operation: &'static str,
-        (size, parts): (usize, Vec<Range<usize>>),
+        size: usize,
+        parts: Vec<Range<usize>>,
         lent: Vec<SharedBuffer>,
         take: impl FnOnce(&[Arc<Shown>]),
     ) -> Result<()> {
@@ -168,7 +169,7 @@ impl Threads {
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
         let lent = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
-        self.meet("reduce_scatter", (size, parts), lent, |all| {
+        self.meet("reduce_scatter", size, parts, lent, |all| {
             for (index, piece) in pieces.iter().enumerate() {
                 let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.lent[index]).collect();
                 // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
@@ -192,7 +193,7 @@ impl Threads {
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
         let parts: Vec<&[Range<usize>]> = parts.iter().map(Vec::as_slice).collect();
         let shown = together(parts.iter().copied());
-        self.meet("all_gather", (size, shown), lent, |all| self.fill(all, &parts))
+        self.meet("all_gather", size, shown, lent, |all| self.fill(all, &parts))
     }
 
     /// Copies every other rank's parts of what it shows, in bytes, to the same places here.
@@ -263,7 +264,7 @@ impl Collectives for Threads {
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let own = &parts[self.world.rank];
-        self.meet("all_to_all", (send.len(), Vec::new()), vec![SharedBuffer::to_read(send)], |all| {
+        self.meet("all_to_all", send.len(), Vec::new(), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
                 // SAFETY: the owner is in this meeting, which it does not leave before all have looked. It lent `send`
                 // for reading, so that nobody writes there.
@@ -274,7 +275,7 @@ impl Collectives for Threads {
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
         let shown = together(std::iter::once(parts));
-        self.meet("all_gather", (data.len(), shown), vec![SharedBuffer::to_change(data)], |all| {
+        self.meet("all_gather", data.len(), shown, vec![SharedBuffer::to_change(data)], |all| {
             self.fill(all, &[parts]);
         })
     }
@@ -282,7 +283,7 @@ impl Collectives for Threads {
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let gives = self.world.rank == root;
         let lent = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
-        self.meet("broadcast", (data.len(), Vec::new()), lent, |all| {
+        self.meet("broadcast", data.len(), Vec::new(), lent, |all| {
             if !gives {
                 // SAFETY: the root is in this meeting, which it does not leave before all have looked. It lent its data
                 // for reading, so that nobody writes there.
@@ -292,7 +293,7 @@ impl Collectives for Threads {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet("barrier", (0, Vec::new()), Vec::new(), |_| ())
+        self.meet("barrier", 0, Vec::new(), Vec::new(), |_| ())
     }
 
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {

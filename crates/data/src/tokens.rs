@@ -29,7 +29,8 @@ use super::batch::{Example, IGNORE};
 use super::report::Counts;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
-use tunesmith_base::files::temporary::{self, Temporary};
+use tunesmith_base::files::atomic::AtomicFile;
+use tunesmith_base::files::temporary;
 
 const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
 const HEADER: usize = MAGIC.len() + 32;
@@ -252,7 +253,7 @@ pub struct TokenWriter {
     path: PathBuf,
     key: blake3::Hash,
     /// The unfinished cache file; `None` for a temporary file, which has no name.
-    temporary: Option<Temporary>,
+    unfinished: Option<AtomicFile<'static>>,
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
     record: Vec<u8>,
@@ -268,8 +269,8 @@ impl TokenWriter {
             fs::create_dir_all(dir)?;
             temporary::sweep_folder(dir);
         }
-        let (temporary, file) = Temporary::file(target)?;
-        Self::begin(file, target.to_owned(), *key, Some(temporary))
+        let unfinished = AtomicFile::create(target)?;
+        Self::begin(unfinished.file().try_clone()?, target.to_owned(), *key, Some(unfinished))
     }
 
     /// Starts a temporary file in `dir`, which lasts as long as its set.
@@ -277,19 +278,21 @@ impl TokenWriter {
     /// # Errors
     /// The file cannot be created.
     pub fn scratch(dir: &Path) -> std::io::Result<Self> {
-        // The name is removed at once, so that nothing is left however the process ends.
         let path = dir.join("tunesmith-tokens");
-        let (temporary, file) = Temporary::file(&path)?;
-        drop(temporary);
-        Self::begin(file, path, blake3::Hash::from_bytes([0; 32]), None)
+        Self::begin(temporary::unnamed(&path)?, path, blake3::Hash::from_bytes([0; 32]), None)
     }
 
-    fn begin(file: File, path: PathBuf, key: blake3::Hash, temporary: Option<Temporary>) -> std::io::Result<Self> {
+    fn begin(
+        file: File,
+        path: PathBuf,
+        key: blake3::Hash,
+        unfinished: Option<AtomicFile<'static>>,
+    ) -> std::io::Result<Self> {
         let mut writer = Self {
             file: BufWriter::with_capacity(PIECE, file),
             path,
             key,
-            temporary,
+            unfinished,
             hasher: blake3::Hasher::new(),
             sizes: Vec::new(),
             record: Vec::new(),
@@ -387,9 +390,8 @@ impl TokenWriter {
             }
             self.file.flush()?;
             let file = self.file.get_ref().try_clone()?;
-            if let Some(temporary) = self.temporary.take() {
-                // Not synced: after a power cut, the hash reveals a damaged file.
-                temporary.place(|path| fs::rename(path, &self.path))?;
+            if let Some(unfinished) = self.unfinished.take() {
+                unfinished.commit_without_sync()?; // after a loss of power, the hash reveals a damaged file
             }
             Ok((file, content))
         })();

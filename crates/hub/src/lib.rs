@@ -15,6 +15,8 @@
 )]
 #[cfg(feature = "hub")]
 mod address;
+#[cfg(feature = "hub")]
+mod base64;
 mod checkout;
 mod datasets;
 #[cfg(feature = "hub")]

@@ -91,7 +91,7 @@ fn shards(checkout: &Checkout<'_>) -> Result<Vec<String>> {
     let text = tunesmith_base::files::read(&path, INDEX_BYTES)
         .map_err(|source| tunesmith_base::error::Error::io("read", &path, &source))?;
     let index: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| fail(format!("not valid: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| fail("not valid".to_owned()).caused_by(error))?;
     let map = index.get("weight_map").and_then(serde_json::Value::as_object);
     let map = map.ok_or_else(|| fail("no weight_map".to_owned()))?;
     let names: BTreeSet<&str> = map.values().filter_map(serde_json::Value::as_str).collect();

@@ -11,6 +11,8 @@ use super::name::{Repo, is_commit, is_safe_path};
 #[cfg(feature = "hub")]
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
+#[cfg(feature = "hub")]
+use tunesmith_base::files::disk::{Disk as _, RealDisk};
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,18 +104,17 @@ impl Store {
         if is_commit(revision) { Ok(()) } else { write_whole(&self.folder.join("refs").join(revision), commit) }
     }
 
-    /// Makes `path` of the snapshot a link to its blob.
+    /// Makes `path` of the snapshot a link to its blob. The caller holds the blob's [lock](Self::lock).
     pub fn link(&self, commit: &str, path: &str, etag: &str) -> Result<()> {
         let pointer = self.snapshot(commit).join(path);
         make_parent(&pointer)?;
         let up = "../".repeat(2 + path.split('/').count() - 1);
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         // Beside the pointer and then over it, so that nobody finds it missing.
-        let fresh = pointer.with_file_name(format!(".{etag}.{}.link", std::process::id()));
-        sweep_links(&pointer);
-        let _ = fs::remove_file(&fresh);
+        let fresh = pointer.with_file_name(format!(".{etag}.link"));
+        let _ = fs::remove_file(&fresh); // of a process that was killed
         std::os::unix::fs::symlink(&target, &fresh)
-            .and_then(|()| fs::rename(&fresh, &pointer))
+            .and_then(|()| RealDisk.rename(&fresh, &pointer))
             .map_err(|source| Error::io("link", &pointer, &source))
     }
 
@@ -138,26 +139,10 @@ pub(super) fn make_parent(path: &Path) -> Result<()> {
     })
 }
 
-/// Removes links beside `pointer` that dead processes have not put at their place.
-#[cfg(feature = "hub")]
-fn sweep_links(pointer: &Path) {
-    let alive = |process: &str| {
-        let is_number = process.bytes().all(|byte| byte.is_ascii_digit());
-        !is_number || !Path::new("/proc/self").exists() || Path::new("/proc").join(process).exists()
-    };
-    for entry in pointer.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let process = name.strip_prefix('.').and_then(|name| name.strip_suffix(".link")?.rsplit_once('.'));
-        if process.is_some_and(|(_, process)| !alive(process)) && entry.path().is_symlink() {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
 /// Writes a small file so that it is whole or not there.
 #[cfg(feature = "hub")]
 fn write_whole(path: &Path, text: &str) -> Result<()> {
     make_parent(path)?;
     files::temporary::sweep(path);
-    files::staged::replace(path, text.as_bytes()).map_err(|source| Error::io("write", path, &source))
+    files::atomic::write(path, text.as_bytes()).map_err(|source| Error::io("write", path, &source))
 }

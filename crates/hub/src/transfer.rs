@@ -17,6 +17,7 @@ use super::wire::{Answer, Ask, Wire, refused};
 use super::{Place, Watch, digest};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
+use tunesmith_base::files::disk::RealDisk;
 
 /// So many new bytes show that the connection is worth the trouble.
 const PROGRESS: u64 = 1 << 20;
@@ -140,7 +141,8 @@ impl<'a> Carrier<'a> {
             partial.sync_all().map_err(|source| io("write", &source))?;
             drop(partial);
             if is_intact(etag, incomplete)? {
-                return Ok(fs::rename(incomplete, done).map_err(|source| Error::io("create", done, &source))?);
+                let placed = files::atomic::rename(&RealDisk, incomplete, done);
+                return Ok(placed.map_err(|source| Error::io("create", done, &source))?);
             }
             fs::remove_file(incomplete).map_err(|source| io("remove", &source))?;
             if damaged {

@@ -15,7 +15,7 @@ use super::failure::{Failure, Refused, patiently};
 use super::name::Repo;
 use super::settings::Settings;
 use super::wire::{self, Answer, Ask, Wire};
-use super::{Pushed, Watch, digest};
+use super::{Pushed, Watch, base64, digest};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
@@ -125,7 +125,7 @@ impl<'a> Uploader<'a> {
                 json!({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}})
             } else {
                 let bytes = files::read(file, files::SMALL).map_err(|source| Error::io("read", file, &source))?;
-                json!({"key": "file", "value": {"path": path, "content": base64(&bytes), "encoding": "base64"}})
+                json!({"key": "file", "value": {"path": path, "content": base64::encode(&bytes), "encoding": "base64"}})
             };
             let _ = write!(lines, "\n{entry}"); // a String never fails
         }
@@ -157,7 +157,7 @@ impl<'a> Uploader<'a> {
     fn modes(&self, items: &[Item]) -> Result<Vec<FileMode>, Failure> {
         let files: Vec<Value> = items
             .iter()
-            .map(|item| json!({"path": item.path, "size": item.size, "sample": base64(&item.sample)}))
+            .map(|item| json!({"path": item.path, "size": item.size, "sample": base64::encode(&item.sample)}))
             .collect();
         let body = json!({ "files": files }).to_string();
         let ask = self.post(self.api("preupload/main")).with(CONTENT_TYPE, JSON);
@@ -326,36 +326,5 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
             .hint("run it again: large files that have arrived are not sent twice"),
         status => Error::new(Kind::Io, format!("{about}: the hub answered with status {status}{said}"))
             .hint("run it again later; https://status.huggingface.co says how the hub is"),
-    }
-}
-
-/// RFC 4648.
-pub(super) fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let mut bits = [0u8; 3];
-        bits[..three.len()].copy_from_slice(three);
-        let bits = u32::from_be_bytes([0, bits[0], bits[1], bits[2]]);
-        for letter in 0..4 {
-            let index = (bits >> (18 - 6 * letter)) & 63;
-            text.push(if letter > three.len() { '=' } else { char::from(LETTERS[index as usize]) });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        for (plain, wanted) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("foobar", "Zm9vYmFy")]
-        {
-            assert_eq!(base64(plain.as_bytes()), wanted);
-        }
-        assert_eq!(base64(&[0xFB, 0xFF, 0xBF]), "+/+/");
     }
 }

@@ -20,11 +20,11 @@ use ureq::typestate::WithoutBody;
 use ureq::{Agent, Body, Proxy, ProxyProtocol, RequestBuilder, SendBody};
 
 use super::address::{joined, login, origin};
+use super::base64;
 use super::failure::{Failure, Refused};
 use super::name::{Kind, Repo};
 use super::proxy::Proxies;
 use super::settings::Settings;
-use super::upload::base64;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
@@ -161,7 +161,7 @@ impl<'a> Wire<'a> {
     fn authorization(&self) -> Option<HeaderValue> {
         let text = match &self.settings.token {
             Some(token) => format!("Bearer {}", token.secret()),
-            None => format!("Basic {}", base64(&login(&self.settings.endpoint)?)),
+            None => format!("Basic {}", base64::encode(&login(&self.settings.endpoint)?)),
         };
         let mut value = HeaderValue::try_from(text).ok()?;
         value.set_sensitive(true);

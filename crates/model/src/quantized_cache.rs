@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::staged::Staged;
+use tunesmith_base::files::atomic::AtomicFile;
 use tunesmith_base::files::{self, temporary};
 use tunesmith_ops::quant::{Quantized, Scales};
 
@@ -106,9 +106,9 @@ impl<'a> Cache<'a> {
 }
 
 fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut staged = Staged::own(path)?;
+    let mut staged = AtomicFile::create(path)?;
     fill(&mut staged)?;
-    staged.place()
+    staged.commit()
 }
 
 /// Of everything that the matrix is made of.

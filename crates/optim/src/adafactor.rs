@@ -102,8 +102,8 @@ impl Rule for Adafactor {
                 let each = matrices.rows * matrices.cols;
                 let (row, col) = (row.floats().chunks_mut(matrices.rows), col.floats().chunks_mut(matrices.cols));
                 let parts = direction.chunks_mut(each).zip(grads.chunks(each));
-                for ((direction, grads), moments) in parts.zip(row.zip(col)) {
-                    factored(direction, grads, factor, moments, beta2);
+                for ((direction, grads), (row, col)) in parts.zip(row.zip(col)) {
+                    factored(direction, grads, factor, row, col, beta2);
                 }
             }
             (_, [State::F32(moment), ..]) => {
@@ -143,7 +143,7 @@ fn rms(values: impl ExactSizeIterator<Item = f32>) -> f64 {
 }
 
 /// Updates the moments `row [rows]` and `col [cols]` of a matrix, then writes `u` of the module's head to `direction`.
-fn factored(direction: &mut [f32], grads: &[f32], factor: f32, (row, col): (&mut [f32], &mut [f32]), beta2: f64) {
+fn factored(direction: &mut [f32], grads: &[f32], factor: f32, row: &mut [f32], col: &mut [f32], beta2: f64) {
     let cols = col.len();
     // Whole rows in a task; the sums by column are added task by task, so that they do not depend on the threads.
     let rows_of_task = (TASK / cols).max(1);

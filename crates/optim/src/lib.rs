@@ -10,6 +10,7 @@ pub mod optimizer;
 pub mod plan;
 pub mod rates;
 pub mod schedule;
+mod state;
 
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;

@@ -4,9 +4,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::nvidia::{Gpu, Nvidia};
-use tunesmith_base::files::system;
+use tunesmith_base::files::{disk, system};
 use tunesmith_base::memory::{self, limits};
-use tunesmith_checkpoint::disk;
 use tunesmith_plan::platform;
 
 /// Peak memory, the one figure of it that is shown: the most bytes of the process that were resident at once so far, as the
@@ -22,7 +21,7 @@ fn status_kib(key: &str) -> Option<u64> {
 
 /// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
-    disk::room(path).ok().map(|room| room.bytes)
+    disk::free_space(path).ok().map(|free| free.bytes)
 }
 
 /// The memory that this process may use: the machine's, or what its control group allows of it.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::{self, staged};
+use tunesmith_base::files::{self, atomic};
 
 /// The line of an optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -113,7 +113,7 @@ impl Metrics {
             kept.extend_from_slice(&text);
             kept.push(b'\n');
         }
-        staged::replace(path, &kept).map_err(|source| Error::io("rewrite", path, &source))?;
+        atomic::write(path, &kept).map_err(|source| Error::io("rewrite", path, &source))?;
         let file = files::open_to_write(path, true).map_err(|source| Error::io("append to", path, &source))?;
         Ok(Self { file, path: path.to_owned() })
     }

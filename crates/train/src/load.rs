@@ -8,7 +8,8 @@ use super::session::{Done, Session};
 use super::signals::Stop;
 use super::{output, save};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, atomic, disk::RealDisk, store};
+use tunesmith_base::files::disk::RealDisk;
+use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, atomic, store};
 use tunesmith_comm::Collectives;
 use tunesmith_config::ConfigValue as _;
 use tunesmith_model::Phases;
@@ -67,7 +68,7 @@ impl<'a> Session<'a> {
         if let Some(saved) = &resume {
             let specs = model.params.specs.clone();
             let kept = model.params.ranges();
-            saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut())?;
+            saved.restore_kept(&specs, model.params.values_mut(), &kept, &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);

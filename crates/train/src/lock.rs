@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
+use tunesmith_base::files::disk::RealDisk;
 
 /// The name of the lock.
 const LOCK: &str = ".lock";
@@ -45,7 +46,7 @@ impl DirLock {
             }
         };
         // A loss of power must not take the directory away with the checkpoints in it.
-        created.iter().try_for_each(|made| files::staged::sync_parent(made)).map_err(refuse)?;
+        created.iter().try_for_each(|made| files::atomic::sync_parent(&RealDisk, made)).map_err(refuse)?;
         let real = directory.canonicalize().map_err(refuse)?;
         let lock = Self { file, directory: directory.to_owned(), real, created, keep: false };
         lock.write_holder().map_err(|source| Error::io("write", &path, &source))?;

@@ -2,7 +2,7 @@
 use std::path::{Path, PathBuf};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_checkpoint::disk::RealDisk;
+use tunesmith_base::files::{atomic, disk::RealDisk};
 use tunesmith_checkpoint::own_files;
 use tunesmith_config::Config;
 use tunesmith_config::arch::COMPANIONS;
@@ -86,7 +86,7 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
             if aside.symlink_metadata().is_ok() {
                 own_files::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
             }
-            std::fs::rename(&path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
+            atomic::rename(&RealDisk, &path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
             moved.push(aside);
         }
     }

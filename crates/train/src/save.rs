@@ -9,8 +9,8 @@ use super::output;
 use super::run_plan::RunPlan;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::atomic::Staging;
-use tunesmith_checkpoint::disk::RealDisk;
 use tunesmith_checkpoint::{self as checkpoint, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
@@ -179,7 +179,7 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
         let place = start..all.min(start + at_once);
         message.resize(place.len(), 0.0f32);
         if let Some(best) = &best {
-            best.restore_kept_values(&specs, (&mut message, std::slice::from_ref(&place)))?;
+            best.restore_kept_values(&specs, &mut message, std::slice::from_ref(&place))?;
         }
         comm.broadcast(&mut message, 0)?;
         model.params.put(&place, &message);

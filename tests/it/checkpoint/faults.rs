@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use tunesmith::checkpoint::disk::{Disk, DiskFile, RealDisk};
+use tunesmith::files::disk::{Disk, DiskFile, RealDisk};
 
 /// What happens at the fatal operation.
 #[derive(Clone, Copy, PartialEq)]
@@ -102,6 +102,10 @@ impl DiskFile for FaultyFile {
         self.2.inner.lock().unwrap().unsynced.remove(&self.1);
         self.2.log("sync", &self.1);
         Ok(())
+    }
+
+    fn file(&self) -> &fs::File {
+        &self.0
     }
 }
 

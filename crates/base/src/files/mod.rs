@@ -6,9 +6,10 @@
 //! - **An input is never replaced.** [`open`] notes each file that is read, by its identity on disk; an output that is
 //!   one of these is refused, whatever its spelling, also through links ([`output`]).
 //! - **An output is whole or not there.** It is written under a temporary name in its folder, synced and renamed
-//!   ([`staged`]). The next process removes what a killed one left ([`temporary`]).
+//!   ([`atomic`]). The next process removes what a killed one left ([`temporary`]).
+pub mod atomic;
+pub mod disk;
 pub mod output;
-pub mod staged;
 pub mod temporary;
 
 use std::collections::HashMap;
@@ -195,6 +196,11 @@ pub fn open_to_write(path: &Path, append: bool) -> io::Result<File> {
 
 fn is_link() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, expected a regular file")
+}
+
+/// The folder that holds `path`; `.` for a bare name.
+pub fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether `path` still names the file that is open as `file`, and was not removed or replaced since.

@@ -1,10 +1,11 @@
 //! The rules for outputs: an input is never replaced, and a file that exists is replaced only where the user asked for
 //! it.
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{input_of, real, special};
+use super::atomic::AtomicFile;
+use super::{input_of, real, special, temporary};
 use crate::{Error, Kind, Result};
 
 /// What happens to a file that exists already.
@@ -71,6 +72,66 @@ pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result
             "tunesmith did not write it, or it was changed since: name another file, or replace it with {flag}"
         ))),
         Existing::Keep(flag) => Err(stays().hint(format!("name another file, or replace it with {flag}"))),
+    }
+}
+
+/// An output that the user has named, under a temporary name until it is [published](Self::publish). Dropping it removes
+/// the file.
+pub struct OutputFile {
+    file: AtomicFile<'static>,
+    target: PathBuf,
+    existing: Existing,
+    inputs: Vec<PathBuf>,
+}
+
+impl OutputFile {
+    /// Begins the file and creates its folder. `inputs` are files and folders that will be read.
+    ///
+    /// # Errors
+    /// Those of [`claim_file`]; [`Kind::Io`]: its folder cannot be written to.
+    pub fn create(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
+        let place = claim_file(target, existing, inputs)?;
+        temporary::sweep(&place);
+        let file = AtomicFile::create(&place).map_err(|error| Error::io("write", target, &error))?;
+        Ok(Self { file, target: target.to_owned(), existing, inputs: inputs.to_vec() })
+    }
+
+    /// The temporary path, where a reader finds what is [synced](Self::sync).
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The path that the user gave.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Writes everything to the disk (`fsync`).
+    ///
+    /// # Errors
+    /// [`Kind::Io`].
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync().map_err(|error| Error::io("write", &self.target, &error))
+    }
+
+    /// Renames the file to its place, after a second look at whether it may be written there.
+    ///
+    /// # Errors
+    /// As [`OutputFile::create`].
+    pub fn publish(self) -> Result<()> {
+        // What was read since is known by now, and others may have written meanwhile.
+        let place = claim_file(&self.target, self.existing, &self.inputs)?;
+        self.file.commit_as(&place).map_err(|error| Error::io("write", &self.target, &error))
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 
@@ -191,6 +252,18 @@ mod tests {
             assert_eq!(error.kind(), Kind::Io, "{name}: {error}");
         }
         assert_eq!(claim_file(Path::new("/dev/null"), Existing::Replace, &[]).unwrap_err().kind(), Kind::Io);
+    }
+
+    #[test]
+    fn an_output_looks_again_before_it_is_published() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("rows.jsonl");
+        let mut late = OutputFile::create(&target, Existing::Keep("--overwrite"), &[]).unwrap();
+        late.write_all(b"late").unwrap();
+        fs::write(&target, "first").unwrap();
+        assert!(late.publish().unwrap_err().message().contains("is there already"));
+        assert_eq!(fs::read_to_string(&target).unwrap(), "first");
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 1);
     }
 
     #[test]

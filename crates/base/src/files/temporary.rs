@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::disk::{Disk, DiskFile, RealDisk};
+use super::parent;
+
 /// Separates the name of the target from the number of the process that writes it.
 const MARK: &str = ".tmp-";
 
@@ -16,32 +19,29 @@ fn ours() -> MutexGuard<'static, Vec<PathBuf>> {
     OURS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A temporary file or folder of this process. Dropping it removes it, unless [`Temporary::place`] has moved it.
-#[derive(Debug)]
-pub struct Temporary {
+/// A temporary file of this process. Dropping it removes it, unless [`Temporary::move_to`] has moved it.
+pub(super) struct Temporary<'d> {
+    disk: &'d dyn Disk,
     path: PathBuf,
     /// Held while it is written, so that no other process takes it for left over.
     _lock: File,
 }
 
-impl Temporary {
+impl<'d> Temporary<'d> {
     /// Makes a new file beside `target`.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn file(target: &Path) -> io::Result<(Self, File)> {
+    pub fn file(disk: &'d dyn Disk, target: &Path) -> io::Result<(Self, Box<dyn DiskFile>)> {
         loop {
             let path = fresh(target);
             // From before the file is there until it is known: a signal comes before or after.
             let mut ours = ours();
-            let file = match File::options().read(true).write(true).create_new(true).open(&path) {
+            let file = match disk.create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
-            let lock = file.try_clone().inspect_err(|_| remove(&path))?;
+            let lock = file.file().try_clone().inspect_err(|_| remove(&path))?;
             if held(&lock, &path) {
                 ours.push(path.clone());
-                return Ok((Self { path, _lock: lock }, file));
+                return Ok((Self { disk, path, _lock: lock }, file));
             }
         }
     }
@@ -51,26 +51,34 @@ impl Temporary {
         &self.path
     }
 
-    /// Moves it to its place with `rename`; a signal is answered before or after, not between.
-    ///
-    /// # Errors
-    /// Those of `rename`, by which it is moved.
-    pub fn place(self, rename: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    /// Renames it; a signal is answered before or after, not between.
+    pub fn move_to(self, target: &Path) -> io::Result<()> {
         let mut ours = ours();
-        rename(&self.path)?;
+        self.disk.rename(&self.path, target)?;
         ours.retain(|path| *path != self.path);
         Ok(())
     }
 }
 
-impl Drop for Temporary {
+impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         let mut ours = ours();
         if let Some(at) = ours.iter().position(|path| *path == self.path) {
             ours.swap_remove(at);
-            remove(&self.path);
+            // What cannot be removed is removed by the next process that writes there.
+            let _ = self.disk.remove(&self.path);
         }
     }
+}
+
+/// Makes an open file beside `target` that has no name, so that nothing is left of it however the process ends. Also
+/// shows whether a file can be written there.
+///
+/// # Errors
+/// The system's.
+pub fn unnamed(target: &Path) -> io::Result<File> {
+    let (_removed, file) = Temporary::file(&RealDisk, target)?;
+    file.file().try_clone()
 }
 
 /// A temporary folder that other code creates and removes. While this lives it is locked, and a signal removes it.
@@ -145,27 +153,26 @@ pub fn try_abandon() {
     }
 }
 
-/// Whether a name is that of a temporary file or folder; with `stem`, of that target.
-fn is_temporary(name: &str, stem: Option<&str>) -> bool {
-    let Some((before, after)) = name.rsplit_once(MARK) else { return false };
-    let numbers = after.split('.').next().unwrap_or_default();
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let mut parts = numbers.splitn(2, '-');
-    parts.next().is_some_and(digits) && parts.next().is_none_or(digits) && stem.is_none_or(|stem| before == stem)
+/// The name that a temporary file (`STEM.tmp-PROCESS-NUMBER.EXTENSION`) or folder (`NAME.tmp-PROCESS`) gets in the end;
+/// `None` for a name of another form.
+pub fn target_name(name: &str) -> Option<String> {
+    let (stem, rest) = name.rsplit_once(MARK)?;
+    let (numbers, extension) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut numbers = numbers.splitn(2, '-');
+    let is_temporary = numbers.next().is_some_and(is_number) && numbers.next().is_none_or(is_number);
+    (is_temporary && !stem.is_empty()).then(|| format!("{stem}{extension}"))
 }
 
 /// Removes temporary files and folders that dead processes have left for `target`, in its folder.
 pub fn sweep(target: &Path) {
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let stem = target.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Folders keep their whole name, files have their extension at the end.
-    sweep_where(folder, |found| is_temporary(found, Some(&stem)) || is_temporary(found, Some(&name)));
+    let name = target.file_name().unwrap_or_default();
+    sweep_where(parent(target), |found| target_name(found).is_some_and(|found| *name == *found));
 }
 
 /// Removes temporary files and folders that dead processes have left in a folder that belongs to tunesmith.
 pub fn sweep_folder(folder: &Path) {
-    sweep_where(folder, |found| is_temporary(found, None));
+    sweep_where(folder, |found| target_name(found).is_some());
 }
 
 fn sweep_where(folder: &Path, is_wanted: impl Fn(&str) -> bool) {
@@ -207,17 +214,36 @@ mod tests {
         }
         fs::create_dir(at("rows.jsonl.tmp-12")).unwrap();
         fs::write(at("rows.jsonl.tmp-12/file"), "x").unwrap();
-        let (living, _file) = Temporary::file(&at("rows.jsonl")).unwrap();
+        let (living, _file) = Temporary::file(&RealDisk, &at("rows.jsonl")).unwrap();
         sweep(&at("rows.jsonl"));
         let own = living.path().file_name().unwrap().to_str().unwrap().to_owned();
         let mut expected = vec!["other.tmp-1-0.jsonl".to_owned(), own, "rows.tmp-mine.jsonl".to_owned()];
         expected.sort();
         assert_eq!(names(), expected);
         sweep_folder(root.path());
-        living.place(|path| fs::rename(path, at("rows.jsonl"))).unwrap();
+        living.move_to(&at("rows.jsonl")).unwrap();
         assert_eq!(names(), ["rows.jsonl", "rows.tmp-mine.jsonl"]);
-        let (given_up, _file) = Temporary::file(&at("rows.jsonl")).unwrap();
+        let (given_up, _file) = Temporary::file(&RealDisk, &at("rows.jsonl")).unwrap();
         drop(given_up);
         assert_eq!(names(), ["rows.jsonl", "rows.tmp-mine.jsonl"]);
+        unnamed(&at("rows.jsonl")).unwrap();
+        assert_eq!(names(), ["rows.jsonl", "rows.tmp-mine.jsonl"]);
+    }
+
+    #[test]
+    fn a_temporary_name_leads_back_to_its_target() {
+        for (name, target) in [
+            ("latest.tmp-12-3", Some("latest")),
+            ("config.resolved.tmp-12-3.yaml", Some("config.resolved.yaml")),
+            ("rows.jsonl.tmp-12", Some("rows.jsonl")),
+            ("checkpoint-000200.tmp-", None),
+            ("checkpoint-000200.tmp-x", None),
+            (".tmp-1-2", None),
+            ("latest", None),
+        ] {
+            assert_eq!(target_name(name).as_deref(), target, "{name}");
+        }
+        let (made, _file) = Temporary::file(&RealDisk, &std::env::temp_dir().join("a.b.c")).unwrap();
+        assert_eq!(target_name(made.path().file_name().unwrap().to_str().unwrap()).as_deref(), Some("a.b.c"));
     }
 }

@@ -2,6 +2,7 @@
 //! gone or late, the operation is aborted at its timeout, and the error names the rank.
 //!
 //! In this version values are in main memory; bytes are sent through a buffer on the GPU.
+mod gpu;
 mod library;
 
 use std::ops::Range;
@@ -9,15 +10,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::result::{self as driver, DriverError};
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 
+use self::gpu::Gpu;
+use self::library::{Code, Functions, IN_PROGRESS, SUCCESS};
 use super::rendezvous::Rendezvous;
 use super::{Among, Collectives, LOST, Limits, World};
-use library::{Code, Functions, IN_PROGRESS, SUCCESS};
 use tunesmith_base::error::{Error, Result};
 
-pub use library::LIBRARY_VARIABLE;
+pub use self::library::LIBRARY_VARIABLE;
 
 /// `NCCL_CONFIG_INITIALIZER` of nccl.h: a configuration whose fields are those of 2.18, and no value of its own in them.
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
@@ -33,29 +35,12 @@ const ID: &str = "nccl/id";
 #[derive(Debug)]
 pub struct Nccl {
     functions: Functions,
-    lane: Mutex<Lane>,
+    gpu: Mutex<Gpu>,
     rendezvous: Rendezvous,
     /// All ranks, or those of this machine.
     world: World,
     limits: Limits,
 }
-
-/// The handles, used by one thread at a time.
-#[derive(Debug)]
-struct Lane {
-    /// `None` after an abort.
-    comm: Option<ncclComm_t>,
-    device: CUdevice,
-    context: CUcontext,
-    stream: CUstream,
-    buffer: CUdeviceptr,
-    /// Size of the buffer in bytes.
-    room: usize,
-}
-
-// SAFETY: the handles belong to no thread; a Mutex lets one in at a time, and each sets the context before it does
-// anything.
-unsafe impl Send for Lane {}
 
 /// Whether NCCL and a GPU's driver can be loaded, and NCCL's version.
 ///
@@ -68,11 +53,6 @@ pub fn probe() -> Result<String> {
             .hint("set train.ddp_backend: gloo, which needs no GPU; `tunesmith gpu-info` says what is here"));
     }
     Functions::load().map(|functions| functions.version())
-}
-
-/// What the driver says, as an error of the configuration: the GPU is not what was asked for.
-fn of_driver(what: &str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::config(format!("train.ddp_backend: nccl: {what}: {error:?}"))
 }
 
 impl Nccl {
@@ -90,8 +70,8 @@ impl Nccl {
         probe()?;
         let functions = Functions::load()?;
         let World { rank, size, local_rank, .. } = world;
-        let lane = Lane::new(local_rank)?;
-        let this = Self { functions, lane: Mutex::new(lane), rendezvous, world, limits };
+        let gpu = Gpu::new(local_rank)?;
+        let this = Self { functions, gpu: Mutex::new(gpu), rendezvous, world, limits };
         let id = this.unique_id(group)?;
         let mut config = ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
@@ -104,12 +84,12 @@ impl Nccl {
             netName: std::ptr::null(),
             splitShare: UNDEFINED,
         };
-        this.operate("connect", |functions, lane| {
+        this.operate("connect", |functions, gpu| {
             let mut comm = std::ptr::null_mut();
             // SAFETY: `comm` and `config` outlive the call, which copies the configuration; its `size`, `magic` and
             // `version` say which fields it has. The id is a plain value.
             let code = unsafe { (functions.init)(&raw mut comm, size as i32, id, rank as i32, &raw mut config) };
-            lane.comm = (!comm.is_null()).then_some(comm);
+            gpu.comm = (!comm.is_null()).then_some(comm);
             code
         })?;
         Ok(this)
@@ -138,16 +118,16 @@ impl Nccl {
     }
 
     /// Lets `act` hand NCCL its work, then waits until that is done. After a failure nothing is done any more.
-    fn operate(&self, operation: &str, act: impl FnOnce(&Functions, &mut Lane) -> Code) -> Result<()> {
+    fn operate(&self, operation: &str, act: impl FnOnce(&Functions, &mut Gpu) -> Code) -> Result<()> {
         let began = Instant::now();
-        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = lane.enter().and_then(|()| {
-            let code = act(&self.functions, &mut lane);
-            self.wait(&lane, code, began)
+        let mut gpu = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = gpu.enter().and_then(|()| {
+            let code = act(&self.functions, &mut gpu);
+            self.wait(&gpu, code, began)
         });
         done.map_err(|why| {
-            if let Some(comm) = lane.comm.take() {
-                // SAFETY: a living communicator; it was taken out of the lane, so that nothing uses it after this.
+            if let Some(comm) = gpu.comm.take() {
+                // SAFETY: a living communicator; it was taken out of `gpu`, so that nothing uses it after this.
                 unsafe { (self.functions.abort)(comm) };
             }
             let waited = began.elapsed().as_secs_f64();
@@ -158,22 +138,22 @@ impl Nccl {
     }
 
     /// Waits for NCCL and then for the stream.
-    fn wait(&self, lane: &Lane, code: Code, began: Instant) -> std::result::Result<(), String> {
+    fn wait(&self, gpu: &Gpu, code: Code, began: Instant) -> std::result::Result<(), String> {
         if code != SUCCESS && code != IN_PROGRESS {
             return Err(self.functions.words(code));
         }
-        let Some(comm) = lane.comm else { return Err("NCCL gave no communicator".to_owned()) };
+        let Some(comm) = gpu.comm else { return Err("NCCL gave no communicator".to_owned()) };
         let (mut pause, mut asked, mut left) = (Duration::from_micros(5), Instant::now(), None);
         loop {
             let mut state = SUCCESS;
-            // SAFETY: a communicator that is not null and not destroyed while it is in the lane; writes one int, which
+            // SAFETY: a communicator that is not null and not destroyed while it is in `gpu`; writes one int, which
             // outlives the call.
             let code = unsafe { (self.functions.async_error)(comm, &raw mut state) };
             match (code, state) {
                 (SUCCESS, SUCCESS) => {
-                    // SAFETY: the stream lives as long as the lane, whose context is this thread's (`operate` entered
+                    // SAFETY: the stream lives as long as `gpu`, whose context is this thread's (`operate` entered
                     // it).
-                    match unsafe { sys::cuStreamQuery(lane.stream) } {
+                    match unsafe { sys::cuStreamQuery(gpu.stream) } {
                         CUresult::CUDA_SUCCESS => return Ok(()),
                         CUresult::CUDA_ERROR_NOT_READY => {}
                         other => return Err(format!("{:?}", DriverError(other))),
@@ -206,13 +186,13 @@ impl Nccl {
         assert_eq!(parts.len(), self.world.size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), data.len(), "parts cover the data");
         let from = data.to_vec();
-        self.through_gpu(operation, &from, (0, data), |functions, comm, stream, buffer| {
+        self.through_gpu(operation, &from, 0, data, |functions, comm, stream, buffer| {
             let mut worst = SUCCESS;
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
                 let at = buffer + part.start as u64;
                 // SAFETY: `at` is the part's place in the buffer on the GPU, which holds all of `data`, as was
                 // asserted; it lives until the stream is waited for. A broadcast may write where it reads. Communicator
-                // and stream are the lane's.
+                // and stream are those of `gpu`.
                 let code = unsafe {
                     (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream)
                 };
@@ -228,21 +208,22 @@ impl Nccl {
         &self,
         operation: &str,
         from: &[u8],
-        (skip, into): (usize, &mut [u8]),
+        skip: usize,
+        into: &mut [u8],
         act: impl FnOnce(&Functions, ncclComm_t, CUstream, CUdeviceptr) -> Code,
     ) -> Result<()> {
         let room = from.len().max(skip + into.len());
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner).reserve(room)?;
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner).reserve(room)?;
         let mut copied = Ok(());
-        self.operate(operation, |functions, lane| {
+        self.operate(operation, |functions, gpu| {
             // SAFETY: `reserve` made the buffer at least as large as `from`, on a context that lives. `from` is pageable memory,
             // which the driver has copied when the call returns.
-            copied = unsafe { driver::memcpy_htod_async(lane.buffer, from, lane.stream) };
-            match (lane.comm, &copied) {
+            copied = unsafe { driver::memcpy_htod_async(gpu.buffer, from, gpu.stream) };
+            match (gpu.comm, &copied) {
                 (Some(comm), Ok(())) => {
                     // SAFETY: takes nothing; the group is this thread's, and is ended below on every way.
                     unsafe { (functions.group_start)() };
-                    let code = act(functions, comm, lane.stream, lane.buffer);
+                    let code = act(functions, comm, gpu.stream, gpu.buffer);
                     // SAFETY: takes nothing; ends what this thread has just begun.
                     let ended = unsafe { (functions.group_end)() };
                     if code == SUCCESS { ended } else { code }
@@ -250,69 +231,18 @@ impl Nccl {
                 _ => SUCCESS,
             }
         })?;
-        let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the context lives as long as the lane. `reserve` made the buffer at least `skip + into.len()` bytes
+        let gpu = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the context lives as long as `gpu`. `reserve` made the buffer at least `skip + into.len()` bytes
         // large; nothing runs on the stream, and the call returns when the bytes are there.
         let back = copied.and_then(|()| unsafe {
-            driver::ctx::set_current(lane.context)?;
-            driver::memcpy_dtoh_sync(into, lane.buffer + skip as u64)
+            driver::ctx::set_current(gpu.context)?;
+            driver::memcpy_dtoh_sync(into, gpu.buffer + skip as u64)
         });
         back.map_err(|error| {
             let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: copying between memory and the GPU: {error:?}"))
                 .hint("look at the GPU (nvidia-smi), and at the system's log (dmesg)")
         })
-    }
-}
-
-impl Lane {
-    fn new(ordinal: usize) -> Result<Self> {
-        driver::init().map_err(of_driver("starting the driver"))?;
-        let count = driver::device::get_count().map_err(of_driver("counting GPUs"))?;
-        if ordinal as i64 >= i64::from(count) {
-            let message = format!("train.ddp_backend: nccl: local rank {ordinal} has no GPU of its own: {count} here");
-            return Err(Error::config(message)
-                .hint("start one rank a GPU, or set train.ddp_backend: gloo for ranks that share one"));
-        }
-        let device = driver::device::get(ordinal as i32).map_err(of_driver("opening the GPU"))?;
-        // SAFETY: the driver just gave the device; the context is released once, when the lane is dropped.
-        let context = unsafe { driver::primary_ctx::retain(device) }.map_err(of_driver("opening the GPU"))?;
-        let mut lane = Self { comm: None, device, context, stream: std::ptr::null_mut(), buffer: 0, room: 0 };
-        // SAFETY: the context was just retained, so that it lives.
-        unsafe { driver::ctx::set_current(context) }.map_err(of_driver("opening the GPU"))?;
-        lane.stream =
-            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(of_driver("making a stream"))?;
-        Ok(lane)
-    }
-
-    /// Makes the GPU this thread's.
-    fn enter(&self) -> std::result::Result<(), String> {
-        // SAFETY: the context is retained as long as the lane lives; to make it a thread's own touches no memory of
-        // this program.
-        unsafe { driver::ctx::set_current(self.context) }.map_err(|error| format!("{error:?}"))
-    }
-
-    /// Makes the buffer at least so large.
-    fn reserve(&mut self, room: usize) -> Result<()> {
-        if room <= self.room {
-            return Ok(());
-        }
-        let no_room = |error: DriverError| {
-            Error::memory(format!("{room} bytes of GPU memory for what travels between ranks: {error:?}"))
-                .hint("lower train.ddp_bucket_cap_mb")
-        };
-        // SAFETY: the context lives as long as the lane. Nothing runs on the stream, so that nothing uses the old
-        // buffer; it is freed once, for `room` says that there is none before the call that could fail.
-        unsafe {
-            driver::ctx::set_current(self.context).map_err(no_room)?;
-            if self.room > 0 {
-                self.room = 0;
-                driver::free_sync(self.buffer).map_err(no_room)?;
-            }
-            self.buffer = driver::malloc_sync(room).map_err(no_room)?;
-        }
-        self.room = room;
-        Ok(())
     }
 }
 
@@ -335,7 +265,7 @@ impl Collectives for Nccl {
         assert!(parts.len() == size && receive.len() == own * size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
         // What comes back lies behind what is sent.
-        self.through_gpu("all_to_all", send, (send.len(), receive), |functions, comm, stream, buffer| {
+        self.through_gpu("all_to_all", send, send.len(), receive, |functions, comm, stream, buffer| {
             let mut worst = SUCCESS;
             for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {
                 let (from, to) = (buffer + part.start as u64, buffer + (send.len() + peer * own) as u64);
@@ -393,13 +323,13 @@ impl Collectives for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        let lane = self.lane.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if lane.enter().is_err() {
+        let gpu = self.gpu.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if gpu.enter().is_err() {
             return;
         }
-        if let Some(comm) = lane.comm.take() {
+        if let Some(comm) = gpu.comm.take() {
             let began = Instant::now();
-            // SAFETY: the communicator was taken out of the lane, and nobody else has `self`: it lives until it is
+            // SAFETY: the communicator was taken out of `gpu`, and nobody else has `self`: it lives until it is
             // destroyed or aborted here, once. `state` outlives each call.
             unsafe {
                 let mut state = (self.functions.finalize)(comm);
@@ -415,15 +345,6 @@ impl Drop for Nccl {
                     (self.functions.abort)(comm)
                 };
             }
-        }
-        // SAFETY: buffer, stream and context are the lane's own, whose context is this thread's; each is given back
-        // once. Nothing runs on the stream any more: the communicator is finalized or aborted.
-        unsafe {
-            if lane.room > 0 {
-                let _ = driver::free_sync(lane.buffer);
-            }
-            let _ = driver::stream::destroy(lane.stream);
-            let _ = driver::primary_ctx::release(lane.device);
         }
     }
 }

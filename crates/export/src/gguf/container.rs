@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::Format;
-use tunesmith_base::files::staged::Staged;
+use tunesmith_base::files::atomic::AtomicFile;
 
 /// What the tensors' bytes are aligned to.
 const ALIGNMENT: usize = 32;
@@ -144,7 +144,7 @@ impl Header {
 
 /// Writes the file beside its place and puts it there when it is whole; `encode` gives a tensor's bytes. Returns its size.
 pub(super) fn write(path: &Path, header: &Header, encode: &dyn Fn(usize) -> io::Result<Vec<u8>>) -> io::Result<u64> {
-    let mut out = Staged::own(path)?;
+    let mut out = AtomicFile::create(path)?;
     let start = header.encode();
     out.write_all(&start)?;
     let mut size = start.len() as u64;
@@ -159,6 +159,6 @@ pub(super) fn write(path: &Path, header: &Header, encode: &dyn Fn(usize) -> io::
         out.write_all(&[0; ALIGNMENT][..padding])?;
         size += (bytes.len() + padding) as u64;
     }
-    out.place()?;
+    out.commit()?;
     Ok(size)
 }

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::staged::Staged;
+use tunesmith_base::files::atomic::AtomicFile;
 
 /// The format's own limit of a header.
 const HEADER_BYTES: u64 = 100_000_000;
@@ -279,9 +279,9 @@ pub fn write_safetensors(
         if path.symlink_metadata().is_ok() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let mut staged = Staged::own(path)?;
+        let mut staged = AtomicFile::create(path)?;
         write_safetensors_to(&mut staged, tensors, metadata)?;
-        staged.place()
+        staged.commit()
     };
     write().map_err(|error| Error::io("write", path, &error))
 }

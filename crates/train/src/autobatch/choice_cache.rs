@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::batch_plan::BatchPlan;
 use super::choose_batch::Choice;
-use tunesmith_base::files::{self, staged};
+use tunesmith_base::files::{self, atomic};
 use tunesmith_config::{Checkpointing, ConfigValue as _, Node};
 
 /// A choice as JSON on disk.
@@ -71,7 +71,7 @@ impl CachedChoice {
 
     /// Writes the file. Failures are ignored: they only cost the next run the measurement.
     pub fn write(&self, path: &Path) {
-        let _ = staged::replace(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
+        let _ = atomic::write(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
     }
 }
 

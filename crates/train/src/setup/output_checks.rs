@@ -3,7 +3,8 @@ use std::path::Path;
 
 use crate::output;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
+use tunesmith_base::files::disk::RealDisk;
+use tunesmith_base::files::{self, atomic};
 use tunesmith_checkpoint::{self as checkpoint, Checkpoint, own_files};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::rendezvous::ranks;
@@ -134,7 +135,7 @@ fn heal(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
         "latest" | "best" => format!("{} is damaged: the run writes it anew", path.display()),
         output::METRICS => {
             let kept = own_files::kept_name(path);
-            std::fs::rename(path, &kept).map_err(|source| Error::io("rename", path, &source))?;
+            atomic::rename(&RealDisk, path, &kept).map_err(|source| Error::io("rename", path, &source))?;
             format!("{} holds no metrics of a run: it stays as {}", path.display(), kept.display())
         }
         _ => return Ok(false),

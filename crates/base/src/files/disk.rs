@@ -1,41 +1,43 @@
-//! The operations by which checkpoints change the disk, as a trait, so that tests can make each of them fail; and the free
-//! space of a disk.
+//! The operations that change the disk, as a trait, so that tests can make each of them fail; and the free space of a
+//! disk.
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// An open file that can be made durable.
-pub trait DiskFile: Write {
-    /// Returns when everything written is on the device (`fsync`).
+/// A file open for writing that can be made durable.
+pub trait DiskFile: Write + Send + Sync {
+    /// Waits until everything written is on the device (`fsync`).
     ///
     /// # Errors
     /// The system's.
     fn sync(&mut self) -> io::Result<()>;
+    /// The open file itself, to lock it or to read it back.
+    fn file(&self) -> &File;
 }
 
-/// Everything that changes the disk. Errors are the system's.
+/// Changes of the disk. The file system makes them ([`RealDisk`]), or a test's disk that fails at one of them.
 pub trait Disk: Sync {
-    /// Makes one directory, whose parent exists.
+    /// Makes one folder, whose parent exists.
     ///
     /// # Errors
     /// The system's.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file that did not exist.
+    /// Makes a file that did not exist, open for reading and writing.
     ///
     /// # Errors
     /// The system's.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Makes the entries of a directory durable.
+    /// Makes the entries of a folder durable: which names it has, and what they stand for.
     ///
     /// # Errors
     /// The system's.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames within one file system; a file (not a directory) there is replaced at once.
+    /// Renames within one file system. A file at `to` is replaced in one step; a folder there is an error.
     ///
     /// # Errors
     /// The system's.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file, or a directory with all in it.
+    /// Removes a file, or a folder with everything in it.
     ///
     /// # Errors
     /// The system's.
@@ -50,6 +52,10 @@ impl DiskFile for File {
     fn sync(&mut self) -> io::Result<()> {
         self.sync_all()
     }
+
+    fn file(&self) -> &File {
+        self
+    }
 }
 
 impl Disk for RealDisk {
@@ -58,7 +64,7 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(File::create_new(path)?))
+        Ok(Box::new(File::options().read(true).write(true).create_new(true).open(path)?))
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
@@ -74,20 +80,20 @@ impl Disk for RealDisk {
     }
 }
 
-/// Free space for a user without privileges.
+/// What a user without privileges may still write to a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// Bytes.
+pub struct FreeSpace {
+    /// Bytes that can be written.
     pub bytes: u64,
-    /// Free inodes; `None` if the file system has no limit.
+    /// Files and folders that can be made (inodes); `None` if the file system has no limit.
     pub files: Option<u64>,
 }
 
-/// The free space of the file system that holds `path`.
+/// Measures the free space of the file system that holds `path`.
 ///
 /// # Errors
 /// The system's.
-pub fn room(path: &Path) -> io::Result<Room> {
+pub fn free_space(path: &Path) -> io::Result<FreeSpace> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
@@ -98,7 +104,7 @@ pub fn room(path: &Path) -> io::Result<Room> {
     }
     // SAFETY: the call succeeded, so that it has filled the structure, whose fields are plain numbers.
     let found = unsafe { found.assume_init() };
-    Ok(Room {
+    Ok(FreeSpace {
         bytes: found.f_bavail.saturating_mul(found.f_frsize),
         files: (found.f_files > 0).then_some(found.f_favail),
     })

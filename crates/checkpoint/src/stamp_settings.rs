@@ -1,0 +1,197 @@
+//! Which settings a resumed run must share with its checkpoint: those in [`COMPARED`]. A test lists every other setting,
+//! so that a new one is decided on.
+use tunesmith_config::OptionDef;
+use tunesmith_model::adapters::KINDS;
+
+/// A run with `bnb` does not resume with `unsloth` unless `--allow` names this, as in SFT-Play.
+pub(super) const BACKEND_WORD: &str = "tuning.backend";
+
+/// Settings that shape the training curve; each is compared. So are an adapter's settings that affect training alone
+/// ([`tunesmith_model::adapters::About::training`]). The field `adapter` covers its other settings.
+const COMPARED: &[&str] = &[
+    "task",
+    "data.labels",
+    "train.class_weights",
+    "model.max_seq_len",
+    "train.loss_scale",
+    "train.initial_scale_power",
+    "train.loss_scale_window",
+    "train.hysteresis",
+    "train.grad_dtype",
+    "train.min_loss_scale",
+    // The word that was asked for; `backend` says whose kernels computed.
+    BACKEND_WORD,
+    "train.batch_size",
+    "train.grad_accum",
+    "train.learning_rate",
+    "train.learning_rates",
+    "train.optim",
+    "train.optim_args",
+    "train.weight_decay",
+    "train.adam_beta1",
+    "train.adam_beta2",
+    "train.adam_epsilon",
+    "train.decay_norms_and_bias",
+    "train.lr_scheduler_type",
+    "train.lr_scheduler_kwargs",
+    "train.warmup_ratio",
+    "train.warmup_steps",
+    "train.max_grad_norm",
+    "train.label_smoothing_factor",
+    "train.z_loss",
+    "train.neftune_noise_alpha",
+    "train.ema_decay",
+    "train.seed",
+    "train.data_seed",
+    "train.group_by_length",
+    "data.shuffle",
+    "data.packing",
+    "data.split_special_tokens",
+];
+
+/// Fields that no `--allow` accepts: with another value the tensors do not fit.
+pub(super) const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
+
+/// Whether the stamp records the setting, so that a resumed run is compared with it.
+pub(super) fn is_compared(option: &OptionDef) -> bool {
+    let kind = KINDS.iter().find(|about| about.section.name == option.section);
+    kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunesmith_config::schema;
+
+    /// Settings that are not compared themselves: a field of the stamp shows their effect (base model, dtype, backend, data,
+    /// adapter), or they matter only at step 0.
+    const COVERED: &[&str] = &[
+        "model.dtype",
+        "train.bf16",
+        "train.fp16",
+        // In `train.learning_rate` and the warm-up, which are compared as they are used.
+        "train.lr_scaling",
+        "train.lr_scaling_batch",
+        "model.name",
+        "model.revision",
+        "model.local_dir",
+        "model.init",
+        "model.quantization",
+        "model.double_quant",
+        "model.quantization_skip_modules",
+        "tuning.mode",
+        "tuning.adapter",
+        "tuning.adapters",
+        "tuning.new_tokens",
+        "tuning.freeze.trainable_layers",
+        "tuning.freeze.trainable_modules",
+        "tuning.freeze.trainable_patterns",
+        "data.train_path",
+        "data.datasets",
+        "data.mix_strategy",
+        "data.format",
+        "data.template_path",
+        "data.chat_template",
+        "data.template_date",
+        "data.split",
+        "data.min_length",
+        "data.max_length",
+        "data.dedupe",
+        "data.dedupe_threshold",
+        "data.contamination",
+        "data.loss_on",
+        "data.truncation",
+        "data.max_turn_growth",
+        "data.max_rows",
+        "data.val_path",
+        "data.test_path",
+    ];
+
+    /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine. With a
+    /// decaying schedule, another length changes the learning rate from this step on, and the run says so.
+    const FREE: &[&str] = &[
+        "eval.metrics",
+        "eval.normalization",
+        "eval.rouge_stemmer",
+        "eval.json_schema",
+        "eval.scorer",
+        "eval.scorer_timeout",
+        "eval.confidence",
+        "eval.bootstrap_samples",
+        "train.output_dir",
+        "train.num_train_epochs",
+        "train.max_steps",
+        "train.eval_batch_size",
+        "train.gradient_checkpointing",
+        "train.effective_batch",
+        "train.target_tokens_per_device_step",
+        "train.memory_budget",
+        "train.max_tokens_per_pass",
+        "train.logging_steps",
+        "train.eval_strategy",
+        "train.eval_steps",
+        "train.eval_on_start",
+        "train.final_eval",
+        "train.predict_with_generate",
+        "train.generation_max_new_tokens",
+        "train.generation_num_beams",
+        "train.generation_rows",
+        "train.metric_for_best_model",
+        "train.greater_is_better",
+        "train.eval_accumulation_steps",
+        "train.save_strategy",
+        "train.save_steps",
+        "train.save_total_limit",
+        "train.save_async",
+        "train.load_best_model_at_end",
+        "train.early_stopping_patience",
+        "train.early_stopping_threshold",
+        "train.resume_from_checkpoint",
+        "train.max_nonfinite_steps",
+        "train.num_threads",
+        "train.strategy",
+        "train.deepspeed",
+        "train.accelerate",
+        "train.fsdp",
+        "train.fsdp_config",
+        "train.dp_ranks",
+        "train.fsdp_sharding_strategy",
+        "train.ddp_bucket_cap_mb",
+        "train.reduce_every_pass",
+        "train.ddp_backend",
+        "train.ddp_timeout",
+        "train.replica_check_steps",
+        "data.num_proc",
+        "data.cache_dir",
+        "data.use_cache",
+        "logging.tensorboard",
+        "logging.logging_dir",
+        "logging.run_name",
+        "logging.report",
+        "logging.timeline_step",
+        "gen.max_new_tokens",
+        "gen.num_samples",
+        "gen.do_sample",
+        "gen.temperature",
+        "gen.top_k",
+        "gen.top_p",
+        "gen.min_p",
+        "gen.seed",
+        "gen.repetition_penalty",
+        "gen.num_beams",
+        "gen.length_penalty",
+        "gen.early_stopping",
+        "gen.stop_strings",
+    ];
+
+    #[test]
+    fn every_setting_is_compared_covered_or_free() {
+        let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
+        let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
+        let mut known: Vec<_> =
+            schema::options().filter(|option| !of_adapter(option.section)).map(OptionDef::path).collect();
+        listed.sort_unstable();
+        known.sort();
+        assert_eq!(listed, known, "a new setting must be put into one of the three lists");
+    }
+}

@@ -1,0 +1,113 @@
+//! The tensors that an optimizer updates ([`Slot`]), and the state that it keeps beside each ([`State`]).
+use std::ops::Range;
+
+/// A trained tensor, as an optimizer sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slot {
+    /// Its name in the model, such as `model.layers.0.self_attn.q_proj.lora_A.weight`.
+    pub name: String,
+    /// Row-major sizes. Slots lie end to end in the flat buffer of values.
+    pub shape: Vec<usize>,
+    /// Whether weight decay applies to it.
+    pub decay: bool,
+    /// Its learning rate divided by that of the run.
+    pub lr_scale: f64,
+}
+
+impl Slot {
+    /// How many values it has.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// How a state tensor's numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single.
+    F32,
+    /// A byte: an index into a code map.
+    U8,
+}
+
+/// A state tensor that a rule asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateSpec {
+    /// The suffix of its name in a checkpoint, such as `exp_avg`.
+    pub name: &'static str,
+    /// Row-major sizes.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub dtype: Dtype,
+    /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used where
+    /// [`Rule::grain`] keeps the tensor whole.
+    pub each: usize,
+}
+
+impl StateSpec {
+    /// A float for each value of the tensor.
+    pub fn like(name: &'static str, slot: &Slot) -> Self {
+        Self::floats(name, slot.shape.clone())
+    }
+
+    /// Floats of a shape of their own.
+    pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
+        Self { name, shape, dtype: Dtype::F32, each: 1 }
+    }
+
+    /// How many numbers it has.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        let count = self.count() as u64;
+        match self.dtype {
+            Dtype::F32 => 4 * count,
+            Dtype::U8 => count,
+        }
+    }
+
+    /// Which of its numbers belong to the values `range` of `slot`.
+    pub fn range(&self, slot: &Slot, range: &Range<usize>) -> Range<usize> {
+        if range.len() == slot.count() {
+            return 0..self.count();
+        }
+        range.start / self.each..range.end.div_ceil(self.each)
+    }
+}
+
+/// A state tensor's numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// Of [`Dtype::F32`].
+    F32(Vec<f32>),
+    /// Of [`Dtype::U8`].
+    U8(Vec<u8>),
+}
+
+impl State {
+    pub(super) fn zeros(dtype: Dtype, count: usize) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(vec![0.0; count]),
+            Dtype::U8 => Self::U8(vec![0; count]),
+        }
+    }
+
+    /// Its floats; none where it holds bytes.
+    pub fn floats(&mut self) -> &mut [f32] {
+        match self {
+            Self::F32(values) => values,
+            Self::U8(_) => &mut [],
+        }
+    }
+
+    /// Its bytes; none where it holds floats.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::U8(values) => values,
+            Self::F32(_) => &mut [],
+        }
+    }
+}
