@@ -6,8 +6,9 @@ use tunesmith::config::{Config, InitLora, Mode};
 use tunesmith::data::batch::{Batch, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::parallel::optimizer;
 use tunesmith::train::step::{StepStats, step};
+
+use super::parity::fresh_optimizer;
 
 /// Everything at once.
 fn config(mode: Mode) -> Config {
@@ -57,7 +58,7 @@ fn weight(row: usize) -> f32 {
 /// One step on the eight rows, and the gradients.
 fn train(config: &Config, batches: &[Batch]) -> (StepStats, Vec<f32>) {
     let mut model = load(config);
-    let mut optimizer = optimizer::fresh(config, &mut model.params).unwrap();
+    let mut optimizer = fresh_optimizer(config, &mut model);
     let stats = step(&mut model, &mut optimizer, &Single, batches, 1e-3, 0.0).unwrap();
     (stats, model.params.grads().to_vec())
 }

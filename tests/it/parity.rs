@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Checkpointing, Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
@@ -12,8 +13,9 @@ use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
-use tunesmith::parallel::optimizer::slots;
+use tunesmith::optim::{AdamW, Betas, Optimizer, OptimizerPlan, Schedule};
+use tunesmith::parallel::ParallelPlan;
+use tunesmith::parallel::optimizer::{self, slots};
 use tunesmith::train::step::step;
 
 /// Limits of `tests/golden/README.md`.
@@ -495,4 +497,16 @@ fn activations_in_bf16_move_gradients_by_their_rounding_only() {
             assert!(error < 0.01 * size, "{family}: {error} of {size}");
         }
     }
+}
+
+/// The plan of a configuration's optimizer for what a model trains.
+pub fn optimizer_plan(config: &Config, model: &Model) -> OptimizerPlan {
+    let tensors = optimizer::tensors(&model.params.specs);
+    OptimizerPlan::new(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors).unwrap()
+}
+
+/// A configuration's optimizer for a model that one rank trains.
+pub fn fresh_optimizer(config: &Config, model: &mut Model) -> Optimizer {
+    let (plan, parallel) = (optimizer_plan(config, model), ParallelPlan::new(&config.train, 1));
+    optimizer::shared(&plan, &parallel, &mut model.params, World::ALONE).unwrap().0
 }

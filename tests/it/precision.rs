@@ -7,10 +7,9 @@ use tunesmith::config::Config;
 use tunesmith::data::batch::Batch;
 use tunesmith::model::Model;
 use tunesmith::optim::loss_scale::{LossScaler, Settings};
-use tunesmith::parallel::optimizer;
 use tunesmith::train::step::{StepStats, step};
 
-use super::parity::{Forward, adapter_config, golden, load, put, tensors};
+use super::parity::{Forward, adapter_config, fresh_optimizer, golden, load, put, tensors};
 
 fn adapted(family: &str, change: impl Fn(&mut Config)) -> (Model, Config) {
     let dir = golden(family).join("adapter_init");
@@ -62,7 +61,7 @@ fn float16_keeps_gradients_where_the_loss_scale_keeps_them_above_its_smallest_nu
 
 fn steps(change: impl Fn(&mut Config), count: usize) -> (Vec<StepStats>, Model, LossScaler) {
     let (mut model, config) = adapted("llama", change);
-    let mut optimizer = optimizer::fresh(&config, &mut model.params).unwrap();
+    let mut optimizer = fresh_optimizer(&config, &mut model);
     let batch = Forward::read("llama").batch();
     let batches = std::slice::from_ref::<Batch>(&batch);
     let stats =
@@ -117,16 +116,16 @@ fn the_scale_is_part_of_the_optimizers_state() {
         config.train.initial_scale_power = 30;
     };
     let (mut model, config) = adapted("llama", change);
-    let mut optimizer = optimizer::fresh(&config, &mut model.params).unwrap();
+    let mut optimizer = fresh_optimizer(&config, &mut model);
     let batch = Forward::read("llama").batch();
     for _ in 0..4 {
         step(&mut model, &mut optimizer, &Single, std::slice::from_ref(&batch), 1e-3, 1.0).unwrap();
     }
-    let mut again = optimizer::fresh(&config, &mut model.params).unwrap();
+    let mut again = fresh_optimizer(&config, &mut model);
     assert_ne!(again.scaler, optimizer.scaler);
     assert!(again.set_scalars(&optimizer.scalars()));
     assert_eq!(again.scaler, optimizer.scaler);
-    let mut plain = optimizer::fresh(&Config::default(), &mut model.params).unwrap();
+    let mut plain = fresh_optimizer(&Config::default(), &mut model);
     assert!(!plain.set_scalars(&optimizer.scalars()), "a run without a loss scale does not go on from one with it");
 }
 

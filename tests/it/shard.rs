@@ -14,6 +14,8 @@ use tunesmith::model::stack::Stack;
 use tunesmith::model::weight::Weight;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::model::{Model, ParamSpec};
+use tunesmith::optim::rule;
+use tunesmith::parallel::ParallelPlan;
 use tunesmith::parallel::fsdp::Gatherer;
 
 use super::parity::{Forward, adapter_config, golden, put, tensors};
@@ -56,7 +58,12 @@ fn on_ranks<T: Send>(
     work: impl Fn(&Gatherer, &dyn Collectives) -> T + Sync,
 ) -> Vec<T> {
     let run = |rank: Threads| {
-        let gatherer = Gatherer::new(&config.train, &rank).unwrap();
+        let gatherer = Gatherer::new(
+            &ParallelPlan::new(&config.train, rank.world().size),
+            &rule(&config.train).unwrap().into(),
+            &rank,
+        )
+        .unwrap();
         work(&gatherer.expect("several ranks share"), &rank)
     };
     let run = &run;

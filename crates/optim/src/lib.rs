@@ -7,6 +7,7 @@ pub mod clip;
 pub mod ema;
 pub mod loss_scale;
 pub mod optimizer;
+pub mod plan;
 pub mod rates;
 pub mod schedule;
 
@@ -18,6 +19,7 @@ pub use adamw::{AdamW, Betas};
 pub use ema::Ema;
 pub use loss_scale::LossScaler;
 pub use optimizer::{Gradients, Optimizer, Rule, Slot, State, StateTensor};
+pub use plan::OptimizerPlan;
 pub use schedule::Schedule;
 
 macro_rules! rules {

@@ -168,8 +168,20 @@ impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
     }
 }
 
+/// Copies a rule behind `dyn Rule`; every rule that is [`Clone`] has it.
+pub trait CloneRule {
+    /// A rule of its own, with the same numbers.
+    fn boxed(&self) -> Box<dyn Rule>;
+}
+
+impl<T: Rule + Clone + 'static> CloneRule for T {
+    fn boxed(&self) -> Box<dyn Rule> {
+        Box::new(self.clone())
+    }
+}
+
 /// An optimizer's formulas.
-pub trait Rule: std::fmt::Debug + Send + Sync {
+pub trait Rule: CloneRule + std::fmt::Debug + Send + Sync {
     /// The rule of a configuration before the first step; reads the arguments of `train.optim_args`.
     ///
     /// # Errors

@@ -18,12 +18,13 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use super::grad_buffer::{Sums, room};
+use super::plan::ParallelPlan;
+use super::replicas;
 use super::timeline::Timeline;
-use super::{fsdp, replicas};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
-use tunesmith_config::{GradDtype, Strategy, TrainConfig};
+use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
 use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_model::{Grads, Model, Params};
@@ -40,19 +41,10 @@ pub struct Sharing {
     /// The next step by number, where the values that it is computed with are then held against those of the other ranks.
     pub compares: Option<u64>,
     rank: usize,
-    shares: Shares,
-    every_pass: bool,
+    plan: ParallelPlan,
     /// The sums of the gradients where they are summed after every pass, or kept in bfloat16.
     sums: Sums,
     exchange: PartitionedCollectives,
-}
-
-/// Of what a rank keeps a share alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shares {
-    Nothing,
-    State,
-    StateAndValues,
 }
 
 /// What the walks of a step came to.
@@ -70,38 +62,26 @@ type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<f64> + '
 impl Sharing {
     /// Ranks that keep everything.
     pub fn copies(params: &Params, optimizer: &Optimizer, world: World) -> Self {
-        Self::of(partition(params, world.size, optimizer.legal_cuts()), world.rank, (Shares::Nothing, false))
+        let partition = partition(params, world.size, optimizer.legal_cuts());
+        Self::new(&ParallelPlan::ddp(world.size), partition, world.rank)
     }
 
-    /// As a configuration says; `partition` is that of all ranks.
-    pub fn new(train: &TrainConfig, partition: Partition, rank: usize) -> Self {
-        let several = partition.ranks() > 1;
-        let weights = fsdp::sharding(train);
-        let shares = match train.strategy {
-            _ if !several => Shares::Nothing,
-            _ if fsdp::shares_values(train) => Shares::StateAndValues,
-            Strategy::Zero1 | Strategy::Zero2 => Shares::State,
-            _ if weights.is_some() => Shares::State,
-            _ => Shares::Nothing,
-        };
-        let every_pass = train.strategy == Strategy::Zero2 || weights.is_some() || train.reduce_every_pass;
-        let sums = if train.grad_dtype == GradDtype::Bfloat16 { Sums::Bf16(Vec::new()) } else { Sums::default() };
-        Self { sums, ..Self::of(partition, rank, (shares, several && every_pass)) }
-    }
-
-    fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
-        let (sums, exchange) = (Sums::default(), PartitionedCollectives::default());
-        Self { partition, timeline: None, compares: None, rank, shares, every_pass, sums, exchange }
+    /// The share of one rank; `partition` is that of all ranks.
+    pub fn new(plan: &ParallelPlan, partition: Partition, rank: usize) -> Self {
+        let bf16 = plan.grad_dtype == GradDtype::Bfloat16;
+        let sums = if bf16 { Sums::Bf16(Vec::new()) } else { Sums::default() };
+        let exchange = PartitionedCollectives::default();
+        Self { partition, timeline: None, compares: None, rank, plan: *plan, sums, exchange }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
     pub const fn shares_state(&self) -> bool {
-        !matches!(self.shares, Shares::Nothing)
+        self.plan.shards_optimizer()
     }
 
     /// Whether each rank keeps the values of what it owns alone.
-    pub fn shares_values(&self) -> bool {
-        self.shares == Shares::StateAndValues
+    pub const fn shares_values(&self) -> bool {
+        self.plan.shards_values()
     }
 
     /// The flat ranges whose state this rank keeps.
@@ -116,7 +96,7 @@ impl Sharing {
     /// Whether the sums are those of what this rank owns, end to end. In bfloat16 they otherwise are those of everything;
     /// in float32 the buffer for all gradients then has them.
     const fn packs(&self) -> bool {
-        self.every_pass && (self.shares_state() || !self.sums.is_narrow())
+        self.plan.reduce_every_pass && (self.shares_state() || !self.sums.is_narrow())
     }
 
     fn owned(&self) -> Vec<Range<usize>> {
@@ -138,13 +118,13 @@ impl Sharing {
     ) -> Result<Walked> {
         let mut walked = Walked { total: 0.0, failed: None };
         let (alone, narrow) = (self.partition.ranks() == 1, self.sums.is_narrow());
-        if narrow || self.every_pass {
+        if narrow || self.plan.reduce_every_pass {
             // Nobody needs the buffer for all.
             model.params.put_grads(Vec::new());
             let count = if self.packs() { self.partition.count(self.rank) } else { self.everything() };
             self.sums.begin(count);
         }
-        if self.every_pass {
+        if self.plan.reduce_every_pass {
             for pass in 0..most {
                 let batch = batches.get(pass).filter(|_| walked.failed.is_none());
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
@@ -213,7 +193,7 @@ impl Sharing {
             gathers: !shares_state && !packs,
             sums: whole.is_none().then_some(&mut self.sums),
             packs,
-            continues: !self.every_pass,
+            continues: !self.plan.reduce_every_pass,
             exchange: &mut self.exchange,
             timeline: timeline.as_ref(),
             next: self.partition.segments(),

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::optimizer;
+use super::plan::ParallelPlan;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
 use tunesmith_comm::{Among, Collectives, Partition, bytes};
-use tunesmith_config::{Sharding, Strategy, TrainConfig};
+use tunesmith_config::Sharding;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
+use tunesmith_optim::Rule;
 use tunesmith_optim::optimizer::legal_cuts;
-use tunesmith_optim::rule;
 
 /// The way to the ranks with which weights are shared. Its messages meet no others: segments are brought together by a
 /// thread while the ranks talk about other things.
@@ -23,22 +24,9 @@ pub struct Gatherer {
     all: Arc<CommThread>,
     /// Those among whom a segment is divided: all, or those of this machine.
     group: Arc<CommThread>,
-    how: Sharding,
-    train: Arc<TrainConfig>,
-}
-
-/// What a configuration's strategy makes of the weights; nothing where every rank has all of them.
-pub fn sharding(train: &TrainConfig) -> Option<Sharding> {
-    match train.strategy {
-        Strategy::Zero3 => Some(Sharding::FullShard),
-        Strategy::Fsdp => Some(train.fsdp_sharding_strategy).filter(|&how| how != Sharding::NoShard),
-        _ => None,
-    }
-}
-
-/// Whether ranks share what is trained too.
-pub fn shares_values(train: &TrainConfig) -> bool {
-    matches!(sharding(train), Some(Sharding::FullShard | Sharding::ShardGradOp))
+    sharding: Sharding,
+    /// Where trained values are sharded: by which rule they may be cut.
+    rule: Option<Arc<dyn Rule>>,
 }
 
 impl Gatherer {
@@ -46,17 +34,18 @@ impl Gatherer {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
-    pub fn new(train: &TrainConfig, comm: &dyn Collectives) -> Result<Option<Self>> {
-        let Some(how) = sharding(train).filter(|_| comm.world().size > 1) else { return Ok(None) };
+    pub fn new(plan: &ParallelPlan, rule: &Arc<dyn Rule>, comm: &dyn Collectives) -> Result<Option<Self>> {
+        let Some(sharding) = plan.weights else { return Ok(None) };
         let line = |who| comm.beside(who).and_then(CommThread::new).map(Arc::new);
         let all = line(Among::All)?;
-        let group = if how == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
-        Ok(Some(Self { all, group, how, train: Arc::new(train.clone()) }))
+        let group = if sharding == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
+        let rule = plan.shards_values().then(|| Arc::clone(rule));
+        Ok(Some(Self { all, group, sharding, rule }))
     }
 
     /// For one model.
     pub fn shards(&self) -> Shards {
-        Shards::new(Box::new(self.clone()), self.how == Sharding::ShardGradOp)
+        Shards::new(Box::new(self.clone()), self.sharding == Sharding::ShardGradOp)
     }
 }
 
@@ -83,10 +72,9 @@ impl Peers for Gatherer {
     }
 
     fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>> {
-        // An optimizer that does not exist has been refused before.
-        let rule = rule(&self.train).ok().filter(|_| shares_values(&self.train))?;
+        let rule = self.rule.as_deref()?;
         let end = specs.last().map_or(start, |spec| spec.range().end);
-        let legal = legal_cuts(&*rule, &optimizer::slots(specs));
+        let legal = legal_cuts(rule, &optimizer::slots(specs));
         Some(Partition::new(&[start, end], self.all.world().size, legal).parts(0))
     }
 

@@ -7,5 +7,8 @@ pub mod gather_optimizer;
 pub mod gather_params;
 pub mod grad_buffer;
 pub mod optimizer;
+pub mod plan;
 pub mod replicas;
 pub mod timeline;
+
+pub use plan::ParallelPlan;

@@ -1,11 +1,11 @@
 //! The optimizer of a run: which tensors it sees, at which learning rates, and which share of its state this rank keeps.
 use super::ddp_zero::{self, Sharing};
-use tunesmith_base::error::Result;
+use super::plan::ParallelPlan;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::World;
-use tunesmith_config::{Config, TrainConfig};
 use tunesmith_model::params::{ParamSpec, Params};
 use tunesmith_optim::optimizer::legal_cuts;
-use tunesmith_optim::{Ema, LossScaler, Optimizer, Slot, loss_scale, rates, rule};
+use tunesmith_optim::{Ema, LossScaler, Optimizer, OptimizerPlan, Slot};
 
 /// The trained tensors as an optimizer sees them.
 pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
@@ -18,45 +18,39 @@ pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
     specs.iter().map(slot).collect()
 }
 
-/// The optimizer that a configuration asks for, before its first step; gives the tensors their learning rates.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Config`]: arguments or patterns that fit nothing.
-pub fn fresh(config: &Config, params: &mut Params) -> Result<Optimizer> {
-    shared(config, params, World::ALONE).map(|(optimizer, _)| optimizer)
+/// The names and shapes of the trained tensors.
+pub fn tensors(specs: &[ParamSpec]) -> Vec<(String, Vec<usize>)> {
+    specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
 }
 
-/// As [`fresh`], with the share of the state that this rank keeps, and who keeps what.
+/// The optimizer of this rank before its first step, and what it shares with the other ranks. The tensors get their
+/// learning rates.
 ///
 /// # Errors
-/// As [`fresh`].
-pub fn shared(config: &Config, params: &mut Params, world: World) -> Result<(Optimizer, Sharing)> {
-    let tensors: Vec<_> = params.specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
-    let scales = rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors)?;
-    for (spec, scale) in params.specs.iter_mut().zip(scales) {
-        spec.lr_scale = scale;
+/// [`tunesmith_base::Kind::Model`]: a trained tensor is missing from the plan.
+///
+/// # Panics
+/// If `parallel` is the plan of another number of ranks.
+pub fn shared(
+    optimizer: &OptimizerPlan,
+    parallel: &ParallelPlan,
+    params: &mut Params,
+    world: World,
+) -> Result<(Optimizer, Sharing)> {
+    assert_eq!(parallel.ranks, world.size, "a plan for every rank of the world");
+    for spec in &mut params.specs {
+        let scale = optimizer.lr_scales.get(&spec.name);
+        spec.lr_scale = *scale.ok_or_else(|| Error::model(format!("no learning rate is planned for {}", spec.name)))?;
     }
-    let (rule, slots) = (rule(&config.train)?, slots(&params.specs));
+    let (rule, slots) = (optimizer.rule.boxed(), slots(&params.specs));
     let partition = ddp_zero::partition(params, world.size, legal_cuts(&*rule, &slots));
-    let sharing = Sharing::new(&config.train, partition, world.rank);
-    let mut optimizer = Optimizer::shared(rule, slots, params.values(), &sharing.kept());
-    optimizer.scaler = config.train.fp16.then(|| LossScaler::new(loss_scale(&config.train)));
-    Ok((optimizer, sharing))
+    let sharing = Sharing::new(parallel, partition, world.rank);
+    let mut made = Optimizer::shared(rule, slots, params.values(), &sharing.kept());
+    made.scaler = optimizer.loss_scale.map(LossScaler::new);
+    Ok((made, sharing))
 }
 
-/// The loss scale that a configuration asks for.
-fn loss_scale(train: &TrainConfig) -> loss_scale::Settings {
-    let dynamic = train.loss_scale == 0.0;
-    loss_scale::Settings {
-        initial: if dynamic { 2f64.powi(train.initial_scale_power as i32) } else { train.loss_scale },
-        window: train.loss_scale_window,
-        hysteresis: train.hysteresis,
-        least: train.min_loss_scale,
-        dynamic,
-    }
-}
-
-/// The moving average that a configuration asks for, before the first step: of what this rank keeps the state of.
-pub fn average(config: &Config, params: &Params, sharing: &Sharing) -> Option<Ema> {
-    config.train.ema_decay.map(|decay| Ema::shared(decay, params.values(), sharing.kept()))
+/// The moving average before the first step: of the values whose optimizer state this rank keeps.
+pub fn average(plan: &OptimizerPlan, params: &Params, sharing: &Sharing) -> Option<Ema> {
+    plan.ema_decay.map(|decay| Ema::shared(decay, params.values(), sharing.kept()))
 }

@@ -16,9 +16,9 @@ use tunesmith_data as data;
 use tunesmith_model::quantized_cache::Cache;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, Phases, quantize};
-use tunesmith_optim::Schedule;
+use tunesmith_optim::{OptimizerPlan, Schedule, rule};
 use tunesmith_parallel::fsdp::Gatherer;
-use tunesmith_parallel::optimizer;
+use tunesmith_parallel::{ParallelPlan, optimizer};
 use tunesmith_telemetry::metrics::Metrics;
 use tunesmith_telemetry::progress::{Event, Observer, Pace};
 use tunesmith_telemetry::resolved_config;
@@ -129,10 +129,11 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
+        let parallel = ParallelPlan::new(&prepared.config.train, comm.world().size);
         let Loaded { mut model, gatherer } = if let Some(measured) = prepared.loaded.take() {
             measured
         } else {
-            let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
+            let gatherer = Gatherer::new(&parallel, &rule(&prepared.config.train)?.into(), &*comm)?;
             Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
         };
         for note in &model.notes {
@@ -141,8 +142,10 @@ impl<'a> Session<'a> {
         let train = &prepared.config.train;
         model.phases = Phases::default();
         model.set_checkpointing(train.gradient_checkpointing);
-        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
-        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
+        let ratio = prepared.config.tuning.lora.loraplus_lr_ratio;
+        let plan = OptimizerPlan::new(train, ratio, &optimizer::tensors(&model.params.specs))?;
+        let (mut optimizer, sharing) = optimizer::shared(&plan, &parallel, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&plan, &model.params, &sharing);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         let asked = &resolved.config.train;

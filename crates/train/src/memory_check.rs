@@ -13,7 +13,8 @@ use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Checkpointing, Resolved};
 use tunesmith_data as data;
-use tunesmith_parallel::optimizer;
+use tunesmith_optim::OptimizerPlan;
+use tunesmith_parallel::{ParallelPlan, optimizer};
 use tunesmith_plan::memory::{Breakdown, PROGRAM, Pass};
 use tunesmith_telemetry::progress::Observer;
 
@@ -103,8 +104,11 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let mut measured = None;
         if fits {
             model.set_checkpointing(checkpointing);
-            let (mut optimizer, mut sharing) = optimizer::shared(config, &mut model.params, World::ALONE)?;
-            let average = optimizer::average(config, &model.params, &sharing);
+            let ratio = config.tuning.lora.loraplus_lr_ratio;
+            let plan = OptimizerPlan::new(&config.train, ratio, &optimizer::tensors(&model.params.specs))?;
+            let parallel = ParallelPlan::new(&config.train, 1);
+            let (mut optimizer, mut sharing) = optimizer::shared(&plan, &parallel, &mut model.params, World::ALONE)?;
+            let average = optimizer::average(&plan, &model.params, &sharing);
             let mut saver = Background::new(&RealDisk);
             if parts.optimizer.saving > 0 {
                 let values = model.params.values();

@@ -10,9 +10,9 @@ use tunesmith::config::{Config, Optim, Strategy, TrainConfig, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::stack::Stack;
-use tunesmith::optim::{State, StateTensor};
+use tunesmith::optim::{State, StateTensor, rule};
 use tunesmith::parallel::fsdp::Gatherer;
-use tunesmith::parallel::optimizer;
+use tunesmith::parallel::{ParallelPlan, optimizer};
 use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Way};
 use tunesmith::train::autobatch::budget;
@@ -24,6 +24,7 @@ use super::quantized::rank;
 use super::ranks::{apart, curve, launch};
 use super::resume::{assert_same_ending, go, timeless};
 use crate::comm::gloo_is_there;
+use crate::parity::optimizer_plan;
 
 const END: u64 = u64::MAX;
 
@@ -435,7 +436,13 @@ fn steps(
     let work = |comm: &dyn Collectives| {
         let mut model = load();
         let world = comm.world();
-        let (mut optimizer, mut sharing) = optimizer::shared(&config, &mut model.params, world).unwrap();
+        let (mut optimizer, mut sharing) = optimizer::shared(
+            &optimizer_plan(&config, &model),
+            &ParallelPlan::new(&config.train, world.size),
+            &mut model.params,
+            world,
+        )
+        .unwrap();
         let mut last = None;
         for step in 0..4 {
             // The last step has one batch less: some rank has nothing to do, or less.
@@ -512,7 +519,9 @@ fn a_rank_that_fails_while_sums_go_on_ends_the_others() {
                 let mut model = load();
                 let train = TrainConfig { strategy, ..config.train.clone() };
                 let config = Config { train, ..config.clone() };
-                let (mut optimizer, mut sharing) = optimizer::shared(&config, &mut model.params, comm.world()).unwrap();
+                let plans = (optimizer_plan(&config, &model), ParallelPlan::new(&config.train, comm.world().size));
+                let (mut optimizer, mut sharing) =
+                    optimizer::shared(&plans.0, &plans.1, &mut model.params, comm.world()).unwrap();
                 let mut own = vec![batches[0].clone(), batches[1].clone()];
                 if comm.world().rank == 1 {
                     own[1].tokens[0] = 1 << 20;
@@ -600,7 +609,8 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
         {
             config.train.strategy = strategy;
             let load = |comm: &dyn Collectives| {
-                let gatherer = Gatherer::new(&config.train, comm).unwrap();
+                let parallel = ParallelPlan::new(&config.train, comm.world().size);
+                let gatherer = Gatherer::new(&parallel, &rule(&config.train).unwrap().into(), comm).unwrap();
                 let mut model = match &gatherer {
                     Some(gatherer) => {
                         let shards = gatherer.shards();
@@ -608,8 +618,10 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
                     }
                     None => Model::load(&arch, None, &config).unwrap(),
                 };
-                let (mut optimizer, sharing) = optimizer::shared(&config, &mut model.params, comm.world()).unwrap();
-                let mut ema = optimizer::average(&config, &model.params, &sharing);
+                let plan = optimizer_plan(&config, &model);
+                let (mut optimizer, sharing) =
+                    optimizer::shared(&plan, &parallel, &mut model.params, comm.world()).unwrap();
+                let mut ema = optimizer::average(&plan, &model.params, &sharing);
                 let (specs, kept) = (model.params.specs.clone(), model.params.ranges());
                 saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut()).unwrap();
                 assert_eq!(optimizer.step, saved.state.optimizer_step);

@@ -10,7 +10,7 @@ use tunesmith_base::files;
 use tunesmith_base::memory;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{
-    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy,
 };
 use tunesmith_data::{Dataset, Split};
 use tunesmith_model::adapters::{self, Method};
@@ -20,12 +20,12 @@ use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
 use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
-use tunesmith_parallel::fsdp;
+use tunesmith_parallel::ParallelPlan;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
     Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
 };
-use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
+use tunesmith_plan::strategies::{self, Machine, Way};
 
 /// How much of the memory budget was in use at most, as it counts: label and text, where the configuration sets one.
 pub fn used(config: &Config) -> Option<(String, String)> {
@@ -161,13 +161,7 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 
 /// The way in which a run of so many ranks shares its memory among them.
 pub fn way(config: &Config, ranks: usize) -> Way {
-    let named = match fsdp::sharding(&config.train) {
-        Some(Sharding::HybridShard) => Some(Strategy::Zero2),
-        None if config.train.strategy == tunesmith_config::Strategy::Fsdp => Some(Strategy::Ddp),
-        _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),
-    };
-    // `auto` is `ddp` where a launcher has started several.
-    Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
+    Way::plain(ParallelPlan::new(&config.train, ranks).strategy)
 }
 
 /// The predicted memory of a run.

@@ -13,6 +13,8 @@ use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing, Config};
 use tunesmith_data::{Dataset, Sampler};
 use tunesmith_ops::simd;
+use tunesmith_optim::rule;
+use tunesmith_parallel::ParallelPlan;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_telemetry::machine::Machine;
 use tunesmith_telemetry::progress::{Event, Observer};
@@ -118,7 +120,8 @@ fn found(
     }
     observer.event(&Event::Phase("loading the model"));
     let (config, weights) = (&parts.config, &parts.weights);
-    let gatherer = Gatherer::new(&config.train, comm)?;
+    let parallel = ParallelPlan::new(&config.train, comm.world().size);
+    let gatherer = Gatherer::new(&parallel, &rule(&config.train)?.into(), comm)?;
     let mut model = load::model(parts, gatherer.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
     let mut gauge = Gauge::new(&mut model, (&dataset.train, sampler), later(parts, comm), comm)?;
