@@ -14,6 +14,7 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::quantize::{self, How};
 use tunesmith::model::quantized_cache::Cache;
+use tunesmith::model::shards::Shards;
 use tunesmith::model::stack::Stack;
 use tunesmith::model::weights::{self, Numbers, Parts, WeightFiles, write_numbers_to};
 use tunesmith::ops::quant::{Format, encode};
@@ -374,7 +375,10 @@ fn copies_are_kept_used_and_made_anew_where_they_are_damaged() {
     let load = || {
         let cache = Cache::new(root.path(), &files, how).unwrap();
         let dir = cache.dir().to_path_buf();
-        (Model::load_with(&arch, Some(&files), &config, &Stack::default(), Some(cache)).unwrap(), dir)
+        (
+            Model::load_with(&arch, Some(&files), &config, &Stack::default(), Some(cache), Shards::default()).unwrap(),
+            dir,
+        )
     };
     let batch = Forward::read("llama").batch();
     let losses = |model: &Model| model.token_losses(&batch).unwrap();

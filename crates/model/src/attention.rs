@@ -1,7 +1,6 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
-use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
 use super::weight::Weight;
@@ -45,7 +44,7 @@ pub struct Saved<T = Act> {
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Act,
-    extra: [Option<adapters::Saved<T>>; 3],
+    extra: [Option<linear::Saved<T>>; 3],
 }
 
 impl<T> Saved<T> {
@@ -146,7 +145,7 @@ impl Attention {
         d_mixed: Act,
         (all, rows): (&Rows, &Rows),
         grads: &mut Grads<'_>,
-    ) -> ([Act; 3], [Option<adapters::Saved>; 3]) {
+    ) -> ([Act; 3], [Option<linear::Saved>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, extra } = saved;
         let (mut dq, mut dk, dv) =
             attention::backward((&q, &k, &v), (&mixed, &lse), &d_mixed, &rows.spans, self.heads, self.how);
@@ -169,7 +168,7 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Act,
-        ([dq, dk, dv], extra): ([Act; 3], [Option<adapters::Saved>; 3]),
+        ([dq, dk, dv], extra): ([Act; 3], [Option<linear::Saved>; 3]),
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,

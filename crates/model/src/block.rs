@@ -2,10 +2,9 @@
 //!
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
 //! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
-use super::adapters;
 use super::attention::{self, Attention};
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
@@ -29,7 +28,7 @@ type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<adapters::Saved>, Raw) {
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<linear::Saved>, Raw) {
         if let Self::Plain = self {
             let (y, extra) = last.forward(pass, input, Some(x));
             return (y, extra, None);
@@ -91,7 +90,7 @@ pub enum Feed {
 #[derive(Debug)]
 enum FeedSaved<T> {
     /// With what `down` took, where it is kept.
-    Dense(mlp::Saved<T>, Option<adapters::Saved<T>>, Option<T>),
+    Dense(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Sparse(moe::Saved<T>),
 }
 
@@ -135,7 +134,7 @@ pub struct Saved<T = Act> {
     rstd2: Option<Act>,
     feed: FeedSaved<T>,
     mlp_raw: Raw<T>,
-    o_extra: Option<adapters::Saved<T>>,
+    o_extra: Option<linear::Saved<T>>,
 }
 
 impl<T> Saved<T> {

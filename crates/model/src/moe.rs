@@ -4,9 +4,8 @@
 //! With the router's probabilities `p = softmax(R h)` over all experts, a token goes through those with the largest p;
 //! an expert's weight is its p, or p over the sum of the chosen. Gradients flow to `p` through the weights: `dL/dw` of
 //! an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
-use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
@@ -54,7 +53,7 @@ impl Routing {
 #[derive(Debug)]
 struct One<T> {
     mlp: mlp::Saved<T>,
-    down_extra: Option<adapters::Saved<T>>,
+    down_extra: Option<linear::Saved<T>>,
 }
 
 impl<T> One<T> {
@@ -72,11 +71,11 @@ pub struct Saved<T = Act> {
     experts: Vec<Option<One<T>>>,
     shared: Option<Shared<T>>,
     /// Of the router's adapter.
-    router: Option<adapters::Saved<T>>,
+    router: Option<linear::Saved<T>>,
 }
 
 /// What the shared expert keeps: its own, the sigmoid it was multiplied by, and of the module that gave that.
-type Shared<T> = (One<T>, Vec<f32>, Option<adapters::Saved<T>>);
+type Shared<T> = (One<T>, Vec<f32>, Option<linear::Saved<T>>);
 
 impl<T> Saved<T> {
     /// The same in another form.
@@ -105,7 +104,7 @@ impl Moe {
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
-    fn route(&self, pass: &Pass<'_>, h: &Act) -> (Routing, Option<adapters::Saved>) {
+    fn route(&self, pass: &Pass<'_>, h: &Act) -> (Routing, Option<linear::Saved>) {
         let experts = self.experts.len();
         let (logits, extra) = self.router.forward(pass, h, None);
         let mut probabilities = logits.to_rows();

@@ -55,10 +55,8 @@ pub fn model(parts: &Parts, gatherer: Option<&Gatherer>) -> Result<Model> {
     let Parts { arch, weights, config, stack, adapter, .. } = parts;
     let weights = weights.as_ref();
     let cache = cache(weights, config)?;
-    let model = match gatherer.map(Gatherer::shards) {
-        Some(shards) => Model::load_shared(arch, weights, config, stack, cache, shards)?,
-        None => Model::load_with(arch, weights, config, stack, cache)?,
-    };
+    let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
+    let model = Model::load_with(arch, weights, config, stack, cache, shards)?;
     Ok(with_adapter(model, adapter.as_ref()))
 }
 

@@ -5,9 +5,8 @@
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::low_rank::{Matrices, minus};
-use super::{Formula, Saved};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
+use crate::linear::{Base, Formula, Input, Saved};
 use crate::weight::Weight;
 use rayon::prelude::*;
 use std::ops::Range;

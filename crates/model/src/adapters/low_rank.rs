@@ -1,8 +1,7 @@
 //! The low-rank product `B (s A x)` that LoRA and `DoRA` share, with its gradients. Given `dy`: `dz = s B^T dy`,
 //! `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`.
-use super::{Formula, Saved};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
+use crate::linear::{Base, Formula, Input, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;

@@ -7,11 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::{About, Adapter, Formula, Method, Part, Saved, Site, names};
-use crate::build::Attach;
+use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets, names};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
-use crate::targets::{Placement, Targets};
+use crate::linear::{Base, Formula, Input, Saved};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
@@ -137,7 +135,7 @@ impl Adapter for Rotation {
         format!("{:?}", self.blocks)
     }
 
-    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+    fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let count = self.blocks.count * self.blocks.trained();
         let name = at.tensor_name(0);
         let start = if self.moved { at.stream(&name).normals(0.1, count) } else { vec![0.0; count] };

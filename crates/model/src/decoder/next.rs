@@ -109,7 +109,7 @@ impl Model {
             }
             growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
         }
-        if self.shards.is_some() {
+        if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
             return self.forward(|| self.go_on(&mut growth));
         }
@@ -135,7 +135,7 @@ impl Model {
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let values = self.params.values();
-        let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
+        let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
         for (index, block) in self.blocks.iter().enumerate() {
             let rows = if index == last { &layout.last } else { &layout.all };
             let (heads, how) = (block.attention.heads, block.attention.how);
@@ -160,7 +160,7 @@ impl Model {
                 }
                 mixed
             };
-            x = self.at(index + 1, values, &pass, |pass| {
+            x = self.shards.at(index + 1, values, &pass, |pass| {
                 let attend = |h: &Act| block.attention.forward_by(pass, h, &layout.all, rows, mix);
                 block.forward_by(pass, &x, attend, rows, false).0
             })?;
