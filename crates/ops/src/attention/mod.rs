@@ -15,6 +15,7 @@ mod backward;
 mod cache;
 mod decode;
 mod forward;
+mod realign;
 #[cfg(test)]
 mod tests;
 
