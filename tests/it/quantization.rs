@@ -329,7 +329,7 @@ fn loftq_starts_with_what_quantization_loses() {
         let how = How { format: Format::Nf4, double: false };
         for scale in [1.0f32, 2.0] {
             let (matrix, [ours_a, ours_b]) =
-                tunesmith::model::adapters::loftq::start(values, cols, how, (rank, scale), rounds).unwrap();
+                tunesmith::model::adapters::loftq::start(values, cols, how, rank, scale, rounds).unwrap();
             let update = |a: &[f32], b: &[f32], scale: f32| -> Vec<f32> {
                 let at = |at: usize| {
                     (0..rank).map(|k| b[at / cols * rank + k] * a[k * cols + at % cols]).sum::<f32>() * scale

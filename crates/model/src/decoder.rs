@@ -184,8 +184,8 @@ impl Model {
             let last = self.blocks.len() - 1;
             let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
             for (index, block) in self.blocks.iter().enumerate() {
-                let rows = if index == last { &layout.last } else { &layout.all };
-                x = self.shards.at(index + 1, values, &pass, |pass| block.forward(pass, &x, &layout.all, rows).0)?;
+                let rows = if index == last { layout.last_block() } else { layout.block() };
+                x = self.shards.at(index + 1, values, &pass, |pass| block.forward(pass, &x, rows).0)?;
             }
             self.conclude(&pass, |pass| head(pass, &x))
         })

@@ -169,7 +169,8 @@ impl Moe {
         mlp: &Mlp,
         x: &Act,
         mut one: One<Act>,
-        (dy, factors): (&Act, &[f32]),
+        dy: &Act,
+        factors: &[f32],
         grads: &mut Grads<'_>,
     ) -> (Act, Vec<f32>) {
         let middle = mlp.middle(&one.mlp);
@@ -197,7 +198,7 @@ impl Moe {
             let mut dy = dy.gather_to(&self.pool, rows);
             dy.times(weights);
             let x = h.gather_to(&self.pool, rows);
-            let (dx, d_factors) = Self::one_backward(pass, &self.experts[expert], &x, one, (&dy, weights), grads);
+            let (dx, d_factors) = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, weights, grads);
             dh.scatter_add(rows, None, &dx);
             for (&row, d) in rows.iter().zip(d_factors) {
                 d_weights[row * count + expert] = d;
@@ -206,7 +207,7 @@ impl Moe {
         if let (Some((mlp, to_gate)), Some((one, gate, extra))) = (&self.shared, shared) {
             let mut dy = dy.copy();
             dy.times(&gate);
-            let (dx, d_gate) = Self::one_backward(pass, mlp, h, one, (&dy, &gate), grads);
+            let (dx, d_gate) = Self::one_backward(pass, mlp, h, one, &dy, &gate, grads);
             dh.add(&dx);
             let d_gate: Vec<f32> = d_gate.iter().zip(&gate).map(|(d, g)| d * g * (1.0 - g)).collect();
             let d_gate = Act::from_rows(h.pool(), &d_gate, 1);

@@ -121,8 +121,8 @@ impl Formula for Dora {
             (self.matrices.gradients(base, low, &dv, dropped.as_ref().unwrap_or(input.x), grads), dv)
         };
         base.gradients(input, dy, grads);
-        if let Some(dx) = dx {
-            self.matrices.input_gradient(base, (dy, Some(&dv), &d_low), dx);
+        if let Some((dx, add)) = dx {
+            self.matrices.input_gradient(base, dy, Some(&dv), &d_low, dx, add);
         }
     }
 }

@@ -17,7 +17,8 @@ pub fn start(
     weight: &[f32],
     cols: usize,
     how: How,
-    (rank, scale): (usize, f32),
+    rank: usize,
+    scale: f32,
     rounds: usize,
 ) -> Result<(Quantized, [Vec<f32>; 2])> {
     let mut rest = weight.to_vec();

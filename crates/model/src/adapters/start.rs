@@ -28,7 +28,7 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
         }
         (InitLora::Loftq, Some(how)) => {
             let (values, rounds) = (at.values()?, lora.loftq_iter);
-            let (matrix, start) = loftq::start(&values, inputs, how, (r, scale), rounds)
+            let (matrix, start) = loftq::start(&values, inputs, how, r, scale, rounds)
                 .map_err(|error| error.context(format!("tensor {:?}", at.weight_name())))?;
             at.replace(Weight::Quantized(Arc::new(matrix)))?;
             Ok(start)

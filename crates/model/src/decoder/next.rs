@@ -137,7 +137,7 @@ impl Model {
         let values = self.params.values();
         let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
         for (index, block) in self.blocks.iter().enumerate() {
-            let rows = if index == last { &layout.last } else { &layout.all };
+            let rows = if index == last { layout.last_block() } else { layout.block() };
             let (heads, how) = (block.attention.heads, block.attention.how);
             let mix = |q: &Act, k: &Act, v: &Act| {
                 let mut start = 0;
@@ -150,10 +150,10 @@ impl Model {
                 let mixed = if single {
                     (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
                 } else if fresh {
-                    attention::forward(q, k, v, &rows.spans, heads, how)
+                    attention::forward(q, k, v, &rows.outputs.spans, heads, how)
                 } else {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
-                    attention::forward(q, &k, &v, &rows.spans, heads, how)
+                    attention::forward(q, &k, &v, &rows.outputs.spans, heads, how)
                 };
                 for text in texts.iter_mut() {
                     text.blocks[index].trim();
@@ -161,8 +161,8 @@ impl Model {
                 mixed
             };
             x = self.shards.at(index + 1, values, &pass, |pass| {
-                let attend = |h: &Act| block.attention.forward_by(pass, h, &layout.all, rows, mix);
-                block.forward_by(pass, &x, attend, rows, false).0
+                let attend = |h: &Act| block.attention.forward_by(pass, h, rows, mix);
+                block.forward_by(pass, &x, attend, rows.outputs, false).0
             })?;
         }
         self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })

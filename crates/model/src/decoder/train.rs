@@ -29,7 +29,7 @@ impl Model {
     /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
         let mut grads = self.params.take_grads();
-        let walked = self.forward_backward_into(batch, (scale, share), step, &mut Grads::whole(&mut grads));
+        let walked = self.forward_backward_into(batch, scale, share, step, &mut Grads::whole(&mut grads));
         self.params.put_grads(grads);
         walked
     }
@@ -41,14 +41,15 @@ impl Model {
     pub fn forward_backward_into(
         &mut self,
         batch: &Batch,
-        scales: (f32, f32),
+        scale: f32,
+        share: f32,
         step: u64,
         grads: &mut Grads<'_>,
     ) -> Result<f64> {
         self.check(batch)?;
         self.shards.begin(Kind::Train)?;
         let params = std::mem::take(&mut self.params);
-        let walked = memory::guarded(|| self.walk(&params, batch, scales, step, grads));
+        let walked = memory::guarded(|| self.walk(&params, batch, scale, share, step, grads));
         self.params = params;
         self.end(walked, Some(grads))
     }
@@ -57,7 +58,8 @@ impl Model {
         &mut self,
         params: &Params,
         batch: &Batch,
-        (scale, share): (f32, f32),
+        scale: f32,
+        share: f32,
         step: u64,
         grads: &mut Grads<'_>,
     ) -> Result<f64> {
@@ -84,7 +86,7 @@ impl Model {
         // The loss for uneven use of experts looks at every token, in the last block too.
         // Classifiers have none, as in Transformers.
         let balance = self.arch.experts.as_ref().filter(|_| self.arch.score.is_none()).and_then(|it| it.balance);
-        let rows_of = |index| if index == last && balance.is_none() { &layout.last } else { &layout.all };
+        let rows_of = |index| if index == last && balance.is_none() { layout.last_block() } else { layout.block() };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
@@ -97,9 +99,9 @@ impl Model {
             let policy = self.checkpointing.of(index, self.blocks.len());
             // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
             let whole = policy == Policy::None && (self.narrow.is_none() || index == last);
-            let (y, saved) = self.shards.at(index + 1, values, &pass, |pass| {
-                block.forward_keeping(pass, &x, &layout.all, rows_of(index), whole)
-            })?;
+            let (y, saved) = self
+                .shards
+                .at(index + 1, values, &pass, |pass| block.forward_keeping(pass, &x, rows_of(index), whole))?;
             if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
                 uneven.push(routing.use_of_experts().collect());
             }
@@ -153,14 +155,13 @@ impl Model {
             grads.open(segment.clone());
             let x = x.restore();
             let want_dx = index > self.lowest || trains_embedding;
-            let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
             let dx = self.shards.at(index + 1, values, &pass, |pass| {
                 let saved = match saved {
                     Some(saved) => saved.map(&Kept::restore),
-                    None => block.forward(pass, &x, &layout.all, rows_of(index)).1,
+                    None => block.forward(pass, &x, rows_of(index)).1,
                 };
-                block.backward(pass, &x, saved, dy, parts, want_dx, grads)
+                block.backward(pass, &x, saved, dy, rows_of(index), want_dx, grads)
             })?;
             dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
             grads.close(&segment)?;

@@ -162,7 +162,7 @@ impl WeightFiles {
                 let (codes, table) = (self.raw(name)?, self.floats::<16>(&format!("{name}.quant_map"))?);
                 let scales = self.scales(name, state, len)?;
                 let format = if state.quant_type == "fp4" { Format::Fp4 } else { Format::Nf4 };
-                Four::new(format, (codes, len), state.blocksize, table, scales).map(Quantized::Four)
+                Four::new(format, codes, len, state.blocksize, table, scales).map(Quantized::Four)
             }
             Coded::Eight(shape) => {
                 let module = name.trim_end_matches(".weight");

@@ -142,15 +142,24 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
 
 dispatch! { fn backward_head = backward_kernel(job: &Backward<'_>); }
 
+/// What [`super::forward`] took and gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// Queries `[rows, query heads * dim]`.
+    pub q: &'a Act,
+    /// Keys `[tokens, kv heads * dim]`.
+    pub k: &'a Act,
+    /// Values `[tokens, kv heads * dim]`.
+    pub v: &'a Act,
+    /// The mixed values, shaped as `q`.
+    pub o: &'a Act,
+    /// The logarithm of the sum of the exponentials of the scores, `[rows, query heads]`.
+    pub lse: &'a Act,
+}
+
 /// The gradients `(dq, dk, dv)` of [`super::forward`] from `d_o`, the gradient of its first result `o`.
-pub fn backward(
-    (q, k, v): (&Act, &Act, &Act),
-    (o, lse): (&Act, &Act),
-    d_o: &Act,
-    spans: &[Span],
-    heads: Heads,
-    how: Scores,
-) -> (Act, Act, Act) {
+pub fn backward(saved: Saved<'_>, d_o: &Act, spans: &[Span], heads: Heads, how: Scores) -> (Act, Act, Act) {
+    let Saved { q, k, v, o, lse } = saved;
     check(q, k, v, spans, heads);
     assert_eq!((o.tokens(), o.features()), (q.tokens(), q.features()), "o is shaped as q");
     assert_eq!((d_o.tokens(), d_o.features()), (q.tokens(), q.features()), "d_o is shaped as q");

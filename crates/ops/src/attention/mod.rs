@@ -19,7 +19,7 @@ mod realign;
 #[cfg(test)]
 mod tests;
 
-pub use backward::backward;
+pub use backward::{Saved, backward};
 pub use cache::KeyValues;
 pub use decode::decode;
 pub use forward::forward;
