@@ -14,6 +14,7 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::quantize::{self, How};
 use tunesmith::model::quantized_cache::Cache;
+use tunesmith::model::shards::Shards;
 use tunesmith::model::stack::Stack;
 use tunesmith::model::weights::{self, Numbers, Parts, WeightFiles, write_numbers_to};
 use tunesmith::ops::quant::{Format, encode};
@@ -328,7 +329,7 @@ fn loftq_starts_with_what_quantization_loses() {
         let how = How { format: Format::Nf4, double: false };
         for scale in [1.0f32, 2.0] {
             let (matrix, [ours_a, ours_b]) =
-                tunesmith::model::adapters::loftq::start(values, cols, how, (rank, scale), rounds).unwrap();
+                tunesmith::model::adapters::loftq::start(values, cols, how, rank, scale, rounds).unwrap();
             let update = |a: &[f32], b: &[f32], scale: f32| -> Vec<f32> {
                 let at = |at: usize| {
                     (0..rank).map(|k| b[at / cols * rank + k] * a[k * cols + at % cols]).sum::<f32>() * scale
@@ -374,7 +375,10 @@ fn copies_are_kept_used_and_made_anew_where_they_are_damaged() {
     let load = || {
         let cache = Cache::new(root.path(), &files, how).unwrap();
         let dir = cache.dir().to_path_buf();
-        (Model::load_with(&arch, Some(&files), &config, &Stack::default(), Some(cache)).unwrap(), dir)
+        (
+            Model::load_with(&arch, Some(&files), &config, &Stack::default(), Some(cache), Shards::default()).unwrap(),
+            dir,
+        )
     };
     let batch = Forward::read("llama").batch();
     let losses = |model: &Model| model.token_losses(&batch).unwrap();

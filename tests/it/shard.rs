@@ -13,7 +13,7 @@ use tunesmith::model::shards::{Flat, Kind, Peers, Shards};
 use tunesmith::model::stack::Stack;
 use tunesmith::model::weight::Weight;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::model::{Model, ParamSpec};
+use tunesmith::model::{Model, ParamSpec, Params};
 use tunesmith::optim::rule;
 use tunesmith::parallel::ParallelPlan;
 use tunesmith::parallel::fsdp::Gatherer;
@@ -43,12 +43,8 @@ fn load_with(family: &str, config: &Config, tokens: &[u32], gatherer: Option<&Ga
     let mut arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
     arch.grow(tokens.to_vec());
-    match gatherer {
-        Some(gatherer) => {
-            Model::load_shared(&arch, Some(&weights), config, &Stack::default(), None, gatherer.shards()).unwrap()
-        }
-        None => Model::load(&arch, Some(&weights), config).unwrap(),
-    }
+    let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
+    Model::load_with(&arch, Some(&weights), config, &Stack::default(), None, shards).unwrap()
 }
 
 /// What `work` finds on each rank of a world of threads on machines of such sizes, whose weights are shared as `config` says.
@@ -123,13 +119,13 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         let expected = said(&mut load(family, &config, None), &batch);
         let found = on_ranks(machines, &config, |gatherer, _| {
             let mut model = load(family, &config, Some(gatherer));
-            let shards = model.shards().unwrap();
+            let shards = model.shards();
             let values = 4 * model.params.values().len();
             assert_eq!(shards.shares_trained(), how != Sharding::HybridShard);
             let own = shards.own_bytes() + if shards.shares_trained() { values } else { 0 };
             let all = shards.all_bytes() + if shards.shares_trained() { 4 * model.params.len() } else { 0 };
             let said = said(&mut model, &batch);
-            assert_eq!(model.shards().unwrap().held_bytes(), 0, "nothing is together after a pass");
+            assert_eq!(model.shards().held_bytes(), 0, "nothing is together after a pass");
             (said, own, all)
         });
         let all = found[0].2;
@@ -176,7 +172,7 @@ fn a_table_of_which_rows_are_trained_is_shared_with_what_they_have_become() {
         let tables = 4 * whole.arch.vocab_size * whole.arch.hidden_size * if whole.arch.ties_head() { 1 } else { 2 };
         let found = on_ranks(machines, &config, |gatherer, _| {
             let mut model = load(Some(gatherer));
-            let shards = model.shards().unwrap();
+            let shards = model.shards();
             let (own, all) = (shards.own_bytes(), shards.all_bytes());
             let first = said(&mut model, &batch);
             moved(&mut model);
@@ -227,7 +223,7 @@ fn the_next_segment_is_asked_for_while_one_is_at_work_and_a_pass_that_breaks_off
         let mut shards = Shards::new(Box::new(asked.clone()), stays);
         for length in [10, 20, 30, 40] {
             let mut weight = Weight::frozen(vec![length as f32; length], &[length]).unwrap();
-            shards.push(vec![&mut weight]);
+            shards.push(vec![&mut weight], &mut Params::default());
         }
         // Segments 0 to 3, where the last is turned around in, and down to 1.
         shards.set_route(vec![0, 1, 2, 3], &[2, 1]);

@@ -260,7 +260,7 @@ const HINTLESS: &[(&str, usize)] = &[
     ("crates/checkpoint/src/stamp.rs", 2),
     ("crates/model/src/shards.rs", 1),
     ("crates/train/src/save.rs", 2),
-    ("crates/parallel/src/ddp_zero.rs", 1),
+    ("crates/parallel/src/reducer.rs", 1),
 ];
 
 #[test]

@@ -1,9 +1,8 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
-use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::norm::Norm;
-use super::pass::{Pass, Rows};
+use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::panel::Act;
@@ -45,7 +44,7 @@ pub struct Saved<T = Act> {
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Act,
-    extra: [Option<adapters::Saved<T>>; 3],
+    extra: [Option<linear::Saved<T>>; 3],
 }
 
 impl<T> Saved<T> {
@@ -95,8 +94,9 @@ impl Attention {
     }
 
     /// The mixed values `[rows, query heads * dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
-    pub fn forward(&self, pass: &Pass<'_>, h: &Act, all: &Rows, rows: &Rows) -> Saved {
-        self.forward_by(pass, h, all, rows, |q, k, v| attention::forward(q, k, v, &rows.spans, self.heads, self.how))
+    pub fn forward(&self, pass: &Pass<'_>, h: &Act, rows: BlockRows<'_>) -> Saved {
+        let spans = &rows.outputs.spans;
+        self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, spans, self.heads, self.how))
     }
 
     /// As [`Attention::forward`], with `mix` in the place of attention over the batch: from queries, keys and values to
@@ -105,10 +105,10 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Act,
-        all: &Rows,
-        rows: &Rows,
+        rows: BlockRows<'_>,
         mix: impl FnOnce(&Act, &Act, &Act) -> (Act, Act),
     ) -> Saved {
+        let BlockRows { all, outputs: rows } = rows;
         let ([mut q, mut k, v], extra) = match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;
@@ -144,21 +144,21 @@ impl Attention {
         pass: &Pass<'_>,
         saved: Saved,
         d_mixed: Act,
-        (all, rows): (&Rows, &Rows),
+        rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> ([Act; 3], [Option<adapters::Saved>; 3]) {
+    ) -> ([Act; 3], [Option<linear::Saved>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, extra } = saved;
-        let (mut dq, mut dk, dv) =
-            attention::backward((&q, &k, &v), (&mixed, &lse), &d_mixed, &rows.spans, self.heads, self.how);
+        let forward = attention::Saved { q: &q, k: &k, v: &v, o: &mixed, lse: &lse };
+        let (mut dq, mut dk, dv) = attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how);
         drop((d_mixed, mixed, lse, q, k, v));
         if let Some(rope) = self.rope {
-            rows.ropes[rope].backward(&mut dq, self.heads.dim);
-            all.ropes[rope].backward(&mut dk, self.heads.dim);
+            rows.outputs.ropes[rope].backward(&mut dq, self.heads.dim);
+            rows.all.ropes[rope].backward(&mut dk, self.heads.dim);
         }
         if let (Some([(q_norm, _), (k_norm, _)]), Some([(q_raw, q_rstd), (k_raw, k_rstd)])) = (&self.qk_norm, &raw) {
             let (mut dq_raw, mut dk_raw) = (dq.like(), dk.like());
-            q_norm.backward(pass, (q_raw, q_rstd), &dq, Some((&mut dq_raw, false)), grads);
-            k_norm.backward(pass, (k_raw, k_rstd), &dk, Some((&mut dk_raw, false)), grads);
+            q_norm.backward(pass, q_raw, q_rstd, &dq, Some((&mut dq_raw, false)), grads);
+            k_norm.backward(pass, k_raw, k_rstd, &dk, Some((&mut dk_raw, false)), grads);
             (dq, dk) = (dq_raw, dk_raw);
         }
         ([dq, dk, dv], extra)
@@ -169,7 +169,8 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Act,
-        ([dq, dk, dv], extra): ([Act; 3], [Option<adapters::Saved>; 3]),
+        [dq, dk, dv]: [Act; 3],
+        extra: [Option<linear::Saved>; 3],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,

@@ -2,14 +2,13 @@
 //!
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
 //! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
-use super::adapters;
 use super::attention::{self, Attention};
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
-use super::pass::{Pass, Rows};
+use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
 use tunesmith_ops::panel::Act;
 
@@ -29,7 +28,7 @@ type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<adapters::Saved>, Raw) {
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<linear::Saved>, Raw) {
         if let Self::Plain = self {
             let (y, extra) = last.forward(pass, input, Some(x));
             return (y, extra, None);
@@ -63,7 +62,7 @@ impl Join {
         let mut d_last = (!matches!(self, Self::Plain)).then(|| dy.like())?;
         match (self, raw) {
             (Self::Normed(norm), Some((raw, rstd))) => {
-                norm.backward(pass, (&raw, &rstd), dy, Some((&mut d_last, false)), grads);
+                norm.backward(pass, &raw, &rstd, dy, Some((&mut d_last, false)), grads);
             }
             (Self::Scaled(factor), _) => {
                 d_last.data_mut().iter_mut().zip(dy.data()).for_each(|(d, dy)| *d = factor * dy);
@@ -91,7 +90,7 @@ pub enum Feed {
 #[derive(Debug)]
 enum FeedSaved<T> {
     /// With what `down` took, where it is kept.
-    Dense(mlp::Saved<T>, Option<adapters::Saved<T>>, Option<T>),
+    Dense(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Sparse(moe::Saved<T>),
 }
 
@@ -135,7 +134,7 @@ pub struct Saved<T = Act> {
     rstd2: Option<Act>,
     feed: FeedSaved<T>,
     mlp_raw: Raw<T>,
-    o_extra: Option<adapters::Saved<T>>,
+    o_extra: Option<linear::Saved<T>>,
 }
 
 impl<T> Saved<T> {
@@ -195,16 +194,15 @@ impl Block {
             || self.mlp_join.trains()
     }
 
-    /// `[tokens, hidden]` to `[rows, hidden]`, where the rows are all tokens unless `rows` picks some.
-    /// `all` holds the rotary tables of every token.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows) -> (Act, Saved) {
-        self.forward_keeping(pass, x, all, rows, false)
+    /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some.
+    pub fn forward(&self, pass: &Pass<'_>, x: &Act, rows: BlockRows<'_>) -> (Act, Saved) {
+        self.forward_keeping(pass, x, rows, false)
     }
 
     /// As [`Block::forward`]; with `whole` it also keeps what backward would else compute again at little cost: the normed
     /// inputs of both branches, and what the MLP's last product takes.
-    pub fn forward_keeping(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows, whole: bool) -> (Act, Saved) {
-        self.forward_by(pass, x, |h| self.attention.forward(pass, h, all, rows), rows, whole)
+    pub fn forward_keeping(&self, pass: &Pass<'_>, x: &Act, rows: BlockRows<'_>, whole: bool) -> (Act, Saved) {
+        self.forward_by(pass, x, |h| self.attention.forward(pass, h, rows), rows.outputs, whole)
     }
 
     /// As [`Block::forward_keeping`], with the attention branch up to its output projection given.
@@ -252,7 +250,7 @@ impl Block {
         x: &Act,
         saved: Saved,
         dy: Act,
-        (all, rows): (&Rows, &Rows),
+        rows: BlockRows<'_>,
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Act> {
@@ -274,7 +272,7 @@ impl Block {
             _ => unreachable!("a branch keeps its own kind"),
         };
         match normed {
-            Some((norm, rstd)) => norm.backward(pass, (&x2, rstd), &dh, Some((&mut dx2, true)), grads),
+            Some((norm, rstd)) => norm.backward(pass, &x2, rstd, &dh, Some((&mut dx2, true)), grads),
             None => dx2.add(&dh),
         }
         drop(dh);
@@ -287,19 +285,19 @@ impl Block {
             let input = Input::new(&attention.mixed);
             self.attention.o.backward(pass, &input, o_extra.as_ref(), dy, Some((&mut d_mixed, false)), grads);
         }
-        let projected = self.attention.backward_mix(pass, attention, d_mixed, (all, rows), grads);
+        let (projected, extra) = self.attention.backward_mix(pass, attention, d_mixed, rows, grads);
         let trains_norm = self.attention_norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
         let want_dh = want_dx || trains_norm;
         let normed = self.attention_norm.as_ref().zip(rstd1.as_ref());
         let h = h1.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let h = h.as_ref().unwrap_or(x);
-        let dh = self.attention.backward_projections(pass, h, projected, rows, want_dh, grads)?;
-        let mut dx = want_dx.then(|| match &rows.picked {
+        let dh = self.attention.backward_projections(pass, h, projected, extra, rows.outputs, want_dh, grads)?;
+        let mut dx = want_dx.then(|| match &rows.outputs.picked {
             Some(picked) => dx2.scatter(picked, x.tokens()),
             None => dx2,
         });
         match normed {
-            Some((norm, rstd)) => norm.backward(pass, (x, rstd), &dh, dx.as_mut().map(|dx| (dx, true)), grads),
+            Some((norm, rstd)) => norm.backward(pass, x, rstd, &dh, dx.as_mut().map(|dx| (dx, true)), grads),
             None => dx.iter_mut().for_each(|dx| dx.add(&dh)),
         }
         dx

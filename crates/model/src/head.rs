@@ -185,7 +185,7 @@ impl Head {
         }
         self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
-        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        self.norm.backward(pass, x, &rstd, &dh, Some((&mut dx, false)), grads);
         Walked { total, right, dx }
     }
 }
@@ -246,7 +246,7 @@ impl Head {
         }
         self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
-        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        self.norm.backward(pass, x, &rstd, &dh, Some((&mut dx, false)), grads);
         Walked { total, right, dx }
     }
 }

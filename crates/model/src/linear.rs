@@ -1,10 +1,10 @@
 //! A linear module: base x adapter in one type. What an adapter computes is its kind's ([`super::adapters`]); the base gets
 //! `dW = dy x^T` only where it is trained.
-use super::adapters::{Formula, Saved};
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::cell::OnceCell;
+use std::fmt::Debug;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use tunesmith_ops::panel::{Act, LANES};
 
@@ -49,6 +49,47 @@ impl<'a> Input<'a> {
     /// The transposed copy.
     pub fn transposed(&self) -> &Transposed {
         self.transposed.get_or_init(|| Transposed::new(self.x))
+    }
+}
+
+/// An adapter at work on a linear module.
+pub trait Formula: Debug + Send + Sync {
+    /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
+    /// and what [`Formula::backward`] needs again.
+    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>);
+
+    /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds unless told to
+    /// add.
+    fn backward(
+        &self,
+        base: Base<'_>,
+        input: &Input<'_>,
+        saved: Option<&Saved>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut Grads<'_>,
+    );
+}
+
+/// What an adapter keeps from forward for backward.
+#[derive(Debug)]
+pub struct Saved<T = Act> {
+    /// Activations, in an order of its own.
+    pub acts: Vec<T>,
+    /// Numbers of the module, likewise.
+    pub numbers: Vec<Vec<f32>>,
+}
+
+impl From<Act> for Saved {
+    fn from(act: Act) -> Self {
+        Self { acts: vec![act], numbers: Vec::new() }
+    }
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved { acts: self.acts.into_iter().map(f).collect(), numbers: self.numbers }
     }
 }
 

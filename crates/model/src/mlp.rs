@@ -1,7 +1,6 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
-use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
 use tunesmith_ops::gated_mlp::{self, Gate};
@@ -32,7 +31,7 @@ pub struct Mlp {
 pub struct Saved<T = Act> {
     gate: T,
     up: T,
-    extra: [Option<adapters::Saved<T>>; 2],
+    extra: [Option<linear::Saved<T>>; 2],
 }
 
 impl<T> Saved<T> {
@@ -90,7 +89,7 @@ impl Mlp {
         pass: &Pass<'_>,
         saved: &mut Saved,
         middle: Option<Act>,
-        down_extra: Option<&adapters::Saved>,
+        down_extra: Option<&linear::Saved>,
         dy: &Act,
         grads: &mut Grads<'_>,
     ) {

@@ -4,9 +4,8 @@
 //! With the router's probabilities `p = softmax(R h)` over all experts, a token goes through those with the largest p;
 //! an expert's weight is its p, or p over the sum of the chosen. Gradients flow to `p` through the weights: `dL/dw` of
 //! an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
-use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear};
+use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
@@ -54,7 +53,7 @@ impl Routing {
 #[derive(Debug)]
 struct One<T> {
     mlp: mlp::Saved<T>,
-    down_extra: Option<adapters::Saved<T>>,
+    down_extra: Option<linear::Saved<T>>,
 }
 
 impl<T> One<T> {
@@ -72,11 +71,11 @@ pub struct Saved<T = Act> {
     experts: Vec<Option<One<T>>>,
     shared: Option<Shared<T>>,
     /// Of the router's adapter.
-    router: Option<adapters::Saved<T>>,
+    router: Option<linear::Saved<T>>,
 }
 
 /// What the shared expert keeps: its own, the sigmoid it was multiplied by, and of the module that gave that.
-type Shared<T> = (One<T>, Vec<f32>, Option<adapters::Saved<T>>);
+type Shared<T> = (One<T>, Vec<f32>, Option<linear::Saved<T>>);
 
 impl<T> Saved<T> {
     /// The same in another form.
@@ -105,7 +104,7 @@ impl Moe {
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
-    fn route(&self, pass: &Pass<'_>, h: &Act) -> (Routing, Option<adapters::Saved>) {
+    fn route(&self, pass: &Pass<'_>, h: &Act) -> (Routing, Option<linear::Saved>) {
         let experts = self.experts.len();
         let (logits, extra) = self.router.forward(pass, h, None);
         let mut probabilities = logits.to_rows();
@@ -170,7 +169,8 @@ impl Moe {
         mlp: &Mlp,
         x: &Act,
         mut one: One<Act>,
-        (dy, factors): (&Act, &[f32]),
+        dy: &Act,
+        factors: &[f32],
         grads: &mut Grads<'_>,
     ) -> (Act, Vec<f32>) {
         let middle = mlp.middle(&one.mlp);
@@ -198,7 +198,7 @@ impl Moe {
             let mut dy = dy.gather_to(&self.pool, rows);
             dy.times(weights);
             let x = h.gather_to(&self.pool, rows);
-            let (dx, d_factors) = Self::one_backward(pass, &self.experts[expert], &x, one, (&dy, weights), grads);
+            let (dx, d_factors) = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, weights, grads);
             dh.scatter_add(rows, None, &dx);
             for (&row, d) in rows.iter().zip(d_factors) {
                 d_weights[row * count + expert] = d;
@@ -207,7 +207,7 @@ impl Moe {
         if let (Some((mlp, to_gate)), Some((one, gate, extra))) = (&self.shared, shared) {
             let mut dy = dy.copy();
             dy.times(&gate);
-            let (dx, d_gate) = Self::one_backward(pass, mlp, h, one, (&dy, &gate), grads);
+            let (dx, d_gate) = Self::one_backward(pass, mlp, h, one, &dy, &gate, grads);
             dh.add(&dx);
             let d_gate: Vec<f32> = d_gate.iter().zip(&gate).map(|(d, g)| d * g * (1.0 - g)).collect();
             let d_gate = Act::from_rows(h.pool(), &d_gate, 1);

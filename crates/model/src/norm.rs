@@ -32,7 +32,8 @@ impl Norm {
     pub fn backward(
         &self,
         pass: &Pass<'_>,
-        (x, rstd): (&Act, &Act),
+        x: &Act,
+        rstd: &Act,
         dh: &Act,
         dx: Option<(&mut Act, bool)>,
         grads: &mut Grads<'_>,

@@ -57,16 +57,35 @@ pub struct Rows {
     pub ropes: Vec<Rope>,
 }
 
+/// The tokens that a block reads, and those that it has an output for.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockRows<'a> {
+    /// Every token.
+    pub all: &'a Rows,
+    /// The tokens of the block's output: its queries.
+    pub outputs: &'a Rows,
+}
+
 /// Sequence boundaries and rotary tables of a batch.
 #[derive(Debug)]
 pub struct Layout {
     /// Every token.
-    pub all: Rows,
-    /// What the last block's queries are.
-    pub last: Rows,
+    all: Rows,
+    /// The queries of the last block.
+    last: Rows,
 }
 
 impl Layout {
+    /// The rows of a block that gives an output for every token.
+    pub const fn block(&self) -> BlockRows<'_> {
+        BlockRows { all: &self.all, outputs: &self.all }
+    }
+
+    /// The rows of the last block, which gives an output only for the tokens that the head looks at.
+    pub const fn last_block(&self) -> BlockRows<'_> {
+        BlockRows { all: &self.all, outputs: &self.last }
+    }
+
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising).
     pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], rules: &[arch::Rope]) -> Self {
         let ropes: Vec<Rope> = rules.iter().map(|rule| table(pool, cu_seqlens, rule)).collect();

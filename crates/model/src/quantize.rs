@@ -1,5 +1,9 @@
 //! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
 //! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
+pub(super) mod form;
+
+pub use form::{Held, How};
+
 use super::quantized_cache::{Cache, Kept};
 use super::stack::Stack;
 use super::weights::WeightFiles;
@@ -10,64 +14,6 @@ use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use tunesmith_ops::quant::{Format, Quantized, encode};
-
-/// How matrices are coded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct How {
-    /// In which format.
-    pub format: Format,
-    /// The scales too.
-    pub double: bool,
-}
-
-impl How {
-    /// As a setting.
-    pub const fn setting(self) -> Quantization {
-        match self.format {
-            Format::Nf4 => Quantization::Nf4,
-            Format::Fp4 => Quantization::Fp4,
-            Format::Int8 => Quantization::Int8,
-        }
-    }
-
-    /// In words.
-    pub fn describe(self) -> String {
-        let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
-        format!("{}{double}", self.format.name())
-    }
-}
-
-/// In what form a run holds the matrices of its base: what its stamp says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// How they are coded.
-    pub how: How,
-    /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
-    pub skip: Vec<String>,
-}
-
-impl Held {
-    /// As a stamp has it: `nf4, double true, but for ["q_proj"]`, or `none`.
-    pub fn describe(held: Option<&Self>) -> String {
-        let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
-        match format {
-            Format::Int8 => format!("int8, but for {skip:?}"),
-            Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
-        }
-    }
-
-    /// What [`Held::describe`] has written; nothing where it has not.
-    pub fn parse(text: &str) -> Option<Option<Self>> {
-        if text == "none" {
-            return Some(None);
-        }
-        let (how, skip) = text.split_once(", but for ")?;
-        let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
-        let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == name)?;
-        let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
-        (Self::describe(Some(&held)) == text).then_some(Some(held))
-    }
-}
 
 /// How the base of a run is coded: what the configuration asks for, and what the checkpoint has where it leaves that open.
 ///
@@ -168,7 +114,7 @@ pub fn keep(
         let kept = |cache: &Cache<'_>| cache.has(&name);
         let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
         if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
-            quantizer.matrix((&name, &shape), how, (Some(weights), false), || Ok(weights.read(&name)?.1))?;
+            quantizer.matrix(&name, &shape, how, Some(weights), false, || Ok(weights.read(&name)?.1))?;
         }
     }
     Ok(quantizer.into_notes())
@@ -208,9 +154,11 @@ impl<'a> Quantizer<'a> {
     /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's; `values` makes them.
     pub(super) fn matrix(
         &self,
-        (name, shape): (&str, &[usize]),
+        name: &str,
+        shape: &[usize],
         how: How,
-        (weights, touched): (Option<&WeightFiles>, bool),
+        weights: Option<&WeightFiles>,
+        touched: bool,
         values: impl FnOnce() -> Result<Vec<f32>>,
     ) -> Result<Quantized> {
         let stored = weights.filter(|files| files.format_of(name).is_some());
@@ -259,23 +207,5 @@ impl<'a> Quantizer<'a> {
             ));
         }
         notes
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Format, Held, How};
-
-    #[test]
-    fn a_stamp_s_words_are_read_back() {
-        let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
-        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false)] {
-            let held = Held { how: How { format, double }, skip: skip.clone() };
-            assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
-        }
-        assert_eq!(Held::parse(&Held::describe(None)), Some(None));
-        for text in ["", "nf4", "nf5, double true, but for []", "nf4, but for []", "nf4, double yes, but for []"] {
-            assert_eq!(Held::parse(text), None, "{text}");
-        }
     }
 }

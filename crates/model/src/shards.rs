@@ -6,6 +6,7 @@
 //! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
 //! its own follows the passes of the others ([`Shards::stand_by`]).
 use super::params::{ParamSpec, Params};
+use super::pass::Pass;
 pub use super::segment::{Flat, Held};
 use super::segment::{Place, Segment, Shared, Trained};
 use super::values::Values;
@@ -133,13 +134,14 @@ struct Walk {
     spare: Vec<Flat>,
 }
 
-/// The segments of a model, which ranks share.
-#[derive(Debug)]
+/// The segments of a model, which ranks shard. By default they do not: every segment is there, and nothing is gathered.
+#[derive(Debug, Default)]
 pub struct Shards {
     segments: Vec<Arc<Segment>>,
     /// The trained values that are gathered with each segment; empty if every rank keeps all trained values.
     trained: Vec<Vec<Trained>>,
-    peers: Box<dyn Peers>,
+    /// Nothing where every rank has all weights.
+    peers: Option<Box<dyn Peers>>,
     /// Whether segments stay gathered between forward and backward.
     stays: bool,
     /// The routes of forward passes and of training passes.
@@ -150,34 +152,30 @@ pub struct Shards {
 impl Shards {
     /// Starts without segments. With `stays`, a segment stays gathered between its forward and its backward.
     pub fn new(peers: Box<dyn Peers>, stays: bool) -> Self {
-        Self {
-            segments: Vec::new(),
-            trained: Vec::new(),
-            peers,
-            stays,
-            routes: [Vec::new(), Vec::new()],
-            walk: Mutex::default(),
-        }
+        Self { peers: Some(peers), stays, ..Self::default() }
     }
 
-    /// Adds a segment. Its frozen weights are shared from now on.
-    pub fn push(&mut self, weights: Vec<&mut Weight>) {
-        let segment = share(weights, &*self.peers);
-        self.segments.push(segment);
+    /// Whether ranks shard the weights.
+    pub const fn is_sharded(&self) -> bool {
+        self.peers.is_some()
+    }
+
+    /// Adds a segment. Its frozen weights are sharded from now on, and so are the trained values of the last segment of
+    /// `params`.
+    pub fn push(&mut self, weights: Vec<&mut Weight>, params: &mut Params) {
+        let Some(peers) = &self.peers else { return };
+        self.segments.push(share(weights, &**peers));
         self.trained.push(Vec::new());
+        self.push_trained(self.segments.len() - 1, params);
     }
 
-    /// The number of segments.
-    pub const fn count(&self) -> usize {
-        self.segments.len()
-    }
-
-    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of
+    /// The trained values of the last segment of `params` are gathered with this segment. This rank keeps its part of
     /// them.
-    pub fn push_trained(&mut self, segment: usize, params: &mut Params) {
+    pub(super) fn push_trained(&mut self, segment: usize, params: &mut Params) {
+        let Some(peers) = &self.peers else { return };
         let start = params.last_segment();
-        let Some(parts) = self.peers.cuts(&params.specs, start).filter(|_| params.len() > start) else { return };
-        let own = parts[self.peers.rank()].clone();
+        let Some(parts) = peers.cuts(&params.specs, start).filter(|_| params.len() > start) else { return };
+        let own = parts[peers.rank()].clone();
         let packed = params.keep(start, own.clone());
         self.trained[segment].push(Trained { start, parts, own, packed });
     }
@@ -194,8 +192,9 @@ impl Shards {
         self.routes = [full(forward), full(train)];
     }
 
+    /// Nothing is gathered for this segment.
     fn is_empty(&self, segment: usize) -> bool {
-        self.segments[segment].is_empty() && self.trained[segment].is_empty()
+        self.peers.is_none() || self.segments[segment].is_empty() && self.trained[segment].is_empty()
     }
 
     /// Bytes of this rank's shares of frozen weights.
@@ -218,7 +217,7 @@ impl Shards {
     }
 
     /// The trained values of a gathered segment; `None` if ranks do not share them.
-    pub fn held(&self, segment: usize) -> Option<Held> {
+    fn held(&self, segment: usize) -> Option<Held> {
         if self.shares_trained() { self.segments[segment].held() } else { None }
     }
 
@@ -231,7 +230,8 @@ impl Shards {
     /// # Errors
     /// As [`Peers::next`].
     pub fn begin(&self, kind: Kind) -> Result<()> {
-        match self.peers.next(Some(kind))? {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        match peers.next(Some(kind))? {
             Some(agreed) if agreed == kind => {
                 self.set_out(kind);
                 Ok(())
@@ -244,6 +244,24 @@ impl Shards {
     fn set_out(&self, kind: Kind) {
         let mut walk = self.walk();
         (walk.route, walk.reached) = (self.routes[kind as usize].clone(), 0);
+    }
+
+    /// Does something at a segment, the next one on the route, whose weights are gathered for it. `values` are the trained
+    /// values that this rank keeps.
+    ///
+    /// # Errors
+    /// As [`Shards::reach`].
+    pub(super) fn at<T>(
+        &self,
+        segment: usize,
+        values: &[f32],
+        pass: &Pass<'_>,
+        act: impl FnOnce(&Pass<'_>) -> T,
+    ) -> Result<T> {
+        self.reach(segment, values)?;
+        let held = self.held(segment);
+        let values = held.as_ref().map_or(pass.values, Held::values);
+        Ok(act(&Pass { values, ..*pass }))
     }
 
     /// Reaches a segment, the next one on the route. It is gathered when this returns, and the one after it
@@ -299,7 +317,8 @@ impl Shards {
             walk.spare.clear();
             segment.blank(trained)
         };
-        self.peers.begin(segment.give(numbers, trained, values))
+        let peers = self.peers.as_ref().expect("only sharded segments are gathered");
+        peers.begin(segment.give(numbers, trained, values))
     }
 
     /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is
@@ -338,8 +357,9 @@ impl Shards {
     ///
     /// # Errors
     /// As [`Shards::begin`].
-    pub fn stand_by(&self, values: &[f32]) -> Result<()> {
-        while let Some(kind) = self.peers.next(None)? {
+    pub(super) fn stand_by(&self, values: &[f32]) -> Result<()> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        while let Some(kind) = peers.next(None)? {
             self.set_out(kind);
             self.end(values, &mut |_| Ok(()))?;
         }
@@ -347,7 +367,7 @@ impl Shards {
     }
 
     /// Frees the memory of idle buffers.
-    pub fn release(&self) {
+    pub(super) fn release(&self) {
         self.walk().spare = Vec::new();
     }
 }

@@ -1,9 +1,9 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
-use super::adapters::Part;
-use super::quantize::How;
-use super::targets::{Placement, peft_name, token_rows};
+use super::adapters::{Part, Placement};
+use super::names::{peft_name, token_rows};
+use super::quantize::form::How;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD, TokenRows};

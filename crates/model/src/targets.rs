@@ -12,152 +12,25 @@ mod parameters;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use super::adapters::{self, Adapter, Method};
+use super::adapters::{self, Method};
+pub use super::adapters::{Placement, Ranks, Targets};
+use super::names::ends_with_module;
+pub use super::names::{is_vocabulary, peft_name, token_rows};
 use parameters::Parameter;
 use rules::Rules;
-pub use rules::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
-use tunesmith_config::{Bias, Patterns, TargetModules, TuningConfig, nearest};
+use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
 const MAX_RANK: usize = 1 << 16;
-
-/// An adapter on one linear module, or on one parameter of a block's experts.
-#[derive(Debug, Clone)]
-pub struct Placement {
-    /// What stands before `.lora_A` in an adapter's file, such as `model.layers.0.self_attn.q_proj`.
-    pub module: String,
-    /// What patterns match: the module, or on experts the parameter, such as `model.layers.0.mlp.experts.down_proj`.
-    pub key: String,
-    /// Rows of the base weight.
-    pub out_features: usize,
-    /// Columns of the base weight.
-    pub in_features: usize,
-    /// On a block's experts: how many there are.
-    pub experts: Option<usize>,
-    /// What is placed.
-    pub adapter: Arc<dyn Adapter>,
-}
-
-impl PartialEq for Placement {
-    fn eq(&self, other: &Self) -> bool {
-        let tell = |it: &Self| (it.out_features, it.in_features, it.experts, it.adapter.describe());
-        (&self.module, &self.key, tell(self)) == (&other.module, &other.key, tell(other))
-    }
-}
-
-impl Placement {
-    /// Whether PEFT knows what it is on as a parameter (`target_parameters`), not as a module.
-    pub fn is_on_parameter(&self) -> bool {
-        self.key != self.module
-    }
-
-    /// The tensor of the base that it is on, where it is not on experts.
-    pub fn weight(&self, arch: &Arch) -> String {
-        let weight = format!("{}.weight", self.module);
-        match &arch.experts {
-            Some(experts) if self.module.ends_with(".mlp.gate") => weight.replace("mlp.gate.weight", experts.router()),
-            _ => weight,
-        }
-    }
-
-    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`.
-    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let tensors = self.adapter.tensors().into_iter();
-        tensors.map(|(end, shape)| (format!("{}.{end}", self.module), shape)).collect()
-    }
-}
-
-/// Ranks and scales of a kind that has them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Ranks {
-    /// Rank where no pattern says otherwise.
-    pub r: usize,
-    /// Alpha where no pattern says otherwise.
-    pub alpha: f64,
-    /// Scale by the root of the rank.
-    pub rslora: bool,
-    /// Ranks by pattern.
-    pub rank_pattern: Patterns<usize>,
-    /// Alphas by pattern.
-    pub alpha_pattern: Patterns<f64>,
-}
-
-/// Everything that decides where adapters go; from a configuration, or from an `adapter_config.json`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Targets {
-    /// The section of the configuration that says so.
-    pub section: &'static str,
-    /// PEFT's `target_modules`.
-    pub target_modules: TargetModules,
-    /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
-    pub target_parameters: Vec<String>,
-    /// PEFT's `exclude_modules`: never these.
-    pub exclude_modules: Option<TargetModules>,
-    /// Whether former names of routers and experts in `target_modules` stand for these parameters: PEFT does so for LoRA.
-    pub renames: bool,
-    /// Only these blocks (none or empty: all).
-    pub layers_to_transform: Option<Vec<usize>>,
-    /// What stands before the block's number (empty: anything).
-    pub layers_pattern: Vec<String>,
-    /// Modules that are trained in full.
-    pub modules_to_save: Vec<String>,
-    /// PEFT's `ensure_weight_tying`: an embedding and a head that share a matrix share it in training too.
-    pub ensure_weight_tying: bool,
-    /// Which biases are trained.
-    pub bias: Bias,
-    /// Ranks and scales, where the kind has them.
-    pub ranks: Option<Ranks>,
-    /// PEFT's `feedforward_modules`, where the kind tells them apart.
-    pub feedforward: Option<TargetModules>,
-    /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
-    /// adapter that PEFT wrote, which may list the names of several architectures.
-    pub strict: bool,
-}
-
-impl Default for Targets {
-    fn default() -> Self {
-        Self {
-            section: "tuning",
-            target_modules: TargetModules::Auto,
-            target_parameters: Vec::new(),
-            renames: false,
-            exclude_modules: None,
-            layers_to_transform: None,
-            layers_pattern: Vec::new(),
-            modules_to_save: Vec::new(),
-            ensure_weight_tying: false,
-            bias: Bias::None,
-            ranks: None,
-            feedforward: None,
-            strict: true,
-        }
-    }
-}
 
 impl Targets {
     /// Those of a configuration.
     pub fn of(tuning: &TuningConfig) -> Self {
         adapters::of(tuning).map_or_else(Self::default, Method::targets)
     }
-}
-
-/// The name by which Transformers 5, and so PEFT, knows a tensor: Mixtral's checkpoints have an older one.
-pub fn peft_name(tensor: &str) -> String {
-    tensor.replace(".block_sparse_moe.", ".mlp.")
-}
-
-/// Whether a tensor has a row for each token of the vocabulary.
-pub fn is_vocabulary(name: &str) -> bool {
-    [EMBEDDING, LM_HEAD].contains(&name)
-}
-
-/// PEFT's name for the trained rows of such a tensor.
-pub fn token_rows(name: &str) -> String {
-    format!("{}.token_adapter.trainable_tokens_delta", name.trim_end_matches(".weight"))
 }
 
 /// The adapters that a configuration asks for, in model order; none where weights of the model itself are trained.

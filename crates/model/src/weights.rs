@@ -2,12 +2,14 @@
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
 mod coded;
 mod format;
+mod open;
 mod wrapping;
+mod write;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,21 +18,16 @@ use std::sync::Arc;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
-use serde::Deserialize;
 
 use coded::Coded;
 pub use coded::{Parts, config_json};
-use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, Numbers, write_floats, write_numbers_by, write_numbers_to};
-pub use format::{write_safetensors, write_safetensors_to};
+use format::{CHUNK_BYTES, Entry};
+pub use format::{Dtype, first_non_finite};
 pub use wrapping::Wrapping;
+pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write_safetensors, write_safetensors_to};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
-use tunesmith_config::arch::{Arch, Naming, TensorSpec};
-
-/// Larger than the index of any real model.
-const INDEX_BYTES: u64 = 64 << 20;
+use tunesmith_config::arch::Naming;
 
 /// The opened safetensors files of a model or an adapter, their headers checked against the files' real sizes.
 #[derive(Debug)]
@@ -46,44 +43,6 @@ pub struct WeightFiles {
 }
 
 impl WeightFiles {
-    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
-    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
-    /// has quantized. Stored rotary frequencies
-    /// and a tied model's `lm_head.weight` are passed over.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Model`], naming file, tensor, what was found and what was expected.
-    pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, false)
-    }
-
-    /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
-    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, arch.wrapper.is_some())
-    }
-
-    fn open_part(dir: &Path, expected: &[TensorSpec], wrapped: bool) -> Result<Self> {
-        let single = dir.join("model.safetensors");
-        let index = dir.join("model.safetensors.index.json");
-        let (mut weights, origin) = if single.exists() {
-            (Self::open_file(&single)?, single)
-        } else if index.exists() {
-            (Self::open_shards(dir, &index)?, index)
-        } else {
-            return Err(no_weights(dir));
-        };
-        if wrapped {
-            weights.unwrap_model()?;
-        }
-        weights.find_coded()?;
-        weights.check(expected, &origin)?;
-        Ok(weights)
-    }
-
     /// The same tensors by other names.
     ///
     /// # Errors
@@ -105,139 +64,6 @@ impl WeightFiles {
 
     const fn empty() -> Self {
         Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new(), naming: None, others: None }
-    }
-
-    /// Opens one file, whatever tensors it holds.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Model`] where the header lies about the file.
-    pub fn open_file(path: &Path) -> Result<Self> {
-        let mut weights = Self::empty();
-        weights.add_file(path)?;
-        Ok(weights)
-    }
-
-    fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
-        let fail = |message: String| Error::model(format!("{}: {message}", index.display()));
-        let mut text = Vec::new();
-        let (file, len) = open_regular(index)?;
-        if len > INDEX_BYTES {
-            return Err(fail(format!("{len} bytes long, expected at most {INDEX_BYTES}")));
-        }
-        file.take(INDEX_BYTES).read_to_end(&mut text).map_err(|error| Error::io("read", index, &error))?;
-        let parsed: Index =
-            serde_json::from_slice(&text).map_err(|error| fail(format!("not a valid index: {error}")))?;
-        let map = parsed.weight_map.0;
-        let shards: BTreeSet<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
-        if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
-            return Err(fail(format!("shard name {shard:?}, expected the plain name of a file beside the index")));
-        }
-        let mut weights = Self::empty();
-        for shard in shards {
-            if !dir.join(shard).exists() {
-                return Err(fail(format!("shard {shard:?} is missing from {}", dir.display()))
-                    .hint("download the model again; every shard that the index names is needed"));
-            }
-            weights.add_file(&dir.join(shard))?;
-        }
-        let mut listed = BTreeSet::new();
-        for (name, shard) in &map {
-            if !listed.insert(name.as_str()) {
-                return Err(fail(format!("tensor {name:?} is listed twice")));
-            }
-            let found = weights.entries.get(name).map(|entry| &weights.files[entry.file].0);
-            if found.is_none_or(|path| path != &dir.join(shard)) {
-                return Err(fail(format!("tensor {name:?} is listed in {shard:?}, which does not hold it")));
-            }
-        }
-        if let Some(name) = weights.entries.keys().find(|name| !listed.contains(name.as_str())) {
-            return Err(fail(format!("tensor {name:?} is in a shard, but the index does not list it")));
-        }
-        Ok(weights)
-    }
-
-    fn add_file(&mut self, path: &Path) -> Result<()> {
-        let (file, len) = open_regular(path)?;
-        let number = self.files.len();
-        for (name, entry) in read_header(path, &file, len, number)? {
-            if let Some(earlier) = self.entries.insert(name.clone(), entry) {
-                let earlier = self.files.get(earlier.file).map_or(path, |(path, _)| path);
-                return Err(Error::model(format!(
-                    "{}: tensor {name:?} is there twice (also in {})",
-                    path.display(),
-                    earlier.display()
-                )));
-            }
-        }
-        self.files.push((path.to_owned(), file));
-        Ok(())
-    }
-
-    /// Holds the files' tensors against what the architecture needs.
-    fn check(&self, expected: &[TensorSpec], origin: &Path) -> Result<()> {
-        for spec in expected {
-            let Some(entry) = self.entries.get(&spec.name) else {
-                let name = self.stored_name(&spec.name);
-                let error =
-                    Error::model(format!("{}: no tensor {name:?}, expected {:?}", origin.display(), spec.shape));
-                return Err(match spec.name.as_str() {
-                    "lm_head.weight" => {
-                        error.hint("if the model shares its embedding, config.json needs \"tie_word_embeddings\": true")
-                    }
-                    _ => error.hint("config.json and the weights must belong to one model"),
-                });
-            };
-            let shape = self.shape(&spec.name).unwrap_or_default();
-            if shape != spec.shape {
-                return Err(self
-                    .fail(entry, &spec.name, format!("is {shape:?}, expected {:?}", spec.shape))
-                    .hint("config.json and the weights must belong to one model"));
-            }
-            if !self.coded.contains_key(&spec.name) {
-                self.readable(&spec.name)?;
-            }
-        }
-        let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
-        self.check_shared(&known)?;
-        let companions: BTreeSet<String> = self.companions();
-        let passed = |name: &str| is_passed_over(name) || companions.contains(name);
-        let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
-        match self.entries.iter().find(|(name, _)| extra(name)) {
-            Some((name, entry)) => Err(self
-                .fail(
-                    entry,
-                    name,
-                    format!("({} {:?}) is no part of what config.json describes", entry.dtype, entry.shape),
-                )
-                .hint("config.json and the weights must belong to one model")),
-            None => Ok(()),
-        }
-    }
-
-    /// A head that is stored beside the embedding that it shares has to be its copy.
-    fn check_shared(&self, known: &BTreeSet<&str>) -> Result<()> {
-        let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
-        let (Some(stored), Some(shared)) = (self.entries.get(head), self.entries.get(embedding)) else { return Ok(()) };
-        if known.contains(head) || known.contains("score.weight") || !known.contains(embedding) {
-            return Ok(());
-        }
-        let content = |entry: &Entry| {
-            let mut hasher = blake3::Hasher::new();
-            let read = self.chunks(entry, |bytes| {
-                hasher.update(bytes);
-            });
-            read.map_err(|error| {
-                Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model)
-            })?;
-            Ok::<_, Error>(hasher.finalize())
-        };
-        let alike = stored.dtype == shared.dtype && stored.shape == shared.shape;
-        if alike && content(stored)? == content(shared)? {
-            return Ok(());
-        }
-        Err(self.fail(stored, head, format!("is not {embedding:?}, though config.json says that they are one")).hint(
-            "set \"tie_word_embeddings\": false in config.json, as Transformers takes it, or leave the tensor out",
-        ))
     }
 
     /// The files, in the order of their names.
@@ -471,47 +297,4 @@ impl Finite {
         }
         self.next += values.len();
     }
-}
-
-/// The index of the first value that is NaN or infinite.
-pub fn first_non_finite(values: &[f32]) -> Option<usize> {
-    const INFINITY: u32 = f32::INFINITY.to_bits();
-    // The largest exponent first: this loop has no branch and runs at the speed of memory.
-    let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & !(1 << 31)));
-    if largest < INFINITY { None } else { values.iter().position(|value| !value.is_finite()) }
-}
-
-/// Stored buffers that the model computes itself, and the copy of a shared embedding.
-fn is_passed_over(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
-}
-
-/// No separator and no parent: joined to a folder it stays in it.
-fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
-}
-
-fn no_weights(dir: &Path) -> Error {
-    let error = Error::model(format!(
-        "{}: no weights: expected model.safetensors or model.safetensors.index.json",
-        dir.display()
-    ));
-    if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
-        error.hint("not yet: pytorch_model.bin; save the model again with safetensors (save_pretrained does)")
-    } else {
-        error.hint("for a model from scratch set model.init: random")
-    }
-}
-
-/// Opens a file of a model folder, with its length.
-fn open_regular(path: &Path) -> Result<(File, u64)> {
-    let io = |error| Error::io("open", path, &error).with_kind(tunesmith_base::Kind::Model);
-    let file = files::open_member(path).map_err(io)?;
-    let len = file.metadata().map_err(io)?.len();
-    Ok((file, len))
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: Pairs<String>,
 }

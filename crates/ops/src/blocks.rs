@@ -44,7 +44,9 @@ unsafe impl Sync for Job {}
 #[inline(always)]
 unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
     job: &Job,
-    (matrix, x, out): (*const f32, *const f32, *mut f32),
+    matrix: *const f32,
+    x: *const f32,
+    out: *mut f32,
     first: usize,
 ) {
     // SAFETY: the rows `first..first + ROWS` lie within the matrix and within `out`, as the caller says; both strides
@@ -76,8 +78,8 @@ unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
             // `at`; `first + rows <= size`.
             unsafe {
                 let matrix = job.matrices.add(block.min(job.count - 1) * job.size * job.size);
-                let places = (matrix, job.x.add(at), job.out.add(at));
-                with_tile!(rows, 1, features::<S>(job, places, first));
+                let (x, out) = (job.x.add(at), job.out.add(at));
+                with_tile!(rows, 1, features::<S>(job, matrix, x, out, first));
             }
             first += rows;
         }

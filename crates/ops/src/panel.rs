@@ -3,69 +3,21 @@
 //! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+mod buffer;
+
 use super::par::{self, Shared};
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use buffer::Buffer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tunesmith_base::memory;
 
 /// Tokens in a panel.
 pub const LANES: usize = 16;
 
-/// Memory of floats aligned to cache lines, or to huge pages where it is large.
-#[derive(Debug)]
-struct Buffer {
-    start: *mut f32,
-    floats: usize,
-}
-
-// SAFETY: a Buffer owns its memory, which belongs to no thread, and holds plain numbers.
-unsafe impl Send for Buffer {}
-// SAFETY: a shared reference gives the place and the length; whoever reads there holds the Act that owns the Buffer.
-unsafe impl Sync for Buffer {}
-
-const HUGE: usize = 2 << 20;
-
-impl Buffer {
-    fn bytes(floats: usize) -> usize {
-        let bytes = floats.max(1) * size_of::<f32>();
-        if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
-    }
-
-    fn layout(floats: usize) -> Layout {
-        let bytes = Self::bytes(floats);
-        let align = if bytes >= 2 * HUGE { HUGE } else { 64 };
-        Layout::from_size_align(bytes, align).expect("an activation fits the address space")
-    }
-
-    fn new(floats: usize) -> Self {
-        let layout = Self::layout(floats);
-        // SAFETY: the layout's size is not zero, for `bytes` counts at least one float.
-        let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
-        if start.is_null() {
-            handle_alloc_error(layout);
-        }
-        #[cfg(target_os = "linux")]
-        if layout.align() == HUGE {
-            // SAFETY: the range was just allocated and begins at a page; the advice does not change what it holds. A
-            // refusal costs only speed.
-            unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
-        }
-        Self { start: start.cast(), floats }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: `new` allocated it with this layout, which follows from `floats`, and nothing but this frees it.
-        unsafe { dealloc(self.start.cast(), Self::layout(self.floats)) };
-    }
-}
-
 /// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
 #[derive(Debug, Default)]
 pub struct Pool {
+    /// Idle buffers by their floats.
     free: Mutex<HashMap<usize, Vec<Buffer>>>,
     panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
@@ -397,83 +349,6 @@ impl Act {
     }
 }
 
-/// Copies tokens `start..start + count` of `nf` features from `f0` on into aligned panels `[ceil(count/16)][nf][16]`,
-/// multiplied by `scale`; lanes past the end become zero.
-///
-/// # Safety
-/// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result. Nobody
-/// writes either meanwhile.
-pub(super) unsafe fn realign(
-    from: *const f32,
-    stride: usize,
-    f0: usize,
-    nf: usize,
-    start: usize,
-    count: usize,
-    scale: f32,
-    to: *mut f32,
-) {
-    let shift = start % LANES;
-    for panel in 0..count.div_ceil(LANES) {
-        let lanes = (count - panel * LANES).min(LANES);
-        let first = (start / LANES + panel) * stride + f0 * LANES;
-        let head = lanes.min(LANES - shift);
-        for feature in 0..nf {
-            // SAFETY: the caller's promise: the first source panel holds the first `head` lanes; the second one is read
-            // only where the tokens reach into it, and its place is made by `wrapping_add` because it may not be there.
-            // `to` holds `panel * nf + feature` vectors and this one.
-            unsafe {
-                let out = to.add((panel * nf + feature) * LANES);
-                let source = from.add(first + feature * LANES + shift);
-                for lane in 0..head {
-                    *out.add(lane) = *source.add(lane) * scale;
-                }
-                let source = from.wrapping_add(first + stride + feature * LANES);
-                for lane in head..lanes {
-                    *out.add(lane) = *source.add(lane - head) * scale;
-                }
-                for lane in lanes..LANES {
-                    *out.add(lane) = 0.0;
-                }
-            }
-        }
-    }
-}
-
-/// The reverse of [`realign`]: aligned panels `[ceil(count/16)][nf][16]` to tokens `start..start + count`.
-/// Writes only the lanes of those tokens.
-///
-/// # Safety
-/// As [`realign`], with the directions turned; the two do not overlap, and no other task reads or writes those tokens'
-/// features meanwhile.
-pub(super) unsafe fn unalign(
-    from: *const f32,
-    nf: usize,
-    start: usize,
-    count: usize,
-    to: *mut f32,
-    stride: usize,
-    f0: usize,
-) {
-    let shift = start % LANES;
-    for panel in 0..count.div_ceil(LANES) {
-        let lanes = (count - panel * LANES).min(LANES);
-        let first = (start / LANES + panel) * stride + f0 * LANES;
-        let head = lanes.min(LANES - shift);
-        for feature in 0..nf {
-            // SAFETY: as in `realign`: the second panel of `to` is written only where the tokens reach into it (a copy
-            // of nothing needs no memory). The two do not overlap: `from` is a task's scratch.
-            unsafe {
-                let source = from.add((panel * nf + feature) * LANES);
-                let out = to.add(first + feature * LANES + shift);
-                std::ptr::copy_nonoverlapping(source, out, head);
-                let out = to.wrapping_add(first + stride + feature * LANES);
-                std::ptr::copy_nonoverlapping(source.add(head), out, lanes - head);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -508,31 +383,6 @@ mod tests {
             for token in 0..tokens {
                 let expected = if token % 3 == 0 { act.at(token, 2) } else { 0.0 };
                 assert_eq!(back.at(token, 2), expected);
-            }
-        }
-    }
-
-    #[test]
-    fn realign_and_back_is_the_identity() {
-        let pool = Pool::new();
-        let rows: Vec<f32> = (0..50 * 4).map(|i| i as f32 + 1.0).collect();
-        let act = Act::from_rows(&pool, &rows, 4);
-        for (start, count) in [(0usize, 50usize), (3, 40), (15, 2), (16, 17), (31, 1), (7, 9)] {
-            let mut panels = vec![f32::NAN; count.div_ceil(LANES) * 2 * LANES];
-            let mut back = pool.act(50, 4);
-            back.zero();
-            // SAFETY: the ranges are inside `act` and `panels`.
-            unsafe {
-                realign(act.ptr(), act.stride(), 1, 2, start, count, 1.0, panels.as_mut_ptr());
-                unalign(panels.as_ptr(), 2, start, count, back.shared().get(), act.stride(), 1);
-            }
-            assert!(panels.iter().all(|value| value.is_finite()));
-            for token in 0..50 {
-                let inside = (start..start + count).contains(&token);
-                for feature in 0..4 {
-                    let kept = inside && (1..3).contains(&feature);
-                    assert_eq!(back.at(token, feature), if kept { act.at(token, feature) } else { 0.0 });
-                }
             }
         }
     }

@@ -77,7 +77,7 @@ impl Rope {
             let (cos, sin) = (self.cos.panel(panel).as_ptr(), self.sin.panel(panel).as_ptr());
             // SAFETY: a panel of `x` has `heads * dim` vectors, one of the tables `half`, and the assertion holds
             // `half` against `dim`. `x` is borrowed for writing, and no other task has this panel.
-            unsafe { turn_panel(to.get().add(panel * stride), cos, sin, (heads, dim), half, sign) };
+            unsafe { turn_panel(to.get().add(panel * stride), cos, sin, heads, dim, half, sign) };
         });
     }
 }
@@ -89,7 +89,8 @@ unsafe fn turn_kernel<S: Simd>(
     x: *mut f32,
     cos: *const f32,
     sin: *const f32,
-    (heads, dim): (usize, usize),
+    heads: usize,
+    dim: usize,
     half: usize,
     sign: f32,
 ) {
@@ -111,7 +112,7 @@ unsafe fn turn_kernel<S: Simd>(
 
 dispatch! {
     fn turn_panel = turn_kernel(
-        x: *mut f32, cos: *const f32, sin: *const f32, heads: (usize, usize), half: usize, sign: f32,
+        x: *mut f32, cos: *const f32, sin: *const f32, heads: usize, dim: usize, half: usize, sign: f32,
     );
 }
 

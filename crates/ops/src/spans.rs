@@ -1,4 +1,5 @@
 //! Where the sequences of a padding-free batch lie, for attention.
+use std::ops::Range;
 
 /// One sequence of a batch: which tokens hold its keys, which rows hold its queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,6 +12,18 @@ pub struct Span {
     pub query_start: usize,
     /// Each query's position in the sequence, rising; query i sees keys `0..=positions[i]`.
     pub positions: Vec<usize>,
+}
+
+impl Span {
+    /// The tokens that hold its keys.
+    pub(super) const fn key_tokens(&self) -> Range<usize> {
+        self.key_start..self.key_start + self.keys
+    }
+
+    /// The rows that hold its queries.
+    pub(super) const fn query_tokens(&self) -> Range<usize> {
+        self.query_start..self.query_start + self.positions.len()
+    }
 }
 
 /// Sequences whose every token is a query.

@@ -1,24 +1,24 @@
-//! How the ranks of a run share what they train: which of them keeps what, and how their gradients come together while
-//! backward still goes on.
+//! Data parallelism: what each rank keeps of the optimizer's state, of gradients and of trained values, and how a step
+//! brings them together.
 //!
 //! ```text
-//!               optimizer's state   gradients                        values
-//! dp, ddp       every rank's own    whole, summed once a step        whole
-//! zero1         a share a rank      whole, summed once a step        whole, gathered after the update
-//! zero2         a share a rank      a share, summed after each pass  whole, gathered after the update
-//! zero3, fsdp   a share a rank      a share, summed after each pass  a share, gathered segment by segment (`shard`)
+//!               optimizer state   gradients                              values
+//! dp, ddp       whole             whole, reduced once a step             whole
+//! zero1         sharded           whole, reduced once a step             whole, gathered after the update
+//! zero2         sharded           sharded, reduced after each pass       whole, gathered after the update
+//! zero3, fsdp   sharded           sharded, reduced after each pass       sharded, gathered segment by segment
 //! ```
 //!
-//! Who owns what says a [`Partition`]; it is the same for all of them, so that the norm of the gradient is too. The gradients
-//! of a segment are final when backward has left it: from then on a thread sums them over ranks while the segments below
-//! are walked. It alone talks to the other ranks meanwhile, about one segment after the other from the last to the first, so
-//! that all do the same in the same order.
+//! A [`Partition`] says which rank owns which values. It is the same under every strategy, and so is the norm of the
+//! gradient. The gradients of a segment are final when backward has left it. A thread then sums them over ranks while
+//! backward goes on below. Until the pass ends only this thread uses the collectives, segment by segment from the last to
+//! the first, so that all ranks call them in the same order.
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{channel, sync_channel};
 
-use super::grad_buffer::{Sums, room};
+use super::grad_buffer::Sums;
 use super::plan::ParallelPlan;
+use super::reducer::{Clock, GradientSender, Message, Reducer, send};
 use super::replicas;
 use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Kind, Result};
@@ -26,47 +26,46 @@ use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
 use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
-use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_model::{Grads, Model, Params};
 use tunesmith_optim::{Gradients, Optimizer, clip};
-use tunesmith_plan::human_bytes;
 
-/// Who keeps what, and what is kept for it.
+/// One rank's side of a run: what it keeps, and how it works with the other ranks.
 #[derive(Debug)]
 pub struct Sharing {
-    /// Who owns what.
+    /// Which rank owns which trained values.
     pub partition: Partition,
-    /// What the next step did when, where that is wanted.
+    /// Records when the next step does what, if set.
     pub timeline: Option<Timeline>,
-    /// The next step by number, where the values that it is computed with are then held against those of the other ranks.
+    /// The number of the next step, if the trained values are to be compared with those of the other ranks in it.
     pub compares: Option<u64>,
     rank: usize,
     plan: ParallelPlan,
-    /// The sums of the gradients where they are summed after every pass, or kept in bfloat16.
+    /// The gradients of the step so far, where they are reduced after every pass or kept in bfloat16. Otherwise they are
+    /// in the gradient buffer of [`Params`].
     sums: Sums,
     exchange: PartitionedCollectives,
 }
 
-/// What the walks of a step came to.
+/// The outcome of the passes of a step.
 #[derive(Debug)]
 pub struct Walked {
     /// The sum of this rank's losses.
     pub total: f64,
-    /// The first micro-batch that did not fit into memory.
+    /// The first micro-batch that did not fit into memory, and the error.
     pub failed: Option<(usize, Error)>,
 }
 
-/// The walk of one micro-batch.
+/// Forward and backward of one micro-batch: adds its gradients, returns its loss.
 type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<f64> + 'a;
 
 impl Sharing {
-    /// Ranks that keep everything.
+    /// Plain DDP: every rank keeps everything.
     pub fn copies(params: &Params, optimizer: &Optimizer, world: World) -> Self {
         let partition = partition(params, world.size, optimizer.legal_cuts());
         Self::new(&ParallelPlan::ddp(world.size), partition, world.rank)
     }
 
-    /// The share of one rank; `partition` is that of all ranks.
+    /// Rank `rank` of `partition`, under `plan`.
     pub fn new(plan: &ParallelPlan, partition: Partition, rank: usize) -> Self {
         let bf16 = plan.grad_dtype == GradDtype::Bfloat16;
         let sums = if bf16 { Sums::Bf16(Vec::new()) } else { Sums::default() };
@@ -74,17 +73,17 @@ impl Sharing {
         Self { partition, timeline: None, compares: None, rank, plan: *plan, sums, exchange }
     }
 
-    /// Whether each rank keeps the optimizer's state of what it owns alone.
+    /// Whether this rank keeps the optimizer's state of the values that it owns alone.
     pub const fn shares_state(&self) -> bool {
         self.plan.shards_optimizer()
     }
 
-    /// Whether each rank keeps the values of what it owns alone.
+    /// Whether this rank keeps the values that it owns alone.
     pub const fn shares_values(&self) -> bool {
         self.plan.shards_values()
     }
 
-    /// The flat ranges whose state this rank keeps.
+    /// The ranges of the flat buffer whose optimizer state this rank keeps.
     pub fn kept(&self) -> Vec<Range<usize>> {
         if self.shares_state() { self.owned() } else { std::iter::once(0..self.everything()).collect() }
     }
@@ -93,8 +92,8 @@ impl Sharing {
         self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end)
     }
 
-    /// Whether the sums are those of what this rank owns, end to end. In bfloat16 they otherwise are those of everything;
-    /// in float32 the buffer for all gradients then has them.
+    /// Whether `sums` holds the gradients of the values that this rank owns alone, end to end. Otherwise bfloat16 sums hold
+    /// all gradients, and float32 sums are not used.
     const fn packs(&self) -> bool {
         self.plan.reduce_every_pass && (self.shares_state() || !self.sums.is_narrow())
     }
@@ -103,11 +102,12 @@ impl Sharing {
         self.partition.owned(self.rank)
     }
 
-    /// Walks this rank's micro-batches of a step and sums the gradients over ranks. `most` is how many passes the rank with
-    /// the most of them has. A rank that has no room for a pass goes on to take part in the sums, which are then of no use.
+    /// Makes this rank's passes of a step, one for each of `batches`, and sums the gradients over ranks. `most` is the largest
+    /// number of passes of any rank. A rank that runs out of memory still takes part in the reductions, whose results are
+    /// then useless.
     ///
     /// # Errors
-    /// [`Kind::Peer`]: a rank is gone or late; those of a walk other than [`Kind::Memory`].
+    /// [`Kind::Peer`]: a rank is gone or late; those of `walk` other than [`Kind::Memory`].
     pub fn passes(
         &mut self,
         model: &mut Model,
@@ -119,7 +119,7 @@ impl Sharing {
         let mut walked = Walked { total: 0.0, failed: None };
         let (alone, narrow) = (self.partition.ranks() == 1, self.sums.is_narrow());
         if narrow || self.plan.reduce_every_pass {
-            // Nobody needs the buffer for all.
+            // The buffer for all gradients is not needed.
             model.params.put_grads(Vec::new());
             let count = if self.packs() { self.partition.count(self.rank) } else { self.everything() };
             self.sums.begin(count);
@@ -169,8 +169,9 @@ impl Sharing {
         Ok(walked)
     }
 
-    /// One pass whose gradients are summed over ranks segment by segment. They lie in `whole`, or in rooms, and are then added
-    /// to the sums. Outer error: the ranks; inner: the walk.
+    /// One pass whose gradients are reduced segment by segment. With `whole` they are in this buffer. Otherwise each segment
+    /// has a buffer of its own, which is then added to `sums`. The outer error is that of the ranks, the inner that of
+    /// `walk`.
     fn round(
         &mut self,
         model: &mut Model,
@@ -180,8 +181,8 @@ impl Sharing {
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
     ) -> Result<Result<f64>> {
         let timeline = self.timeline.take();
-        // Rooms wait for the thread, so that there are no more than two. What lies in one buffer does not: room for every
-        // segment, a rest and the end.
+        // Backward waits for the thread where segments have buffers of their own, so that there are at most two of them.
+        // Otherwise it never waits: there is a place for every segment, one for the rest, and one for the end.
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, rooms) = channel();
@@ -208,30 +209,31 @@ impl Sharing {
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
-            let hand = Hand { sender: sender.clone(), rooms, clock };
+            let collector = Box::new(GradientSender { sender: sender.clone(), rooms, clock });
             let mut grads = match whole {
-                Some(values) => Grads::handed(values, Box::new(hand)),
-                None => Grads::rooms(Box::new(hand)),
+                Some(values) => Grads::handed(values, collector),
+                None => Grads::rooms(collector),
             };
             let walked = walk(model, &mut grads);
-            let given_up = walked.as_ref().is_err_and(|error| error.kind() != Kind::Memory);
-            let handed = if given_up {
-                // The thread waits for more as long as anybody could hand it something.
+            let failed = walked.as_ref().is_err_and(|error| error.kind() != Kind::Memory);
+            let sent = if failed {
+                // The thread ends when every sender is gone.
                 drop(grads);
                 Ok(())
             } else {
-                grads.finish().and_then(|()| send(&sender, Handed::End))
+                grads.finish().and_then(|()| send(&sender, Message::End))
             };
             drop(sender);
             let summed = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What ended the thread is the cause of what could not be handed to it.
-            summed.and(handed).map(|()| walked)
+            // An error of the thread is the cause of one in sending to it.
+            summed.and(sent).map(|()| walked)
         });
         self.timeline = timeline;
         done
     }
 
-    /// The norm of the gradient before clipping: every rank sums what it owns, and the sums are added in the order of ranks.
+    /// The global norm of the gradient before clipping. Every rank sums the squares of what it owns, and these sums are added
+    /// in the order of ranks.
     ///
     /// # Errors
     /// [`Kind::Peer`].
@@ -253,8 +255,8 @@ impl Sharing {
         Ok(all[0].sqrt())
     }
 
-    /// Holds the values against those of the other ranks, where that is wanted. Before the update: it spreads what an owner has,
-    /// right or wrong, to ranks that share the state.
+    /// Compares the trained values with those of the other ranks, if [`Sharing::compares`] is set. Called before the update,
+    /// which copies the owner's values to all ranks, be they right or wrong.
     ///
     /// # Errors
     /// As [`replicas::compare_replicas`].
@@ -262,7 +264,7 @@ impl Sharing {
         self.compares.take().map_or(Ok(()), |step| replicas::compare_replicas(comm, model.params.values(), step))
     }
 
-    /// Updates what this rank keeps the state of, and brings all values to every rank.
+    /// Updates the values whose optimizer state this rank keeps, then gathers all values on every rank that keeps all.
     ///
     /// # Errors
     /// [`Kind::Peer`].
@@ -275,7 +277,7 @@ impl Sharing {
         rate: f64,
     ) -> Result<()> {
         if self.packs() && !self.shares_state() {
-            // Every rank updates everything.
+            // Every rank has the state of all values and updates them all.
             model.params.zero_grads();
             let mut rest = self.sums.floats();
             for range in self.partition.owned(self.rank) {
@@ -303,7 +305,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Fills in the values that other ranks own.
+    /// Fills in the values that other ranks own: an all-gather of the flat buffer.
     ///
     /// # Errors
     /// [`Kind::Peer`].
@@ -311,14 +313,14 @@ impl Sharing {
         gather(&self.partition, &mut self.exchange, comm, values)
     }
 
-    /// What this rank owns of a buffer for all, end to end.
+    /// The part of a flat buffer that this rank owns, end to end.
     pub fn pack(&self, values: &[f32]) -> Vec<f32> {
         let mut packed = Vec::with_capacity(self.partition.count(self.rank));
         self.owned().into_iter().for_each(|range| packed.extend_from_slice(&values[range]));
         packed
     }
 
-    /// Changes what this rank owns of a buffer for all with what is packed.
+    /// Swaps the part of the flat buffer `values` that this rank owns with `packed`.
     pub fn swap(&self, values: &mut [f32], packed: &mut [f32]) {
         let mut rest = packed;
         for range in self.owned() {
@@ -329,13 +331,14 @@ impl Sharing {
     }
 }
 
-/// Who owns what of a model's trained values, which may be cut where `legal` says.
+/// Divides a model's trained values among ranks. `legal` maps a place of the flat buffer to the nearest one where it may be
+/// cut.
 pub fn partition(params: &Params, ranks: usize, legal: impl Fn(usize) -> usize) -> Partition {
     if ranks == 1 { Partition::alone(params.len()) } else { Partition::new(&params.segments(), ranks, legal) }
 }
 
 impl Walked {
-    /// Takes the outcome of a pass into account.
+    /// Adds the outcome of a pass. Running out of memory is no error yet.
     fn add(&mut self, pass: usize, done: Result<f64>) -> Result<()> {
         match done {
             Ok(loss) => self.total += loss,
@@ -361,189 +364,4 @@ fn gather(
         rest = later;
     }
     exchange.all_gather(comm, &mut pieces)
-}
-
-/// What goes to the thread.
-enum Handed<'g> {
-    /// The gradients from a flat place on are final.
-    Gradients(usize, Buffer<'g>),
-    /// No more of them come: what is missing is zero.
-    End,
-}
-
-fn send<'g>(sender: &SyncSender<Handed<'g>>, handed: Handed<'g>) -> Result<()> {
-    // Only an error ends the thread before it is told to.
-    sender.send(handed).map_err(|_| Error::peer("the ranks' gradients are no longer summed"))
-}
-
-/// Hands gradients to the thread.
-struct Hand<'g> {
-    sender: SyncSender<Handed<'g>>,
-    rooms: Receiver<Vec<f32>>,
-    clock: Option<Clock<'g>>,
-}
-
-/// Since when a pass is on its way to the next segment's gradients.
-struct Clock<'g> {
-    timeline: &'g Timeline,
-    partition: &'g Partition,
-    pass: usize,
-    began: Duration,
-}
-
-impl<'g> Collector<'g> for Hand<'g> {
-    fn room(&mut self, length: usize) -> Vec<f32> {
-        room(self.rooms.try_recv().unwrap_or_default(), length)
-    }
-
-    fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
-        if let Some(Clock { timeline, partition, pass, began }) = &self.clock {
-            let starts = |&segment: &usize| partition.segment(segment).end > start;
-            let segment = (0..partition.segments()).find(starts).unwrap_or_default();
-            timeline.computed(format!("pass {}, backward to segment {segment}", pass + 1), *began);
-        }
-        send(&self.sender, Handed::Gradients(start, gradients))?;
-        if let Some(clock) = &mut self.clock {
-            clock.began = clock.timeline.now();
-        }
-        Ok(())
-    }
-}
-
-/// Sums gradients over ranks, segment by segment from the last to the first; short ones together where they lie in one
-/// buffer.
-struct Reducer<'r, 'g> {
-    comm: &'r dyn Collectives,
-    partition: &'r Partition,
-    rank: usize,
-    /// Every rank needs all sums.
-    gathers: bool,
-    /// What the sums are added to, where gradients lie in rooms: those of what this rank owns, or of everything.
-    sums: Option<&'r mut Sums>,
-    packs: bool,
-    /// They hold what this rank has summed by itself, which becomes part of what is summed over ranks.
-    continues: bool,
-    exchange: &'r mut PartitionedCollectives,
-    timeline: Option<&'r Timeline>,
-    /// The segments from here on have been summed or are in the group.
-    next: usize,
-    /// Gradients by segment, which came before their turn.
-    waiting: Vec<Option<Buffer<'g>>>,
-    /// What goes into the next message: segments, falling.
-    group: Vec<(usize, Buffer<'g>)>,
-}
-
-impl<'g> Reducer<'_, 'g> {
-    /// Works until it is told that no more comes; nothing more is summed where nobody says so.
-    fn run(mut self, receiver: &Receiver<Handed<'g>>, back: &Sender<Vec<f32>>) -> Result<()> {
-        let mut done = Ok(());
-        while let Ok(handed) = receiver.recv() {
-            let ends = matches!(handed, Handed::End);
-            if let Handed::Gradients(start, buffer) = handed {
-                self.lay(start, buffer);
-            }
-            done = self.advance(ends, back);
-            if ends || done.is_err() {
-                break;
-            }
-        }
-        done
-    }
-
-    /// Takes gradients apart into those of segments.
-    fn lay(&mut self, start: usize, buffer: Buffer<'g>) {
-        match buffer {
-            Buffer::Lent(mut values) => {
-                for index in (0..self.partition.segments()).rev() {
-                    let segment = self.partition.segment(index);
-                    if segment.start >= start && segment.end == start + values.len() && !segment.is_empty() {
-                        let (rest, own) = values.split_at_mut(segment.start - start);
-                        self.waiting[index] = Some(Buffer::Lent(own));
-                        values = rest;
-                    }
-                }
-            }
-            room @ Buffer::Room(_) => {
-                let is_here = |&index: &usize| {
-                    let segment = self.partition.segment(index);
-                    segment.start == start && !segment.is_empty()
-                };
-                if let Some(index) = (0..self.partition.segments()).find(is_here) {
-                    self.waiting[index] = Some(room);
-                }
-            }
-        }
-    }
-
-    /// Goes as far as there is something to sum; at the end, to the first segment.
-    fn advance(&mut self, ends: bool, back: &Sender<Vec<f32>>) -> Result<()> {
-        while let Some(index) = self.next.checked_sub(1) {
-            let length = self.partition.segment(index).len();
-            let buffer = match self.waiting[index].take() {
-                Some(buffer) => buffer,
-                None if ends || length == 0 => Buffer::Room(vec![0.0; length]),
-                None => break,
-            };
-            self.next = index;
-            if length > 0 {
-                self.group.push((index, buffer));
-            }
-            let values: usize = self.group.iter().map(|(index, _)| self.partition.segment(*index).len()).sum();
-            // Rooms are given back as soon as can be.
-            if self.sums.is_some() || values * size_of::<f32>() >= self.comm.limits().bucket {
-                self.sum_group(back)?;
-            }
-        }
-        if self.next == 0 { self.sum_group(back) } else { Ok(()) }
-    }
-
-    fn sum_group(&mut self, back: &Sender<Vec<f32>>) -> Result<()> {
-        if self.group.is_empty() {
-            return Ok(());
-        }
-        let began = self.timeline.map(Timeline::now);
-        let mut group = std::mem::take(&mut self.group);
-        let segments = group.iter().map(|(index, _)| *index);
-        let indices: Vec<usize> = segments.collect();
-        let mut pieces = Vec::with_capacity(group.len());
-        for (index, buffer) in &mut group {
-            pieces.push(Piece { values: buffer.values(), parts: self.partition.parts(*index) });
-        }
-        let bytes: usize = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        if let Some(sums) = self.sums.as_deref_mut().filter(|_| self.continues) {
-            for (&index, piece) in indices.iter().zip(&mut pieces) {
-                sums.move_to(self.partition.segment(index).start, piece.values);
-            }
-        }
-        self.exchange.reduce_scatter(self.comm, &mut pieces)?;
-        if self.gathers {
-            self.exchange.all_gather(self.comm, &mut pieces)?;
-        }
-        if let Some(sums) = self.sums.as_deref_mut() {
-            for (&index, piece) in indices.iter().zip(&pieces) {
-                let own = piece.parts[self.rank].clone();
-                let before = (0..index).map(|segment| self.partition.part(segment, self.rank).len()).sum::<usize>();
-                let start = self.partition.segment(index).start;
-                match (self.packs, self.gathers) {
-                    (true, _) => sums.add(before, &piece.values[own]),
-                    (false, true) => sums.add(start, piece.values),
-                    (false, false) => sums.add(start + own.start, &piece.values[own]),
-                }
-            }
-        }
-        if let Some((timeline, began)) = self.timeline.zip(began) {
-            let what = match indices.as_slice() {
-                [one] => format!("segment {one}"),
-                several => format!("segments {} to {}", several[0], several[several.len() - 1]),
-            };
-            timeline.exchanged(format!("{what}, {}", human_bytes(bytes as u64)), began);
-        }
-        for (_, buffer) in group {
-            if let Buffer::Room(room) = buffer {
-                // Nobody may be there any more who needs one.
-                let _ = back.send(room);
-            }
-        }
-        Ok(())
-    }
 }

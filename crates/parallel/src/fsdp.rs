@@ -1,4 +1,4 @@
-//! Weights that ranks share: who keeps which part of a segment, and how the parts are brought together
+//! Sharded weights, as in FSDP: which rank keeps which part of a segment, and the all-gather of a segment
 //! (`docs/distributed.md`).
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,40 +16,40 @@ use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
 use tunesmith_optim::Rule;
 use tunesmith_optim::optimizer::legal_cuts;
 
-/// The way to the ranks with which weights are shared. Its messages meet no others: segments are brought together by a
-/// thread while the ranks talk about other things.
+/// Gathers segments of sharded weights. It has communicators of its own, so that its thread can gather a segment while the
+/// ranks use other collectives.
 #[derive(Debug, Clone)]
 pub struct Gatherer {
-    /// All ranks, which make passes together.
+    /// All ranks, which make passes together: they agree on the next pass here.
     all: Arc<CommThread>,
-    /// Those among whom a segment is divided: all, or those of this machine.
+    /// The ranks among which frozen weights are sharded: all, or those of this machine.
     group: Arc<CommThread>,
     sharding: Sharding,
-    /// Where trained values are sharded: by which rule they may be cut.
+    /// The optimizer's rule, which says where trained values may be cut, if they are sharded.
     rule: Option<Arc<dyn Rule>>,
 }
 
 impl Gatherer {
-    /// For a run of several ranks that share weights; nothing for any other. Every rank calls it.
+    /// Opens the communicators if `plan` shards weights. Every rank calls it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
     pub fn new(plan: &ParallelPlan, rule: &Arc<dyn Rule>, comm: &dyn Collectives) -> Result<Option<Self>> {
         let Some(sharding) = plan.weights else { return Ok(None) };
-        let line = |who| comm.beside(who).and_then(CommThread::new).map(Arc::new);
-        let all = line(Among::All)?;
-        let group = if sharding == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
+        let thread = |ranks| comm.beside(ranks).and_then(CommThread::new).map(Arc::new);
+        let all = thread(Among::All)?;
+        let group = if sharding == Sharding::HybridShard { thread(Among::Machine)? } else { Arc::clone(&all) };
         let rule = plan.shards_values().then(|| Arc::clone(rule));
         Ok(Some(Self { all, group, sharding, rule }))
     }
 
-    /// For one model.
+    /// The shards of one model, to load it with.
     pub fn shards(&self) -> Shards {
         Shards::new(Box::new(self.clone()), self.sharding == Sharding::ShardGradOp)
     }
 }
 
-/// Completes every kind of numbers.
+/// All-gathers each kind of numbers.
 fn complete(comm: &dyn Collectives, mut numbers: Flat) -> Result<Flat> {
     comm.all_gather(&mut numbers.floats)?;
     comm.all_gather(&mut numbers.halves)?;

@@ -1,6 +1,6 @@
-//! The optimizer's state of a checkpoint where each rank has a share of it: put together tensor by tensor, no more than a
-//! message at a time, while the first rank writes it and the others follow. The file is the one that a single process
-//! writes, so that any number of ranks can go on from it, under any strategy.
+//! Gathers sharded optimizer state for a checkpoint, tensor by tensor and at most a bucket at a time. Rank 0 writes it to
+//! the file, the others write to nowhere. The file is the one of a single process, so that any number of ranks can resume
+//! from it under any strategy.
 use std::cell::RefCell;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -13,26 +13,26 @@ use tunesmith_model::ParamSpec;
 use tunesmith_model::weights::Numbers;
 use tunesmith_optim::{Optimizer, State, StateTensor};
 
-/// What ranks put together.
+/// The optimizer's state of all ranks, and the trained values where they are asked for.
 pub struct Gathered<'a> {
-    /// The file's tensors.
+    /// The tensors of the file in its order: name, shape, and how numbers are stored.
     pub tensors: Vec<(String, Vec<usize>, Numbers<'static>)>,
     comm: &'a dyn Collectives,
     sharing: &'a Sharing,
     optimizer: &'a Optimizer,
     state: Vec<StateTensor>,
     specs: &'a [ParamSpec],
-    /// The values that training goes on from, of what this rank keeps, where averages are published.
+    /// The trained values that this rank keeps, end to end, where the file holds them too.
     trained: Option<&'a [f32]>,
-    /// What ended it, if not the disk.
-    lost: RefCell<Option<Error>>,
+    /// The error of a lost rank, which an [`io::Error`] cannot carry.
+    peer_error: RefCell<Option<Error>>,
 }
 
-/// The numbers of a tensor that this rank has: their places, and the numbers as bytes.
+/// The parts of a tensor that this rank has: the range of each in the tensor's flat numbers, and its bytes.
 type Own<'a> = Vec<(Range<usize>, &'a [u8])>;
 
 impl<'a> Gathered<'a> {
-    /// Of a run that stands between two steps.
+    /// For a run between two steps. `specs` are the trained tensors, `trained` the values that this rank keeps of them.
     pub fn new(
         comm: &'a dyn Collectives,
         sharing: &'a Sharing,
@@ -41,14 +41,14 @@ impl<'a> Gathered<'a> {
         trained: Option<&'a [f32]>,
     ) -> Self {
         let tensors = checkpoint::elsewhere(optimizer, specs, trained.is_some());
-        let (state, lost) = (optimizer.state(), RefCell::default());
-        Self { tensors, comm, sharing, optimizer, state, specs, trained, lost }
+        let (state, peer_error) = (optimizer.state(), RefCell::default());
+        Self { tensors, comm, sharing, optimizer, state, specs, trained, peer_error }
     }
 
-    /// Writes the numbers of one tensor; all ranks do so at the same time.
+    /// Writes the numbers of one tensor. All ranks call it together.
     ///
     /// # Errors
-    /// The writer's, or a lost rank, of which [`Gathered::cause`] says more.
+    /// Those of `writer`, or a lost rank: [`Gathered::cause`] then has its error.
     pub fn write(&self, name: &str, writer: &mut dyn Write) -> io::Result<()> {
         if let Some(tensor) = self.state.iter().find(|tensor| tensor.name == name) {
             let Some((slot, place)) = self.optimizer.slots().nth(tensor.slot) else {
@@ -76,8 +76,8 @@ impl<'a> Gathered<'a> {
         self.gather(&spec.range(), |range| range, size_of::<f32>(), &own, writer)
     }
 
-    /// Puts the numbers of the tensor at `place` of the flat buffer together, segment by segment, and writes them. `numbers`
-    /// are those that belong to some of its values, `width` is the bytes of one.
+    /// Gathers the tensor at `place` of the flat buffer, segment by segment, and writes it. `numbers` maps a range of its
+    /// values to the range of numbers that belong to them. A number has `width` bytes.
     fn gather(
         &self,
         place: &Range<usize>,
@@ -109,7 +109,7 @@ impl<'a> Gathered<'a> {
                         (range.start.clamp(message.start, message.end), range.end.clamp(message.start, message.end));
                     (low - message.start) * width..(high.max(low) - message.start) * width
                 };
-                // Ranks without a part of it have an empty one, where the part before ends.
+                // A rank without a part has an empty one, where the part before it ends.
                 let mut end = 0;
                 let places = (0..partition.ranks()).map(|rank| {
                     let part = bytes_in(&of_rank(rank));
@@ -128,9 +128,9 @@ impl<'a> Gathered<'a> {
                     }
                 }
                 if let Err(error) = self.comm.all_gather_bytes(&mut buffer, &places) {
-                    let told = io::Error::other(error.message().to_owned());
-                    *self.lost.borrow_mut() = Some(error);
-                    return Err(told);
+                    let stopped = io::Error::other(error.message().to_owned());
+                    *self.peer_error.borrow_mut() = Some(error);
+                    return Err(stopped);
                 }
                 writer.write_all(&buffer)?;
             }
@@ -138,13 +138,13 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// `written`, or what ended it before.
+    /// `written`, with the error of a lost rank in the place of the one that it caused.
     ///
     /// # Errors
-    /// The lost rank, or those of `written`.
+    /// That of the lost rank, or that of `written`.
     pub fn cause<T>(&self, written: Result<T>) -> Result<T> {
-        match self.lost.borrow_mut().take() {
-            Some(lost) => Err(lost),
+        match self.peer_error.borrow_mut().take() {
+            Some(error) => Err(error),
             None => written,
         }
     }

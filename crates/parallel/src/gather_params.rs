@@ -1,5 +1,5 @@
-//! Trained values that ranks share, put together tensor by tensor for the first rank to write: it asks for one after the
-//! other, and the others follow.
+//! Gathers sharded trained values for rank 0 to write. Rank 0 names one tensor after the other, and the other ranks send
+//! their parts.
 use std::cell::Cell;
 use std::io;
 
@@ -11,10 +11,10 @@ use tunesmith_comm::{Collectives, bytes};
 use tunesmith_model::ParamSpec;
 use tunesmith_optim::Optimizer;
 
-/// What the first rank sends in the place of a tensor's number when it needs no more.
+/// Rank 0 sends this in the place of a tensor's index when it needs no more.
 const END: u64 = u64::MAX;
 
-/// Values of which each rank keeps its share.
+/// Sharded values, gathered on demand.
 pub struct Fetch<'a> {
     gathered: Gathered<'a>,
     comm: &'a dyn Collectives,
@@ -23,7 +23,7 @@ pub struct Fetch<'a> {
 }
 
 impl<'a> Fetch<'a> {
-    /// `values` are those that this rank keeps, end to end.
+    /// `values` are the trained values that this rank keeps, end to end.
     pub fn new(
         comm: &'a dyn Collectives,
         sharing: &'a Sharing,
@@ -44,7 +44,7 @@ impl<'a> Fetch<'a> {
         self.gathered.cause(written.map_err(|error| Error::io("put together", &spec.name, &error)))
     }
 
-    /// The values of a tensor, on the first rank.
+    /// The values of a tensor. Rank 0 calls it while the others are in [`Fetch::follow`].
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]; [`tunesmith_base::Kind::Model`]: no such tensor is trained.
@@ -57,7 +57,7 @@ impl<'a> Fetch<'a> {
         Ok(values)
     }
 
-    /// All values, on the first rank; needs no [`Fetch::end`] after it.
+    /// All values, in the order of the flat buffer. Rank 0 calls it as [`Fetch::values`]; it also calls [`Fetch::end`].
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].
@@ -68,7 +68,7 @@ impl<'a> Fetch<'a> {
         Ok(values)
     }
 
-    /// Lets the other ranks go on, once.
+    /// Lets the other ranks return from [`Fetch::follow`]. A second call does nothing.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].
@@ -76,17 +76,16 @@ impl<'a> Fetch<'a> {
         if self.ended.replace(true) { Ok(()) } else { self.comm.broadcast(&mut [END], 0) }
     }
 
-    /// What the other ranks do meanwhile.
+    /// Serves rank 0 until it calls [`Fetch::end`]. Every other rank calls it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].
     pub fn follow(&self) -> Result<()> {
         loop {
-            let mut asked = [0u64];
-            self.comm.broadcast(&mut asked, 0)?;
-            match asked {
+            let mut wanted = [0u64];
+            self.comm.broadcast(&mut wanted, 0)?;
+            match wanted {
                 [END] => {
-                    // It was for this rank too.
                     self.ended.set(true);
                     return Ok(());
                 }

@@ -1,10 +1,10 @@
-//! The sums of a step's gradients where they are kept apart from those of a pass: what a rank owns of them (`zero2` and what
-//! shares more), or in bfloat16 (`train.grad_dtype`), two bytes a trained value instead of four.
+//! The gradients of a step so far, apart from those of the current pass. They are the rank's own part (`zero2`, `zero3`,
+//! `fsdp`), or bfloat16 (`train.grad_dtype`), with two bytes a value and not four.
 //!
-//! In bfloat16 a pass adds up the gradients of a segment in float32, in a room that is as large as the segment; when backward
-//! has left it, they are added to the sums and rounded. So a step rounds a gradient once for each of its passes. Ranks sum in
-//! float32 too: what each has summed before goes into the room of its last pass, and only what comes of all of them is rounded
-//! again. The update widens the sums tensor by tensor.
+//! A pass adds up the gradients of a segment in float32, in a buffer of the segment's size. When backward has left the
+//! segment, they are added to the sums, and rounded if these are bfloat16. So a step rounds a gradient once for each pass.
+//! Ranks sum in float32 too: the buffer of the last pass takes the rank's own sums in first, and only the sum over ranks is
+//! rounded again. The update converts the sums to float32 tensor by tensor.
 use std::ops::Range;
 
 use half::bf16;
@@ -16,15 +16,15 @@ use tunesmith_model::Grads;
 use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_optim::{Gradients, clip};
 
-/// Numbers that a task rounds or widens at once.
+/// How many numbers a task converts at once.
 const TASK: usize = 1 << 14;
 
-/// The sums of gradients.
+/// Sums of gradients: all of them, or the rank's own part end to end.
 #[derive(Debug)]
 pub enum Sums {
-    /// In float32.
+    /// Exact sums of float32 gradients.
     F32(Vec<f32>),
-    /// In bfloat16.
+    /// Rounded after each pass.
     Bf16(Vec<bf16>),
 }
 
@@ -35,12 +35,12 @@ impl Default for Sums {
 }
 
 impl Sums {
-    /// Whether they are kept in bfloat16.
+    /// Whether the sums are bfloat16.
     pub const fn is_narrow(&self) -> bool {
         matches!(self, Self::Bf16(_))
     }
 
-    /// A step begins: so many sums are zero.
+    /// Begins a step with `count` sums of zero.
     pub fn begin(&mut self, count: usize) {
         match self {
             Self::F32(sums) => refill(sums, count, 0.0),
@@ -48,13 +48,13 @@ impl Sums {
         }
     }
 
-    /// Where a pass adds its gradients, all of them; [`Grads::finish`] ends it. `spare` is a room that waits for a segment of
-    /// the same size.
+    /// The gradients of a pass, which are added to these sums segment by segment; [`Grads::finish`] adds the last. `spare` is
+    /// a buffer to reuse for a segment of its size.
     pub fn grads<'g>(&'g mut self, spare: &'g mut Vec<f32>) -> Grads<'g> {
         Grads::rooms(Box::new(Folder { sums: self, spare }))
     }
 
-    /// Adds to the sums from `at` on.
+    /// Adds `more` to the sums from index `at` on.
     pub fn add(&mut self, at: usize, more: &[f32]) {
         match self {
             Self::F32(sums) => sums[at..at + more.len()].iter_mut().zip(more).for_each(|(sum, more)| *sum += more),
@@ -69,7 +69,7 @@ impl Sums {
         }
     }
 
-    /// Takes the sums from `at` on out and adds them to `values`.
+    /// Adds the sums from index `at` on to `values`, and sets them to zero.
     pub fn move_to(&mut self, at: usize, values: &mut [f32]) {
         match self {
             Self::F32(sums) => {
@@ -86,7 +86,7 @@ impl Sums {
         }
     }
 
-    /// The sums in float32.
+    /// The sums, if they are float32; else nothing.
     pub fn floats(&self) -> &[f32] {
         match self {
             Self::F32(sums) => sums,
@@ -94,7 +94,7 @@ impl Sums {
         }
     }
 
-    /// The sums, for the update.
+    /// The sums as the optimizer takes them.
     pub fn gradients(&self) -> Gradients<'_> {
         match self {
             Self::F32(sums) => Gradients::F32(sums),
@@ -102,12 +102,12 @@ impl Sums {
         }
     }
 
-    /// The sum of squares of some of them, in f64.
+    /// The sum of the squares of the sums in `range`, in f64.
     pub fn squares(&self, range: Range<usize>) -> f64 {
         let block = |sums: &[bf16]| {
-            let mut wide = vec![0.0f32; sums.len()];
-            sums.convert_to_f32_slice(&mut wide);
-            clip::squares(&wide)
+            let mut floats = vec![0.0f32; sums.len()];
+            sums.convert_to_f32_slice(&mut floats);
+            clip::squares(&floats)
         };
         match self {
             Self::F32(sums) => clip::squares(&sums[range]),
@@ -119,7 +119,7 @@ impl Sums {
     }
 }
 
-/// Makes `count` of them the same.
+/// Makes `sums` `count` times `value`, in the same memory if it has that length.
 fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
     if sums.len() == count {
         sums.fill(value);
@@ -128,19 +128,19 @@ fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
     }
 }
 
-/// An empty room for a segment of so many values, in the memory of another where it is as large.
+/// A buffer of `length` zeros for a segment, which is `spare` if that has the same length.
 pub fn room(spare: Vec<f32>, length: usize) -> Vec<f32> {
     let mut room = spare;
     if room.len() == length {
         room.fill(0.0);
         return room;
     }
-    // Before the next one is there: a table's is larger than any block's.
+    // Freed before the next one is allocated: that of the embedding is larger than that of any block.
     drop(room);
     vec![0.0; length]
 }
 
-/// Adds what rooms hold to the sums.
+/// Adds the buffer of each segment to the sums.
 struct Folder<'g> {
     sums: &'g mut Sums,
     spare: &'g mut Vec<f32>,
@@ -164,7 +164,7 @@ impl<'g> Collector<'g> for Folder<'g> {
 mod tests {
     use super::*;
 
-    fn widened(sums: &Sums) -> Vec<f32> {
+    fn floats(sums: &Sums) -> Vec<f32> {
         match sums {
             Sums::F32(sums) => sums.clone(),
             Sums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
@@ -180,7 +180,7 @@ mod tests {
             for range in [4..7, 0..4] {
                 grads.open(range.clone());
                 for (at, value) in grads[range.clone()].iter_mut().enumerate() {
-                    assert_eq!(*value, 0.0, "a room is empty");
+                    assert_eq!(*value, 0.0, "a buffer starts empty");
                     *value += 0.3 + (at + pass) as f32;
                 }
                 grads.close(&range).unwrap();
@@ -190,11 +190,11 @@ mod tests {
         let rounded = |value: f32| bf16::from_f32(value).to_f32();
         let expected = |at: usize| rounded(rounded(0.3 + at as f32) + (0.3 + (at + 1) as f32));
         let places = [0, 1, 2, 3, 0, 1, 2];
-        assert_eq!(widened(&sums), places.map(expected));
-        let squares: f64 = widened(&sums)[1..].iter().map(|&sum| f64::from(sum).powi(2)).sum();
+        assert_eq!(floats(&sums), places.map(expected));
+        let squares: f64 = floats(&sums)[1..].iter().map(|&sum| f64::from(sum).powi(2)).sum();
         assert!((sums.squares(1..7) - squares).abs() < 1e-9);
         sums.begin(7);
-        assert_eq!(widened(&sums), [0.0; 7]);
+        assert_eq!(floats(&sums), [0.0; 7]);
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             let mut values = [0.001, 0.002];
             sums.move_to(2, &mut values);
             assert_eq!(values, [2.501, -3.998]);
-            assert_eq!(widened(&sums), [0.0, 1.5, 0.0, 0.0, 0.0]);
+            assert_eq!(floats(&sums), [0.0, 1.5, 0.0, 0.0, 0.0]);
         }
     }
 }

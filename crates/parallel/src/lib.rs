@@ -1,4 +1,5 @@
-//! Data parallelism: gradients summed over ranks, and optimizer state, gradients or weights shared among them (DDP, ZeRO 1 to 3, FSDP).
+//! Data parallelism: gradients are summed over ranks, and optimizer state, gradients or weights are sharded among them
+//! (DDP, ZeRO 1 to 3, FSDP).
 #![warn(missing_docs)]
 
 pub mod ddp_zero;
@@ -8,6 +9,7 @@ pub mod gather_params;
 pub mod grad_buffer;
 pub mod optimizer;
 pub mod plan;
+mod reducer;
 pub mod replicas;
 pub mod timeline;
 

@@ -1,4 +1,4 @@
-//! The optimizer of a run: which tensors it sees, at which learning rates, and which share of its state this rank keeps.
+//! The optimizer of a rank: the tensors it updates, their learning rates, and its part of the state.
 use super::ddp_zero::{self, Sharing};
 use super::plan::ParallelPlan;
 use tunesmith_base::error::{Error, Result};
@@ -7,7 +7,7 @@ use tunesmith_model::params::{ParamSpec, Params};
 use tunesmith_optim::optimizer::legal_cuts;
 use tunesmith_optim::{Ema, LossScaler, Optimizer, OptimizerPlan, Slot};
 
-/// The trained tensors as an optimizer sees them.
+/// The trained tensors as an optimizer sees them, in the order of the flat buffer.
 pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
     let slot = |spec: &ParamSpec| Slot {
         name: spec.name.clone(),
@@ -18,7 +18,7 @@ pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
     specs.iter().map(slot).collect()
 }
 
-/// The names and shapes of the trained tensors.
+/// The names and shapes of the trained tensors, for [`OptimizerPlan::new`].
 pub fn tensors(specs: &[ParamSpec]) -> Vec<(String, Vec<usize>)> {
     specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
 }

@@ -1,30 +1,31 @@
-//! A check that ranks which should hold the same values do: hardware errors and bugs show as soon as they happen.
+//! Compares the trained values of ranks that must hold the same ones, so that hardware errors and bugs show at once.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 
-/// Holds the trained values that the ranks have computed step `step` with against each other: they come of the same sums and
-/// must be the same to the bit.
+/// Compares `values` with those of the other ranks, which must be equal to the bit. `step` is the number of the step in the
+/// message.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`tunesmith_base::Kind::Peer`].
+/// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from the majority (of two ranks: from rank 0);
+/// [`tunesmith_base::Kind::Peer`].
 pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
     if comm.world().size == 1 {
         return Ok(());
     }
     let hashes = comm.collect(&[hash(bytes::of(values))])?;
     let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
-    // Of equally many, the first.
+    // The first of those that most ranks have.
     let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
     let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
     if odd.is_empty() {
         return Ok(());
     }
-    Err(Error::numeric(format!("in step {step} the trained values of {} are not those of the others", ranks(&odd)))
-        .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
+    Err(Error::numeric(format!("in step {step} the trained values of {} differ from those of the others", ranks(&odd)))
+        .hint("memory, a processor or a link has corrupted them: check that machine, then --resume from the last checkpoint"))
 }
 
-/// The hash of bytes that ranks compare: the first 64 bits of BLAKE3.
+/// The hash that ranks compare: the first 64 bits of BLAKE3.
 pub fn hash(bytes: &[u8]) -> u64 {
     let hash = blake3::hash(bytes);
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
@@ -40,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_replica_that_went_wrong_is_named() {
-        let told = |values: &[f32]| -> Vec<Option<Error>> {
+        let outcomes = |values: &[f32]| -> Vec<Option<Error>> {
             let ranks = threads::world(values.len(), Limits::default());
             std::thread::scope(|scope| {
                 let check = |(rank, &value)| {
@@ -53,13 +54,13 @@ mod tests {
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             })
         };
-        assert!(told(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
-        for error in told(&[2.0, 3.0, 3.0]) {
+        assert!(outcomes(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
+        for error in outcomes(&[2.0, 3.0, 3.0]) {
             let error = error.unwrap();
             assert_eq!(error.kind(), Kind::Numeric);
-            assert!(error.message().contains("in step 7 the trained values of rank 0 are not"), "{error}");
+            assert!(error.message().contains("in step 7 the trained values of rank 0 differ"), "{error}");
         }
-        // A bit that no comparison of numbers sees.
-        assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
+        // A comparison of numbers would not see this bit.
+        assert!(outcomes(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
     }
 }

@@ -1,8 +1,8 @@
-//! What a rank does when in one step: passes on one line, the summing of gradients on the other.
+//! A timeline of one step: when a rank computes, and when it communicates.
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The spans of a step, from two threads.
+/// What two threads did in a step: passes and update on one, collectives on the other.
 #[derive(Debug)]
 pub struct Timeline {
     began: Instant,
@@ -11,14 +11,14 @@ pub struct Timeline {
 
 #[derive(Debug)]
 struct Span {
-    /// Passes, or sums.
-    sums: bool,
+    /// Communication, not computation.
+    exchange: bool,
     what: String,
     from: Duration,
     to: Duration,
 }
 
-/// Columns of the drawing.
+/// Columns of a bar.
 const WIDTH: usize = 48;
 
 impl Default for Timeline {
@@ -28,34 +28,34 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Since its beginning.
+    /// The time since the step began.
     pub fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    fn add(&self, sums: bool, what: String, from: Duration) {
-        let span = Span { sums, what, from, to: self.now() };
+    fn add(&self, exchange: bool, what: String, from: Duration) {
+        let span = Span { exchange, what, from, to: self.now() };
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
     }
 
-    /// Something was computed from `from` until now.
+    /// Records a computation that began at `from` and ends now.
     pub fn computed(&self, what: impl Into<String>, from: Duration) {
         self.add(false, what.into(), from);
     }
 
-    /// Something was exchanged from `from` until now.
+    /// Records communication that began at `from` and ends now.
     pub fn exchanged(&self, what: impl Into<String>, from: Duration) {
         self.add(true, what.into(), from);
     }
 
-    /// A line a span, in the order of their beginnings: thread, milliseconds, what, and a bar.
+    /// One line for each span, by beginning: thread, begin and end in milliseconds, a bar, and what it was.
     pub fn lines(&self) -> Vec<String> {
         let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.sort_by_key(|span| (span.from, span.to));
         let whole = spans.iter().map(|span| span.to).max().unwrap_or_default().as_secs_f64().max(1e-9);
         let column = |at: Duration| ((at.as_secs_f64() / whole * WIDTH as f64) as usize).min(WIDTH - 1);
         let line = |span: &Span| {
-            let (who, mark) = if span.sums { ("ranks", '=') } else { ("pass ", '#') };
+            let (who, mark) = if span.exchange { ("ranks", '=') } else { ("pass ", '#') };
             let (from, to) = (1e3 * span.from.as_secs_f64(), 1e3 * span.to.as_secs_f64());
             let before = std::iter::repeat_n(' ', column(span.from));
             let bar: String =
@@ -65,7 +65,7 @@ impl Timeline {
         spans.iter().map(line).collect()
     }
 
-    /// The drawing of step `step`, with what overlaps.
+    /// The lines of step `step` under a heading with their sums and overlap.
     pub fn text(&self, step: u64) -> String {
         let [passes, sums, both] = self.overlap().map(|span| 1e3 * span.as_secs_f64());
         let head = format!(
@@ -75,11 +75,11 @@ impl Timeline {
         [head].into_iter().chain(self.lines()).collect::<Vec<_>>().join("\n  ")
     }
 
-    /// How long passes and exchanges took, and how long both went on at the same time.
+    /// The time of computation, the time of communication, and how long both overlapped.
     pub fn overlap(&self) -> [Duration; 3] {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |sums: bool| spans.iter().filter(move |span| span.sums == sums);
-        let sum = |sums: bool| of(sums).map(|span| span.to.saturating_sub(span.from)).sum();
+        let of = |exchange: bool| spans.iter().filter(move |span| span.exchange == exchange);
+        let sum = |exchange: bool| of(exchange).map(|span| span.to.saturating_sub(span.from)).sum();
         let both = of(true)
             .flat_map(|one| of(false).map(move |other| one.to.min(other.to).saturating_sub(one.from.max(other.from))));
         [sum(false), sum(true), both.sum()]
@@ -94,7 +94,7 @@ mod tests {
     fn lines_are_in_order_and_what_overlaps_is_counted() {
         let timeline = Timeline::default();
         let ms = Duration::from_millis;
-        let span = |sums, from, to| Span { sums, what: format!("{from}"), from: ms(from), to: ms(to) };
+        let span = |exchange, from, to| Span { exchange, what: format!("{from}"), from: ms(from), to: ms(to) };
         *timeline.spans.lock().unwrap() = vec![span(true, 30, 60), span(false, 0, 40), span(false, 40, 50)];
         assert_eq!(timeline.overlap(), [ms(50), ms(30), ms(20)]);
         let lines = timeline.lines();

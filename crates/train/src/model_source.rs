@@ -246,10 +246,8 @@ impl ModelSource {
     /// The weights cannot be read.
     pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
         let (weights, cache) = (self.weights.as_ref(), self.quantized_cache()?);
-        let mut model = match gatherer.map(Gatherer::shards) {
-            Some(shards) => Model::load_shared(&self.arch, weights, &self.config, &self.stack, cache, shards)?,
-            None => Model::load_with(&self.arch, weights, &self.config, &self.stack, cache)?,
-        };
+        let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
+        let mut model = Model::load_with(&self.arch, weights, &self.config, &self.stack, cache, shards)?;
         if let Some(adapter) = &self.adapter {
             let specs = model.params.specs.clone();
             for spec in specs {

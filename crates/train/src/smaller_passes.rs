@@ -142,7 +142,7 @@ impl Session<'_> {
             )));
             return Ok(());
         }
-        if self.model.shards().is_some() && training {
+        if self.model.shards().is_sharded() && training {
             // The other ranks make no passes now, so that nothing can be measured.
             let help =
                 "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";

@@ -111,7 +111,7 @@ pub fn attempt(
     let step = optimizer.step;
     let Walked { total, failed } =
         sharing.passes(model, comm, micro_batches, most_passes, &mut |model, batch, grads| {
-            model.forward_backward_into(batch, (scale, share), step, grads)
+            model.forward_backward_into(batch, scale, share, step, grads)
         })?;
     // A rank that has no room stops all of them here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];

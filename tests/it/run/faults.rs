@@ -233,7 +233,7 @@ fn a_bit_that_flips_in_the_memory_of_a_rank_is_noticed_and_the_rank_named() {
         let output = launcher.wait_with_output().unwrap();
         let text = said(&output);
         assert_eq!(output.status.code(), Some(8), "{strategy}: {text}");
-        let named = format!("the trained values of rank {victim} are not those of the others");
+        let named = format!("the trained values of rank {victim} differ from those of the others");
         assert!(text.contains(&named), "{strategy}: {text}");
         assert_eq!(text.matches(" error: ").count(), 1, "{strategy}: {text}");
     }

@@ -611,19 +611,14 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
             let load = |comm: &dyn Collectives| {
                 let parallel = ParallelPlan::new(&config.train, comm.world().size);
                 let gatherer = Gatherer::new(&parallel, &rule(&config.train).unwrap().into(), comm).unwrap();
-                let mut model = match &gatherer {
-                    Some(gatherer) => {
-                        let shards = gatherer.shards();
-                        Model::load_shared(&arch, None, &config, &Stack::default(), None, shards).unwrap()
-                    }
-                    None => Model::load(&arch, None, &config).unwrap(),
-                };
+                let shards = gatherer.as_ref().map(Gatherer::shards).unwrap_or_default();
+                let mut model = Model::load_with(&arch, None, &config, &Stack::default(), None, shards).unwrap();
                 let plan = optimizer_plan(&config, &model);
                 let (mut optimizer, sharing) =
                     optimizer::shared(&plan, &parallel, &mut model.params, comm.world()).unwrap();
                 let mut ema = optimizer::average(&plan, &model.params, &sharing);
                 let (specs, kept) = (model.params.specs.clone(), model.params.ranges());
-                saved.restore_kept(&specs, model.params.values_mut(), &kept, &mut optimizer, ema.as_mut()).unwrap();
+                saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut()).unwrap();
                 assert_eq!(optimizer.step, saved.state.optimizer_step);
                 let ema = ema.unwrap();
                 let of_state = |tensor: &StateTensor| {

@@ -5,9 +5,8 @@
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::low_rank::{Matrices, minus};
-use super::{Formula, Saved};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
+use crate::linear::{Base, Formula, Input, Saved};
 use crate::weight::Weight;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -122,8 +121,8 @@ impl Formula for Dora {
             (self.matrices.gradients(base, low, &dv, dropped.as_ref().unwrap_or(input.x), grads), dv)
         };
         base.gradients(input, dy, grads);
-        if let Some(dx) = dx {
-            self.matrices.input_gradient(base, (dy, Some(&dv), &d_low), dx);
+        if let Some((dx, add)) = dx {
+            self.matrices.input_gradient(base, dy, Some(&dv), &d_low, dx, add);
         }
     }
 }

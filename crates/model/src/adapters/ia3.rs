@@ -3,11 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{About, Adapter, Formula, Method, Part, Saved, Site};
-use crate::build::Attach;
+use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
-use crate::targets::{Placement, Targets};
+use crate::linear::{Base, Formula, Input, Saved};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
@@ -141,7 +139,7 @@ impl Adapter for Factors {
     }
 
     /// All 1.
-    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+    fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let count = if self.side == Side::Input { self.inputs } else { self.outputs };
         at.base()?;
         Ok(Box::new(Scaled { factors: at.push(&vec![1.0; count])?, side: self.side }))

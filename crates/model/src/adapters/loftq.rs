@@ -3,7 +3,7 @@
 //!
 //! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
 use super::factors::{factors, subtract};
-use crate::quantize::How;
+use crate::quantize::form::How;
 use crate::svd;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
@@ -17,7 +17,8 @@ pub fn start(
     weight: &[f32],
     cols: usize,
     how: How,
-    (rank, scale): (usize, f32),
+    rank: usize,
+    scale: f32,
     rounds: usize,
 ) -> Result<(Quantized, [Vec<f32>; 2])> {
     let mut rest = weight.to_vec();

@@ -9,9 +9,11 @@ use serde_json::Value;
 
 use super::dora::{self, Dora, Magnitude};
 use super::low_rank::Matrices;
-use super::{About, Adapter, Formula, Method, Part, Rank, Site, names, parameters, ranks, start};
-use crate::build::Attach;
-use crate::targets::{Placement, Ranks, Targets, ends_with_module};
+use super::{
+    About, Adapter, Attach, Method, Part, Placement, Rank, Ranks, Site, Targets, names, parameters, ranks, start,
+};
+use crate::linear::Formula;
+use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
@@ -196,7 +198,7 @@ impl Adapter for Update {
         Some(self.rank)
     }
 
-    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+    fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
         let (rank, scale) = (self.rank.r, self.rank.scale);
         let magnitudes = if self.magnitudes {
@@ -213,7 +215,7 @@ impl Adapter for Update {
         })
     }
 
-    fn attach_experts(&self, at: &mut Attach<'_, '_>) -> Result<Vec<Box<dyn Formula>>> {
+    fn attach_experts(&self, at: &mut dyn Attach) -> Result<Vec<Box<dyn Formula>>> {
         let (experts, rank) = (self.experts.unwrap_or(1), self.rank.r);
         let [a, b] = start::of_experts(at, experts, rank, [self.outputs, self.inputs]);
         let (a, b, module) = (at.push(&a)?, at.push(&b)?, at.number());

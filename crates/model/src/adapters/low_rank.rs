@@ -1,8 +1,7 @@
 //! The low-rank product `B (s A x)` that LoRA and `DoRA` share, with its gradients. Given `dy`: `dz = s B^T dy`,
 //! `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`.
-use super::{Formula, Saved};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
+use crate::linear::{Base, Formula, Input, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;
@@ -74,8 +73,11 @@ impl Matrices {
     pub(super) fn input_gradient(
         &self,
         base: Base<'_>,
-        (dy, beside, d_low): (&Act, Option<&Act>, &Act),
-        (dx, add): (&mut Act, bool),
+        dy: &Act,
+        beside: Option<&Act>,
+        d_low: &Act,
+        dx: &mut Act,
+        add: bool,
     ) {
         let (weight, inputs) = (base.weight(), base.linear.in_features);
         let init = if add { Init::Out } else { Init::Zero };
@@ -135,8 +137,8 @@ impl Formula for Matrices {
             self.gradients(base, low, dy, dropped.as_ref().unwrap_or(input.x), grads)
         };
         base.gradients(input, dy, grads);
-        if let Some(dx) = dx {
-            self.input_gradient(base, (dy, None, &d_low), dx);
+        if let Some((dx, add)) = dx {
+            self.input_gradient(base, dy, None, &d_low, dx, add);
         }
     }
 }

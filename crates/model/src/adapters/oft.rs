@@ -2,20 +2,21 @@
 //! block of x, a row, is multiplied by an orthogonal matrix, `x' = x R`, made of a skew-symmetric Q of which the upper triangle
 //! is trained: `R = (I - Q) (I + Q)^-1` (Cayley), or the first terms of its series, `I + 2 Q + 2 Q^2 + … + Q^k`, as PEFT has it.
 //! Nothing as large as the weight is made, so that the base may be in 4 bits.
+mod cayley;
+
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::{About, Adapter, Formula, Method, Part, Saved, Site, names};
-use crate::build::Attach;
+use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets, names};
 use crate::grads::Grads;
-use crate::linear::{Base, Input};
-use crate::targets::{Placement, Targets};
+use crate::linear::{Base, Formula, Input, Saved};
+use cayley::Blocks;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_ops::blocks::{Diagonal, outer, times};
+use tunesmith_ops::blocks::{outer, times};
 use tunesmith_ops::panel::{self, Act};
 use tunesmith_plan::memory::footprint::{self, Shape};
 use tunesmith_plan::memory::pool::{self, Pool};
@@ -105,17 +106,6 @@ fn divisor(inputs: usize, wanted: usize) -> usize {
     if wanted - below <= above - wanted { below } else { above }
 }
 
-/// The matrices of a module.
-#[derive(Debug, Clone, Copy)]
-struct Blocks {
-    /// Inputs of a block.
-    size: usize,
-    /// How many there are, 1 where blocks share it.
-    count: usize,
-    /// Terms of the series; none for the matrix itself.
-    terms: Option<usize>,
-}
-
 /// Rows of a weight that are merged at once.
 const MERGED_ROWS: usize = 512;
 
@@ -137,7 +127,7 @@ impl Adapter for Rotation {
         format!("{:?}", self.blocks)
     }
 
-    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+    fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let count = self.blocks.count * self.blocks.trained();
         let name = at.tensor_name(0);
         let start = if self.moved { at.stream(&name).normals(0.1, count) } else { vec![0.0; count] };
@@ -187,136 +177,6 @@ impl Footprint for Memory {
     fn constants(&self, _shape: &Shape) -> u64 {
         6 * self.matrices
     }
-}
-
-impl Blocks {
-    /// Trained values of a block: those above the diagonal.
-    const fn trained(self) -> usize {
-        self.size * (self.size - 1) / 2
-    }
-
-    /// All matrices as an operand.
-    const fn diagonal(self, matrices: &[f32]) -> Diagonal<'_> {
-        Diagonal { matrices, size: self.size }
-    }
-
-    /// Q of the trained values of a block.
-    fn skew(self, weight: &[f32]) -> Vec<f64> {
-        let (size, mut at) = (self.size, 0);
-        let mut skew = vec![0.0; size * size];
-        for row in 0..size {
-            for col in row + 1..size {
-                let value = f64::from(weight[at]);
-                (skew[row * size + col], skew[col * size + row]) = (value, -value);
-                at += 1;
-            }
-        }
-        skew
-    }
-
-    /// What the powers of Q are multiplied by, from the first on: PEFT's `_cayley_batch`.
-    fn series(terms: usize) -> Vec<f64> {
-        match terms {
-            0 | 1 => Vec::new(),
-            2 => vec![2.0],
-            _ => [vec![2.0; (terms - 2).max(2)], vec![1.0]].concat(),
-        }
-    }
-
-    /// R of a block's trained values.
-    fn rotation(self, weight: &[f32]) -> Vec<f64> {
-        let (size, skew) = (self.size, self.skew(weight));
-        let mut sum = identity(size);
-        let Some(terms) = self.terms else {
-            let plus = inverse(add(&sum, 1.0, &skew), size);
-            return product(&add(&sum, -1.0, &skew), &plus, size);
-        };
-        let mut power = identity(size);
-        for factor in Self::series(terms) {
-            power = product(&power, &skew, size);
-            sum = add(&sum, factor, &power);
-        }
-        sum
-    }
-
-    /// All matrices, one after the other.
-    fn make(self, weight: &[f32]) -> Vec<f32> {
-        let blocks: Vec<Vec<f64>> =
-            weight.par_chunks_exact(self.trained()).map(|weight| self.rotation(weight)).collect();
-        blocks.into_iter().flatten().map(|value| value as f32).collect()
-    }
-
-    /// The gradient of a block's trained values for that of its R.
-    fn gradient(self, weight: &[f32], d_matrix: &[f32]) -> Vec<f32> {
-        let (size, skew) = (self.size, self.skew(weight));
-        let d_matrix: Vec<f64> = d_matrix.iter().map(|&value| f64::from(value)).collect();
-        let d_matrix = &d_matrix[..];
-        let (one, turned) = (identity(size), transposed(&skew, size));
-        let d_skew = if let Some(terms) = self.terms {
-            let series = Self::series(terms);
-            let mut powers = vec![one];
-            for at in 1..series.len() {
-                powers.push(product(&powers[at - 1], &skew, size));
-            }
-            let (mut sum, mut d_power) = (vec![0.0; size * size], vec![0.0; size * size]);
-            for (factor, below) in series.iter().zip(&powers).rev() {
-                // Of `P = P' Q`, the power below times Q.
-                d_power = add(&product(&d_power, &turned, size), *factor, d_matrix);
-                sum = add(&sum, 1.0, &product(&transposed(below, size), &d_power, size));
-            }
-            sum
-        } else {
-            let plus = inverse(add(&one, 1.0, &skew), size);
-            let matrix = add(&product(&add(&one, -1.0, &skew), &plus, size), 1.0, &one);
-            let left = product(&transposed(&matrix, size), d_matrix, size);
-            add(&vec![0.0; size * size], -1.0, &product(&left, &transposed(&plus, size), size))
-        };
-        let pairs = (0..size).flat_map(|row| (row + 1..size).map(move |col| (row, col)));
-        pairs.map(|(row, col)| (d_skew[row * size + col] - d_skew[col * size + row]) as f32).collect()
-    }
-}
-
-fn identity(size: usize) -> Vec<f64> {
-    (0..size * size).map(|at| if at / size == at % size { 1.0 } else { 0.0 }).collect()
-}
-
-fn add(left: &[f64], factor: f64, right: &[f64]) -> Vec<f64> {
-    left.iter().zip(right).map(|(left, right)| left + factor * right).collect()
-}
-
-fn transposed(matrix: &[f64], size: usize) -> Vec<f64> {
-    (0..size * size).map(|at| matrix[at % size * size + at / size]).collect()
-}
-
-fn product(left: &[f64], right: &[f64], size: usize) -> Vec<f64> {
-    let mut out = vec![0.0; size * size];
-    for (out, left) in out.chunks_exact_mut(size).zip(left.chunks_exact(size)) {
-        for (left, right) in left.iter().zip(right.chunks_exact(size)) {
-            out.iter_mut().zip(right).for_each(|(out, right)| *out += left * right);
-        }
-    }
-    out
-}
-
-/// Of `I + Q`, by elimination: its symmetric part is the identity, so that no row has to change its place.
-fn inverse(mut matrix: Vec<f64>, size: usize) -> Vec<f64> {
-    let mut out = identity(size);
-    for pivot in 0..size {
-        let by = 1.0 / matrix[pivot * size + pivot];
-        for row in [&mut matrix, &mut out] {
-            row[pivot * size..][..size].iter_mut().for_each(|value| *value *= by);
-        }
-        let (own, own_out) = (matrix[pivot * size..][..size].to_vec(), out[pivot * size..][..size].to_vec());
-        for row in (0..size).filter(|&row| row != pivot) {
-            let by = matrix[row * size + pivot];
-            let less = |values: &mut [f64], own: &[f64]| {
-                values[row * size..][..size].iter_mut().zip(own).for_each(|(value, own)| *value -= by * own);
-            };
-            less(&mut matrix, &own);
-            less(&mut out, &own_out);
-        }
-    }
-    out
 }
 
 /// A rotation at work.
@@ -402,6 +262,7 @@ impl Formula for Rotated {
 
 #[cfg(test)]
 mod tests {
+    use super::cayley::{add, identity, inverse, product};
     use super::*;
     use crate::linear::Linear;
     use crate::pass::Pass;

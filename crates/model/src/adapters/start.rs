@@ -2,8 +2,7 @@
 use std::sync::Arc;
 
 use super::factors::{factors, subtract};
-use super::{Rank, loftq};
-use crate::build::Attach;
+use super::{Attach, Rank, loftq};
 use crate::init::Stream;
 use crate::svd;
 use crate::weight::Weight;
@@ -14,7 +13,7 @@ use tunesmith_config::InitLora;
 ///
 /// # Errors
 /// The weight cannot be read.
-pub(super) fn matrices(at: &mut Attach<'_, '_>, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
+pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
     let (lora, Rank { r, scale, .. }) = (&at.config().tuning.lora, rank);
     match (lora.init_lora_weights, at.how()) {
         (InitLora::Pissa | InitLora::PissaRounds(_), _) => {
@@ -29,7 +28,7 @@ pub(super) fn matrices(at: &mut Attach<'_, '_>, rank: Rank, [outputs, inputs]: [
         }
         (InitLora::Loftq, Some(how)) => {
             let (values, rounds) = (at.values()?, lora.loftq_iter);
-            let (matrix, start) = loftq::start(&values, inputs, how, (r, scale), rounds)
+            let (matrix, start) = loftq::start(&values, inputs, how, r, scale, rounds)
                 .map_err(|error| error.context(format!("tensor {:?}", at.weight_name())))?;
             at.replace(Weight::Quantized(Arc::new(matrix)))?;
             Ok(start)
@@ -39,7 +38,7 @@ pub(super) fn matrices(at: &mut Attach<'_, '_>, rank: Rank, [outputs, inputs]: [
 }
 
 /// A and B of all experts of a block.
-pub(super) fn of_experts(at: &Attach<'_, '_>, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
+pub(super) fn of_experts(at: &dyn Attach, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
     let how = at.config().tuning.lora.init_lora_weights;
     let mut start = fresh(how, at, r * experts, shape);
     if how == InitLora::Gaussian {
@@ -52,7 +51,7 @@ pub(super) fn of_experts(at: &Attach<'_, '_>, experts: usize, r: usize, shape: [
 /// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT does it: A uniform within `1 / sqrt(inputs)` (Kaiming's rule
 /// with a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the adapter is to change the model from the
 /// start.
-fn fresh(how: InitLora, at: &Attach<'_, '_>, rank: usize, [outputs, inputs]: [usize; 2]) -> [Vec<f32>; 2] {
+fn fresh(how: InitLora, at: &dyn Attach, rank: usize, [outputs, inputs]: [usize; 2]) -> [Vec<f32>; 2] {
     let stream = |index: usize| at.stream(&at.tensor_name(index));
     let uniform = |index, fan_in: usize, count| stream(index).uniforms(1.0 / (fan_in as f64).sqrt(), count);
     let (a, b) = (rank * inputs, rank * outputs);

@@ -109,7 +109,7 @@ impl Model {
             }
             growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
         }
-        if self.shards.is_some() {
+        if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
             return self.forward(|| self.go_on(&mut growth));
         }
@@ -135,9 +135,9 @@ impl Model {
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let values = self.params.values();
-        let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
+        let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
         for (index, block) in self.blocks.iter().enumerate() {
-            let rows = if index == last { &layout.last } else { &layout.all };
+            let rows = if index == last { layout.last_block() } else { layout.block() };
             let (heads, how) = (block.attention.heads, block.attention.how);
             let mix = |q: &Act, k: &Act, v: &Act| {
                 let mut start = 0;
@@ -150,19 +150,19 @@ impl Model {
                 let mixed = if single {
                     (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
                 } else if fresh {
-                    attention::forward(q, k, v, &rows.spans, heads, how)
+                    attention::forward(q, k, v, &rows.outputs.spans, heads, how)
                 } else {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
-                    attention::forward(q, &k, &v, &rows.spans, heads, how)
+                    attention::forward(q, &k, &v, &rows.outputs.spans, heads, how)
                 };
                 for text in texts.iter_mut() {
                     text.blocks[index].trim();
                 }
                 mixed
             };
-            x = self.at(index + 1, values, &pass, |pass| {
-                let attend = |h: &Act| block.attention.forward_by(pass, h, &layout.all, rows, mix);
-                block.forward_by(pass, &x, attend, rows, false).0
+            x = self.shards.at(index + 1, values, &pass, |pass| {
+                let attend = |h: &Act| block.attention.forward_by(pass, h, rows, mix);
+                block.forward_by(pass, &x, attend, rows.outputs, false).0
             })?;
         }
         self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })

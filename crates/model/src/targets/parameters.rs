@@ -4,9 +4,9 @@
 //!
 //! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice the alpha, so
 //! that each half may have an update of its own; the names of these experts stand for no dense MLP any more.
-use super::rules::{Rules, ends_with_module};
-use super::{Placement, Targets};
-use crate::adapters::Method;
+use super::rules::Rules;
+use crate::adapters::{Method, Placement, Targets};
+use crate::names::{ends_with_module, peft_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TargetModules;
 use tunesmith_config::arch::{Arch, LinearSpec};
@@ -203,7 +203,7 @@ impl Targets {
         for parameter in parameters {
             let module = parameter.module();
             let twice = placed.iter().any(|placement| placement.module == module);
-            if twice || saved.iter().any(|tensor| super::peft_name(tensor) == parameter.spec.name) {
+            if twice || saved.iter().any(|tensor| peft_name(tensor) == parameter.spec.name) {
                 let also = if twice { "target_modules" } else { "modules_to_save" };
                 return Err(Error::config(format!(
                     "tuning.lora.target_parameters: {} is also trained by {also}",

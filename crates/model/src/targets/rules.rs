@@ -1,6 +1,7 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
-use super::{Placement, Targets, show};
-use crate::adapters::{Method, Rank, Site};
+use super::show;
+use crate::adapters::{Method, Placement, Rank, Site, Targets};
+use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec};
 use tunesmith_config::{Pattern, TargetModules};
@@ -161,9 +162,4 @@ impl<'a> Rules<'a> {
             adapter: method.adapter(&site),
         }
     }
-}
-
-/// PEFT's list rule: the name itself, or its end behind a dot.
-pub fn ends_with_module(name: &str, entry: &str) -> bool {
-    name.strip_suffix(entry).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

@@ -7,7 +7,8 @@
 //!          NAME.quant_state.bitsandbytes__nf4   JSON as bytes: quant_type, blocksize, dtype, shape, nested_*
 //! 8 bits   MODULE.SCB                           the largest magnitude of each row; MODULE.weight_format: 0, by rows
 //! ```
-use super::{Entry, WeightFiles};
+use super::WeightFiles;
+use super::format::Entry;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_ops::quant::{BLOCKS, Eight, Format, Four, Nested, Quantized, Scales};
 
-use super::format::Numbers;
+use super::write::Numbers;
 
 /// More than any state of a matrix.
 const STATE_BYTES: u64 = 4096;
@@ -161,7 +162,7 @@ impl WeightFiles {
                 let (codes, table) = (self.raw(name)?, self.floats::<16>(&format!("{name}.quant_map"))?);
                 let scales = self.scales(name, state, len)?;
                 let format = if state.quant_type == "fp4" { Format::Fp4 } else { Format::Nf4 };
-                Four::new(format, (codes, len), state.blocksize, table, scales).map(Quantized::Four)
+                Four::new(format, codes, len, state.blocksize, table, scales).map(Quantized::Four)
             }
             Coded::Eight(shape) => {
                 let module = name.trim_end_matches(".weight");

@@ -1,8 +1,8 @@
-//! The safetensors format: a header held against its file, the dtypes that are read, and a streaming writer.
+//! The safetensors format: its header, checked against the file, and its dtypes.
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -11,7 +11,6 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files::atomic::AtomicFile;
 
 /// The format's own limit of a header.
 const HEADER_BYTES: u64 = 100_000_000;
@@ -51,7 +50,7 @@ impl Dtype {
     /// The index of the first value that is NaN or infinite once it is rounded to this dtype.
     pub fn first_overflow(self, values: &[f32]) -> Option<usize> {
         match self {
-            Self::F32 => super::first_non_finite(values),
+            Self::F32 => first_non_finite(values),
             Self::BF16 => values.iter().position(|&value| !bf16::from_f32(value).is_finite()),
             Self::F16 => values.iter().position(|&value| !f16::from_f32(value).is_finite()),
         }
@@ -136,10 +135,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
 
 /// One tensor of a header, its bytes counted from the header's end.
 #[derive(Serialize, Deserialize)]
-struct TensorInfo {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: (u64, u64),
+pub(super) struct TensorInfo {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) data_offsets: (u64, u64),
 }
 
 /// Reads and checks a header: tensors in the order of their bytes, which they fill without gap or overlap.
@@ -216,7 +215,7 @@ const DTYPES: [(&str, u64); 16] = [
 ];
 
 /// Bytes of one number; none for a dtype whose size is not known here (such a tensor is never read).
-fn item_bytes(dtype: &str) -> Option<u64> {
+pub(super) fn item_bytes(dtype: &str) -> Option<u64> {
     DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bytes)| *bytes)
 }
 
@@ -225,177 +224,10 @@ pub(super) fn known_dtype(dtype: &str) -> Option<&'static str> {
     DTYPES.iter().find(|(name, _)| *name == dtype).map(|(name, _)| *name)
 }
 
-/// Numbers to write.
-#[derive(Debug, Clone, Copy)]
-pub enum Numbers<'a> {
-    /// As F32.
-    F32(&'a [f32]),
-    /// As U8.
-    U8(&'a [u8]),
-    /// As I8, by their bits.
-    I8(&'a [u8]),
-    /// So many, which are fetched when their turn comes, and rounded to this dtype.
-    Fetched(usize, Dtype),
-    /// So many of this dtype, which somebody else writes when their turn comes.
-    Elsewhere(usize, &'static str),
-}
-
-impl Numbers<'_> {
-    const fn len(self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::U8(values) | Self::I8(values) => values.len(),
-            Self::Fetched(count, _) | Self::Elsewhere(count, _) => count,
-        }
-    }
-
-    /// What they take in a file.
-    pub fn bytes(self) -> u64 {
-        self.dtype().1 * self.len() as u64
-    }
-
-    fn dtype(self) -> (&'static str, u64) {
-        match self {
-            Self::Elsewhere(_, name) => (name, item_bytes(name).unwrap_or(1)),
-            Self::F32(_) | Self::Fetched(_, Dtype::F32) => ("F32", 4),
-            Self::Fetched(_, Dtype::BF16) => ("BF16", 2),
-            Self::Fetched(_, Dtype::F16) => ("F16", 2),
-            Self::U8(_) => ("U8", 1),
-            Self::I8(_) => ("I8", 1),
-        }
-    }
-}
-
-/// Writes a new F32 safetensors file, as [`write_safetensors_to`]; the file must not exist.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Io`] from the file system.
-pub fn write_safetensors(
-    path: &Path,
-    tensors: &[(String, Vec<usize>, &[f32])],
-    metadata: &[(&str, &str)],
-) -> Result<()> {
-    let write = || {
-        if path.symlink_metadata().is_ok() {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        let mut staged = AtomicFile::create(path)?;
-        write_safetensors_to(&mut staged, tensors, metadata)?;
-        staged.commit()
-    };
-    write().map_err(|error| Error::io("write", path, &error))
-}
-
-/// Streams F32 tensors sorted by name, as [`write_numbers_to`].
-///
-/// # Errors
-/// As there.
-pub fn write_safetensors_to(
-    writer: &mut dyn Write,
-    tensors: &[(String, Vec<usize>, &[f32])],
-    metadata: &[(&str, &str)],
-) -> io::Result<()> {
-    let numbers: Vec<_> =
-        tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))).collect();
-    write_numbers_to(writer, &numbers, metadata)
-}
-
-/// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
-/// 1 MiB.
-///
-/// # Errors
-/// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
-pub fn write_numbers_to(
-    writer: &mut dyn Write,
-    tensors: &[(String, Vec<usize>, Numbers<'_>)],
-    metadata: &[(&str, &str)],
-) -> io::Result<()> {
-    write_numbers_by(writer, tensors, &|_, _, _| Err(io::ErrorKind::NotFound.into()), metadata)
-}
-
-/// As [`write_numbers_to`]; what is not at hand `later` writes when its turn comes.
-///
-/// # Errors
-/// As there, and those of `later`; `InvalidInput` where it writes more or less than it should.
-pub fn write_numbers_by(
-    writer: &mut dyn Write,
-    tensors: &[(String, Vec<usize>, Numbers<'_>)],
-    later: &dyn Fn(&str, Numbers<'_>, &mut dyn Write) -> io::Result<()>,
-    metadata: &[(&str, &str)],
-) -> io::Result<()> {
-    let mut sorted: Vec<_> = tensors.iter().collect();
-    sorted.sort_by(|a, b| b.2.dtype().1.cmp(&a.2.dtype().1).then_with(|| a.0.cmp(&b.0)));
-    let mut header = serde_json::Map::new();
-    if !metadata.is_empty() {
-        let strings: BTreeMap<_, _> = metadata.iter().copied().collect();
-        header.insert("__metadata__".into(), serde_json::to_value(strings)?);
-    }
-    let mut at = 0;
-    for (name, shape, values) in &sorted {
-        let dtype = values.dtype().0;
-        let end = at + values.bytes();
-        let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
-        let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
-        if twice || shape.iter().product::<usize>() != values.len() {
-            let message = format!("tensor {name:?} {shape:?} of {} values, there twice: {twice}", values.len());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-        }
-        at = end;
-    }
-    let mut text = serde_json::to_vec(&header)?;
-    text.resize(text.len().next_multiple_of(8), b' ');
-    writer.write_all(&(text.len() as u64).to_le_bytes())?;
-    writer.write_all(&text)?;
-    for (name, shape, values) in sorted {
-        match *values {
-            Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
-            Numbers::F32(values) => write_floats(writer, values, Dtype::F32)?,
-            Numbers::Fetched(..) | Numbers::Elsewhere(..) => {
-                let mut counting = Counting { writer: &mut *writer, bytes: 0 };
-                later(name, *values, &mut counting)?;
-                let (found, expected) = (counting.bytes, values.dtype().1 * values.len() as u64);
-                if found != expected {
-                    let message = format!("tensor {name:?} {shape:?} of {found} bytes, {expected} expected");
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
-                }
-            }
-        }
-    }
-    writer.flush()
-}
-
-/// Counts what passes through.
-struct Counting<'w> {
-    writer: &'w mut dyn Write,
-    bytes: u64,
-}
-
-impl Write for Counting<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.writer.write(bytes)?;
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.flush()
-    }
-}
-
-/// Writes numbers rounded to `dtype`, through a buffer of 1 MiB.
-///
-/// # Errors
-/// The writer's.
-pub fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
-    let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(4 * values.len()));
-    for chunk in values.chunks(CHUNK_BYTES / 4) {
-        buffer.clear();
-        match dtype {
-            Dtype::F32 => buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes())),
-            Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
-            Dtype::F16 => buffer.extend(chunk.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
-        }
-        writer.write_all(&buffer)?;
-    }
-    Ok(())
+/// The index of the first value that is NaN or infinite.
+pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    // The largest exponent first: this loop has no branch and runs at the speed of memory.
+    let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & !(1 << 31)));
+    if largest < INFINITY { None } else { values.iter().position(|value| !value.is_finite()) }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::WeightFiles;
-use super::format::{Dtype, Entry, Numbers, known_dtype, write_floats};
+use super::format::{Dtype, Entry, known_dtype};
+use super::write::{Numbers, write_floats};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Naming, is_decoders};
 

@@ -1,7 +1,8 @@
 //! The backward pass: strips of keys walk over blocks of queries.
+use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, Heads, Scores, check, score_tile, sum_tile, tasks, with_scratch};
 use crate::gemm::{tile_rows, transpose, with_tile};
-use crate::panel::{Act, LANES, realign, unalign};
+use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;
@@ -141,15 +142,24 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
 
 dispatch! { fn backward_head = backward_kernel(job: &Backward<'_>); }
 
+/// What [`super::forward`] took and gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// Queries `[rows, query heads * dim]`.
+    pub q: &'a Act,
+    /// Keys `[tokens, kv heads * dim]`.
+    pub k: &'a Act,
+    /// Values `[tokens, kv heads * dim]`.
+    pub v: &'a Act,
+    /// The mixed values, shaped as `q`.
+    pub o: &'a Act,
+    /// The logarithm of the sum of the exponentials of the scores, `[rows, query heads]`.
+    pub lse: &'a Act,
+}
+
 /// The gradients `(dq, dk, dv)` of [`super::forward`] from `d_o`, the gradient of its first result `o`.
-pub fn backward(
-    (q, k, v): (&Act, &Act, &Act),
-    (o, lse): (&Act, &Act),
-    d_o: &Act,
-    spans: &[Span],
-    heads: Heads,
-    how: Scores,
-) -> (Act, Act, Act) {
+pub fn backward(saved: Saved<'_>, d_o: &Act, spans: &[Span], heads: Heads, how: Scores) -> (Act, Act, Act) {
+    let Saved { q, k, v, o, lse } = saved;
     check(q, k, v, spans, heads);
     assert_eq!((o.tokens(), o.features()), (q.tokens(), q.features()), "o is shaped as q");
     assert_eq!((d_o.tokens(), d_o.features()), (q.tokens(), q.features()), "d_o is shaped as q");
@@ -166,6 +176,8 @@ pub fn backward(
     par::run(order.len(), |task| {
         let (span, kv) = (&spans[order[task].0], order[task].1);
         let (queries, dim) = (span.positions.len(), heads.dim);
+        let (query_tokens, key_tokens) = (span.query_tokens(), span.key_tokens());
+        let features = |head: usize| head * dim..(head + 1) * dim;
         let (key_floats, query_floats) =
             (span.keys.div_ceil(LANES) * LANES * dim, queries.div_ceil(LANES) * LANES * dim);
         let block_floats = 2 * QUERY_PANELS * BLOCK;
@@ -184,18 +196,18 @@ pub fn backward(
             // not overlap. `dq`, `dk` and `dv` live until all tasks are done; no other task writes these rows or these
             // tokens of these heads.
             unsafe {
-                realign(k.ptr(), k.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, ks);
-                realign(v.ptr(), v.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, vs);
+                realign(k.ptr(), k.stride(), features(kv), key_tokens.clone(), 1.0, ks);
+                realign(v.ptr(), v.stride(), features(kv), key_tokens.clone(), 1.0, vs);
                 std::slice::from_raw_parts_mut(dks, key_floats).fill(0.0);
                 std::slice::from_raw_parts_mut(dvs, key_floats).fill(0.0);
                 for head in kv * group..(kv + 1) * group {
                     if queries == 0 {
                         break;
                     }
-                    realign(q.ptr(), q.stride(), head * dim, dim, span.query_start, queries, how.scale, qs);
-                    realign(o.ptr(), o.stride(), head * dim, dim, span.query_start, queries, 1.0, os);
-                    realign(d_o.ptr(), d_o.stride(), head * dim, dim, span.query_start, queries, 1.0, dos);
-                    realign(lse.ptr(), lse.stride(), head, 1, span.query_start, queries, 1.0, lses);
+                    realign(q.ptr(), q.stride(), features(head), query_tokens.clone(), how.scale, qs);
+                    realign(o.ptr(), o.stride(), features(head), query_tokens.clone(), 1.0, os);
+                    realign(d_o.ptr(), d_o.stride(), features(head), query_tokens.clone(), 1.0, dos);
+                    realign(lse.ptr(), lse.stride(), head..head + 1, query_tokens.clone(), 1.0, lses);
                     for panel in 0..queries.div_ceil(LANES) {
                         for lane in 0..LANES {
                             let at = panel * dim * LANES + lane;
@@ -224,10 +236,10 @@ pub fn backward(
                     for value in std::slice::from_raw_parts_mut(dqs, query_floats) {
                         *value *= how.scale;
                     }
-                    unalign(dqs, dim, span.query_start, queries, dq_to.get(), q_stride, head * dim);
+                    unalign(dqs, dq_to.get(), q_stride, features(head), query_tokens.clone());
                 }
-                unalign(dks, dim, span.key_start, span.keys, dk_to.get(), k_stride, kv * dim);
-                unalign(dvs, dim, span.key_start, span.keys, dv_to.get(), k_stride, kv * dim);
+                unalign(dks, dk_to.get(), k_stride, features(kv), key_tokens.clone());
+                unalign(dvs, dv_to.get(), k_stride, features(kv), key_tokens);
             }
         });
     });

@@ -1,7 +1,8 @@
 //! The forward pass: strips of queries walk over blocks of keys.
+use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, Heads, Scores, check, score_tile, sum_tile, tasks, with_scratch};
 use crate::gemm::{tile_rows, with_tile};
-use crate::panel::{Act, LANES, Pool, realign, unalign};
+use crate::panel::{Act, LANES, Pool};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;
@@ -196,6 +197,8 @@ pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Sco
             return;
         }
         let (queries, dim) = (span.positions.len(), heads.dim);
+        let (query_tokens, key_tokens) = (span.query_tokens(), span.key_tokens());
+        let features = |head: usize| head * dim..(head + 1) * dim;
         let (key_floats, query_floats) =
             (span.keys.div_ceil(LANES) * LANES * dim, queries.div_ceil(LANES) * LANES * dim);
         let score_floats = 2 * KEY_PANELS * BLOCK;
@@ -209,14 +212,14 @@ pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Sco
             // that `realign` and the kernel ask for, which do not overlap. `o` and `lse` have the rows of `q` and live
             // until all tasks are done; no other task writes these rows of these heads.
             unsafe {
-                realign(k.ptr(), k.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, ks);
-                realign(v.ptr(), v.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, vs);
+                realign(k.ptr(), k.stride(), features(kv), key_tokens.clone(), 1.0, ks);
+                realign(v.ptr(), v.stride(), features(kv), key_tokens, 1.0, vs);
                 for head in kv * group..(kv + 1) * group {
-                    realign(q.ptr(), q.stride(), head * dim, dim, span.query_start, queries, how.scale, qs);
+                    realign(q.ptr(), q.stride(), features(head), query_tokens.clone(), how.scale, qs);
                     let job = Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores };
                     forward_head(&job);
-                    unalign(os, dim, span.query_start, queries, o_to.get(), o_stride, head * dim);
-                    unalign(lses, 1, span.query_start, queries, lse_to.get(), lse_stride, head);
+                    unalign(os, o_to.get(), o_stride, features(head), query_tokens.clone());
+                    unalign(lses, lse_to.get(), lse_stride, head..head + 1, query_tokens.clone());
                 }
             }
         });

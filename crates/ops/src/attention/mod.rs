@@ -15,10 +15,11 @@ mod backward;
 mod cache;
 mod decode;
 mod forward;
+mod realign;
 #[cfg(test)]
 mod tests;
 
-pub use backward::backward;
+pub use backward::{Saved, backward};
 pub use cache::KeyValues;
 pub use decode::decode;
 pub use forward::forward;

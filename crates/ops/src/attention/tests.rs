@@ -52,7 +52,7 @@ fn check(heads: Heads, cu_seqlens: &[usize], rows: Option<&[usize]>, how: Scores
         assert!((f64::from(*got) - want).abs() < 2e-5, "{got} != {want}");
     }
     let weights = act(&weight, wide);
-    let (dq, dk, dv) = backward((&qa, &ka, &va), (&o, &lse), &weights, &spans, heads, how);
+    let (dq, dk, dv) = backward(Saved { q: &qa, k: &ka, v: &va, o: &o, lse: &lse }, &weights, &spans, heads, how);
     let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
         let out = reference(q, k, v, &spans, heads, how);
         out.iter().zip(&weight).map(|(o, &w)| o * f64::from(w)).sum()

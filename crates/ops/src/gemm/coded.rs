@@ -30,7 +30,8 @@ pub(super) unsafe fn widen_rows<S: Simd>(
     matrix: &Quantized,
     at: usize,
     row: usize,
-    (rows, depth): (usize, usize),
+    rows: usize,
+    depth: usize,
     to: *mut f32,
 ) {
     for index in 0..rows {
@@ -73,7 +74,8 @@ impl Strip {
         matrix: &Quantized,
         at: usize,
         col: usize,
-        (rows, depth): (usize, usize),
+        rows: usize,
+        depth: usize,
     ) {
         let mut line = [0.0f32; TASK_ROWS + LANES];
         let to: *mut f32 = self.values.as_mut_ptr().cast();

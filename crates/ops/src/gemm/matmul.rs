@@ -68,7 +68,7 @@ unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to
 /// # Safety
 /// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
 #[inline(always)]
-unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, (rows, depth): (usize, usize), to: *mut f32) {
+unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, rows: usize, depth: usize, to: *mut f32) {
     for index in 0..rows {
         // SAFETY: row `index` is below `rows`; a whole vector moves only where 16 of its `depth` numbers are left.
         unsafe {
@@ -91,7 +91,7 @@ unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, (rows, depth): (usiz
 /// # Safety
 /// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
 #[inline(always)]
-unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, (rows, depth): (usize, usize), left: usize, to: *mut f32) {
+unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: usize, left: usize, to: *mut f32) {
     for k in 0..depth {
         // SAFETY: run `k` is below `depth`. A whole vector is read only where the matrix reaches that far. What it
         // writes beyond the run lies within the 15 numbers more, and the next run overwrites it.
@@ -214,7 +214,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
         if let Some(matrix) = job.first.coded.filter(|_| job.first.col != 1) {
             // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A coded matrix that is not in rows is transposed, its
             // rows 1 apart: the last run ends with the last row, within the matrix.
-            unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, (m1 - m0, part)) };
+            unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, m1 - m0, part) };
         }
         let mut m = m0;
         while m < m1 {
@@ -230,10 +230,10 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
                 unsafe {
                     let from = first.narrow.add(at);
                     if first.col == 1 {
-                        widen_rows::<S>(from, first.row, (rows, part), buffer);
+                        widen_rows::<S>(from, first.row, rows, part, buffer);
                         (part_of.row, part_of.col) = (part, 1);
                     } else {
-                        widen_runs::<S>(from, first.col, (rows, part), first.len - at, buffer);
+                        widen_runs::<S>(from, first.col, rows, part, first.len - at, buffer);
                         (part_of.row, part_of.col) = (1, rows);
                     }
                 }
@@ -243,7 +243,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
                     let buffer: *mut f32 = packed.as_mut_ptr().cast();
                     // SAFETY: `part <= DEPTH` and `rows <= 12`, which `packed` has room for; each row's run lies within
                     // the matrix.
-                    unsafe { coded::widen_rows::<S>(matrix, at, first.row, (rows, part), buffer) };
+                    unsafe { coded::widen_rows::<S>(matrix, at, first.row, rows, part, buffer) };
                     (part_of.matrix, part_of.row, part_of.col) = (buffer, part, 1);
                 } else {
                     (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
@@ -292,7 +292,7 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         let depth = term.x.features();
         assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
         assert!(rows > 0 && depth > 0, "no empty product");
-        let fits = holds((rows, depth), (term.matrix.row, term.matrix.col), term.matrix.data.len());
+        let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
         assert!(fits, "the matrix holds [{rows}, {depth}]");
         let (matrix, narrow, coded) = match term.matrix.data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),

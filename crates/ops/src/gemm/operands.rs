@@ -100,8 +100,8 @@ pub struct Term<'a> {
     pub x: &'a Act,
 }
 
-/// Whether `length` numbers hold a matrix `[rows, cols]` of these strides; no size is 0.
-pub(super) fn holds((rows, cols): (usize, usize), (row, col): (usize, usize), length: usize) -> bool {
+/// Whether `length` numbers hold a matrix `[rows, cols]` with strides `[row, col]`. No size is 0.
+pub(super) fn holds([rows, cols]: [usize; 2], [row, col]: [usize; 2], length: usize) -> bool {
     let last = (rows - 1).checked_mul(row).zip((cols - 1).checked_mul(col));
     last.and_then(|(row, col)| row.checked_add(col)).is_some_and(|last| last < length)
 }

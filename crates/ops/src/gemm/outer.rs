@@ -133,7 +133,7 @@ pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
         Target::Transposed(out) => (out, 1, rows),
         Target::Strided(out, row, col) => (out, row, col),
     };
-    assert!(rows > 0 && cols > 0 && holds((rows, cols), (row, col), out.len()), "out holds [{rows}, {cols}]");
+    assert!(rows > 0 && cols > 0 && holds([rows, cols], [row, col], out.len()), "out holds [{rows}, {cols}]");
     assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     let job = OuterJob {
         out: out.as_mut_ptr(),

@@ -186,7 +186,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
                     let wide: *mut f32 = wide.as_mut_ptr().cast();
                     for k in (0..depth).step_by(DEPTH) {
                         let part = DEPTH.min(depth - k);
-                        coded::widen_rows::<S>(values, at + k, row, (count, part), wide);
+                        coded::widen_rows::<S>(values, at + k, row, count, part, wide);
                         let rows = Rows { from: wide.cast_const(), row: part, count, depth: part, left: count * part };
                         add_rows::<S, f32, TURNS>(&rows, x.as_ptr().add(k), &mut sums);
                     }

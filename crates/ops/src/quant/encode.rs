@@ -95,7 +95,9 @@ impl Rule {
 #[inline(always)]
 unsafe fn code_blocks<S: Simd>(
     rule: &Rule,
-    (from, block, blocks): (*const f32, usize, usize),
+    from: *const f32,
+    block: usize,
+    blocks: usize,
     codes: *mut u8,
     scales: *mut f32,
 ) -> bool {
@@ -137,7 +139,7 @@ unsafe fn code_blocks<S: Simd>(
     finite
 }
 
-dispatch! { fn code_blocks_at = code_blocks(rule: &Rule, from: (*const f32, usize, usize), codes: *mut u8, scales: *mut f32) -> bool; }
+dispatch! { fn code_blocks_at = code_blocks(rule: &Rule, from: *const f32, block: usize, blocks: usize, codes: *mut u8, scales: *mut f32) -> bool; }
 
 /// Codes `values` in 4 bits each, in blocks of `block`; `double` codes the scales too.
 ///
@@ -159,8 +161,15 @@ pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Resul
         // SAFETY: `first + blocks <= whole`, so that the blocks lie within `values`, `codes` and `scales`, which live
         // until all tasks are done; `block` is one of BLOCKS, multiples of 16. No other task has these blocks.
         let finite = unsafe {
-            let from = (values.as_ptr().add(first * block), block, blocks);
-            code_blocks_at(&rule, from, codes_at.get().add(first * block / 2), scales_at.get().add(first))
+            let from = values.as_ptr().add(first * block);
+            code_blocks_at(
+                &rule,
+                from,
+                block,
+                blocks,
+                codes_at.get().add(first * block / 2),
+                scales_at.get().add(first),
+            )
         };
         odd.fetch_or(!finite, std::sync::atomic::Ordering::Relaxed);
     });
@@ -180,7 +189,7 @@ pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Resul
         return Err(Error::model("has a number that is NaN or infinite, which cannot be quantized"));
     }
     let scales = if double { Scales::Nested(nested(&scales)) } else { Scales::Plain(scales.into()) };
-    Four::new(format, (codes, len), block, *table(format), scales).map_err(Error::model)
+    Four::new(format, codes, len, block, *table(format), scales).map_err(Error::model)
 }
 
 /// Codes scales in a byte each.

@@ -144,7 +144,8 @@ impl Four {
     /// In words, which part does not fit the others.
     pub fn new(
         format: Format,
-        (codes, len): (Vec<u8>, usize),
+        codes: Vec<u8>,
+        len: usize,
         block: usize,
         table: [f32; 16],
         scales: Scales,

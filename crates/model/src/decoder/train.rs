@@ -1,0 +1,203 @@
+//! Forward and backward for training.
+use super::{Model, labelled};
+use crate::block::Saved;
+use crate::grads::Grads;
+use crate::head::Walked;
+use crate::kept::Kept;
+use crate::params::Params;
+use crate::pass::{Drops, Layout, Pass};
+use crate::shards::Kind;
+use std::time::Instant;
+use tunesmith_base::error::Result;
+use tunesmith_base::memory;
+use tunesmith_config::Policy;
+use tunesmith_data::batch::Batch;
+use tunesmith_ops::dropout::key;
+use tunesmith_ops::narrow::{Half, Narrow};
+use tunesmith_ops::noise;
+use tunesmith_ops::panel::Act;
+
+impl Model {
+    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
+    /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
+    /// [`Model::params`], times [`Model::loss_scale`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
+    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch, `share` is this batch's
+    /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary. [`tunesmith_base::Kind::Memory`]: the activations do not fit into the
+    /// memory budget; a part of the gradients has then been added.
+    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
+        let mut grads = self.params.take_grads();
+        let walked = self.forward_backward_into(batch, scale, share, step, &mut Grads::whole(&mut grads));
+        self.params.put_grads(grads);
+        walked
+    }
+
+    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`], and those of whoever takes the gradients.
+    pub fn forward_backward_into(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        share: f32,
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
+        self.check(batch)?;
+        self.shards.begin(Kind::Train)?;
+        let params = std::mem::take(&mut self.params);
+        let walked = memory::guarded(|| self.walk(&params, batch, scale, share, step, grads));
+        self.params = params;
+        self.end(walked, Some(grads))
+    }
+
+    fn walk(
+        &mut self,
+        params: &Params,
+        batch: &Batch,
+        scale: f32,
+        share: f32,
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
+        let (rows, targets) = labelled(batch);
+        if rows.is_empty() {
+            return Ok(0.0);
+        }
+        let mut clock = Instant::now();
+        let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
+        let values = params.values();
+        self.pool.reserve(batch.tokens.len());
+        let first_row = batch.first_row;
+        let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
+        let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
+        uneven = Vec::new();
+        let mut pass = Pass {
+            values: values.into(),
+            pool: &self.pool,
+            balance: None,
+            dropout: (self.dropout > 0.0).then_some(drops),
+        };
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
+        let last = self.blocks.len() - 1;
+        // The loss for uneven use of experts looks at every token, in the last block too.
+        // Classifiers have none, as in Transformers.
+        let balance = self.arch.experts.as_ref().filter(|_| self.arch.score.is_none()).and_then(|it| it.balance);
+        let rows_of = |index| if index == last && balance.is_none() { layout.last_block() } else { layout.block() };
+
+        // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
+        let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
+        if let Some(alpha) = self.noise {
+            let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
+            noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
+        }
+        let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let policy = self.checkpointing.of(index, self.blocks.len());
+            // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
+            let whole = policy == Policy::None && (self.narrow.is_none() || index == last);
+            let (y, saved) = self
+                .shards
+                .at(index + 1, values, &pass, |pass| block.forward_keeping(pass, &x, rows_of(index), whole))?;
+            if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
+                uneven.push(routing.use_of_experts().collect());
+            }
+            let saved = (policy != Policy::Full || index == last).then_some(saved);
+            let input = std::mem::replace(&mut x, y);
+            let keep = |act| Kept::new(act, self.narrow.filter(|_| index != last));
+            kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
+        }
+        if balance.is_some() {
+            x = x.gather(&rows);
+        }
+        self.phases.forward += lap();
+
+        // Head and loss, both directions.
+        let (embedding, head) = (params.segment(0), params.segment(self.blocks.len() + 1));
+        grads.open(head.clone());
+        // A head that shares the embedding's table adds to its gradients.
+        if self.head.weight.place().is_some_and(|place| place.end <= embedding.end) {
+            grads.open(embedding.clone());
+        }
+        let (plain_scale, scale) = (scale, scale * self.loss_scale);
+        let Walked { mut total, right, dx: mut dy } =
+            self.shards.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
+                self.head.weight.refresh(pass.values);
+                if self.terms.is_plain() && batch.weights.is_empty() {
+                    return self.head.forward_backward(pass, &x, &targets, scale, grads);
+                }
+                let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
+                self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
+            })?;
+        drop(x);
+        self.right += if self.head.counts { right as u64 } else { 0 };
+        if let Some(coefficient) = balance {
+            dy = dy.scatter(&rows, batch.tokens.len());
+            let (loss, slope) = balance_loss(&uneven, batch.tokens.len());
+            let weight = coefficient * f64::from(share);
+            total += loss * weight / f64::from(plain_scale);
+            let weight = weight * f64::from(self.loss_scale);
+            slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
+            pass.balance = Some(&slopes);
+        }
+        dy = self.rounded(dy);
+        grads.close(&head)?;
+        self.phases.head += lap();
+
+        // Backward.
+        let trains_embedding = self.embedding.trains();
+        for (index, block) in self.blocks.iter().enumerate().rev() {
+            let Some((x, saved)) = kept.pop().flatten() else { break };
+            let segment = params.segment(index + 1);
+            grads.open(segment.clone());
+            let x = x.restore();
+            let want_dx = index > self.lowest || trains_embedding;
+            // None only at the lowest block, where nothing below is trained.
+            let dx = self.shards.at(index + 1, values, &pass, |pass| {
+                let saved = match saved {
+                    Some(saved) => saved.map(&Kept::restore),
+                    None => block.forward(pass, &x, rows_of(index)).1,
+                };
+                block.backward(pass, &x, saved, dy, rows_of(index), want_dx, grads)
+            })?;
+            dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
+            grads.close(&segment)?;
+        }
+        if trains_embedding {
+            let scale = self.arch.embedding_scale as f32;
+            grads.open(embedding.clone());
+            self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
+            grads.close(&embedding)?;
+        }
+        drop((dy, layout));
+        self.phases.backward += lap();
+        Ok(total)
+    }
+
+    /// A gradient between blocks as it is kept: in float16 where activations are.
+    fn rounded(&self, gradient: Act) -> Act {
+        match self.narrow {
+            Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
+            _ => gradient,
+        }
+    }
+}
+
+/// Tells the noise on embeddings from the dropout of any module.
+const NOISE: u64 = u64::MAX;
+
+/// The loss for uneven use of experts of Transformers' `load_balancing_loss_func`, `E sum_e f_e P_e` with the share f of
+/// tokens and the mean probability P of each expert over all blocks and tokens; and its derivative with respect to one
+/// token's probability of each, for which f counts as a constant.
+fn balance_loss(blocks: &[Vec<(f64, f64)>], tokens: usize) -> (f64, Vec<f64>) {
+    let all = (blocks.len() * tokens) as f64;
+    let count = blocks.first().map_or(0, Vec::len);
+    let sum =
+        |expert: usize| blocks.iter().fold((0.0, 0.0), |sum, block| (sum.0 + block[expert].0, sum.1 + block[expert].1));
+    let uses: Vec<(f64, f64)> = (0..count).map(sum).map(|(tokens, sum)| (tokens / all, sum / all)).collect();
+    let loss = uses.iter().map(|(share, mean)| share * mean).sum::<f64>() * count as f64;
+    (loss, uses.iter().map(|(share, _)| share * count as f64 / all).collect())
+}

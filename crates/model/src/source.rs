@@ -1,0 +1,190 @@
+//! The tensors of the base: where their values come from, and which of them are trained.
+use super::init;
+use super::names::{is_vocabulary, token_rows};
+use super::norm::Norm;
+use super::params::Params;
+use super::quantize::{How, Quantizer};
+use super::stack::Stack;
+use super::weight::Weight;
+use super::weights::WeightFiles;
+use half::bf16;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
+use tunesmith_config::{Config, Dtype};
+
+/// Where base tensors come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// The model's shape, grown by new tokens.
+    pub arch: &'a Arch,
+    /// Its files; without them it is drawn from the seed.
+    pub weights: Option<&'a WeightFiles>,
+    /// The seed.
+    pub config: &'a Config,
+    /// Finished adapters to merge in.
+    pub stack: &'a Stack,
+}
+
+impl Source<'_> {
+    /// The values of a base tensor, with finished adapters merged in.
+    ///
+    /// # Errors
+    /// The files', or an adapter that does not fit.
+    pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let mut values = self.base(name, count)?;
+        self.stack.apply(name, &mut values)?;
+        Ok(values)
+    }
+
+    fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let name = self.arch.starts_as(name);
+        // A head of scores is drawn where the model is that of a language model.
+        let Some(files) = self.weights.filter(|files| name != SCORE || files.shape(name).is_some()) else {
+            return Ok(init::base(self.config.train.seed, name, count, self.arch));
+        };
+        let mut values = vec![0.0; count];
+        let (tokens, hidden) = (&self.arch.new_tokens, self.arch.hidden_size);
+        let stored: usize = files.shape(name).map_or(0, |shape| shape.iter().product());
+        if !is_vocabulary(name) || (tokens.is_empty() && stored == count) {
+            files.read_into(name, &mut values)?;
+            return Ok(values);
+        }
+        files.read_into(name, &mut values[..stored.min(count)])?;
+        // New rows start as the mean of those that are there.
+        let mut mean = vec![0.0f64; hidden];
+        for row in values[..stored.min(count)].chunks_exact(hidden) {
+            mean.iter_mut().zip(row).for_each(|(mean, &value)| *mean += f64::from(value));
+        }
+        let rows = (stored / hidden).max(1) as f64;
+        let mean: Vec<f32> = mean.into_iter().map(|sum| (sum / rows) as f32).collect();
+        let beyond = stored / hidden..count / hidden;
+        for row in beyond.chain(tokens.iter().map(|&token| token as usize)) {
+            values[row * hidden..][..hidden].copy_from_slice(&mean);
+        }
+        Ok(values)
+    }
+}
+
+/// The tensors of a model that is being built.
+pub(super) struct Tensors<'a> {
+    pub(super) source: Source<'a>,
+    pub(super) quantizer: Quantizer<'a>,
+    /// The trained ones, in the order in which they were asked for.
+    pub(super) params: Params,
+    /// The shape of each by its name.
+    pub(super) sizes: BTreeMap<String, Vec<usize>>,
+    /// The names of those that are trained in full.
+    pub(super) trained: BTreeSet<String>,
+    /// Trained tensors that have another name in an adapter's file.
+    pub(super) renamed: BTreeMap<String, String>,
+}
+
+impl Tensors<'_> {
+    pub(super) fn weight(&mut self, name: &str) -> Result<Weight> {
+        let Some(shape) = self.sizes.get(name).cloned() else {
+            return Err(Error::model(format!("the architecture has no tensor {name:?}")));
+        };
+        let tokens = self.source.arch.rows_of(name);
+        if self.trained.contains(name) {
+            let values = self.source.values(name, shape.iter().product())?;
+            let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
+            let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
+            Ok(Weight::Trained(self.params.push(name, shape, decay, &values)))
+        } else if !tokens.is_empty() {
+            let (hidden, values) = (self.source.arch.hidden_size, self.source.values(name, shape.iter().product())?);
+            let rows: Vec<f32> =
+                tokens.iter().flat_map(|&token| values[token as usize * hidden..][..hidden].iter().copied()).collect();
+            let range = self.params.push(token_rows(name), vec![tokens.len(), hidden], true, &rows);
+            Ok(Weight::rows(values, tokens, range))
+        } else {
+            self.frozen(name, &shape)
+        }
+    }
+
+    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so. What
+    /// finished adapters are merged into is no longer the checkpoint's.
+    fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        if let Some(how) = self.quantizer.how(name) {
+            return self.quantized(name, shape, how);
+        }
+        let Source { weights, stack, config, .. } = self.source;
+        let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
+        let narrow = shape.len() > 1
+            && match config.model.dtype {
+                Dtype::Float32 => false,
+                Dtype::Bfloat16 => true,
+                Dtype::Auto => {
+                    untouched && weights.is_some_and(|files| files.is_bf16(self.source.arch.starts_as(name)))
+                }
+            };
+        match weights.filter(|_| narrow && untouched) {
+            Some(files) => {
+                let mut values = vec![bf16::ZERO; count];
+                files.read_bf16_into(self.source.arch.starts_as(name), &mut values)?;
+                Weight::frozen(values, shape)
+            }
+            None if narrow => {
+                Weight::frozen(self.source.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
+            }
+            None => Weight::frozen(self.source.values(name, count)?, shape),
+        }
+    }
+
+    /// A base matrix in 4 or 8 bits a number. A checkpoint that is quantized keeps what it left as it was.
+    fn quantized(&self, name: &str, shape: &[usize], how: How) -> Result<Weight> {
+        let Source { weights, stack, .. } = self.source;
+        let values = || self.source.values(name, shape.iter().product());
+        let matrix = self.quantizer.matrix(name, shape, how, weights, stack.changes(name), values)?;
+        Ok(Weight::Quantized(Arc::new(matrix)))
+    }
+
+    pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {
+        let (offset, eps) = (self.source.arch.norm_offset as f32, self.source.arch.rms_norm_eps as f32);
+        Ok(Norm { weight: self.weight(name)?, offset, eps })
+    }
+
+    /// A module's weight and bias, as they are.
+    pub(super) fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
+        Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))
+    }
+
+    pub(super) fn bias(&mut self, spec: &LinearSpec) -> Result<Option<Weight>> {
+        if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
+    }
+
+    /// The two matrices of an expert that lie side by side in Transformers 5, as one.
+    pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize; 2]) -> Result<Weight> {
+        let (one, both) = (shape[0] * shape[1], [2 * shape[0], shape[1]]);
+        let [first, second] = names;
+        if self.trained.contains(first) && self.trained.contains(second) {
+            // One after the other in the flat buffer: their ranges are one.
+            let (first, second) = (self.weight(first)?, self.weight(second)?);
+            return match (first.trained(), second.trained()) {
+                (Some(first), Some(second)) => Ok(Weight::Trained(first.start..second.end)),
+                _ => Err(Error::model("an expert's gate and up are trained together")),
+            };
+        }
+        if self.trained.contains(first) || self.trained.contains(second) {
+            return Err(Error::config(format!("{first} and {second} can only be trained together")));
+        }
+        match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
+            (Weight::Frozen(first), Weight::Frozen(second)) => {
+                let joined = candle_core::Tensor::cat(&[&first, &second], 0);
+                let joined = joined.map_err(|error| Error::model(error.to_string()))?;
+                debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
+                Ok(Weight::Frozen(joined))
+            }
+            (Weight::Quantized(above), Weight::Quantized(below)) => match above.joined(&below) {
+                Some(joined) => Ok(Weight::Quantized(Arc::new(joined))),
+                None => Err(Error::model(format!(
+                    "{first} and {second} cannot be put into one quantized matrix: the first is {shape:?}, which is no \
+                     whole number of blocks"
+                ))
+                .hint("name the experts in model.quantization_skip_modules")),
+            },
+            _ => Err(Error::model("an expert's gate and up are frozen together")),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The thread that sums the gradients of a pass over ranks while backward goes on.
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::time::Duration;
+
+use super::grad_buffer::{Sums, room};
+use super::timeline::Timeline;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
+use tunesmith_comm::{Collectives, Partition};
+use tunesmith_model::grads::{Buffer, Collector};
+use tunesmith_plan::human_bytes;
+
+/// A message to the [`Reducer`].
+pub(super) enum Message<'g> {
+    /// The gradients from this place of the flat buffer on are final.
+    Gradients(usize, Buffer<'g>),
+    /// The pass is over: segments without gradients count as zero.
+    End,
+}
+
+pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -> Result<()> {
+    // Only an error ends the thread before `Message::End`.
+    sender.send(message).map_err(|_| Error::peer("the ranks' gradients are no longer summed"))
+}
+
+/// Sends the gradients of a pass to the [`Reducer`], as backward completes them.
+pub(super) struct GradientSender<'g> {
+    pub(super) sender: SyncSender<Message<'g>>,
+    /// Buffers of segments that the reducer has done with.
+    pub(super) rooms: Receiver<Vec<f32>>,
+    pub(super) clock: Option<Clock<'g>>,
+}
+
+/// Writes into the timeline when backward has left a segment.
+pub(super) struct Clock<'g> {
+    pub(super) timeline: &'g Timeline,
+    pub(super) partition: &'g Partition,
+    /// The number of the pass in its step, from 0.
+    pub(super) pass: usize,
+    /// When the segment before was complete.
+    pub(super) began: Duration,
+}
+
+impl<'g> Collector<'g> for GradientSender<'g> {
+    fn room(&mut self, length: usize) -> Vec<f32> {
+        room(self.rooms.try_recv().unwrap_or_default(), length)
+    }
+
+    fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
+        if let Some(Clock { timeline, partition, pass, began }) = &self.clock {
+            let starts = |&segment: &usize| partition.segment(segment).end > start;
+            let segment = (0..partition.segments()).find(starts).unwrap_or_default();
+            timeline.computed(format!("pass {}, backward to segment {segment}", pass + 1), *began);
+        }
+        send(&self.sender, Message::Gradients(start, gradients))?;
+        if let Some(clock) = &mut self.clock {
+            clock.began = clock.timeline.now();
+        }
+        Ok(())
+    }
+}
+
+/// Sums gradients over ranks, segment by segment from the last to the first. Where all gradients are in one buffer, short
+/// segments are summed together.
+pub(super) struct Reducer<'r, 'g> {
+    pub(super) comm: &'r dyn Collectives,
+    pub(super) partition: &'r Partition,
+    pub(super) rank: usize,
+    /// Every rank needs all sums: an all-reduce, and not a reduce-scatter.
+    pub(super) gathers: bool,
+    /// Where each segment has a buffer of its own: the sums that it is added to.
+    pub(super) sums: Option<&'r mut Sums>,
+    /// `sums` holds this rank's part of each segment alone, end to end.
+    pub(super) packs: bool,
+    /// `sums` holds the earlier passes of this rank, which are summed over ranks together with this one.
+    pub(super) continues: bool,
+    pub(super) exchange: &'r mut PartitionedCollectives,
+    pub(super) timeline: Option<&'r Timeline>,
+    /// The segments from here on are summed, or are in `group`.
+    pub(super) next: usize,
+    /// By segment: gradients that came before their turn.
+    pub(super) waiting: Vec<Option<Buffer<'g>>>,
+    /// The segments of the next reduction, from the last to the first.
+    pub(super) group: Vec<(usize, Buffer<'g>)>,
+}
+
+impl<'g> Reducer<'_, 'g> {
+    /// Sums until [`Message::End`]. Where the senders are gone without it, what is left is not summed.
+    ///
+    /// # Errors
+    /// Those of the collectives.
+    pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>, back: &Sender<Vec<f32>>) -> Result<()> {
+        let mut done = Ok(());
+        while let Ok(message) = receiver.recv() {
+            let ends = matches!(message, Message::End);
+            if let Message::Gradients(start, buffer) = message {
+                self.split(start, buffer);
+            }
+            done = self.advance(ends, back);
+            if ends || done.is_err() {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Splits a buffer into its segments.
+    fn split(&mut self, start: usize, buffer: Buffer<'g>) {
+        match buffer {
+            Buffer::Lent(mut values) => {
+                for index in (0..self.partition.segments()).rev() {
+                    let segment = self.partition.segment(index);
+                    if segment.start >= start && segment.end == start + values.len() && !segment.is_empty() {
+                        let (rest, own) = values.split_at_mut(segment.start - start);
+                        self.waiting[index] = Some(Buffer::Lent(own));
+                        values = rest;
+                    }
+                }
+            }
+            room @ Buffer::Room(_) => {
+                let is_here = |&index: &usize| {
+                    let segment = self.partition.segment(index);
+                    segment.start == start && !segment.is_empty()
+                };
+                if let Some(index) = (0..self.partition.segments()).find(is_here) {
+                    self.waiting[index] = Some(room);
+                }
+            }
+        }
+    }
+
+    /// Sums the segments that are there, in order; at the end of the pass all of them.
+    fn advance(&mut self, ends: bool, back: &Sender<Vec<f32>>) -> Result<()> {
+        while let Some(index) = self.next.checked_sub(1) {
+            let length = self.partition.segment(index).len();
+            let buffer = match self.waiting[index].take() {
+                Some(buffer) => buffer,
+                None if ends || length == 0 => Buffer::Room(vec![0.0; length]),
+                None => break,
+            };
+            self.next = index;
+            if length > 0 {
+                self.group.push((index, buffer));
+            }
+            let values: usize = self.group.iter().map(|(index, _)| self.partition.segment(*index).len()).sum();
+            // A buffer of one segment goes back as soon as possible.
+            if self.sums.is_some() || values * size_of::<f32>() >= self.comm.limits().bucket {
+                self.sum_group(back)?;
+            }
+        }
+        if self.next == 0 { self.sum_group(back) } else { Ok(()) }
+    }
+
+    fn sum_group(&mut self, back: &Sender<Vec<f32>>) -> Result<()> {
+        if self.group.is_empty() {
+            return Ok(());
+        }
+        let began = self.timeline.map(Timeline::now);
+        let mut group = std::mem::take(&mut self.group);
+        let segments = group.iter().map(|(index, _)| *index);
+        let indices: Vec<usize> = segments.collect();
+        let mut pieces = Vec::with_capacity(group.len());
+        for (index, buffer) in &mut group {
+            pieces.push(Piece { values: buffer.values(), parts: self.partition.parts(*index) });
+        }
+        let bytes: usize = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
+        if let Some(sums) = self.sums.as_deref_mut().filter(|_| self.continues) {
+            for (&index, piece) in indices.iter().zip(&mut pieces) {
+                sums.move_to(self.partition.segment(index).start, piece.values);
+            }
+        }
+        self.exchange.reduce_scatter(self.comm, &mut pieces)?;
+        if self.gathers {
+            self.exchange.all_gather(self.comm, &mut pieces)?;
+        }
+        if let Some(sums) = self.sums.as_deref_mut() {
+            for (&index, piece) in indices.iter().zip(&pieces) {
+                let own = piece.parts[self.rank].clone();
+                let before = (0..index).map(|segment| self.partition.part(segment, self.rank).len()).sum::<usize>();
+                let start = self.partition.segment(index).start;
+                match (self.packs, self.gathers) {
+                    (true, _) => sums.add(before, &piece.values[own]),
+                    (false, true) => sums.add(start, piece.values),
+                    (false, false) => sums.add(start + own.start, &piece.values[own]),
+                }
+            }
+        }
+        if let Some((timeline, began)) = self.timeline.zip(began) {
+            let what = match indices.as_slice() {
+                [one] => format!("segment {one}"),
+                several => format!("segments {} to {}", several[0], several[several.len() - 1]),
+            };
+            timeline.exchanged(format!("{what}, {}", human_bytes(bytes as u64)), began);
+        }
+        for (_, buffer) in group {
+            if let Buffer::Room(room) = buffer {
+                // The pass may be over.
+                let _ = back.send(room);
+            }
+        }
+        Ok(())
+    }
+}
