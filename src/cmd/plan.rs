@@ -1,5 +1,5 @@
 //! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
-use super::args::ConfigArgs;
+use super::args::{ConfigArgs, check_model_folder};
 use super::columns::columns;
 use super::{scaling, terminal};
 use crate::bench::bench_cache::Rate;
@@ -168,6 +168,7 @@ fn report(args: &Args) -> Result<Report> {
 /// The model's shape, how its checkpoint is stored, and its name.
 fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
     if let Some(model) = &args.model {
+        check_model_folder(model)?;
         config.model =
             ModelConfig { name: Some(model.clone()), local_dir: None, revision: None, ..config.model.clone() };
     }
