@@ -1,7 +1,7 @@
 //! Measures a model on held-out rows: generates an answer to each prompt, or reads the outputs of its classification head.
-use super::generate::Settings;
 use super::metrics::scored::Scored;
 use super::metrics::{Likelihood, Metrics, Row};
+use super::settings::Settings;
 use super::stop_strings::AnswerDecoder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
