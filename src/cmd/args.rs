@@ -1,9 +1,11 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use super::shell_quote::quoted;
+use crate::checkpoint::peft;
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Kind, Result};
 use crate::import;
 use crate::registry::{COMPRESSED, EXTENSIONS};
+use crate::train::output;
 use std::path::{Path, PathBuf};
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
@@ -66,6 +68,7 @@ impl JobArgs {
         }
         let mut given = Vec::new();
         if let Some(model) = &self.model {
+            check_model_folder(model)?;
             given.push(Flag { name: "--model", key: "model.name", value: model.clone() });
             given.push(Flag { name: "--model", key: "model.local_dir", value: "null".to_owned() });
         }
@@ -137,6 +140,32 @@ fn is_folder(folder: &str, command: &str) -> Error {
         Some(call) => format!("it is a model: `{call}`"),
         None => "name a YAML file".to_owned(),
     })
+}
+
+/// Refuses a `--model` that names the folder of an adapter, or the output folder of a run.
+///
+/// # Errors
+/// [`Kind::Model`], with the option to use instead.
+pub(super) fn check_model_folder(model: &str) -> Result<()> {
+    let (dir, command) = (Path::new(model), typed());
+    let has = |file: &str| dir.join(file).is_file();
+    let fail = |what: &str| Error::new(Kind::Model, format!("--model {model}: {what}, not of a model"));
+    let resolved = dir.join(output::CONFIG);
+    if resolved.is_file() && !has("config.json") {
+        let call = format!("tunesmith {command} {}", quoted(&resolved.to_string_lossy()));
+        return Err(fail("the output folder of a run").hint(format!("name the run's configuration: `{call}`")));
+    }
+    if !has(peft::CONFIG_FILE) || has("model.safetensors") || has("model.safetensors.index.json") {
+        return Ok(());
+    }
+    let base = peft::load_adapter(dir).ok().and_then(|(config, _)| config.base_model_name_or_path);
+    let base = quoted(base.as_deref().unwrap_or("BASE"));
+    Err(fail("the folder of an adapter").hint(match command.as_str() {
+        "infer" | "chat" => {
+            format!("name both: `tunesmith {command} --model {base} --adapter {}`", quoted(model))
+        }
+        _ => format!("name its base model, --model {base}, and set tuning.adapters to this folder"),
+    }))
 }
 
 impl ConfigArgs {

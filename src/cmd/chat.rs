@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::chat_input::{ChatInput, Said};
-use super::infer::{Shower, asked};
+use super::infer::Shower;
 use super::model_session::{AskArgs, ModelSession};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
         signal == signal_hook::consts::SIGINT && requests.is_first()
     })?;
     let colour = stdout_colour();
-    let sides = if session.has_sides() { "; /base asks the base model" } else { "" };
+    let sides = if session.has_adapter() { "; /base asks the base model" } else { "" };
     print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
     let mut chat = Chat {
         session,
@@ -145,13 +145,13 @@ impl Chat {
     }
 
     fn switch(&mut self, tuned: bool) {
-        if !self.session.has_sides() {
+        if !self.session.has_adapter() {
             print_text("there is one model here: no adapter is loaded\n");
             return;
         }
         if self.tuned != tuned {
             self.tuned = tuned;
-            self.session.take_side(tuned);
+            self.session.use_adapter(tuned);
             // What was read was read by the other one.
             self.memory.clear();
         }
@@ -197,7 +197,7 @@ impl Chat {
         let mut shower = Shower::new(&self.session, true, &self.stop);
         let answer = self.memory.answer(&self.session.model, &prompt, &settings, &mut shower)?;
         let Some(answer) = answer else { return Ok(()) };
-        let text = asked(&self.session).text(&answer)?;
+        let text = self.session.decoder().text(&answer)?;
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
         let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
         let remark = format!(

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
+use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_dtype};
+use super::parts_args::{Opened, PartsArgs};
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::{MANIFEST, atomic, folder as companions, peft};

@@ -17,7 +17,7 @@ use super::terminal::{print_answer, print_exact, print_note};
 use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
-use crate::eval::{Answer, AnswerDecoder, Go, Settings, Watcher, generate};
+use crate::eval::{Answer, Go, Settings, Watcher, generate};
 use crate::files;
 use crate::files::output::{Existing, claim_file};
 use crate::words::{are, count};
@@ -110,21 +110,17 @@ impl Watcher for Shower<'_> {
     }
 
     fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-        asked(self.session).stops(tokens)
+        self.session.decoder().stops(tokens)
     }
 
     fn answer(&mut self, _: usize, answer: &Answer) -> Result<()> {
-        let text = asked(self.session).text(answer)?;
+        let text = self.session.decoder().text(answer)?;
         if self.shown && text.len() > self.printed {
             print_answer(text.get(self.printed..).unwrap_or_default())?;
         }
         self.printed = text.len();
         Ok(())
     }
-}
-
-pub(super) fn asked(session: &ModelSession) -> AnswerDecoder<'_> {
-    AnswerDecoder { tokenizer: &session.tokenizer, stop_strings: &session.config.generation.stop_strings }
 }
 
 fn single(args: &Args) -> Result<()> {
@@ -158,7 +154,7 @@ fn single(args: &Args) -> Result<()> {
     }
     let seconds = began.elapsed().as_secs_f64();
     let found = json!({
-        "model": session.what, "prompt": prompt, "answer": asked(&session).text(&answer)?, "end": answer.end,
+        "model": session.what, "prompt": prompt, "answer": session.decoder().text(&answer)?, "end": answer.end,
         "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
     });
     print_exact(&format!("{found}\n"))
@@ -211,11 +207,11 @@ impl Watcher for Writer<'_> {
     }
 
     fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-        asked(self.session).stops(tokens)
+        self.session.decoder().stops(tokens)
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
-        let said = [asked(self.session).text(answer)?.into(), json!(answer.end), answer.tokens.len().into()];
+        let said = [self.session.decoder().text(answer)?.into(), json!(answer.end), answer.tokens.len().into()];
         self.waiting.insert(self.first + text, said);
         while let Some(said) = self.waiting.remove(&self.lines.next()) {
             self.lines.push(said)?;
@@ -237,7 +233,7 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         Ok(lines)
     };
     if let Some(head) = &session.model.arch.score {
-        return classify::infer_file(&session, head, (rows, done.rows), lines, input);
+        return classify::infer_file(&session, head, rows, done.rows, lines, input);
     }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     // All prompts first: a row that cannot be asked is refused before the first answer.

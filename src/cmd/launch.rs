@@ -1,22 +1,18 @@
 //! `tunesmith launch`: starts the ranks of a run on this machine and shows their output with rank numbers. A signal goes to all
 //! ranks. When one fails, its error is shown once and the others are ended.
-use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, Asked, Started};
-use super::failure::{self, Report};
 use super::paste::{AGAIN, own_again};
+use super::rank_processes::{Rank, Reports, outcome, pass_on};
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, STORE};
 use crate::comm::host::Host;
@@ -24,8 +20,6 @@ use crate::comm::token::{MAKE_TOKEN, TOKEN, Token};
 use crate::comm::{gloo, gloo_library, process};
 use crate::config::{RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
-use crate::files;
-use crate::files::temporary::{self, Watched};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
@@ -250,7 +244,7 @@ impl Job {
                     .for_each(|rank| process::signal(&rank.child, SIGTERM));
             }
             for rank in &mut ranks {
-                rank.look();
+                rank.poll();
             }
             if first_failure.is_none() && ranks.iter().any(Rank::has_failed) {
                 first_failure = Some(Instant::now());
@@ -340,138 +334,6 @@ fn resuming(command: &[String]) -> Vec<String> {
         command.push("--resume".to_owned());
     }
     command
-}
-
-/// Shows each line of `from` behind `prefix`.
-fn pass_on(from: impl Read + Send + 'static, prefix: String, show: impl Fn(&str) + Send + 'static) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        let mut lines = BufReader::new(from);
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            let text = String::from_utf8_lossy(&line);
-            show(&format!("{prefix}{}\n", text.trim_end_matches(['\n', '\r'])));
-            line.clear();
-        }
-    })
-}
-
-/// A rank's process. It is killed where this is dropped before it has ended.
-struct Rank {
-    number: usize,
-    child: Child,
-    output: Vec<JoinHandle<()>>,
-    ended: Option<(ExitStatus, Instant)>,
-    /// By us, because another has failed.
-    killed: bool,
-}
-
-impl Rank {
-    fn look(&mut self) {
-        if self.ended.is_none()
-            && let Ok(Some(status)) = self.child.try_wait()
-        {
-            self.ended = Some((status, Instant::now()));
-        }
-    }
-
-    /// Ended otherwise than by finishing or by a request.
-    fn has_failed(&self) -> bool {
-        let preempted = i32::from(Kind::Preempted.exit_code());
-        self.ended.is_some_and(|(status, _)| !matches!(status.code(), Some(code) if code == 0 || code == preempted))
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        if self.ended.is_none() {
-            process::signal(&self.child, libc::SIGKILL);
-            // It cannot outlive this; how it ended is of no interest any more.
-            let _ = self.child.wait();
-        }
-    }
-}
-
-/// What the ranks amount to: nothing where all were well, else the first cause.
-fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
-    let mut failed: Vec<&Rank> = ranks.iter().filter(|rank| rank.has_failed() && !rank.killed).collect();
-    let peer = Some(i32::from(Kind::Peer.exit_code()));
-    // An exit for a peer's sake is a consequence, whenever it came.
-    failed.sort_by_key(|rank| rank.ended.map(|(status, at)| (status.code() == peer, at)));
-    let Some(first) = failed.first() else {
-        let stopped = ranks.iter().find(|rank| rank.ended.is_some_and(|(status, _)| !status.success()))?;
-        let missing = || Error::preempted("stopped by a signal, as rank 0 says");
-        return Some(reports.read(stopped.number).map_or_else(missing, Report::into_error));
-    };
-    let (status, _) = first.ended?;
-    if let Some(report) = reports.read(first.number) {
-        return Some(report.into_error());
-    }
-    let number = first.number;
-    let mut message = match status.signal() {
-        Some(signal) => format!("rank {number} was killed by signal {signal}"),
-        None => format!("rank {number} ended with exit code {}", status.code().unwrap_or(-1)),
-    };
-    for report in failed[1..].iter().filter_map(|rank| reports.read(rank.number)) {
-        let _ = write!(message, "\n    seen by {}", report.message);
-    }
-    // A rank may lack what a report takes: its exit code still says the class.
-    let error = Error::new(status.code().map_or(Kind::Peer, failure::class), message);
-    Some(match status.signal() {
-        Some(libc::SIGKILL) => {
-            error.hint("where memory runs out, the system kills too (see `dmesg`); --max-restarts goes on")
-        }
-        _ => error,
-    })
-}
-
-/// Where ranks leave their last error.
-struct Reports {
-    folder: PathBuf,
-    /// Its lock tells other launchers that this one lives.
-    _watched: Watched,
-}
-
-/// Removes the folders of this kind beside `own` that launchers of this user which were killed have left.
-fn sweep(own: &Path) {
-    use std::os::unix::fs::MetadataExt as _;
-    let user = |path: &Path| std::fs::symlink_metadata(path).map(|metadata| (metadata.is_dir(), metadata.uid())).ok();
-    for entry in own.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let parts: Vec<&str> = name.strip_prefix("tunesmith-").map_or(Vec::new(), |rest| rest.split('-').collect());
-        let ours = matches!(parts[..], [process, token] if process.parse::<u32>().is_ok() && token.len() == 12);
-        let path = entry.path();
-        if ours && path != own && user(&path) == user(own) && temporary::is_abandoned(&path) {
-            let _ = std::fs::remove_dir_all(&path);
-        }
-    }
-}
-
-impl Reports {
-    fn new() -> Result<Self> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        let folder =
-            std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
-        made.map_err(|error| Error::io("create", &folder, &error))?;
-        let watched = Watched::new(folder.clone());
-        sweep(&folder);
-        Ok(Self { folder, _watched: watched })
-    }
-
-    fn of(&self, rank: usize) -> PathBuf {
-        self.folder.join(format!("{rank}.json"))
-    }
-
-    fn read(&self, rank: usize) -> Option<Report> {
-        serde_json::from_str(&files::read_own_text(&self.of(rank), files::SMALL).ok()?).ok()
-    }
-}
-
-impl Drop for Reports {
-    fn drop(&mut self) {
-        // A folder that stays in the folder for temporary files does no harm.
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
 }
 
 #[cfg(test)]

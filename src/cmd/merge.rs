@@ -3,29 +3,22 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
-use super::download::Downloads;
-use super::provenance::{self, Texts};
-use super::terminal::{self, print_note};
-use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
-use crate::checkpoint::stamp_check;
+use super::parts_args::{Opened, PartsArgs};
+use super::terminal;
+use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::{Manifest, atomic, peft};
-use crate::config::arch::{Arch, Vocabulary};
-use crate::config::{Config, Mode, ModelConfig};
-use crate::data::{ChatTemplate, Tokenizer};
+use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
-use crate::export::blend::{self, Method, Recipe};
 use crate::export::folder::{self, Form, Written};
 use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
 use crate::export::requantize::Coding;
 use crate::files::disk::RealDisk;
 use crate::files::output::claim_folder;
 use crate::files::temporary;
-use crate::hub::{self, Part};
 use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
 use crate::ops::quant::Format;
 use crate::plan::human_bytes;
-use crate::train::output;
 use crate::words::count;
 
 /// Write a model with an adapter merged into it.
@@ -61,199 +54,6 @@ pub struct Args {
 
 /// The usual limit of a merge: float32 keeps 7 digits, of which sums in another order cost some.
 pub const MAX_DIFFERENCE: f32 = 1e-5;
-
-/// What is put together: a base, adapters below, and the adapter on top or several that are blended.
-#[derive(Debug, Clone, clap::Args)]
-pub struct PartsArgs {
-    /// The base model: a folder, or a name of the hub
-    #[arg(long, value_name = "DIR|NAME")]
-    pub base: Option<String>,
-    /// The adapter: a folder, or a name of the hub. May be given more than once: they are blended by --weights
-    #[arg(long, value_name = "DIR|NAME")]
-    pub adapter: Vec<PathBuf>,
-    /// An adapter that lies below (tuning.adapters of its training); may be given more than once, the lowest first
-    #[arg(long, value_name = "DIR")]
-    pub below: Vec<PathBuf>,
-    /// The weights of several adapters, such as 0.7,0.3 (one each; the default is 1 for all)
-    #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true)]
-    pub weights: Vec<f64>,
-    /// How several adapters are blended, as in PEFT's `add_weighted_adapter`; `cat` is exactly the sum of their updates
-    #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
-    pub combine: String,
-    /// The share of values that ties, dare and `magnitude_prune` keep
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
-    pub density: f64,
-    /// The seed of dare's choice
-    #[arg(long, value_name = "SEED", default_value_t = 42)]
-    pub seed: u64,
-    /// Accept that this field of the adapter's backend.json differs; `quantization`: the base as it is stored, whatever it was
-    /// held in while the adapter was trained. May be given more than once
-    #[arg(long, value_name = "FIELD")]
-    pub allow: Vec<String>,
-}
-
-/// What [`PartsArgs`] came to.
-pub struct Opened {
-    /// The base and the adapters below.
-    pub parts: Parts,
-    /// The adapter on top, or the blend; none for the base alone.
-    pub top: Option<LoadedAdapter>,
-    /// The folder with the tokenizer: the adapter's if it has one.
-    pub tokenizer: PathBuf,
-    /// The chat template that the configuration names.
-    pub template: Option<String>,
-    /// The configuration, if one was given.
-    pub config: Option<Config>,
-    /// In what form the adapter's run held the matrices of its base.
-    pub held: Option<Held>,
-    /// The folders that all this is read from, to the end.
-    pub reads: Vec<PathBuf>,
-}
-
-impl Opened {
-    /// What to call it: the run's folder, the adapter's, or the base's.
-    pub fn name(&self) -> String {
-        let of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let dir = match (&self.config, &self.top) {
-            (Some(config), _) => config.train.output_dir.clone(),
-            (None, Some(top)) => top.dir.clone(),
-            (None, None) => self.parts.base.clone(),
-        };
-        of(&dir).or_else(|| of(&dir.canonicalize().ok()?)).unwrap_or_else(|| "model".to_owned())
-    }
-}
-
-impl PartsArgs {
-    /// Opens everything; `words` may name a configuration, which then says what the flags do not. The result of a run that has
-    /// no adapter is taken as the base where `whole` models will do.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
-    pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
-        stamp_check::check_allowed(&self.allow, &stamp_check::MAY_DIFFER)?;
-        let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
-        let config = if with_config { Some(words.load_partial()?.config) } else { None };
-        let trained = config
-            .as_ref()
-            .filter(|config| matches!(config.tuning.mode, Mode::Full | Mode::Freeze) && self.adapter.is_empty())
-            .map(|config| config.train.output_dir.join(output::MODEL))
-            .filter(|dir| whole && dir.is_dir() && self.base.is_none());
-        let adapters = if trained.is_some() { Vec::new() } else { self.adapters(config.as_ref())? };
-        let downloads = Downloads::default();
-        let base = match (&self.base, &config) {
-            _ if trained.is_some() => trained.clone().unwrap_or_default(),
-            (Some(name), _) => {
-                let model = if Path::new(name).is_dir() {
-                    ModelConfig { local_dir: Some(name.into()), ..ModelConfig::default() }
-                } else {
-                    ModelConfig { name: Some(name.clone()), ..ModelConfig::default() }
-                };
-                hub::model_dir(&model, Part::Whole, &downloads)?.dir
-            }
-            (None, Some(config)) => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
-            (None, None) => {
-                let error = Error::config("no base model is named: --base DIR, or a configuration");
-                let recorded = adapters.first().and_then(|dir| peft::load_adapter(dir).ok()?.0.base_model_name_or_path);
-                return Err(match recorded {
-                    Some(name) => error.hint(format!("the adapter was trained on {name}: --base {name}")),
-                    None => error.hint("the adapter does not say what it was trained on"),
-                });
-            }
-        };
-        let below = match &config {
-            Some(_) if trained.is_some() => &Vec::new(),
-            Some(config) if self.below.is_empty() => &config.tuning.adapters,
-            _ => &self.below,
-        };
-        let adapters: Vec<PathBuf> =
-            adapters.iter().map(|dir| hub::adapter_dir(dir, &downloads)).collect::<Result<_>>()?;
-        let mut vocabularies: Vec<Vocabulary> =
-            adapters.iter().map(|dir| peft::vocabulary(dir)).collect::<Result<_>>()?;
-        let vocabulary = match vocabularies.as_mut_slice() {
-            [one] => std::mem::take(one),
-            // What changes the vocabulary cannot be blended, which is said where they are blended.
-            several => {
-                let apart = several.iter().flat_map(|one| one.apart.clone()).collect();
-                Vocabulary { apart, ..Vocabulary::default() }
-            }
-        };
-        let mut reads = [&adapters[..], below].concat();
-        let mut parts = Parts::open(&base, below, &vocabulary)?;
-        if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
-            parts.arch.score = score_head(one)?;
-        }
-        let tokenizer =
-            adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
-        let template = match &config {
-            Some(config) if config.data.template_path.is_some() || config.data.chat_template.is_some() => {
-                let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
-                let own = Tokenizer::load_with(&tokenizer, &[])?;
-                ChatTemplate::find(&tokenizer, &own, path, built_in)?.map(|template| template.source().to_owned())
-            }
-            _ => None,
-        };
-        let texts = Texts::of(&tokenizer, template.as_deref())?;
-        let (held, mut opened) = provenance::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
-        if let Some(held) = &held
-            && parts.hold(held)? > 0
-        {
-            print_note(&format!(
-                "the base's matrices are taken in {}, as they were held in training: their codes are widened, then the adapter \
-                 is put on them (--allow quantization takes the base as it is stored)",
-                Held::describe(Some(held))
-            ));
-        }
-        let blends = !self.weights.is_empty() || self.combine != "cat";
-        if opened.len() < 2 && blends {
-            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
-                .hint("give each with --adapter, or leave them out"));
-        }
-        let top = if opened.len() > 1 { Some(self.blend(&opened, &parts.arch)?) } else { opened.pop() };
-        reads.extend([parts.base.clone(), tokenizer.clone()]);
-        Ok(Opened { parts, top, tokenizer, template, config, held, reads })
-    }
-
-    fn adapters(&self, config: Option<&Config>) -> Result<Vec<PathBuf>> {
-        match config {
-            Some(config) if self.adapter.is_empty() => {
-                let dir = config.train.output_dir.join(output::ADAPTER);
-                if matches!(config.tuning.mode, Mode::Full | Mode::Freeze) {
-                    let model = config.train.output_dir.join(output::MODEL);
-                    return Err(Error::config(format!("tuning.mode: {} has no adapter to merge", config.tuning.mode))
-                        .hint(format!("its result is a model already: {}", model.display())));
-                }
-                if !dir.is_dir() {
-                    return Err(Error::checkpoint(format!("{}: no such folder", dir.display()))
-                        .hint("train first, or name an adapter: --adapter DIR"));
-                }
-                Ok(vec![dir])
-            }
-            _ => Ok(self.adapter.clone()),
-        }
-    }
-
-    fn blend(&self, adapters: &[LoadedAdapter], arch: &Arch) -> Result<LoadedAdapter> {
-        let method = match self.combine.as_str() {
-            "cat" => Method::Cat,
-            "linear" => Method::Linear,
-            "ties" => Method::Ties,
-            "dare_linear" => Method::DareLinear,
-            "dare_ties" => Method::DareTies,
-            "magnitude_prune" => Method::MagnitudePrune,
-            other => {
-                return Err(Error::config(format!(
-                    "--combine {other}: expected cat, linear, ties, dare_linear, dare_ties or magnitude_prune"
-                )));
-            }
-        };
-        if !(self.density > 0.0 && self.density <= 1.0) {
-            return Err(Error::config(format!("--density {}: expected a share above 0, at most 1", self.density)));
-        }
-        let weights = if self.weights.is_empty() { vec![1.0; adapters.len()] } else { self.weights.clone() };
-        let recipe = Recipe { method, weights, density: self.density, seed: self.seed };
-        blend::finished(adapters, &recipe, arch)
-    }
-}
 
 /// Runs the subcommand.
 ///

@@ -3,74 +3,48 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::args::ConfigArgs;
+use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
+use super::generation_flags::GenerationFlags;
 use super::provenance;
-use crate::checkpoint::loaded_adapter::score_head;
-use crate::checkpoint::peft;
+use super::trained::{Trained, open_base};
+use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
-use crate::eval::Settings;
-use crate::export::merge::{Parts, idle};
+use crate::eval::{AnswerDecoder, Settings};
+use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
-use crate::model::adapters::{self, Method};
 use crate::model::{Model, quantize};
-use crate::train::output;
 use crate::words::count;
 
-/// Which model is asked, and how.
+/// Which model answers, and how.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AskArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The base model or a merged one: a folder, or owner/name of the hub (with a configuration: its `model.name`)
+    /// Use this base or merged model: a folder, or OWNER/NAME on the hub (default: the configuration's `model.name`)
     #[arg(long, value_name = "DIR|NAME")]
     model: Option<String>,
-    /// The adapter: a folder, owner/name, or a checkpoint (with a configuration: the result of its run)
+    /// Use this adapter or checkpoint: a folder, or OWNER/NAME on the hub (default: the result of the configuration's run)
     #[arg(long, visible_alias = "checkpoint", value_name = "DIR|NAME", conflicts_with = "base")]
     adapter: Option<PathBuf>,
-    /// Ask the base model of the configuration, not what was trained
+    /// Use the configuration's base model, not the result of its run
     #[arg(long)]
     pub base: bool,
-    /// Accept that the adapter was trained on another base than this one, as its backend.json says (`base_model`)
+    /// Accept an adapter that was trained on another base model: `--allow base_model`
     #[arg(long, value_name = "FIELD")]
     allow: Vec<String>,
-    /// What the system's turn says
+    /// Begin with this system message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Prompts are plain text to be continued, without a chat template
+    /// Continue prompts as plain text, without a chat template
     #[arg(long, conflicts_with = "system")]
     pub raw: bool,
-    /// The longest answer in tokens (`gen.max_new_tokens`)
-    #[arg(long, value_name = "N")]
-    max_new_tokens: Option<String>,
-    /// Draw tokens, with this temperature; 0 takes the most probable one. --top-k, --top-p, --min-p and --seed also switch on sampling
-    #[arg(long, value_name = "T")]
-    temperature: Option<String>,
-    /// Draw from the so many most probable tokens only (`gen.top_k`)
-    #[arg(long, value_name = "K")]
-    top_k: Option<String>,
-    /// Draw from the most probable tokens that together have this probability (`gen.top_p`)
-    #[arg(long, value_name = "P")]
-    top_p: Option<String>,
-    /// Draw from tokens with this share of the largest probability (`gen.min_p`)
-    #[arg(long, value_name = "P")]
-    min_p: Option<String>,
-    /// Make tokens of the text less probable (`gen.repetition_penalty`)
-    #[arg(long, value_name = "X")]
-    repetition_penalty: Option<String>,
-    /// Beams of a beam search (`gen.num_beams`)
-    #[arg(long, value_name = "N")]
-    num_beams: Option<String>,
-    /// The seed of the draws (`gen.seed`)
-    #[arg(long, value_name = "N")]
-    seed: Option<String>,
-    /// A string that ends an answer; may be given more than once (`gen.stop_strings`)
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
+    #[command(flatten)]
+    generation: GenerationFlags,
 }
 
 /// An opened model with all that a generation needs.
@@ -87,169 +61,97 @@ pub struct ModelSession {
     pub template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
-    /// Values of the trainable tensors, of the base and with the adapter; `None` without an adapter.
-    sides: Option<[Vec<f32>; 2]>,
+    /// To switch between base and adapter; `None` without an adapter.
+    values: Option<BothValues>,
 }
 
-/// The trained model to use with the base or instead of it.
-enum Tuned {
-    Nothing,
-    Adapter(PathBuf),
-    Model(PathBuf),
+/// The values of the trainable tensors, for the base model alone and with the adapter.
+struct BothValues {
+    base: Vec<f32>,
+    tuned: Vec<f32>,
 }
 
 impl AskArgs {
-    fn flags(&self) -> Result<Vec<Flag>> {
-        let mut flags = Vec::new();
-        let mut flag = |name: &'static str, key: &'static str, value: &Option<String>| {
-            flags.extend(value.clone().map(|value| Flag { name, key, value }));
-        };
-        flag("--model", "model.name", &self.model);
-        flag("--max-new-tokens", "gen.max_new_tokens", &self.max_new_tokens);
-        flag("--top-k", "gen.top_k", &self.top_k);
-        flag("--top-p", "gen.top_p", &self.top_p);
-        flag("--min-p", "gen.min_p", &self.min_p);
-        flag("--repetition-penalty", "gen.repetition_penalty", &self.repetition_penalty);
-        flag("--num-beams", "gen.num_beams", &self.num_beams);
-        flag("--seed", "gen.seed", &self.seed);
-        let zero = self.temperature.as_ref().is_some_and(|value| value.parse() == Ok(0.0));
-        if !zero {
-            flag("--temperature", "gen.temperature", &self.temperature);
-        }
-        // Whoever says how to draw wants tokens to be drawn.
-        let draws = [
-            ("--temperature", &self.temperature),
-            ("--top-k", &self.top_k),
-            ("--top-p", &self.top_p),
-            ("--min-p", &self.min_p),
-            ("--seed", &self.seed),
-        ];
-        let given: Vec<&str> = draws.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
-        if let (true, Some(other)) = (zero, given.get(1)) {
-            return Err(Error::config(format!("{other} contradicts --temperature 0, which draws nothing"))
-                .hint("leave one of them out"));
-        }
-        if let Some((name, _)) = draws.iter().find(|(_, value)| value.is_some()) {
-            flag(name, "gen.do_sample", &Some((!zero).to_string()));
-        }
-        if !self.stop.is_empty() {
-            let stops = serde_json::to_string(&self.stop).map_err(|error| Error::config(error.to_string()))?;
-            flag("--stop", "gen.stop_strings", &Some(stops));
-        }
-        Ok(flags)
-    }
-
     /// Opens the model.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`]: nothing says which model; those of reading it.
+    /// [`crate::Kind::Config`]: no model is named; those of reading it.
     pub fn open(&self) -> Result<ModelSession> {
         provenance::check_allowed(&self.allow)?;
-        let (resolved, from_file) = self.config.load_optional(&self.flags()?)?;
+        let mut flags = self.generation.flags()?;
+        if let Some(model) = &self.model {
+            check_model_folder(model)?;
+            flags.push(Flag { name: "--model", key: "model.name", value: model.clone() });
+        }
+        let (resolved, from_file) = self.config.load_optional(&flags)?;
         let mut config = resolved.config;
         if self.model.is_some() {
             config.model.local_dir = None;
         }
         if config.model.name.is_none() && config.model.local_dir.is_none() {
-            return Err(Error::config("nothing says which model to ask")
+            return Err(Error::config("no model is named")
                 .hint("give --model DIR, a configuration file, or model.name=…"));
         }
         let downloads = Downloads::default();
-        let tuned = self.tuned(&config, from_file, &downloads)?;
-        let mut model_dir = hub::model_dir(&config.model, Part::Whole, &downloads)?.dir;
-        if let Tuned::Model(dir) = &tuned {
-            model_dir.clone_from(dir);
-        }
-        // A merged or fully trained model has what lies below in it.
-        let below = if matches!(tuned, Tuned::Model(_)) { &[][..] } else { &config.tuning.adapters };
-        let parts = if let Tuned::Adapter(dir) = &tuned {
-            let parts = Parts::open(&model_dir, below, &peft::vocabulary(dir)?)?;
-            provenance::check_base(&parts, dir, &self.allow)?;
-            parts
-        } else {
-            Parts::open(&model_dir, below, &Vocabulary::default())?
+        let trained = self.trained(&config, from_file, &downloads)?;
+        let model_dir = match &trained {
+            Some(Trained::Model(dir)) => dir.clone(),
+            _ => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
         };
-        let Parts { mut arch, weights, below: stack, .. } = parts;
-        let mut what = model_dir.display().to_string();
-        let mut files = model_dir.clone();
-        let mut values = None;
-        if let Tuned::Adapter(dir) = &tuned {
-            let (own, tensors) = peft::open_adapter(dir, &arch)?;
-            if adapters::of(&own.tuning).is_some_and(Method::takes_from_base) {
-                return Err(Error::checkpoint(format!(
-                    "{}: an adapter in PiSSA's form, which fits a base that it has taken something out of",
-                    dir.display()
-                ))
-                .hint("take the run's adapter/ folder, which is plain LoRA"));
+        let (mut what, mut tokenizer_dir) = (model_dir.display().to_string(), model_dir.clone());
+        let (parts, adapter) = match &trained {
+            Some(Trained::Adapter(dir)) => {
+                what = format!("{what} with {}", dir.display());
+                if dir.join("tokenizer.json").is_file() {
+                    tokenizer_dir.clone_from(dir);
+                }
+                let parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
+                let adapter = LoadedAdapter::open(dir, &parts.arch)?;
+                config.tuning = adapter.config.settings(&parts.arch, &config.tuning)?;
+                (parts, Some(adapter))
             }
-            if arch.score.is_none() {
-                arch.score = score_head(dir)?;
+            other => {
+                // A merged or fully trained model contains the adapters below.
+                let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
+                let parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
+                config.tuning.mode = Mode::Lora;
+                config.tuning.lora = idle(&parts.arch);
+                (parts, None)
             }
-            config.tuning = own.settings(&arch, &config.tuning)?;
-            peft::check_tensors(dir, &tensors, &own.tensors(&arch)?)?;
-            values = Some(tensors);
-            what = format!("{what} with {}", dir.display());
-            if dir.join("tokenizer.json").is_file() {
-                files.clone_from(dir);
-            }
-        } else {
-            config.tuning.mode = Mode::Lora;
-            config.tuning.lora = idle(&arch);
-        }
+        };
+        let Parts { arch, weights, below, .. } = parts;
         config.model.quantization =
             quantize::resolve(&config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
-        let mut model = Model::load_on(&arch, Some(&weights), &config, &stack)?;
-        let sides = values.map(|tensors| {
+        let mut model = Model::load_on(&arch, Some(&weights), &config, &below)?;
+        let new_tokens = match &adapter {
+            Some(_) if tokenizer_dir == model_dir => config.tuning.new_tokens.as_slice(),
+            _ => &[],
+        };
+        let values = adapter.map(|adapter| {
             let base = model.params.values().to_vec();
-            for spec in model.params.specs.clone() {
-                if let Some((_, values)) = tensors.get(&spec.name) {
-                    model.params.values_mut()[spec.range()].copy_from_slice(values);
-                }
-            }
-            [base, model.params.values().to_vec()]
+            set_adapter(&mut model, &adapter);
+            BothValues { base, tuned: model.params.values().to_vec() }
         });
-        let new = if files == model_dir { config.tuning.new_tokens.as_slice() } else { &[] };
-        let new = if matches!(tuned, Tuned::Adapter(_)) { new } else { &[] };
-        let tokenizer = Tokenizer::load_with(&files, new)?;
+        let tokenizer = Tokenizer::load_with(&tokenizer_dir, new_tokens)?;
         let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
-        let template = if self.raw { None } else { ChatTemplate::find(&files, &tokenizer, path, built_in)? };
+        let template = if self.raw { None } else { ChatTemplate::find(&tokenizer_dir, &tokenizer, path, built_in)? };
         let mut stop_ids = [tokenizer.stop_ids(), &arch.eos_token_ids].concat();
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, sides })
+        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, values })
     }
 
-    /// Finds the trained model that the options name, if any.
-    fn tuned(&self, config: &Config, from_file: bool, downloads: &Downloads) -> Result<Tuned> {
-        let named = match &self.adapter {
-            _ if self.base => return Ok(Tuned::Nothing),
-            Some(dir) => dir.clone(),
-            None if from_file && self.model.is_none() => {
-                let root = &config.train.output_dir;
-                let results = [output::ADAPTER, output::MODEL].map(|name| root.join(name));
-                let found = results.into_iter().find(|dir| dir.is_dir());
-                return match found {
-                    Some(dir) if dir.ends_with(output::ADAPTER) => Ok(Tuned::Adapter(dir)),
-                    Some(dir) => Ok(Tuned::Model(dir)),
-                    None => Err(Error::checkpoint(format!(
-                        "train.output_dir = {} holds no result of a run",
-                        root.display()
-                    ))
-                    .hint("train first, name --adapter DIR, or ask the base model with --base")),
-                };
+    /// The trained model to use on top of the base or in its place; `None` for the base alone.
+    fn trained(&self, config: &Config, from_file: bool, downloads: &Downloads) -> Result<Option<Trained>> {
+        match &self.adapter {
+            _ if self.base => Ok(None),
+            Some(name) if name.to_str().is_some_and(is_hub_name) => {
+                Trained::at(hub::adapter_dir(name, downloads)?).map(Some)
             }
-            None => return Ok(Tuned::Nothing),
-        };
-        let is_hub = named.to_str().is_some_and(is_hub_name);
-        let dir = if is_hub { hub::adapter_dir(&named, downloads)? } else { named };
-        if dir.join(peft::CONFIG_FILE).is_file() {
-            Ok(Tuned::Adapter(dir))
-        } else if dir.join("config.json").is_file() {
-            Ok(Tuned::Model(dir))
-        } else {
-            Err(Error::checkpoint(format!("{}: neither an adapter nor a model", dir.display()))
-                .hint("a folder with adapter_config.json or config.json; a checkpoint of mode freeze holds only a part: take the run's model/"))
+            Some(dir) => Trained::at(dir.clone()).map(Some),
+            None if from_file && self.model.is_none() => Trained::of_run(&config.train.output_dir).map(Some),
+            None => Ok(None),
         }
     }
 }
@@ -275,16 +177,21 @@ impl ModelSession {
         Settings::new(&self.config, self.model.arch.max_position_embeddings, self.stop_ids.clone())
     }
 
-    /// Whether the base can be compared with an adapter.
-    pub const fn has_sides(&self) -> bool {
-        self.sides.is_some()
+    /// Whether an adapter is loaded, which can be switched off.
+    pub const fn has_adapter(&self) -> bool {
+        self.values.is_some()
     }
 
-    /// Switches to the adapter (`tuned`) or to the base alone.
-    pub fn take_side(&mut self, tuned: bool) {
-        if let Some(sides) = &self.sides {
-            self.model.params.values_mut().copy_from_slice(&sides[usize::from(tuned)]);
+    /// Switches the adapter on or off.
+    pub fn use_adapter(&mut self, on: bool) {
+        if let Some(values) = &self.values {
+            self.model.params.values_mut().copy_from_slice(if on { &values.tuned } else { &values.base });
         }
+    }
+
+    /// Decodes answers of this model.
+    pub fn decoder(&self) -> AnswerDecoder<'_> {
+        AnswerDecoder { tokenizer: &self.tokenizer, stop_strings: &self.config.generation.stop_strings }
     }
 
     /// The tokens of a prompt: messages through the chat template, up to where the answer begins.

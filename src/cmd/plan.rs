@@ -1,6 +1,6 @@
 //! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
-use super::args::ConfigArgs;
-use super::columns::columns;
+use super::args::{ConfigArgs, check_model_folder};
+use super::plan_report::{Report, Time, show};
 use super::{scaling, terminal};
 use crate::bench::bench_cache::Rate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
@@ -11,15 +11,13 @@ use crate::hub::{self, Part, Quiet};
 use crate::model::adapters;
 use crate::model::targets::Targets;
 use crate::plan::flops::Costs;
-use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
-use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
-use crate::plan::{self, grouped, human_bytes, human_seconds};
+use crate::plan::memory::{Device, Predictor, Storage};
+use crate::plan::strategies::{self, Batch, Machine, Row, Strategy};
+use crate::plan::{self, grouped, human_bytes};
 use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
 use crate::train::memory_prediction;
 use crate::words::count;
-use serde::Serialize;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
@@ -47,39 +45,6 @@ pub struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Everything that is shown.
-#[derive(Debug, Serialize)]
-struct Report {
-    /// Facts: label and text.
-    facts: Vec<(String, String)>,
-    machine: Machine,
-    batch: Batch,
-    plan: Plan,
-    /// Activations and totals of the recommended row, or else the first, by what blocks keep.
-    checkpointing: Vec<(String, u64, u64)>,
-    /// Bytes by optimizer.
-    optimizers: Vec<(String, u64)>,
-    time: Option<Time>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scaling: Option<scaling::Report>,
-    notes: Vec<String>,
-}
-
-/// An estimate.
-#[derive(Debug, Serialize)]
-struct Time {
-    /// Operations of an optimizer step of all ranks.
-    flops_per_step: f64,
-    /// Tokens of it.
-    tokens_per_step: f64,
-    seconds_per_step: f64,
-    tokens_per_second: f64,
-    /// How it was found.
-    basis: String,
-    /// Of the whole run, where its steps are known.
-    seconds: Option<f64>,
 }
 
 /// Runs the subcommand.
@@ -168,6 +133,7 @@ fn report(args: &Args) -> Result<Report> {
 /// The model's shape, how its checkpoint is stored, and its name.
 fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
     if let Some(model) = &args.model {
+        check_model_folder(model)?;
         config.model =
             ModelConfig { name: Some(model.clone()), local_dir: None, revision: None, ..config.model.clone() };
     }
@@ -383,69 +349,4 @@ fn time(
         basis: basis + &shared,
         seconds: steps.map(|steps| steps as f64 * seconds_per_step),
     }))
-}
-
-/// Everything as text.
-fn show(report: &Report) -> String {
-    let Report { facts, machine, plan, checkpointing, optimizers, time, scaling, notes, .. } = report;
-    let mut out = plan::table(facts);
-    let largest = plan.rows.iter().map(|row| row.total).max().unwrap_or(0);
-    let (unit, name) = if largest >= 2 << 30 { (f64::from(1 << 30), "GiB") } else { (f64::from(1 << 20), "MiB") };
-    let figure = |bytes: u64| match bytes as f64 / unit {
-        _ if bytes == 0 => "-".to_owned(),
-        value if name == "MiB" || value >= 100.0 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
-    };
-    let limit = |limit: Limit| match limit {
-        Limit::Nothing => "none".to_owned(),
-        Limit::UpTo(most) => grouped(most),
-        Limit::Any => "any".to_owned(),
-    };
-    let parts = Breakdown::default().parts().map(|(name, _)| name);
-    let used: Vec<usize> =
-        (0..parts.len()).filter(|&at| plan.rows.iter().any(|row| row.rank.parts()[at].1 > 0)).collect();
-    let hosted = plan.rows.iter().any(|row| row.rank.host > 0);
-    let mut heads = vec!["strategy".to_owned()];
-    heads.extend(["total", "", "longest row that fits", "rows that fit at once"].map(str::to_owned));
-    heads.extend(hosted.then(|| "on the host".to_owned()));
-    heads.extend(used.iter().map(|&at| parts[at].to_owned()));
-    let mut lines = vec![heads];
-    for (at, row) in plan.rows.iter().enumerate() {
-        let mark = if plan.recommended == Some(at) { "* " } else { "  " };
-        let mut line = vec![format!("{mark}{}", row.way.name())];
-        line.extend([figure(row.total), row.fit.name().to_owned(), limit(row.longest), limit(row.rows)]);
-        line.extend(hosted.then(|| figure(row.rank.host)));
-        line.extend(used.iter().map(|&at| figure(row.rank.parts()[at].1)));
-        lines.push(line);
-    }
-    let _ = writeln!(out, "\n{name} of one rank, at most:\n{}", columns(&lines));
-    let _ = writeln!(out, "{}{}", if plan.recommended.is_some() { "recommended: " } else { "" }, plan.reason);
-    for (text, total) in &plan.helps {
-        let verdict = if *total <= machine.memory { Fit::Fits.name() } else { "not enough alone" };
-        let _ = writeln!(out, "  {text}: {} ({verdict})", human_bytes(*total));
-    }
-    let mut lines = vec![["kept for backward", "activations", "total"].map(str::to_owned).to_vec()];
-    lines.extend(checkpointing.iter().map(|(name, acts, total)| vec![name.clone(), figure(*acts), figure(*total)]));
-    let _ = write!(out, "\n{}", columns(&lines));
-    let states = optimizers.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes)));
-    let _ = writeln!(out, "\noptimizer states, unshared: {}", states.collect::<Vec<_>>().join(", "));
-    if let Some(time) = time {
-        let _ = writeln!(
-            out,
-            "time: {} a step of {} tokens, {} tokens/s ({:.3e} FLOP a step; {})",
-            human_seconds(time.seconds_per_step),
-            grouped(time.tokens_per_step as u64),
-            grouped(time.tokens_per_second.round() as u64),
-            time.flops_per_step,
-            time.basis
-        );
-        if let Some(seconds) = time.seconds {
-            let _ = writeln!(out, "      {} for train.max_steps", human_seconds(seconds));
-        }
-    }
-    out += &scaling.as_ref().map(scaling::show).unwrap_or_default();
-    for note in notes {
-        let _ = writeln!(out, "note: {note}");
-    }
-    out
 }

@@ -1,5 +1,7 @@
 //! Keeps the key/value cache of a conversation, so that a new turn computes only its own tokens.
-use super::generate::{Answer, Settings, Strategy, Watcher, generate, generate_from};
+use super::generate::{generate, generate_from};
+use super::settings::{Settings, Strategy};
+use super::watcher::{Answer, Watcher};
 use tunesmith_base::error::Result;
 use tunesmith_model::{Model, TextCache};
 

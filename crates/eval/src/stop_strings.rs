@@ -1,6 +1,8 @@
 //! Decodes answers to text: looks for stop strings during generation, and cuts them off at the end.
-use super::generate::{Answer, Go, Settings, Watcher, generate};
+use super::generate::generate;
+use super::settings::Settings;
 use super::stream::first_stop;
+use super::watcher::{Answer, Go, Watcher};
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
 use tunesmith_model::Model;

@@ -145,13 +145,18 @@ impl Parts {
         let mut config = Config { model: model.clone(), ..Config::default() };
         config.tuning = top.config.settings(&self.arch, &config.tuning)?;
         let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
-        for spec in model.params.specs.clone() {
-            // The names and shapes were compared when the adapter was opened.
-            if let Some((_, values)) = top.tensors.get(&spec.name) {
-                model.params.values_mut()[spec.range()].copy_from_slice(values);
-            }
-        }
+        set_adapter(&mut model, top);
         Ok(model)
+    }
+}
+
+/// Copies an adapter's values into a model that was loaded with the adapter's settings and shape.
+pub fn set_adapter(model: &mut Model, adapter: &LoadedAdapter) {
+    for spec in model.params.specs.clone() {
+        // The names and shapes were compared when the adapter was opened.
+        if let Some((_, values)) = adapter.tensors.get(&spec.name) {
+            model.params.values_mut()[spec.range()].copy_from_slice(values);
+        }
     }
 }
 

@@ -618,7 +618,7 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
                     optimizer::shared(&plan, &parallel, &mut model.params, comm.world()).unwrap();
                 let mut ema = optimizer::average(&plan, &model.params, &sharing);
                 let (specs, kept) = (model.params.specs.clone(), model.params.ranges());
-                saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut()).unwrap();
+                saved.restore_kept(&specs, model.params.values_mut(), &kept, &mut optimizer, ema.as_mut()).unwrap();
                 assert_eq!(optimizer.step, saved.state.optimizer_step);
                 let ema = ema.unwrap();
                 let of_state = |tensor: &StateTensor| {

@@ -19,10 +19,11 @@ pub(super) fn intervals(confidence: f64, replicates: usize) -> String {
     }
 }
 
-/// The lines below the table: number of rows, and kind of intervals.
-pub(super) fn foot(facts: &[(String, String)]) -> String {
-    let told = facts.iter().filter(|(label, _)| ["rows", "intervals"].contains(&label.as_str()));
-    told.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
+/// The lines below the table: those facts of the report that the terminal shows too.
+pub(super) fn footer(facts: &[(String, String)]) -> String {
+    const SHOWN: [&str; 5] = ["rows", "intervals", "peak memory", "memory budget", "report"];
+    let shown = facts.iter().filter(|(label, _)| SHOWN.contains(&label.as_str()));
+    shown.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
 }
 
 /// The rule for existing files: those of an earlier evaluation are replaced, others only with `overwrite`.

@@ -1,0 +1,84 @@
+//! How answers are generated: their length, what ends them, and how the next token is chosen.
+use super::beam::{Beams, EarlyStopping};
+use super::sample::Sampling;
+use tunesmith_config::{BeamStop, Config, GenerationConfig};
+
+/// The default of [`Settings::pass_tokens`].
+const PASS_TOKENS: usize = 4096;
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Strategy {
+    /// The most probable token.
+    Greedy,
+    /// Sampling.
+    Sample(Sampling),
+    /// By beam search.
+    Beams(Beams),
+}
+
+/// Settings of a generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// The longest text, prompt and answer together: the model's context.
+    pub context: usize,
+    /// Tokens that end an answer; they are not part of it.
+    pub stop_ids: Vec<u32>,
+    /// Repetition penalty on tokens of the prompt and the answer; 1 does nothing.
+    pub repetition_penalty: f64,
+    /// How the next token is chosen.
+    pub strategy: Strategy,
+    /// The number of the first text; with the seed it determines what is sampled.
+    pub first_text: u64,
+    /// The most tokens of several prompts in one forward pass. One prompt alone may be longer.
+    pub pass_tokens: usize,
+}
+
+impl Settings {
+    /// Greedy decoding.
+    pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
+        Self {
+            max_new_tokens,
+            context,
+            stop_ids,
+            repetition_penalty: 1.0,
+            strategy: Strategy::Greedy,
+            first_text: 0,
+            pass_tokens: PASS_TOKENS,
+        }
+    }
+
+    /// The settings of a configuration's section `gen`.
+    pub fn new(config: &Config, context: usize, stop_ids: Vec<u32>) -> Self {
+        let generation: &GenerationConfig = &config.generation;
+        let (draws, beams) = (generation.do_sample, generation.num_beams);
+        let strategy = match beams {
+            1 if draws => Strategy::Sample(Sampling {
+                temperature: generation.temperature,
+                top_k: generation.top_k,
+                top_p: generation.top_p,
+                min_p: generation.min_p,
+                seed: generation.seed.unwrap_or(config.train.seed),
+            }),
+            1 => Strategy::Greedy,
+            count => Strategy::Beams(Beams {
+                count,
+                length_penalty: generation.length_penalty,
+                early_stopping: match generation.early_stopping {
+                    BeamStop::False => EarlyStopping::Heuristic,
+                    BeamStop::True => EarlyStopping::Full,
+                    BeamStop::Never => EarlyStopping::Never,
+                },
+            }),
+        };
+        Self {
+            max_new_tokens: generation.max_new_tokens,
+            repetition_penalty: generation.repetition_penalty,
+            strategy,
+            pass_tokens: config.train.max_tokens_per_pass.unwrap_or(PASS_TOKENS),
+            ..Self::greedy(0, context, stop_ids)
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What a caller sees of a generation while it runs: tokens as they come, and answers as they end.
+use tunesmith_base::error::Result;
+
+/// Why an answer ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// A stop token, or a stop string that the watcher found.
+    Stop,
+    /// `max_new_tokens` is reached.
+    Length,
+    /// Prompt and answer fill the model's context.
+    Context,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its tokens, without the one that ended it.
+    pub tokens: Vec<u32>,
+    /// Why it ends.
+    pub end: End,
+}
+
+/// What a watcher wants to happen next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Go {
+    /// Continue.
+    On,
+    /// End this answer.
+    EndText,
+    /// End the whole generation.
+    EndAll,
+}
+
+/// Receives tokens and answers during a generation, and decides whether it continues.
+pub trait Watcher {
+    /// The answer to prompt number `text` has grown to `tokens`; with beam search, the leading beam has.
+    ///
+    /// # Errors
+    /// Ends everything.
+    fn token(&mut self, text: usize, tokens: &[u32]) -> Result<Go> {
+        let _ = (text, tokens);
+        Ok(Go::On)
+    }
+
+    /// Whether `tokens` end the answer for another reason than a stop token, such as a stop string. Called for each continuation
+    /// of a beam.
+    fn ends(&mut self, text: usize, tokens: &[u32]) -> bool {
+        let _ = (text, tokens);
+        false
+    }
+
+    /// Prompt number `text` has its answer. Answers come in the order in which they end.
+    ///
+    /// # Errors
+    /// Ends everything.
+    fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
+        let _ = (text, answer);
+        Ok(())
+    }
+}
+
+/// A watcher that ignores everything.
+pub struct Unwatched;
+
+impl Watcher for Unwatched {}
+
+/// Ends the generation when the function, called before each token, returns false.
+pub struct While<F: FnMut() -> bool>(pub F);
+
+impl<F: FnMut() -> bool> Watcher for While<F> {
+    fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
+        Ok(if (self.0)() { Go::On } else { Go::EndAll })
+    }
+}

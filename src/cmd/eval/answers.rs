@@ -1,0 +1,131 @@
+//! Evaluation of generated answers: every model's answer to each row, and its scores.
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::super::atomic_lines::AtomicLines;
+use super::super::terminal::print_note;
+use super::evaluation::Evaluation;
+use crate::data::process::{Part, sources};
+use crate::data::question;
+use crate::error::{Error, Result};
+use crate::eval::HeldOut;
+use crate::eval::metrics::{Difference, Metrics, Score};
+use crate::files::output::Existing;
+use crate::model::Model;
+use crate::telemetry::report::answers::{self, Answered};
+use crate::words::{are, count};
+
+/// How answers are generated and where they are kept meanwhile.
+pub(super) struct Answers<'a> {
+    held_out: HeldOut<'a>,
+    stop_ids: Vec<u32>,
+    /// One text per row for metrics that read the source, else empty.
+    sources: Vec<String>,
+    /// The folder for temporary files.
+    dir: &'a Path,
+}
+
+/// A model's metrics, and a temporary file with each row's answer and scores, so that memory does not grow with the rows.
+pub(super) struct Measured {
+    metrics: Metrics,
+    lines: AtomicLines,
+}
+
+impl<'a> Answers<'a> {
+    /// Checks that the metrics can be computed, before the first model is loaded.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the JSON Schema cannot be read or the scorer not started; [`crate::Kind::Data`]: the rows'
+    /// files cannot be read again.
+    pub fn new(held_out: HeldOut<'a>, part: Part, eos_ids: &[u32], dir: &'a Path) -> Result<Self> {
+        let HeldOut { config, dataset, .. } = held_out;
+        Metrics::new(&config.eval, 0)?;
+        let sources = if config.eval.reads_sources() { sources(dataset, config, part)? } else { Vec::new() };
+        Ok(Self { held_out, stop_ids: [eos_ids, &dataset.stop_ids()?].concat(), sources, dir })
+    }
+}
+
+impl Evaluation for Answers<'_> {
+    type Measured = Measured;
+
+    fn measure(&self, model: &Model) -> Result<Measured> {
+        let mut lines = AtomicLines::create(&self.dir.join("answers.jsonl"), Existing::Replace, &[])?;
+        let metrics = self.held_out.answer(model, &self.sources, &self.stop_ids, |row| {
+            let scores: Map<String, Value> = row.scores.into_iter().map(|(name, score)| (name, json!(score))).collect();
+            lines.push(&json!({ "answer": row.answer, "scores": scores }).to_string())
+        })?;
+        lines.finish()?;
+        Ok(Measured { metrics, lines })
+    }
+
+    fn scores(&self, measured: &Measured) -> Vec<Score> {
+        measured.metrics.scores()
+    }
+
+    fn differences(&self, first: &Measured, second: &Measured) -> Vec<Difference> {
+        first.metrics.differences(&second.metrics)
+    }
+
+    fn write_samples(
+        &self,
+        samples: &mut AtomicLines,
+        names: &[&str],
+        measured: &[Measured],
+    ) -> Result<Vec<Answered>> {
+        let HeldOut { dataset, split, rows, .. } = self.held_out;
+        let tokenizer = &dataset.tokenizer;
+        let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
+        let (mut shown, mut raw_rows) = (Vec::new(), 0);
+        for index in 0..rows {
+            let mut by_model = Vec::with_capacity(files.len());
+            for lines in &mut files {
+                let line = lines.next().transpose()?.unwrap_or_default();
+                let line: Value = serde_json::from_str(&line).map_err(|error| {
+                    Error::new(crate::Kind::Io, format!("the temporary file of answers was changed: {error}"))
+                        .hint("leave it alone until eval has ended, and start eval again")
+                })?;
+                by_model.push(line);
+            }
+            let (prompt, reference) = split.prompt(index)?;
+            let question = dataset.question(split, index)?.is_some();
+            raw_rows += usize::from(!question);
+            let prompt = if question { Some(tokenizer.decode(&prompt, false)?) } else { None };
+            let reference = tokenizer.decode(&reference, true)?;
+            let by_name = |field: &str| -> Map<String, Value> {
+                names.iter().zip(&by_model).map(|(name, line)| ((*name).to_owned(), line[field].clone())).collect()
+            };
+            samples.push(
+                &json!({
+                    "row": index, "prompt": prompt, "reference": reference,
+                    "answers": by_name("answer"), "scores": by_name("scores"),
+                })
+                .to_string(),
+            )?;
+            if let Some(prompt) = prompt.filter(|_| shown.len() < answers::ROWS) {
+                let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
+                let answers = by_model.iter().map(text).collect();
+                shown.push(Answered { question: String::new(), prompt, reference, answers });
+            }
+        }
+        if raw_rows > 0 {
+            print_note(&format!(
+                "{raw_rows} of {} raw text without a question: only loss and perplexity are measured on them",
+                are(rows, "row")
+            ));
+        }
+        let prompts: Vec<String> = shown.iter().map(|row| row.prompt.clone()).collect();
+        let questions = question::questions(dataset.template.as_ref(), &prompts);
+        shown.iter_mut().zip(questions).for_each(|(row, question)| row.question = question);
+        Ok(shown)
+    }
+
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        vec![("max_new_tokens", self.held_out.config.generation.max_new_tokens.into())]
+    }
+
+    fn fact(&self) -> Option<(String, String)> {
+        let most = count(self.held_out.config.generation.max_new_tokens, "token");
+        Some(("answers".into(), format!("settings of section gen, at most {most}")))
+    }
+}

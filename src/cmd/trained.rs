@@ -1,0 +1,88 @@
+//! A trained model on disk: the folder of an adapter, or of a whole model.
+use std::path::{Path, PathBuf};
+
+use super::provenance;
+use crate::checkpoint::loaded_adapter::score_head;
+use crate::checkpoint::peft;
+use crate::config::arch::{Arch, ScoreHead};
+use crate::error::{Error, Result};
+use crate::export::merge::Parts;
+use crate::train::output;
+
+/// What a run has trained.
+#[derive(Debug, Clone)]
+pub(super) enum Trained {
+    /// Works on top of a base model.
+    Adapter(PathBuf),
+    /// Merged or fully trained: needs no base.
+    Model(PathBuf),
+}
+
+impl Trained {
+    /// The result of the run in `output_dir`: its `adapter/`, else its `model/`.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: there is neither.
+    pub fn of_run(output_dir: &Path) -> Result<Self> {
+        let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
+        let found = folders.into_iter().find(|dir| dir.is_dir()).ok_or_else(|| {
+            Error::checkpoint(format!("{}: neither adapter/ nor model/", output_dir.display()))
+                .hint("train first, name a checkpoint (--checkpoint DIR), or use the base model alone (--base)")
+        })?;
+        Self::at(found)
+    }
+
+    /// The adapter or the model in `dir`.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: `dir` has the files of neither.
+    pub fn at(dir: PathBuf) -> Result<Self> {
+        if dir.join(peft::CONFIG_FILE).is_file() {
+            return Ok(Self::Adapter(dir));
+        }
+        if dir.join("config.json").is_file() {
+            return Ok(Self::Model(dir));
+        }
+        Err(Error::checkpoint(format!("{}: neither adapter_config.json nor config.json", dir.display())).hint(
+            "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze holds only the trained part, \
+             so take the run's model/",
+        ))
+    }
+
+    pub fn dir(&self) -> &Path {
+        let (Self::Adapter(dir) | Self::Model(dir)) = self;
+        dir
+    }
+
+    /// The classification head.
+    ///
+    /// # Errors
+    /// The files; [`crate::Kind::Config`]: there is no such head.
+    pub fn head(&self) -> Result<ScoreHead> {
+        let head = match self {
+            Self::Adapter(dir) => score_head(dir)?,
+            Self::Model(dir) => Arch::from_dir(dir)?.score,
+        };
+        head.ok_or_else(|| {
+            Error::config(format!("{}: it has no classification head", self.dir().display()))
+                .hint("name the result of a run with this task")
+        })
+    }
+}
+
+/// Opens the base model for the adapter in `adapter`, with the adapters `below` merged into it. Checks that the adapter was
+/// trained on this base, unless `allow` accepts another.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: it was trained on another base; those of [`Parts::open`].
+pub(super) fn open_base(base: &Path, below: &[PathBuf], adapter: &Path, allow: &[String]) -> Result<Parts> {
+    let mut parts = Parts::open(base, below, &peft::vocabulary(adapter)?)?;
+    provenance::check_base(&parts, adapter, allow)?;
+    // The adapter's own head counts, whose labels may be another number than the base's.
+    if let Some(head) = score_head(adapter)?
+        && parts.arch.score.as_ref().is_none_or(|own| own.outputs() != head.outputs())
+    {
+        parts.arch.score = Some(head);
+    }
+    Ok(parts)
+}
