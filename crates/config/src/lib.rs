@@ -70,7 +70,7 @@ pub use schema::{
 pub use shapes::shape;
 pub use source::{Setting, Source};
 pub use suggest::nearest;
-pub use unused_keys::unread;
+pub use unused_keys::unused_keys;
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub use yaml::{parse_yaml, read_mapping};

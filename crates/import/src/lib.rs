@@ -1,5 +1,5 @@
-//! Turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source gets a
-//! [`Note`], so that none is dropped silently.
+//! Turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source has a
+//! [`KeyOutcome`], so that none is dropped silently.
 //!
 //! A setting that this version refuses is written all the same, and [`Imported::refused`] names it: the file loads once a version
 //! supports the setting.
@@ -15,31 +15,23 @@ mod toolkit;
 mod work;
 mod write;
 
-pub use report::{Imported, Note, Outcome, Refused};
+pub use report::{Imported, Refused};
 pub use toolkit::Toolkit;
 
 use source_file::entries;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
-use work::{Act, Rule, Work};
+use tunesmith_config::foreign::rules::key_names;
+pub use tunesmith_config::foreign::{KeyOutcome, Outcome};
+use work::{Rules, Work};
 
 impl Toolkit {
-    /// The toolkit's table: what each of its keys becomes.
-    const fn rules(self) -> &'static [Rule] {
+    const fn rules(self) -> Rules {
         match self {
             Self::Axolotl => axolotl::RULES,
             Self::LlamaFactory => llama_factory::RULES,
             Self::SftPlay => sft_play::RULES,
-        }
-    }
-
-    /// Keys that share one outcome; a name with `*` at its end stands for all keys that begin so.
-    const fn others(self) -> &'static [(Act, &'static [&'static str])] {
-        match self {
-            Self::Axolotl => axolotl::OTHERS,
-            Self::LlamaFactory => llama_factory::OTHERS,
-            Self::SftPlay => &[],
         }
     }
 
@@ -50,8 +42,7 @@ impl Toolkit {
             if !entries.iter().any(|(key, _)| own.contains(&key.as_str())) {
                 return 0;
             }
-            let rules = toolkit.rules();
-            entries.iter().filter(|(key, _)| rules.iter().any(|rule| rule.key == key)).count()
+            entries.iter().filter(|(key, _)| key_names(toolkit.rules()).any(|name| name == key)).count()
         };
         let mut ranked: Vec<(usize, Self)> = Self::ALL.into_iter().map(|toolkit| (known(toolkit), toolkit)).collect();
         ranked.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
@@ -76,7 +67,7 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
              have the same names here, in the section train (`tunesmith config --docs`)",
         ));
     };
-    let mut work = Work::new(path, toolkit, (toolkit.rules(), toolkit.others()), entries);
+    let mut work = Work::new(path, toolkit, toolkit.rules(), entries);
     let begin: fn(&mut Work) -> Result<()> = match toolkit {
         Toolkit::Axolotl => axolotl::read,
         Toolkit::LlamaFactory => llama_factory::read,

@@ -4,7 +4,7 @@ use tunesmith_config::{ConfigValue, Node, Optim};
 
 /// The optimizer, under the source's `key`.
 pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+    let Node::Str(word) = node else { return work.unsupported(key, "expected a word") };
     let (name, why) = match word.as_str() {
         "adamw_hf" | "adamw_apex_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => {
             ("adamw_torch", "the same update")
@@ -37,17 +37,17 @@ pub(super) fn schedule(work: &mut Work, default: &str) {
     match given {
         Some((key, Node::Str(_))) => work.put(&key, "train.lr_scheduler_type", Node::Str(name.clone()), why),
         Some((key, node)) => work.put(&key, "train.lr_scheduler_type", node, ""),
-        None if why.is_empty() => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
-        None => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), why),
+        None if why.is_empty() => work.default("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
+        None => work.default("train.lr_scheduler_type", Node::Str(name.clone()), why),
     }
     // With both, Transformers uses the steps.
     let steps = warms.iter().any(|(key, _)| key.ends_with("warmup_steps"));
     for (key, node) in warms {
         let share = key.ends_with("warmup_ratio");
         if name == "constant" {
-            work.needless(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
+            work.not_needed(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
         } else if share && steps {
-            work.needless(&key, "the number of steps wins");
+            work.not_needed(&key, "the number of steps wins");
         } else {
             let fraction = matches!(node, Node::Float(part) if part < 1.0);
             let ours = if share || fraction { "train.warmup_ratio" } else { "train.warmup_steps" };
@@ -58,10 +58,10 @@ pub(super) fn schedule(work: &mut Work, default: &str) {
 
 /// The chat template, by its name in the toolkits.
 pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+    let Node::Str(word) = node else { return work.unsupported(key, "expected a word") };
     let builtin = match word.as_str() {
         "tokenizer_default" | "tokenizer" | "default_tokenizer" => {
-            return work.needless(key, "the tokenizer's own is the default");
+            return work.not_needed(key, "the tokenizer's own is the default");
         }
         "chatml" | "llama3" | "gemma" => Some(word.as_str()),
         "mistral" | "mistral_v1" => Some("mistral"),
@@ -87,11 +87,11 @@ pub(super) fn validation(work: &mut Work, key: &str) -> bool {
             true
         }
         Some((_, Node::Int(0) | Node::Float(0.0))) => {
-            work.needless(key, "no validation rows");
+            work.not_needed(key, "no validation rows");
             false
         }
         Some(_) => {
-            work.lost(key, "a number of rows: set data.split to their share, or data.val_path");
+            work.unsupported(key, "a number of rows: set data.split to their share, or data.val_path");
             false
         }
         None => false,
@@ -113,9 +113,9 @@ pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) 
             (false, false) => work.changed(key, "", "there are no validation rows"),
         }
     } else if validates && eval_steps.is_some() {
-        work.implied("train.eval_strategy", Node::Str("steps".into()), "eval_steps is given");
+        work.default("train.eval_strategy", Node::Str("steps".into()), "eval_steps is given");
     } else if validates && eval != "no" {
-        work.implied("train.eval_strategy", Node::Str(eval.into()), "its default");
+        work.default("train.eval_strategy", Node::Str(eval.into()), "its default");
     }
     if let Some((key, node)) = eval_steps {
         let unused = !validates || strategy.is_some() && !evaluates;
@@ -125,7 +125,7 @@ pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) 
         let node = if off(&node) { Node::Str("no".into()) } else { node };
         work.put(&key, "train.save_strategy", node, "");
     } else if work.get(&["save_steps", "train.save_steps"]).is_none() && save != "steps" {
-        work.implied("train.save_strategy", Node::Str(save.into()), "its default");
+        work.default("train.save_strategy", Node::Str(save.into()), "its default");
     }
     if let Some((key, node)) = work.get(&["save_steps", "train.save_steps"]) {
         steps(work, &key, "train.save_steps", node, None);
@@ -143,8 +143,10 @@ pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) 
 /// A number of steps. A share of the run, which Transformers also takes, is lost.
 fn steps(work: &mut Work, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
-        (Some(why), _) => work.needless(key, why),
-        (None, Node::Float(share)) if share < 1.0 => work.lost(key, "a share of the run: set the number of steps"),
+        (Some(why), _) => work.not_needed(key, why),
+        (None, Node::Float(share)) if share < 1.0 => {
+            work.unsupported(key, "a share of the run: set the number of steps")
+        }
         (None, node) => work.put(key, ours, node, ""),
     }
 }

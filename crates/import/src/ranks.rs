@@ -18,17 +18,17 @@ const MAIN_MEMORY: &str = "on the CPU weights lie in main memory";
 /// `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(work: &mut Work, key: &str, node: &Node) {
     match node {
-        off if is_off(off) => work.needless(key, "off"),
+        off if is_off(off) => work.not_needed(key, "off"),
         Node::Str(name) => match (file(work, name), stage(name)) {
             (Some((path, why)), _) => work.put(key, DEEPSPEED, path, why),
             (None, Some(strategy)) => {
                 let why = "the file is not here, its name says this; train.deepspeed takes the file as it is";
                 work.put(key, "train.strategy", Node::Str(strategy.to_owned()), why);
             }
-            (None, None) => work.lost(key, "the file is not here; train.deepspeed takes it as it is"),
+            (None, None) => work.unsupported(key, "the file is not here; train.deepspeed takes it as it is"),
         },
         Node::Map(_) => work.put(key, DEEPSPEED, node.clone(), ""),
-        _ => work.lost(key, "expected a file or a mapping"),
+        _ => work.unsupported(key, "expected a file or a mapping"),
     }
 }
 
@@ -58,20 +58,20 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
     let replicas = match work.get(&["dp_replicate_size"]) {
         Some((key, Node::Int(copies))) if copies > 1 => Some(key),
         Some((key, _)) => {
-            work.needless(&key, "off");
+            work.not_needed(&key, "off");
             None
         }
         None => None,
     };
     for key in ["fsdp_version", "fsdp_final_state_dict_type"] {
         if work.get(&[key]).is_some() {
-            work.needless(key, "there is one FSDP, and what is saved is whole");
+            work.not_needed(key, "there is one FSDP, and what is saved is whole");
         }
     }
     let asked = on(words.as_ref()) || alone && on(config.as_ref());
     if !asked {
         for (key, _) in [words, config].into_iter().flatten() {
-            work.needless(&key, "FSDP is not asked for");
+            work.not_needed(&key, "FSDP is not asked for");
         }
         if let Some(key) = replicas {
             work.changed(&key, "", DDP);
@@ -85,19 +85,19 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
         }
         Some((key, node)) if replicas.is_none() => work.put(&key, FSDP, node, ""),
         Some((key, _)) => work.put(&key, FSDP, Node::Bool(true), ""),
-        None => work.implied(FSDP, Node::Bool(true), "fsdp_config is given"),
+        None => work.default(FSDP, Node::Bool(true), "fsdp_config is given"),
     }
     let mut kept = match config {
         Some((key, Node::Str(name))) => {
             match file(work, &name) {
                 Some((path, why)) => work.put(&key, FSDP_CONFIG, path, why),
-                None => work.lost(&key, "the file is not here; train.fsdp_config takes it as it is"),
+                None => work.unsupported(&key, "the file is not here; train.fsdp_config takes it as it is"),
             }
             return;
         }
         Some((key, Node::Map(entries))) => settings(work, &key, entries),
         Some((key, _)) => {
-            work.lost(&key, "expected a file or a mapping");
+            work.unsupported(&key, "expected a file or a mapping");
             return;
         }
         None => Vec::new(),
@@ -109,7 +109,7 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
     }
     if kept.is_empty() {
         if work.get(&["fsdp_config"]).is_some() {
-            work.needless("fsdp_config", "nothing is left to say in it");
+            work.not_needed("fsdp_config", "nothing is left to say in it");
         }
     } else {
         work.put("fsdp_config", FSDP_CONFIG, Node::Map(kept), "");
@@ -122,23 +122,23 @@ fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(St
     for (name, node) in entries {
         let (from, plain) = (format!("{key}.{name}"), name.strip_prefix("fsdp_").unwrap_or(&name));
         match (plain, &node) {
-            (_, Node::Null) => work.needless(&from, "empty"),
-            ("cpu_offload_pin_memory", _) => work.needless(&from, MAIN_MEMORY),
-            ("final_state_dict_type", _) => work.needless(&from, "what is saved is whole"),
-            ("mixed_precision_policy", _) => work.needless(&from, "train.bf16 and train.fp16 say it"),
+            (_, Node::Null) => work.not_needed(&from, "empty"),
+            ("cpu_offload_pin_memory", _) => work.not_needed(&from, MAIN_MEMORY),
+            ("final_state_dict_type", _) => work.not_needed(&from, "what is saved is whole"),
+            ("mixed_precision_policy", _) => work.not_needed(&from, "train.bf16 and train.fp16 say it"),
             // It takes precedence over `gradient_checkpointing: false`.
             ("activation_checkpointing", Node::Bool(true)) => {
                 work.put(&from, "train.gradient_checkpointing", node, "");
                 if work.get(&["gradient_checkpointing"]).is_some() {
-                    work.needless("gradient_checkpointing", "fsdp_config says it");
+                    work.not_needed("gradient_checkpointing", "fsdp_config says it");
                 }
             }
             _ => {
                 let one = Node::Map(vec![(plain.to_owned(), node.clone())]);
                 match refusal(FSDP_CONFIG, &one) {
-                    _ if kept.iter().any(|(name, _)| name == plain) => work.needless(&from, "given twice"),
+                    _ if kept.iter().any(|(name, _)| name == plain) => work.not_needed(&from, "given twice"),
                     None => kept.push((plain.to_owned(), node)),
-                    Some(error) => work.lost(&from, error.message()),
+                    Some(error) => work.unsupported(&from, error.message()),
                 }
             }
         }

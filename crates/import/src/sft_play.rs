@@ -1,11 +1,11 @@
 //! SFT-Play's configurations, which have our sections and includes.
 use super::source_file::{beside, entries};
-use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
-use super::work::{Rule, Work};
+use super::work::{Rules, Work};
 use super::{names, ranks};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::Node;
+use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
+use tunesmith_config::{Node, rules};
 
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
@@ -17,20 +17,9 @@ const MAX_TEMPLATE: u64 = 1 << 20;
 /// The deepest chain of includes.
 const MAX_DEPTH: usize = 16;
 
-macro_rules! rules {
-    ($($key:literal => $act:expr,)*) => { &[$(Rule { key: $key, act: $act }),*] };
-}
-
 /// Every key of SFT-Play that this import knows, by its full path, and the sections, by which a file is recognised.
-pub(super) const RULES: &[Rule] = rules! {
-    "include" => Together,
-    "model" => Together,
-    "tuning" => Together,
-    "train" => Together,
-    "data" => Together,
-    "logging" => Together,
-    "gen" => Together,
-    "eval" => Together,
+pub(super) const RULES: Rules = rules! {
+    "include" | "model" | "tuning" | "train" | "data" | "logging" | "gen" | "eval" => Together,
     "seed" => To("train.seed"),
     "run_name" => To("logging.run_name"),
     "deepspeed" => With(ranks::deepspeed),
@@ -46,47 +35,34 @@ pub(super) const RULES: &[Rule] = rules! {
     "model.max_seq_len" => To("model.max_seq_len"),
     "model.trust_remote_code" => With(|work, key, node| match node {
         Node::Bool(true) => work.changed(key, "", "code that comes with a model is never run"),
-        _ => work.needless(key, "off"),
+        _ => work.not_needed(key, "off"),
     }),
     "tuning.mode" => To("tuning.mode"),
-    "tuning.backend" => Needless(ENGINE),
+    "tuning.backend" => NotNeeded(ENGINE),
     "tuning.lora.r" => To("tuning.lora.r"),
-    "tuning.lora.alpha" => To("tuning.lora.lora_alpha"),
-    "tuning.lora.lora_alpha" => To("tuning.lora.lora_alpha"),
-    "tuning.lora.dropout" => To("tuning.lora.lora_dropout"),
-    "tuning.lora.lora_dropout" => To("tuning.lora.lora_dropout"),
+    "tuning.lora.alpha" | "tuning.lora.lora_alpha" => To("tuning.lora.lora_alpha"),
+    "tuning.lora.dropout" | "tuning.lora.lora_dropout" => To("tuning.lora.lora_dropout"),
     "tuning.lora.target_modules" => To("tuning.lora.target_modules"),
     "tuning.lora.bias" => To("tuning.lora.bias"),
-    "train.epochs" => To("train.num_train_epochs"),
-    "train.num_train_epochs" => To("train.num_train_epochs"),
+    "train.epochs" | "train.num_train_epochs" => To("train.num_train_epochs"),
     "train.steps" => ToBut("train.max_steps", "read here"),
     "train.max_steps" => To("train.max_steps"),
-    "train.learning_rate" => To("train.learning_rate"),
-    "train.lr" => To("train.learning_rate"),
+    "train.learning_rate" | "train.lr" => To("train.learning_rate"),
     "train.weight_decay" => To("train.weight_decay"),
     "train.max_grad_norm" => To("train.max_grad_norm"),
-    "train.lr_scheduler_type" => Together,
-    "train.warmup_ratio" => Together,
-    "train.warmup_steps" => Together,
+    "train.lr_scheduler_type" | "train.warmup_ratio" | "train.warmup_steps" => Together,
     "train.optim" => With(names::optimizer),
     "train.bf16" => To("train.bf16"),
     "train.fp16" => With(|work, key, node| match node {
-        Node::Bool(true) if work.is_on("train.bf16") => work.needless(key, "bfloat16 wins"),
+        Node::Bool(true) if work.is_on("train.bf16") => work.not_needed(key, "bfloat16 wins"),
         node => work.put(key, "train.fp16", node.clone(), ""),
     }),
     "train.gradient_checkpointing" => To("train.gradient_checkpointing"),
-    "train.batch_size" => To("train.batch_size"),
-    "train.per_device_train_batch_size" => To("train.batch_size"),
-    "train.eval_batch_size" => To("train.eval_batch_size"),
-    "train.per_device_eval_batch_size" => To("train.eval_batch_size"),
-    "train.grad_accum" => To("train.grad_accum"),
-    "train.gradient_accumulation_steps" => To("train.grad_accum"),
+    "train.batch_size" | "train.per_device_train_batch_size" => To("train.batch_size"),
+    "train.eval_batch_size" | "train.per_device_eval_batch_size" => To("train.eval_batch_size"),
+    "train.grad_accum" | "train.gradient_accumulation_steps" => To("train.grad_accum"),
     "train.target_tokens_per_device_step" => To("train.target_tokens_per_device_step"),
-    "train.eval_strategy" => Together,
-    "train.evaluation_strategy" => Together,
-    "train.eval_steps" => Together,
-    "train.save_strategy" => Together,
-    "train.save_steps" => Together,
+    "train.eval_strategy" | "train.evaluation_strategy" | "train.eval_steps" | "train.save_strategy" | "train.save_steps" => Together,
     "train.save_total_limit" => To("train.save_total_limit"),
     "train.load_best_model_at_end" => Together,
     "train.early_stopping_patience" => To("train.early_stopping_patience"),
@@ -96,36 +72,35 @@ pub(super) const RULES: &[Rule] = rules! {
         }
         _ => work.changed(key, "train.metric_for_best_model: eval_loss", "answers are scored with predict_with_generate only"),
     }),
-    "train.greater_is_better" => Needless("known of every measure"),
+    "train.greater_is_better" => NotNeeded("known of every measure"),
     "train.output_dir" => To("train.output_dir"),
     "train.overwrite_output_dir" => With(|work, key, node| match node {
         Node::Bool(true) => work.changed(key, "", "say --overwrite when you train"),
-        _ => work.needless(key, "off"),
+        _ => work.not_needed(key, "off"),
     }),
     "train.logging_steps" => To("train.logging_steps"),
-    "train.report_to" => Needless("see logging.backend; TensorBoard is the default"),
+    "train.report_to" => NotNeeded("see logging.backend; TensorBoard is the default"),
     "train.run_name" => To("logging.run_name"),
     "train.seed" => To("train.seed"),
     "train.resume_from_checkpoint" => With(|work, key, node| match node {
         Node::Str(word) if word == "auto" => work.changed(key, "", "say --resume when you go on"),
         node => work.put(key, "train.resume_from_checkpoint", node.clone(), ""),
     }),
-    "train.ddp_find_unused_parameters" => Needless(REACHED),
-    "train.ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
+    "train.ddp_find_unused_parameters" => NotNeeded(REACHED),
+    "train.ddp_broadcast_buffers" => NotNeeded("models have no buffers that training changes"),
     "train.ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
     "train.deepspeed" => With(ranks::deepspeed),
     "train.ddp_timeout" => To("train.ddp_timeout"),
     "train.ddp_backend" => To("train.ddp_backend"),
-    "train.dataloader_num_workers" => Needless(NO_LOADER),
-    "train.dataloader_pin_memory" => Needless(NO_LOADER),
+    "train.dataloader_num_workers" | "train.dataloader_pin_memory" => NotNeeded(NO_LOADER),
     "train.predict_with_generate" => To("train.predict_with_generate"),
     "train.generation_num_beams" => To("train.generation_num_beams"),
     "train.generation_max_new_tokens" => To("train.generation_max_new_tokens"),
-    "train.eval_do_concat_batches" => Needless("validation keeps no logits"),
+    "train.eval_do_concat_batches" => NotNeeded("validation keeps no logits"),
     "train.eval_accumulation_steps" => To("train.eval_accumulation_steps"),
     "data.format" => With(|work, key, node| match node {
-        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => work.needless(key, "told by the file's name"),
-        Node::Str(word) if word == "chat" => work.needless(key, "told by the fields of the rows"),
+        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => work.not_needed(key, "told by the file's name"),
+        Node::Str(word) if word == "chat" => work.not_needed(key, "told by the fields of the rows"),
         node => work.put(key, "data.format", node.clone(), ""),
     }),
     "data.template_path" => With(template),
@@ -134,13 +109,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "data.test_path" => To("data.test_path"),
     "data.cache_dir" => To("data.cache_dir"),
     "data.packing" => To("data.packing"),
-    "data.split" => Together,
-    "data.split.train_ratio" => Together,
-    "data.split.val_ratio" => Together,
-    "data.split.test_ratio" => Together,
+    "data.split" | "data.split.train_ratio" | "data.split.val_ratio" | "data.split.test_ratio" => Together,
     "logging.backend" => With(|work, key, node| match node {
         Node::Str(word) if word == "tensorboard" => work.put(key, "logging.tensorboard", Node::Bool(true), ""),
-        _ => work.lost(key, "TensorBoard and report.html are written; others are not yet part of this version"),
+        _ => work.unsupported(key, "TensorBoard and report.html are written; others are not yet part of this version"),
     }),
     "logging.log_interval" => Together,
     "gen.max_new_tokens" => To("gen.max_new_tokens"),
@@ -149,10 +121,8 @@ pub(super) const RULES: &[Rule] = rules! {
     "gen.top_k" => To("gen.top_k"),
     "gen.do_sample" => To("gen.do_sample"),
     "gen.num_beams" => To("gen.num_beams"),
-    "task_mode" => Together,
-    "mode" => Together,
-    "block_size" => Together,
-    "stride" => Lost(WINDOWS),
+    "task_mode" | "mode" | "block_size" => Together,
+    "stride" => Unsupported(WINDOWS),
     "pack_factor" => With(|work, key, _| work.changed(key, "", WINDOWS)),
     "datasets" => Together,
 };
@@ -171,13 +141,13 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
                 path.display()
             )));
         }
-        work.needless(&key, "the only kind");
+        work.not_needed(&key, "the only kind");
     }
     if !work.entries().iter().any(|(key, _)| key.starts_with("model.") || key.starts_with("train.")) {
         return Err(Error::config(format!("{}: no section model or train: this trains nothing", path.display()))
             .hint("is it a configuration of SFT-Play's training?"));
     }
-    work.follow();
+    work.apply_rules()?;
     defaults(work);
     pretraining(work);
     // A file without rows gets them elsewhere, and those for validation too.
@@ -188,7 +158,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     let warms = ["train.warmup_ratio", "train.warmup_steps"];
     let constant = matches!(work.written("train.lr_scheduler_type"), Some(Node::Str(word)) if word == "constant");
     if work.get(&warms).is_none() && !constant {
-        work.implied("train.warmup_ratio", Node::Float(0.06), "its default");
+        work.default("train.warmup_ratio", Node::Float(0.06), "its default");
     }
     names::moments(work, "epoch", "epoch", validates);
     for (strategy, steps, default) in
@@ -196,12 +166,12 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     {
         let counts = matches!(work.written(strategy), Some(Node::Str(word)) if word == "steps");
         if counts && work.written(steps).is_none() {
-            work.implied(steps, Node::Int(default), "its default");
+            work.default(steps, Node::Int(default), "its default");
         }
     }
     if let Some((key, node)) = work.get(&["logging.log_interval"]) {
         if work.written("train.logging_steps").is_some() {
-            work.needless(&key, "train.logging_steps says so");
+            work.not_needed(&key, "train.logging_steps says so");
         } else {
             work.put(&key, "train.logging_steps", node, "");
         }
@@ -211,13 +181,13 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
 
 /// A template file. SFT-Play's templates get the variables `system` and `user`, ours get `messages`.
 fn template(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(name) = node else { return work.lost(key, "expected a path") };
+    let Node::Str(name) = node else { return work.unsupported(key, "expected a path") };
     let text = beside(&work.path, name).and_then(|path| tunesmith_base::files::read_text(&path, MAX_TEMPLATE).ok());
     if text.is_some_and(|text| text.contains("messages")) {
         work.put(key, "data.template_path", node.clone(), "");
     } else {
         let why = "a template there writes `system` and `user`, here `messages`: the model's own is used; write one, or set data.chat_template";
-        work.lost(key, why);
+        work.unsupported(key, why);
     }
 }
 
@@ -236,7 +206,7 @@ fn defaults(work: &mut Work) {
     ];
     for (key, node, wanted) in usual {
         if wanted && work.written(key).is_none() {
-            work.implied(key, node, if key == "train.grad_accum" { "its choice with 20 GB" } else { "its default" });
+            work.default(key, node, if key == "train.grad_accum" { "its choice with 20 GB" } else { "its default" });
         }
     }
 }
@@ -302,9 +272,9 @@ fn rows(work: &mut Work) -> bool {
             continue;
         }
         match key {
-            _ if files => work.needless(key, "the files are split already"),
-            "data.split.train_ratio" => work.needless(key, "what is not set apart is trained on"),
-            "data.split.test_ratio" => work.lost(key, "test rows come from data.test_path"),
+            _ if files => work.not_needed(key, "the files are split already"),
+            "data.split.train_ratio" => work.not_needed(key, "what is not set apart is trained on"),
+            "data.split.test_ratio" => work.unsupported(key, "test rows come from data.test_path"),
             _ => {
                 if let Some((_, node)) = work.get(&[key]) {
                     work.put(key, "data.split", node, "");
@@ -331,8 +301,8 @@ fn pretraining(work: &mut Work) {
         }
     }
     if pretrains {
-        work.implied("data.packing", Node::Bool(true), "blocks are filled");
-        work.implied("data.truncation", Node::Str("split".into()), "long texts fill several blocks");
+        work.default("data.packing", Node::Bool(true), "blocks are filled");
+        work.default("data.truncation", Node::Str("split".into()), "long texts fill several blocks");
     }
     if let Some((key, node)) = work.get(&["block_size"]) {
         if pretrains && work.written("model.max_seq_len").is_none() {
@@ -345,7 +315,7 @@ fn pretraining(work: &mut Work) {
     let mut sets = Vec::new();
     for (number, item) in items.into_iter().enumerate() {
         let Node::Map(entries) = item else {
-            work.lost(&format!("{key}[{number}]"), "expected a mapping with a path");
+            work.unsupported(&format!("{key}[{number}]"), "expected a mapping with a path");
             continue;
         };
         let mut set = Vec::new();
@@ -353,12 +323,12 @@ fn pretraining(work: &mut Work) {
             let from = format!("{key}[{number}].{name}");
             match (name.as_str(), &node) {
                 ("path" | "weight", _) => set.push((name, node)),
-                ("name", _) => work.needless(&from, "the path tells the set"),
+                ("name", _) => work.not_needed(&from, "the path tells the set"),
                 ("type", Node::Str(word)) if word == "cpt" || word == "text" => {
                     set.push(("format".to_owned(), Node::Str("text".into())));
                 }
-                ("type", Node::Str(word)) if word == "chat" => work.needless(&from, "told by the fields of the rows"),
-                _ => work.lost(&from, "unknown to this import"),
+                ("type", Node::Str(word)) if word == "chat" => work.not_needed(&from, "told by the fields of the rows"),
+                _ => work.unsupported(&from, "unknown to this import"),
             }
         }
         sets.push(Node::Map(set));

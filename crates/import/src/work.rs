@@ -1,59 +1,96 @@
-//! The state of one import: the source's keys, the settings to write, and a note on each key.
+//! The state of one import: the source's keys, the settings to write, and what became of each key.
 use super::refusal::refusal;
-use super::report::{Imported, Note, Outcome, Refused};
+use super::report::{Imported, Refused};
 use super::toolkit::Toolkit;
 use super::write::{self, Line};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::{self as config, Node, foreign};
+use tunesmith_config::foreign::rules::{Action, Rule, Translation, find_rule, key_names, translate};
+use tunesmith_config::foreign::{KeyOutcome, Outcome, Value, not_needed_reason};
+use tunesmith_config::{self as config, Node, Source};
 
-/// What a toolkit's table says about a key of the source.
-#[derive(Clone, Copy)]
-pub(super) enum Act {
-    /// The same value under our key.
-    To(&'static str),
-    /// The same value under our key; the text says what differs.
-    ToBut(&'static str, &'static str),
-    /// A function of the key and its value.
-    With(fn(&mut Work, &str, &Node)),
-    /// Nothing to set here; the text says why.
-    Needless(&'static str),
-    /// No counterpart here; the text says why. A value that is off or empty is needless instead.
-    Lost(&'static str),
-    /// Read together with other keys, by the toolkit's `read`.
-    Together,
-}
-
-/// One entry of a toolkit's table.
-pub(super) struct Rule {
-    pub key: &'static str,
-    pub act: Act,
-}
-
-/// Keys that share an outcome; a name with `*` at its end stands for all keys that begin so.
-type Others = &'static [(Act, &'static [&'static str])];
+/// A function of a toolkit's table: it gets a key of the source and its value.
+pub(super) type Function = fn(&mut Work, &str, &Node);
+/// A toolkit's table.
+pub(super) type Rules = &'static [Rule<Function>];
 
 /// One import in progress.
 pub(super) struct Work {
     pub path: PathBuf,
     toolkit: Toolkit,
-    rules: &'static [Rule],
-    others: Others,
+    rules: Rules,
     entries: Vec<(String, Node)>,
     lines: Vec<Line>,
-    notes: Vec<Note>,
+    outcomes: Vec<KeyOutcome>,
+}
+
+impl Translation for Work {
+    type Function = Function;
+
+    fn value(&self, key: String, node: Node, _: &[usize]) -> Value {
+        Value { source: Source::Foreign { place: self.path.display().to_string(), key: key.clone() }, key, node }
+    }
+
+    fn action(&mut self, value: &Value) -> Option<Action<Function>> {
+        find_rule(self.rules, &value.key).map(|(_, rule)| rule.action)
+    }
+
+    fn is_section(&self, _: &str) -> bool {
+        false
+    }
+
+    fn call(&mut self, function: Function, value: &Value) -> Result<()> {
+        function(self, &value.key, &value.node);
+        Ok(())
+    }
+
+    fn put(&mut self, value: &Value, ours: &str, node: Node, why: &str) -> Result<()> {
+        self.put(&value.key, ours, node, why);
+        Ok(())
+    }
+
+    fn same(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.not_needed(&value.key, why);
+        Ok(())
+    }
+
+    fn not_needed(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.not_needed(&value.key, why);
+        Ok(())
+    }
+
+    fn unsupported(&mut self, value: &Value, why: &str) -> Result<()> {
+        self.unsupported(&value.key, why);
+        Ok(())
+    }
+
+    fn unknown(&mut self, value: &Value) -> Result<()> {
+        let key = &value.key;
+        match not_needed_reason(key).filter(|_| self.toolkit == Toolkit::SftPlay) {
+            Some(why) => self.not_needed(key, why),
+            None => match config::nearest(key, key_names(self.rules)) {
+                Some(near) => self.unsupported(key, &format!("unknown to this import; is {near} meant?")),
+                None => self.unsupported(key, "unknown to this import"),
+            },
+        }
+        Ok(())
+    }
+
+    fn is_off(&self, node: &Node) -> bool {
+        is_off(node)
+    }
+
+    /// Here `auto` is a value like any other.
+    fn is_auto(&self, _: &Value) -> bool {
+        false
+    }
 }
 
 impl Work {
-    pub fn new(
-        path: &Path,
-        toolkit: Toolkit,
-        (rules, others): (&'static [Rule], Others),
-        entries: Vec<(String, Node)>,
-    ) -> Self {
+    pub fn new(path: &Path, toolkit: Toolkit, rules: Rules, entries: Vec<(String, Node)>) -> Self {
         let entries = entries.into_iter().map(|(key, node)| (key, as_python(node))).collect();
-        Self { path: path.to_owned(), toolkit, rules, others, entries, lines: Vec::new(), notes: Vec::new() }
+        Self { path: path.to_owned(), toolkit, rules, entries, lines: Vec::new(), outcomes: Vec::new() }
     }
 
     /// The source's keys and values, in file order.
@@ -85,30 +122,38 @@ impl Work {
         self.lines.iter().find(|line| line.key == key).map(|line| &line.node)
     }
 
-    fn note(&mut self, outcome: Outcome, from: &str, to: String, why: &str) {
+    fn record(&mut self, outcome: Outcome, from: &str, setting: String, why: &str) {
         let value = self.entries.iter().find(|(key, _)| key == from).map(|(_, node)| write::short(node));
-        let from = write::printable(&value.map_or_else(|| from.to_owned(), |value| format!("{from}: {value}")));
-        // A later note on the same key replaces the earlier one.
-        self.notes.retain(|note| note.from != from);
-        self.notes.push(Note { outcome, from, to, why: why.to_owned() });
+        let key = write::printable(from);
+        // A later outcome of the same key replaces the earlier one.
+        self.outcomes.retain(|earlier| !is_of(earlier, &key));
+        self.outcomes.push(KeyOutcome {
+            outcome,
+            source: Source::Foreign { place: self.path.display().to_string(), key },
+            value: write::printable(&value.unwrap_or_default()),
+            ours: setting.split_once(": ").map(|(ours, _)| ours.to_owned()),
+            setting,
+            why: why.to_owned(),
+        });
     }
 
     /// Writes our key `to`. `why` says what differs from the source; empty if nothing does.
     pub fn put(&mut self, from: &str, to: &str, node: Node, why: &str) {
         let node = config::unquoted(to, node);
-        let before = format!("{to}: ");
-        self.notes.retain(|note| note.outcome != Outcome::Default || !note.to.starts_with(&before));
+        self.outcomes.retain(|one| one.outcome != Outcome::Default || one.ours.as_deref() != Some(to));
         let setting = format!("{to}: {}", write::short(&node));
-        self.note(if why.is_empty() { Outcome::Mapped } else { Outcome::Changed }, from, setting, why);
+        self.record(if why.is_empty() { Outcome::Taken } else { Outcome::Changed }, from, setting, why);
         self.line(to, node, why);
     }
 
     /// Writes a default of the toolkit that differs from ours.
-    pub fn implied(&mut self, to: &str, node: Node, why: &str) {
-        self.notes.push(Note {
+    pub fn default(&mut self, to: &str, node: Node, why: &str) {
+        self.outcomes.push(KeyOutcome {
             outcome: Outcome::Default,
-            from: String::new(),
-            to: format!("{to}: {}", write::short(&node)),
+            source: Source::Default,
+            value: String::new(),
+            ours: Some(to.to_owned()),
+            setting: format!("{to}: {}", write::short(&node)),
             why: why.to_owned(),
         });
         self.line(to, node, &format!("{}: {why}", self.toolkit.title()));
@@ -118,21 +163,21 @@ impl Work {
     pub fn take_back(&mut self, from: &str, ours: &str, why: &str) {
         if self.get(&[from]).is_some() {
             self.lines.retain(|line| line.key != ours);
-            self.needless(from, why);
+            self.not_needed(from, why);
         }
     }
 
-    /// Notes that a key is achieved in another way, without a key of ours.
+    /// The same is achieved in another way, without a key of ours.
     pub fn changed(&mut self, from: &str, to: &str, why: &str) {
-        self.note(Outcome::Changed, from, to.to_owned(), why);
+        self.record(Outcome::Changed, from, to.to_owned(), why);
     }
 
-    pub fn needless(&mut self, from: &str, why: &str) {
-        self.note(Outcome::Needless, from, String::new(), why);
+    pub fn not_needed(&mut self, from: &str, why: &str) {
+        self.record(Outcome::NotNeeded, from, String::new(), why);
     }
 
-    pub fn lost(&mut self, from: &str, why: &str) {
-        self.note(Outcome::Lost, from, String::new(), why);
+    pub fn unsupported(&mut self, from: &str, why: &str) {
+        self.record(Outcome::Unsupported, from, String::new(), why);
     }
 
     /// A later line of the same key replaces an earlier one.
@@ -142,51 +187,27 @@ impl Work {
     }
 
     /// Applies the toolkit's table to each key, in the order of the source.
-    pub fn follow(&mut self) {
-        let toolkit = self.toolkit;
-        let rules: BTreeMap<&str, Act> = self.rules.iter().map(|rule| (rule.key, rule.act)).collect();
-        for (key, node) in self.entries.clone() {
-            match rules.get(key.as_str()).copied().or_else(|| self.other(&key)) {
-                None if toolkit == Toolkit::SftPlay && foreign::needless(&key).is_some() => {
-                    self.needless(&key, foreign::needless(&key).unwrap_or_default());
-                }
-                None => {
-                    let why = match config::nearest(&key, rules.keys().copied()) {
-                        Some(near) => format!("unknown to this import; is {near} meant?"),
-                        None => "unknown to this import".to_owned(),
-                    };
-                    self.lost(&key, &why);
-                }
-                Some(_) if node == Node::Null => self.needless(&key, "empty"),
-                Some(Act::To(ours)) => self.put(&key, ours, node, ""),
-                Some(Act::ToBut(ours, why)) => self.put(&key, ours, node, why),
-                Some(Act::With(act)) => act(self, &key, &node),
-                Some(Act::Needless(why)) => self.needless(&key, why),
-                Some(Act::Lost(_)) if is_off(&node) => self.needless(&key, "off"),
-                Some(Act::Lost(why)) => self.lost(&key, why),
-                Some(Act::Together) => {}
-            }
-        }
-    }
-
-    /// What the table of keys that share an outcome says of a key.
-    fn other(&self, key: &str) -> Option<Act> {
-        let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
-        self.others.iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
+    ///
+    /// # Errors
+    /// A key that is given twice.
+    pub fn apply_rules(&mut self) -> Result<()> {
+        let entries = self.entries.clone();
+        translate(self, &entries)
     }
 
     /// Removes settings that nothing would read, such as those of an adapter in full training; our configuration would refuse them.
-    fn drop_unread(&mut self) {
+    fn drop_unused(&mut self) {
         let written = self.lines.iter().map(|line| (line.key.as_str(), &line.node));
-        let unread = config::unread(&written.collect::<Vec<_>>());
-        let unread: BTreeMap<String, &str> = unread.into_iter().map(|(key, why)| (key.to_owned(), why)).collect();
-        self.lines.retain(|line| !unread.contains_key(&line.key));
-        self.notes.retain(|note| note.outcome != Outcome::Default || !unread.contains_key(&note.to));
-        for note in &mut self.notes {
-            let Some(why) = unread.get(&note.to) else { continue };
-            let why = why.split_once("; ").map_or(*why, |(why, _)| why);
-            (note.outcome, note.why) = (Outcome::Needless, why.to_owned());
-            note.to.clear();
+        let unused = config::unused_keys(&written.collect::<Vec<_>>());
+        let unused: BTreeMap<String, &str> = unused.into_iter().map(|(key, why)| (key.to_owned(), why)).collect();
+        let reason = |one: &KeyOutcome| one.ours.as_ref().and_then(|ours| unused.get(ours)).copied();
+        self.lines.retain(|line| !unused.contains_key(&line.key));
+        self.outcomes.retain(|one| one.outcome != Outcome::Default || reason(one).is_none());
+        for one in &mut self.outcomes {
+            let Some(why) = reason(one) else { continue };
+            one.why = why.split_once("; ").map_or(why, |(why, _)| why).to_owned();
+            (one.outcome, one.ours) = (Outcome::NotNeeded, None);
+            one.setting.clear();
         }
     }
 
@@ -195,16 +216,14 @@ impl Work {
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the settings contradict each other.
     pub fn finish(mut self) -> Result<Imported> {
-        self.drop_unread();
-        // Every key gets a note, even one that no function has looked at.
+        self.drop_unused();
+        // Every key has an outcome, even one that no function has looked at.
         for (key, node) in self.entries.clone() {
-            let named =
-                |note: &Note| note.from == key || note.from.starts_with(&format!("{}: ", write::printable(&key)));
-            if !self.notes.iter().any(named) {
+            if !self.outcomes.iter().any(|one| is_of(one, &write::printable(&key))) {
                 if is_off(&node) {
-                    self.needless(&key, if node == Node::Null { "empty" } else { "off" });
+                    self.not_needed(&key, if node == Node::Null { "empty" } else { "off" });
                 } else {
-                    self.lost(&key, "of no effect beside the other keys");
+                    self.unsupported(&key, "of no effect beside the other keys");
                 }
             }
         }
@@ -221,15 +240,20 @@ impl Work {
             .collect();
         let place = |key: &str| config::schema::options().position(|def| def.path() == key).unwrap_or(usize::MAX);
         self.lines.sort_by_cached_key(|line| place(&line.key));
-        let lost: Vec<&Note> = self.notes.iter().filter(|note| note.outcome == Outcome::Lost).collect();
+        let lost: Vec<&KeyOutcome> = self.outcomes.iter().filter(|one| one.outcome == Outcome::Unsupported).collect();
         let yaml = write::file(&self.path, self.toolkit, &self.lines, &lost, &refused);
         if refused.is_empty() {
             let written = format!("what {} becomes", self.path.display());
             config::load_text(Path::new(&written), &yaml)
                 .map_err(|error: Error| error.context("the settings contradict each other"))?;
         }
-        Ok(Imported { toolkit: self.toolkit, yaml, notes: self.notes, refused })
+        Ok(Imported { toolkit: self.toolkit, yaml, outcomes: self.outcomes, refused })
     }
+}
+
+/// Whether this is the outcome of that key.
+fn is_of(outcome: &KeyOutcome, key: &str) -> bool {
+    matches!(&outcome.source, Source::Foreign { key: of, .. } if of == key)
 }
 
 /// Words and numbers as `PyYAML` reads them: `yes` and `on` are true, `500_000` is a number.

@@ -1,8 +1,9 @@
 //! Writes settings as YAML that reads back as the same settings.
-use super::report::{Note, Refused};
+use super::report::Refused;
 use super::toolkit::Toolkit;
 use std::fmt::Write;
 use std::path::Path;
+use tunesmith_config::foreign::KeyOutcome;
 use tunesmith_config::{Node, parse_yaml};
 
 /// The longest value that a message shows, in characters.
@@ -17,7 +18,13 @@ pub(super) struct Line {
 }
 
 /// The file: a header with what was refused and lost, then the sections in the order of the documentation.
-pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note], refused: &[Refused]) -> String {
+pub(super) fn file(
+    path: &Path,
+    toolkit: Toolkit,
+    lines: &[Line],
+    unsupported: &[&KeyOutcome],
+    refused: &[Refused],
+) -> String {
     let mut out = format!(
         "# Made by `tunesmith import` from {}, a configuration of {}.\n",
         printable(&path.display().to_string()),
@@ -29,10 +36,10 @@ pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note]
             let _ = writeln!(out, "#   {}   ({})", one.setting, printable(&one.why));
         }
     }
-    if !lost.is_empty() {
+    if !unsupported.is_empty() {
         out.push_str("#\n# Not taken over:\n");
-        for note in lost {
-            let _ = writeln!(out, "#   {}   ({})", note.from, printable(&note.why));
+        for one in unsupported {
+            let _ = writeln!(out, "#   {}   ({})", one.given(), printable(&one.why));
         }
     }
     for section in ["model", "tuning", "train", "data", "logging", "gen", "eval"] {

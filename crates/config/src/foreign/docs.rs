@@ -1,5 +1,7 @@
 //! `docs/foreign-configs.md`, from the tables.
-use super::{Act, Format};
+use super::Format;
+use super::reader::Function;
+use super::rules::{Action, Rule};
 use crate::option::Scalar;
 use std::fmt::Write as _;
 
@@ -55,17 +57,22 @@ pub fn markdown() -> String {
             );
         }
         out.push_str("| key | | |\n|---|---|---|\n");
-        for row in format.rows() {
-            let name = if row.whole { format!("`{}` and all below", row.key) } else { format!("`{}`", row.key) };
-            let (fate, text) = describe(row.act);
-            let _ = writeln!(out, "| {name} | {fate} | {} |", text.replace('|', "\\|"));
+        for rule in format.rules() {
+            let (outcome, text) = describe(rule);
+            for key in rule.keys {
+                let name = match key.strip_suffix(".*") {
+                    Some(section) => format!("`{section}` and all below"),
+                    None => format!("`{key}`"),
+                };
+                let _ = writeln!(out, "| {name} | {outcome} | {} |", text.replace('|', "\\|"));
+            }
         }
     }
     out
 }
 
 /// What becomes of a key, in a word and a sentence.
-pub(super) fn describe(act: Act) -> (&'static str, String) {
+pub(super) fn describe(rule: &Rule<Function>) -> (&'static str, String) {
     let values = |scalars: &[Scalar]| -> String {
         let each = scalars.iter().map(|scalar| match scalar {
             Scalar::Null => "`null`".to_owned(),
@@ -74,19 +81,20 @@ pub(super) fn describe(act: Act) -> (&'static str, String) {
         });
         each.collect::<Vec<_>>().join(", ")
     };
-    match act {
-        Act::To(ours) => ("honoured", format!("`{ours}`")),
-        Act::With(_, what) | Act::Together(what) => ("honoured", what.to_owned()),
-        Act::Always([], why) | Act::Warned(why) => ("not needed", why.to_owned()),
-        Act::Always(scalars, why)
+    match rule.action {
+        Action::To(ours) => ("honoured", format!("`{ours}`")),
+        Action::ToBut(ours, differs) => ("honoured", format!("`{ours}`: {differs}")),
+        Action::With(_) | Action::Together => ("honoured", rule.summary.to_owned()),
+        Action::Always([], why) | Action::NotNeeded(why) => ("not needed", why.to_owned()),
+        Action::Always(scalars, why)
             if scalars.contains(&Scalar::Bool(true)) && scalars.contains(&Scalar::Bool(false)) =>
         {
             ("honoured", why.to_owned())
         }
-        Act::Always(scalars, why) => {
+        Action::Always(scalars, why) => {
             ("honoured", format!("{}: {why}; another value is not needed either, and a note says so", values(scalars)))
         }
-        Act::Unless([], why) => ("refused", format!("unless off: {why}")),
-        Act::Unless(scalars, why) => ("refused", format!("unless {}: {why}", values(scalars))),
+        Action::Unsupported(why) => ("refused", format!("unless off: {why}")),
+        Action::Only(scalars, why) => ("refused", format!("unless {}: {why}", values(scalars))),
     }
 }

@@ -1,6 +1,6 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
-use super::Work;
 use crate::source_file::beside;
+use crate::work::Work;
 use std::path::Path;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
@@ -40,7 +40,7 @@ pub(super) fn sets(work: &mut Work) -> Kinds {
         let plain = listed(work, &key, Some(TEXT));
         kinds.see(&plain);
         place(work, &key, "data.train_path", plain, "raw text, every token is learned");
-        work.implied("data.loss_on", Node::Str("all".into()), "pretraining_dataset");
+        work.default("data.loss_on", Node::Str("all".into()), "pretraining_dataset");
     }
     if work.get(&["datasets"]).is_some() {
         let sets = listed(work, "datasets", None);
@@ -50,14 +50,14 @@ pub(super) fn sets(work: &mut Work) -> Kinds {
     if work.get(&["test_datasets"]).is_some() {
         let sets = listed(work, "test_datasets", None);
         if sets.iter().any(|set| set.hub) {
-            work.lost("test_datasets", "validation rows of the hub: set data.val_path to their files");
+            work.unsupported("test_datasets", "validation rows of the hub: set data.val_path to their files");
         } else {
             place(work, "test_datasets", "data.val_path", sets, "");
         }
     }
     for key in ["dataset_shard_num", "dataset_shard_idx"] {
         if work.get(&[key]).is_some() {
-            work.lost(key, "parts of a data set: see data.max_rows");
+            work.unsupported(key, "parts of a data set: see data.max_rows");
         }
     }
     kinds
@@ -76,7 +76,7 @@ fn listed(work: &mut Work, key: &str, format: Option<&'static str>) -> Vec<Set> 
             Node::Map(entries) => entries,
             path @ Node::Str(_) => vec![("path".to_owned(), path)],
             _ => {
-                work.lost(&format!("{key}[{number}]"), "expected a mapping with a path");
+                work.unsupported(&format!("{key}[{number}]"), "expected a mapping with a path");
                 continue;
             }
         };
@@ -90,7 +90,7 @@ fn listed(work: &mut Work, key: &str, format: Option<&'static str>) -> Vec<Set> 
 fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'static str>) -> Option<Set> {
     let get = |key: &str| entries.iter().find(|(name, node)| name == key && *node != Node::Null).map(|(_, node)| node);
     let Some(Node::Str(path)) = get("path") else {
-        work.lost(at, "no path");
+        work.unsupported(at, "no path");
         return None;
     };
     let kinds = ["json", "csv", "parquet", "arrow", "text"];
@@ -107,7 +107,10 @@ fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'s
             }
         }
         if files.is_some() {
-            work.lost(&format!("{at}.data_files"), "name the file: data.train_path: hf://datasets/owner/name/file");
+            work.unsupported(
+                &format!("{at}.data_files"),
+                "name the file: data.train_path: hf://datasets/owner/name/file",
+            );
         }
     } else {
         place.push(("path".to_owned(), files.cloned().unwrap_or_else(|| Node::Str(path.clone()))));
@@ -119,34 +122,38 @@ fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'s
             "path" | "data_files" | "type" | "field_messages" => {}
             "name" | "revision" if hub => {}
             "split" if hub && !matches!(node, Node::Str(split) if split.contains('[')) => {}
-            "split" if hub => work.lost(&from, "a slice of a split: see data.max_rows"),
-            "split" => work.needless(&from, "a file has all of its rows"),
-            "ds_type" | "name" | "trust_remote_code" => work.needless(&from, "told by the file's name"),
-            "shards" | "shards_idx" | "preprocess_shards" => work.lost(&from, "parts of a data set: see data.max_rows"),
+            "split" if hub => work.unsupported(&from, "a slice of a split: see data.max_rows"),
+            "split" => work.not_needed(&from, "a file has all of its rows"),
+            "ds_type" | "name" | "trust_remote_code" => work.not_needed(&from, "told by the file's name"),
+            "shards" | "shards_idx" | "preprocess_shards" => {
+                work.unsupported(&from, "parts of a data set: see data.max_rows")
+            }
             "message_property_mappings" | "message_field_role" | "message_field_content" => fields(work, &from, node),
-            "field" if matches!(node, Node::Str(name) if name == "text") => work.needless(&from, "so it is called"),
+            "field" if matches!(node, Node::Str(name) if name == "text") => work.not_needed(&from, "so it is called"),
             "train_on_eos" if matches!(node, Node::Str(word) if word == "turn") => {
-                work.needless(&from, "the end of each learned turn is learned");
+                work.not_needed(&from, "the end of each learned turn is learned");
             }
             "roles_to_train" if matches!(node, Node::List(roles) if roles.iter().all(|role| matches!(role, Node::Str(word) if word == "assistant" || word == "gpt"))) =>
             {
-                work.needless(&from, "so it is: data.loss_on: assistant");
+                work.not_needed(&from, "so it is: data.loss_on: assistant");
             }
             "message_field_training" if matches!(node, Node::Str(word) if ["training", "train", "weight"].contains(&word.as_str())) =>
             {
-                work.needless(&from, "read by its name");
+                work.not_needed(&from, "read by its name");
             }
             "chat_template" => {
                 work.changed(&from, "", "one template for all rows: data.chat_template or data.template_path");
             }
-            "roles" if known_roles(node) => work.needless(&from, "human, gpt and the like are known"),
-            "roles" => work.lost(&from, "rename the roles in the rows to user, assistant, system and tool"),
-            "train_on_eos" | "train_on_eot" => work.lost(&from, "the end of each learned turn is learned, no other"),
-            "conversation" => work.lost(&from, "the template is the model's own, or data.chat_template"),
-            word if word.starts_with("field") || word.starts_with("message_") => {
-                work.lost(&from, "rename the fields in the rows");
+            "roles" if known_roles(node) => work.not_needed(&from, "human, gpt and the like are known"),
+            "roles" => work.unsupported(&from, "rename the roles in the rows to user, assistant, system and tool"),
+            "train_on_eos" | "train_on_eot" => {
+                work.unsupported(&from, "the end of each learned turn is learned, no other")
             }
-            _ => work.lost(&from, "unknown to this import"),
+            "conversation" => work.unsupported(&from, "the template is the model's own, or data.chat_template"),
+            word if word.starts_with("field") || word.starts_with("message_") => {
+                work.unsupported(&from, "rename the fields in the rows");
+            }
+            _ => work.unsupported(&from, "unknown to this import"),
         }
     }
     Some(Set { place, hub, format })
@@ -180,9 +187,9 @@ fn fields(work: &mut Work, from: &str, node: &Node) {
         other => known(other),
     };
     if usual {
-        work.needless(from, "known by these names");
+        work.not_needed(from, "known by these names");
     } else {
-        work.lost(from, "a message has role and content, or from and value");
+        work.unsupported(from, "a message has role and content, or from and value");
     }
 }
 
@@ -192,11 +199,11 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
     let word = match kind {
         Some(Node::Str(word)) => word.as_str(),
         Some(Node::Map(_)) => {
-            work.lost(&from, "a prompt of one's own: write the rows as {prompt, completion}");
+            work.unsupported(&from, "a prompt of one's own: write the rows as {prompt, completion}");
             return "auto";
         }
         _ => {
-            work.needless(&from, "told by the fields of the rows");
+            work.not_needed(&from, "told by the fields of the rows");
             return "auto";
         }
     };
@@ -213,7 +220,7 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
         "chat_template" if messages == "messages" => "messages",
         "chat_template" if messages == "conversations" => "sharegpt",
         "chat_template" => {
-            work.lost(
+            work.unsupported(
                 &format!("{at}.field_messages"),
                 "the messages of a row are called messages or conversations here",
             );
@@ -221,7 +228,7 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
         }
         "completion" | "pretrain" => TEXT,
         "input_output" => {
-            work.lost(&from, "segments with labels: write the rows as {input_ids, labels}");
+            work.unsupported(&from, "segments with labels: write the rows as {input_ids, labels}");
             "auto"
         }
         "context_qa" | "gpteacher" | "oasst" | "reflection" | "explainchoice" | "concisechoice" | "summarizetldr"
@@ -230,7 +237,7 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
             "auto"
         }
         _ => {
-            work.lost(&from, "unknown; the form is told by the fields of the rows");
+            work.unsupported(&from, "unknown; the form is told by the fields of the rows");
             "auto"
         }
     }
@@ -244,7 +251,7 @@ fn is_file(path: &str) -> bool {
 /// Writes the data sets: files of one format as a list of paths, everything else as `data.datasets`.
 fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
     let Some(first) = sets.first().map(|set| set.format) else {
-        return work.lost(key, "no data set in it");
+        return work.unsupported(key, "no data set in it");
     };
     let alike = sets.iter().all(|set| set.format == first);
     let train = ours == "data.train_path";
@@ -270,6 +277,6 @@ fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
         work.put(key, "data.datasets", Node::List(items.collect()), why);
     }
     if train && alike && first != "auto" {
-        work.implied("data.format", Node::Str(first.to_owned()), "the type of its data sets");
+        work.default("data.format", Node::Str(first.to_owned()), "the type of its data sets");
     }
 }

@@ -1,6 +1,7 @@
 //! LLaMA-Factory's data sets: names that stand in `dataset_info.json`.
-use super::{Work, listed};
+use super::table::listed;
 use crate::source_file::beside;
+use crate::work::Work;
 use serde_json::Value as Json;
 use std::path::PathBuf;
 use tunesmith_config::Node;
@@ -20,7 +21,7 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
     let folder = work.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
     let known = info(work, &folder);
     if work.get(&["dataset_dir"]).is_some() {
-        work.needless("dataset_dir", "in the paths of the data sets");
+        work.not_needed("dataset_dir", "in the paths of the data sets");
     }
     for (key, ours) in [("dataset", "data.train_path"), ("eval_dataset", "data.val_path")] {
         let Some((_, node)) = work.get(&[key]) else { continue };
@@ -40,11 +41,11 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
                 Ok(_) => "not usable from its dataset_info.json",
                 Err(why) => why,
             };
-            work.lost(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
+            work.unsupported(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
         } else if key == "dataset" {
             train(work, sets);
         } else if sets.iter().any(|set| set.hub) {
-            work.lost(key, "validation rows of the hub: set data.val_path to their files");
+            work.unsupported(key, "validation rows of the hub: set data.val_path to their files");
         } else {
             let paths = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
             work.put(key, ours, Node::List(paths), "");
@@ -52,7 +53,7 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
     }
     for key in ["mix_strategy", "interleave_probs"] {
         if work.get(&[key]).is_some() && work.written("data.datasets").is_none() {
-            work.needless(key, "there is one data set, or every row of each is used once");
+            work.not_needed(key, "there is one data set, or every row of each is used once");
         }
     }
 }
@@ -76,7 +77,7 @@ fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
 fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &Json, pretrains: bool) -> Option<Set> {
     let text = |field: &str| json[field].as_str().filter(|text| !text.is_empty());
     if json["ranking"].as_bool() == Some(true) {
-        work.lost(&format!("{key}.{name}"), "pairs of a better and a worse answer");
+        work.unsupported(&format!("{key}.{name}"), "pairs of a better and a worse answer");
         return None;
     }
     let (place, hub) = match (text("file_name"), text("hf_hub_url")) {
@@ -94,17 +95,20 @@ fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &
     };
     if let Some(file) = text("file_name").filter(|file| PathBuf::from(file).extension().is_some_and(|end| end == "txt"))
     {
-        work.lost(&format!("{key}.{name}.file_name"), &format!("{file}: make rows of it, one {{\"text\": …}} a line"));
+        work.unsupported(
+            &format!("{key}.{name}.file_name"),
+            &format!("{file}: make rows of it, one {{\"text\": …}} a line"),
+        );
         return None;
     }
     for media in ["images", "videos", "audios"] {
         if !json["columns"][media].is_null() {
-            work.lost(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            work.unsupported(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
             return None;
         }
     }
     if !json["num_samples"].is_null() {
-        work.lost(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
+        work.unsupported(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
     }
     Some(Set { place, hub, format: form(work, key, name, json, pretrains) })
 }
@@ -130,7 +134,7 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
         }
         for field in ["history", "system"] {
             if column(field, field) != field {
-                work.lost(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
+                work.unsupported(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
             }
         }
         // Rows without earlier turns may stand among the others.
@@ -144,7 +148,7 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
 }
 
 fn lost(work: &mut Work, key: &str, name: &str, what: &str) -> &'static str {
-    work.lost(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
+    work.unsupported(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
     "auto"
 }
 
@@ -175,7 +179,7 @@ fn train(work: &mut Work, sets: Vec<Set>) {
         if let Some(strategy) = mixes {
             work.put("mix_strategy", "data.mix_strategy", Node::Str(strategy), "");
             if work.get(&["interleave_probs"]).is_some() {
-                work.needless("interleave_probs", "in the weights of data.datasets");
+                work.not_needed("interleave_probs", "in the weights of data.datasets");
             }
         }
     } else {
@@ -184,7 +188,7 @@ fn train(work: &mut Work, sets: Vec<Set>) {
         work.put("dataset", "data.train_path", node, "as dataset_info.json explains it");
     }
     if alike && format != "auto" {
-        work.implied("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");
+        work.default("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");
     }
 }
 
