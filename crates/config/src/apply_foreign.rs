@@ -98,14 +98,13 @@ impl Resolver {
             if value_of(def, &found.node) == value_of(def, &theirs.node) {
                 return Ok(());
             }
-            let of_shell = |source: &Source| matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_));
-            if theirs.condition == Condition::Unset || of_shell(&found.source) {
+            if theirs.condition == Condition::Unset || found.source.is_shell() {
                 let text = format!("{}: {} ({})", theirs.key, shown(def, &found.node), found.source);
                 self.foreign.overrule(&theirs, Outcome::Overridden, text);
                 return Ok(());
             }
             // A foreign file that the shell names takes precedence over our own file.
-            if !(of_shell(&theirs.named_by) && matches!(found.source, Source::File { .. })) {
+            if !(theirs.named_by.is_shell() && matches!(found.source, Source::File { .. })) {
                 let sides = [(&found.node, &found.source), (&theirs.node, &theirs.source)];
                 let [ours, other] =
                     sides.map(|(node, source)| format!("{}: {} ({source})", theirs.key, shown(def, node)));

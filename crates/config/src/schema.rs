@@ -5,12 +5,13 @@ use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
-    Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
-    SaveStrategy, Sharding, Strategy, Task, Truncation,
+    Backend, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init, LossOn,
+    LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
+    Strategy, Task, Truncation,
 };
 use super::foreign_values::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
+use super::mixed_values::{BeamStop, Resume};
 use super::option::{self, Range, section};
 use super::value::Patterns;
 use std::path::PathBuf;

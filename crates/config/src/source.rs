@@ -57,6 +57,11 @@ impl fmt::Display for Source {
 }
 
 impl Source {
+    /// Whether the value was given on the command line or in the environment.
+    pub(super) const fn is_shell(&self) -> bool {
+        matches!(self, Self::Env(_) | Self::Word(_) | Self::Flag(_))
+    }
+
     /// As error messages begin: unlike `Display`, with the column of a file and the text of a word.
     pub(super) fn place(&self) -> String {
         match self {

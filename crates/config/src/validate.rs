@@ -1,21 +1,13 @@
-//! Checks across keys: keys that contradict each other, keys without a default, and lengths that the model does not support.
-use super::arch::Arch;
+//! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
-use super::enums::{
-    Contamination, EvalStrategy, InitLora, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
-};
+use super::enums::{Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task};
+use super::mixed_values::InitLora;
 use super::resolved::{Resolved, set_by};
-use super::schema::{Config, ModelConfig, TrainConfig};
+use super::schema::TrainConfig;
 use super::source::Source;
 use super::value::ConfigValue as _;
 use super::{adapters, task, unused_keys};
-use std::path::{Path, PathBuf};
-use tunesmith_base::error::{Error, Result};
-
-/// Whether a value was given on the command line or in the environment.
-const fn of_shell(source: &Source) -> bool {
-    matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
-}
+use tunesmith_base::error::Result;
 
 /// Switches validation off, with a note, where training rows come from the shell and there are no validation rows. In a file the same
 /// combination is a contradiction.
@@ -24,7 +16,9 @@ pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
     let validates = !data.val_path.is_empty() || data.split > 0.0;
     let rows = ["data.train_path", "data.datasets"].map(|key| resolved.source(key).clone());
     let strategy = resolved.source("train.eval_strategy").clone();
-    let Some(rows) = rows.into_iter().find(of_shell).filter(|_| !validates && !of_shell(&strategy)) else { return };
+    let Some(rows) = rows.into_iter().find(Source::is_shell).filter(|_| !validates && !strategy.is_shell()) else {
+        return;
+    };
     if train.eval_strategy == EvalStrategy::No || train.load_best_model_at_end || train.early_stopping_patience > 0 {
         return;
     }
@@ -310,131 +304,4 @@ fn quantization(resolved: &Resolved) -> Result<()> {
 /// Whether a higher value of a metric is better. It is not for losses, perplexities and errors.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
-}
-
-/// First path components that are never taken for an owner on the hub: `models/my-model` is always a local folder, even if it does
-/// not exist.
-const FOLDERS: &[&str] = &[
-    "adapters",
-    "checkpoint",
-    "checkpoints",
-    "ckpt",
-    "ckpts",
-    "data",
-    "local",
-    "merged",
-    "model",
-    "models",
-    "out",
-    "output",
-    "outputs",
-    "run",
-    "runs",
-    "tmp",
-    "weights",
-];
-
-/// Whether a name is `owner/model` on the hub, and neither an existing local path nor in a usual local folder such as `models`.
-pub fn is_hub_name(name: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let looks = name.split_once('/').is_some_and(|(owner, model)| part(owner) && part(model));
-    let folder = name.split('/').next().is_some_and(|folder| FOLDERS.contains(&folder));
-    looks
-        && !folder
-        && !Path::new(name).exists()
-        && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
-}
-
-impl Resolved {
-    /// Whether the keys that have no default are set: the model and the training rows.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`], naming what is missing.
-    pub fn check_runnable(&self) -> Result<()> {
-        let config = &self.config;
-        let missing =
-            |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", self.path.display())).hint(hint));
-        if config.model.name.is_none() && config.model.local_dir.is_none() {
-            return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
-        }
-        if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
-            return missing(
-                "data.train_path is not set",
-                "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
-            );
-        }
-        Ok(())
-    }
-
-    /// `model.max_seq_len` in tokens for a model with a pretraining length of `context` and a longest sequence of `reach`.
-    ///
-    /// The default is cut to `context`. A longer value from a file is cut to `reach`, with a note, where the shell (`other_model`) or
-    /// another file names the model.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: a longer value that is not cut.
-    pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
-        let asked = self.config.model.max_seq_len;
-        match self.source("model.max_seq_len") {
-            Source::Default => Ok((asked.min(context), None)),
-            _ if asked <= reach => Ok((asked, None)),
-            source @ Source::File { path, .. }
-                if other_model || of_shell(self.source("model.name")) || self.names_model_elsewhere(path) =>
-            {
-                let note = format!(
-                    "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
-                );
-                Ok((reach, Some(note)))
-            }
-            source => Err(Error::config(format!(
-                "{source}: model.max_seq_len = {asked} is longer than what the model sees, {reach} tokens by its config.json"
-            ))
-            .hint(format!("set model.max_seq_len to at most {reach}"))),
-        }
-    }
-
-    /// The configuration with the sequence length that a run uses ([`Self::max_seq_len`]), and a note if that was cut.
-    ///
-    /// # Errors
-    /// As [`Self::max_seq_len`].
-    pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
-        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
-        let mut config = self.config.clone();
-        config.model.max_seq_len = length;
-        Ok((config, note))
-    }
-
-    /// Whether a file other than `path` names the model.
-    fn names_model_elsewhere(&self, path: &Path) -> bool {
-        ["model.local_dir", "model.name"]
-            .iter()
-            .map(|key| self.source(key))
-            .find(|source| **source != Source::Default)
-            .is_some_and(|source| matches!(source, Source::File { path: other, .. } if other != path))
-    }
-}
-
-impl ModelConfig {
-    /// The local model folder: `local_dir`, or else `name`.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`] when neither is set, [`tunesmith_base::Kind::Model`] when there is no such folder.
-    pub fn dir(&self) -> Result<PathBuf> {
-        let (key, dir) = match (&self.local_dir, &self.name) {
-            (Some(dir), _) => ("model.local_dir", dir.clone()),
-            (None, Some(name)) => ("model.name", PathBuf::from(name)),
-            (None, None) => return Err(Error::config("model.name is not set").hint("set it to a model folder")),
-        };
-        if dir.is_dir() {
-            return Ok(dir);
-        }
-        let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
-            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
-        ))
-    }
 }

@@ -1,5 +1,5 @@
 //! The settings of (IA)³ (`tuning.ia3`). Its formula: `model::adapters::ia3`.
-use crate::enums::TargetModules;
+use crate::mixed_values::TargetModules;
 use crate::option::section;
 
 /// What the names of its tensors begin with, behind the module's.

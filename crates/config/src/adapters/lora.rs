@@ -1,5 +1,6 @@
 //! The settings of LoRA (`tuning.lora`). Its formula: `model::adapters::lora`.
-use crate::enums::{Bias, InitLora, TargetModules};
+use crate::enums::Bias;
+use crate::mixed_values::{InitLora, TargetModules};
 use crate::option::{Range as Bounds, section};
 use crate::value::Patterns;
 

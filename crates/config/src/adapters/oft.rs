@@ -1,5 +1,5 @@
 //! The settings of OFT (`tuning.oft`). Its formula: `model::adapters::oft`.
-use crate::enums::TargetModules;
+use crate::mixed_values::TargetModules;
 use crate::option::{Range as Bounds, section};
 
 /// What the names of its tensors begin with, behind the module's.
