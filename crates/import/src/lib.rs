@@ -4,6 +4,7 @@
 //! A setting that this version refuses is written all the same, and [`Imported::refused`] names it: the file loads once a version
 //! supports the setting.
 mod axolotl;
+mod import;
 mod llama_factory;
 mod names;
 mod ranks;
@@ -12,19 +13,18 @@ mod report;
 mod sft_play;
 mod source_file;
 mod toolkit;
-mod work;
 mod write;
 
 pub use report::{Imported, Refused};
 pub use toolkit::Toolkit;
 
+use import::{Import, Rules};
 use source_file::entries;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
 use tunesmith_config::foreign::rules::key_names;
 pub use tunesmith_config::foreign::{KeyOutcome, Outcome};
-use work::{Rules, Work};
 
 impl Toolkit {
     const fn rules(self) -> Rules {
@@ -67,14 +67,14 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
              have the same names here, in the section train (`tunesmith config --docs`)",
         ));
     };
-    let mut work = Work::new(path, toolkit, toolkit.rules(), entries);
-    let begin: fn(&mut Work) -> Result<()> = match toolkit {
+    let mut import = Import::new(path, toolkit, toolkit.rules(), entries);
+    let begin: fn(&mut Import) -> Result<()> = match toolkit {
         Toolkit::Axolotl => axolotl::read,
         Toolkit::LlamaFactory => llama_factory::read,
         Toolkit::SftPlay => sft_play::read,
     };
-    begin(&mut work)?;
-    work.finish()
+    begin(&mut import)?;
+    import.finish()
 }
 
 /// The toolkit of a file that did not load as one of ours; `None` where it may be ours after all, or its keys do not tell.

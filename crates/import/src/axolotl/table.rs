@@ -1,5 +1,5 @@
 //! What becomes of each of Axolotl's keys.
-use crate::work::{Rules, Work, is_off};
+use crate::import::{Import, Rules, is_off};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
@@ -30,17 +30,17 @@ pub(crate) const RULES: Rules = rules! {
     "tokenizer_legacy" => NotNeeded("tokenizer.json says how"),
     "is_llama_derived_model" | "is_mistral_derived_model" => NotNeeded("the family is told by config.json"),
     "is_falcon_derived_model" => Unsupported("Falcon is not supported"),
-    "trust_remote_code" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "code that comes with a model is never run"),
-        _ => work.not_needed(key, "off"),
+    "trust_remote_code" => With(|import, key, node| match node {
+        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
+        _ => import.not_needed(key, "off"),
     }),
     "overrides_of_model_config" => Unsupported("the model's own config.json counts"),
     "rope_scaling" => Unsupported("the model's own config.json says how"),
     "torch_dtype" => To("model.dtype"),
     "low_cpu_mem_usage" => NotNeeded("weights are mapped, not copied"),
-    "reinit_weights" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "model.init", Node::Str("random".into()), "drawn afresh"),
-        _ => work.not_needed(key, "off"),
+    "reinit_weights" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "model.init", Node::Str("random".into()), "drawn afresh"),
+        _ => import.not_needed(key, "off"),
     }),
     "load_in_8bit" | "load_in_4bit" | "bnb_config_kwargs" => Together,
     "gptq" => Unsupported("a base that GPTQ has quantized is not yet part of this version"),
@@ -70,14 +70,14 @@ pub(crate) const RULES: Rules = rules! {
     "merge_lora" => Unsupported("a step of its own: `tunesmith merge`"),
     "unfrozen_parameters" => Together,
     "special_tokens" => With(special_tokens),
-    "tokens" => With(|work, key, node| match node {
+    "tokens" => With(|import, key, node| match node {
         // An older form of special_tokens.
-        Node::Map(_) => special_tokens(work, key, node),
-        node => work.put(key, "tuning.new_tokens", node.clone(), ""),
+        Node::Map(_) => special_tokens(import, key, node),
+        node => import.put(key, "tuning.new_tokens", node.clone(), ""),
     }),
-    "mean_resizing_embeddings" => With(|work, key, node| match node {
-        Node::Bool(true) => work.not_needed(key, "new rows start as the mean"),
-        _ => work.changed(key, "", "new rows start as the mean of all rows"),
+    "mean_resizing_embeddings" => With(|import, key, node| match node {
+        Node::Bool(true) => import.not_needed(key, "new rows start as the mean"),
+        _ => import.changed(key, "", "new rows start as the mean of all rows"),
     }),
     "added_tokens_overrides" => Unsupported("reserved tokens cannot be renamed"),
     "resize_token_embeddings_to_32x" => NotNeeded("the embedding grows by what is added"),
@@ -90,15 +90,15 @@ pub(crate) const RULES: Rules = rules! {
     "dataset_prepared_path" => NotNeeded(CACHE),
     "push_dataset_to_hub" => Unsupported(UPLOAD),
     "dataset_processes" | "dataset_num_proc" => To("data.num_proc"),
-    "curriculum_sampling" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "data.shuffle", Node::Bool(false), "the order of the files"),
-        _ => work.not_needed(key, "off"),
+    "curriculum_sampling" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "data.shuffle", Node::Bool(false), "the order of the files"),
+        _ => import.not_needed(key, "off"),
     }),
     "dataset_keep_in_memory" => NotNeeded("rows are read from disk as they are needed"),
     "dataset_shard_num" | "dataset_shard_idx" => Together,
-    "dataset_exact_deduplication" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "data.dedupe", Node::Str("exact".into()), ""),
-        _ => work.not_needed(key, "off"),
+    "dataset_exact_deduplication" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "data.dedupe", Node::Str("exact".into()), ""),
+        _ => import.not_needed(key, "off"),
     }),
     "skip_prepare_dataset" => Unsupported("rows are always prepared"),
     "streaming" => NotNeeded("every set is streamed from disk"),
@@ -118,16 +118,16 @@ pub(crate) const RULES: Rules = rules! {
     "group_by_length" => To("train.group_by_length"),
     "train_on_inputs" => Together,
     "roles_to_train" => Unsupported("set data.loss_on, or `train: false` in a message"),
-    "chat_template" => With(|work, key, node| match node {
-        Node::Str(word) if word == "jinja" => work.not_needed(key, "chat_template_jinja says which"),
+    "chat_template" => With(|import, key, node| match node {
+        Node::Str(word) if word == "jinja" => import.not_needed(key, "chat_template_jinja says which"),
         Node::Str(word) if word.starts_with("tokenizer_default_fallback_") => {
-            work.changed(key, "", "the tokenizer's own template; there is no fallback");
+            import.changed(key, "", "the tokenizer's own template; there is no fallback");
         }
-        node => names::template(work, key, node),
+        node => names::template(import, key, node),
     }),
-    "chat_template_jinja" => With(|work, key, node| match node {
-        Node::Str(text) if text.contains("{%") => work.unsupported(key, "save it in a file and set data.template_path"),
-        node => work.put(key, "data.template_path", node.clone(), ""),
+    "chat_template_jinja" => With(|import, key, node| match node {
+        Node::Str(text) if text.contains("{%") => import.unsupported(key, "save it in a file and set data.template_path"),
+        node => import.put(key, "data.template_path", node.clone(), ""),
     }),
     "default_system_message" => Unsupported("put a system message into the rows, or use another template"),
     "micro_batch_size" => To("train.batch_size"),
@@ -154,18 +154,18 @@ pub(crate) const RULES: Rules = rules! {
     "max_grad_norm" => To("train.max_grad_norm"),
     "neftune_noise_alpha" | "noisy_embedding_alpha" => To("train.neftune_noise_alpha"),
     "label_smoothing_factor" => To("train.label_smoothing_factor"),
-    "gradient_checkpointing" => With(|work, key, node| match node {
-        Node::Str(_) => work.put(key, "train.gradient_checkpointing", Node::Bool(true), "there is one way to do it"),
-        node => work.put(key, "train.gradient_checkpointing", node.clone(), ""),
+    "gradient_checkpointing" => With(|import, key, node| match node {
+        Node::Str(_) => import.put(key, "train.gradient_checkpointing", Node::Bool(true), "there is one way to do it"),
+        node => import.put(key, "train.gradient_checkpointing", node.clone(), ""),
     }),
     "gradient_checkpointing_kwargs" => NotNeeded("there is one way to do it"),
     "activation_offloading" => Unsupported("activations stay in memory"),
-    "bf16" => With(|work, key, node| match node {
-        Node::Bool(_) => work.put(key, "train.bf16", node.clone(), ""),
+    "bf16" => With(|import, key, node| match node {
+        Node::Bool(_) => import.put(key, "train.bf16", node.clone(), ""),
         Node::Str(word) if word == "auto" || word == "full" => {
-            work.put(key, "train.bf16", Node::Bool(true), "every processor can do it here");
+            import.put(key, "train.bf16", Node::Bool(true), "every processor can do it here");
         }
-        _ => work.unsupported(key, "expected true, false or auto"),
+        _ => import.unsupported(key, "expected true, false or auto"),
     }),
     "bfloat16" => To("train.bf16"),
     "fp16" | "float16" => Together,
@@ -199,7 +199,7 @@ pub(crate) const RULES: Rules = rules! {
     "saves_per_epoch" | "save_strategy" | "save_steps" => Together,
     "save_total_limit" => To("train.save_total_limit"),
     "save_safetensors" => NotNeeded("everything is saved as safetensors"),
-    "save_only_model" => With(|work, key, _| work.changed(key, "", "a checkpoint holds all that an exact resume needs")),
+    "save_only_model" => With(|import, key, _| import.changed(key, "", "a checkpoint holds all that an exact resume needs")),
     "eval_strategy" | "evaluation_strategy" | "eval_steps" | "evals_per_epoch" => Together,
     "eval_table_size" => Unsupported("set gen.num_samples: answers before and after stand in the report"),
     "eval_max_new_tokens" => To("train.generation_max_new_tokens"),
@@ -276,30 +276,30 @@ pub(crate) const RULES: Rules = rules! {
     | "use_otel_metrics" | "use_swanlab" | "use_trackio" => Unsupported(TRACKER),
 };
 
-fn special_tokens(work: &mut Work, key: &str, node: &Node) {
-    let Node::Map(tokens) = node else { return work.unsupported(key, "expected a mapping") };
+fn special_tokens(import: &mut Import, key: &str, node: &Node) {
+    let Node::Map(tokens) = node else { return import.unsupported(key, "expected a mapping") };
     let others: Vec<&str> = tokens.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "pad_token").collect();
     if others.is_empty() {
-        work.not_needed(key, "there is no padding");
+        import.not_needed(key, "there is no padding");
     } else {
-        work.unsupported(key, &format!("{}: the tokenizer's own tokens are used", others.join(", ")));
+        import.unsupported(key, &format!("{}: the tokenizer's own tokens are used", others.join(", ")));
     }
 }
 
 /// A degree of parallelism; 1 asks for nothing.
-fn split(work: &mut Work, key: &str, node: &Node) {
+fn split(import: &mut Import, key: &str, node: &Node) {
     if is_off(node) || *node == Node::Int(1) {
-        work.not_needed(key, "off");
+        import.not_needed(key, "off");
     } else {
-        work.unsupported(key, ranks::SPLIT);
+        import.unsupported(key, ranks::SPLIT);
     }
 }
 
-fn shards(work: &mut Work, key: &str, node: &Node) {
+fn shards(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Int(ranks) if *ranks > 1 => {
-            work.changed(key, "", &format!("as many ranks as are started: `tunesmith launch --nproc {ranks}`"));
+            import.changed(key, "", &format!("as many ranks as are started: `tunesmith launch --nproc {ranks}`"));
         }
-        _ => work.not_needed(key, "off"),
+        _ => import.not_needed(key, "off"),
     }
 }

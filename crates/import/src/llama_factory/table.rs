@@ -1,5 +1,5 @@
 //! What becomes of each of LLaMA-Factory's keys.
-use crate::work::{Rules, Work};
+use crate::import::{Import, Rules};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
@@ -33,16 +33,16 @@ pub(crate) const RULES: Rules = rules! {
     "flash_attn" => NotNeeded(KERNEL),
     "shift_attn" => Unsupported("shifted sparse attention is not part of this version"),
     "mixture_of_depths" => Unsupported(OTHER),
-    "train_from_scratch" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "model.init", Node::Str("random".into()), ""),
-        _ => work.not_needed(key, "off"),
+    "train_from_scratch" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "model.init", Node::Str("random".into()), ""),
+        _ => import.not_needed(key, "off"),
     }),
     "use_unsloth" => NotNeeded(KERNEL),
     "use_unsloth_gc" => NotNeeded("see gradient_checkpointing"),
     "enable_liger_kernel" => NotNeeded(KERNEL),
     "moe_aux_loss_coef" => Unsupported("the model's config.json says how much of it there is"),
-    "disable_gradient_checkpointing" => With(|work, key, node| {
-        work.put(key, "train.gradient_checkpointing", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
+    "disable_gradient_checkpointing" => With(|import, key, node| {
+        import.put(key, "train.gradient_checkpointing", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
     }),
     "gradient_checkpointing" => To("train.gradient_checkpointing"),
     "upcast_layernorm" => NotNeeded("norms are computed in float32"),
@@ -52,9 +52,9 @@ pub(crate) const RULES: Rules = rules! {
     "use_kv_cache" => NotNeeded("answers are made with a cache"),
     "hf_hub_token" => Unsupported("a secret does not belong into a file; set the environment variable HF_TOKEN"),
     "ms_hub_token" => Unsupported("models come from the Hugging Face Hub or a folder"),
-    "trust_remote_code" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "code that comes with a model is never run"),
-        _ => work.not_needed(key, "off"),
+    "trust_remote_code" => With(|import, key, node| match node {
+        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
+        _ => import.not_needed(key, "off"),
     }),
     "quantization_bit" | "quantization_method" | "quantization_type" | "double_quantization" | "stage" | "do_train" => Together,
     "do_eval" => NotNeeded("eval_strategy says when"),
@@ -78,9 +78,9 @@ pub(crate) const RULES: Rules = rules! {
     "freeze_trainable_layers" | "freeze_trainable_modules" | "freeze_extra_modules" => Together,
     "freeze_vision_tower" | "freeze_multi_modal_projector" => NotNeeded("text models only"),
     "use_galore" | "use_apollo" | "use_badam" | "use_adam_mini" => Unsupported(OTHER),
-    "use_muon" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "train.optim", Node::Str("muon".into()), ""),
-        _ => work.not_needed(key, "off"),
+    "use_muon" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "train.optim", Node::Str("muon".into()), ""),
+        _ => import.not_needed(key, "off"),
     }),
     "ref_model" | "pref_beta" | "pref_loss" => Unsupported("preference training is not part of this version"),
     "dataset" | "eval_dataset" | "dataset_dir" => Together,
@@ -104,9 +104,9 @@ pub(crate) const RULES: Rules = rules! {
     "ignore_pad_token_for_loss" => NotNeeded("there is no padding"),
     "eval_num_beams" => To("train.generation_num_beams"),
     "output_dir" => To("train.output_dir"),
-    "overwrite_output_dir" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "say --overwrite when you train"),
-        _ => work.not_needed(key, "off"),
+    "overwrite_output_dir" => With(|import, key, node| match node {
+        Node::Bool(true) => import.changed(key, "", "say --overwrite when you train"),
+        _ => import.not_needed(key, "off"),
     }),
     "logging_steps" => To("train.logging_steps"),
     "logging_strategy" => NotNeeded("logging_steps says how often"),
@@ -114,7 +114,7 @@ pub(crate) const RULES: Rules = rules! {
     "logging_first_step" => NotNeeded("metrics.jsonl has every step"),
     "save_steps" | "save_strategy" => Together,
     "save_total_limit" => To("train.save_total_limit"),
-    "save_only_model" => With(|work, key, _| work.changed(key, "", "a checkpoint holds all that an exact resume needs")),
+    "save_only_model" => With(|import, key, _| import.changed(key, "", "a checkpoint holds all that an exact resume needs")),
     "save_safetensors" => NotNeeded("everything is saved as safetensors"),
     "plot_loss" => NotNeeded("report.html has the curves"),
     "include_num_input_tokens_seen" => NotNeeded("tokens are counted"),
@@ -140,19 +140,19 @@ pub(crate) const RULES: Rules = rules! {
     "neftune_noise_alpha" => To("train.neftune_noise_alpha"),
     "label_smoothing_factor" => To("train.label_smoothing_factor"),
     "group_by_length" => To("train.group_by_length"),
-    "disable_shuffling" => With(|work, key, node| {
-        work.put(key, "data.shuffle", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
+    "disable_shuffling" => With(|import, key, node| {
+        import.put(key, "data.shuffle", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
     }),
     "seed" => To("train.seed"),
     "data_seed" => To("train.data_seed"),
     "bf16" => To("train.bf16"),
-    "pure_bf16" => With(|work, key, node| match node {
-        Node::Bool(true) => work.put(key, "train.bf16", Node::Bool(true), "what is trained stays in float32"),
-        _ => work.not_needed(key, "off"),
+    "pure_bf16" => With(|import, key, node| match node {
+        Node::Bool(true) => import.put(key, "train.bf16", Node::Bool(true), "what is trained stays in float32"),
+        _ => import.not_needed(key, "off"),
     }),
-    "fp16" => With(|work, key, node| match node {
-        Node::Bool(true) if work.is_on("bf16") || work.is_on("pure_bf16") => work.not_needed(key, "bfloat16 wins"),
-        node => work.put(key, "train.fp16", node.clone(), ""),
+    "fp16" => With(|import, key, node| match node {
+        Node::Bool(true) if import.is_on("bf16") || import.is_on("pure_bf16") => import.not_needed(key, "bfloat16 wins"),
+        node => import.put(key, "train.fp16", node.clone(), ""),
     }),
     "tf32" => NotNeeded("products are computed in float32"),
     "resume_from_checkpoint" => To("train.resume_from_checkpoint"),
@@ -219,11 +219,11 @@ pub(super) fn listed(node: &Node) -> Node {
     }
 }
 
-fn tokens(work: &mut Work, key: &str, node: &Node) {
-    work.put(key, "tuning.new_tokens", listed(node), "");
+fn tokens(import: &mut Import, key: &str, node: &Node) {
+    import.put(key, "tuning.new_tokens", listed(node), "");
 }
 
-fn report_to(work: &mut Work, key: &str, node: &Node) {
+fn report_to(import: &mut Import, key: &str, node: &Node) {
     let words: Vec<String> = match listed(node) {
         Node::List(items) => items
             .into_iter()
@@ -236,5 +236,5 @@ fn report_to(work: &mut Work, key: &str, node: &Node) {
     };
     let tensorboard = words.iter().any(|word| word == "tensorboard" || word == "all");
     let others = words.iter().any(|word| word != "tensorboard" && word != "none");
-    work.put(key, "logging.tensorboard", Node::Bool(tensorboard), if others { TRACKER } else { "" });
+    import.put(key, "logging.tensorboard", Node::Bool(tensorboard), if others { TRACKER } else { "" });
 }

@@ -11,12 +11,12 @@ use tunesmith_config::foreign::{KeyOutcome, Outcome, Value, not_needed_reason};
 use tunesmith_config::{self as config, Node, Source};
 
 /// A function of a toolkit's table: it gets a key of the source and its value.
-pub(super) type Function = fn(&mut Work, &str, &Node);
+pub(super) type Function = fn(&mut Import, &str, &Node);
 /// A toolkit's table.
 pub(super) type Rules = &'static [Rule<Function>];
 
 /// One import in progress.
-pub(super) struct Work {
+pub(super) struct Import {
     pub path: PathBuf,
     toolkit: Toolkit,
     rules: Rules,
@@ -25,7 +25,7 @@ pub(super) struct Work {
     outcomes: Vec<KeyOutcome>,
 }
 
-impl Translation for Work {
+impl Translation for Import {
     type Function = Function;
 
     fn value(&self, key: String, node: Node, _: &[usize]) -> Value {
@@ -87,7 +87,7 @@ impl Translation for Work {
     }
 }
 
-impl Work {
+impl Import {
     pub fn new(path: &Path, toolkit: Toolkit, rules: Rules, entries: Vec<(String, Node)>) -> Self {
         let entries = entries.into_iter().map(|(key, node)| (key, as_python(node))).collect();
         Self { path: path.to_owned(), toolkit, rules, entries, lines: Vec::new(), outcomes: Vec::new() }
