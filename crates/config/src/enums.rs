@@ -40,11 +40,11 @@ choices! {
 
     /// Quantization of the base model's matrices, in bitsandbytes' formats.
     Quantization {
-        /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
+        /// As in the checkpoint; `nf4` with `tuning.mode: qlora`.
         Auto = "auto",
-        /// Not at all: those of a quantized checkpoint are widened.
+        /// No quantization. A quantized checkpoint is dequantized.
         None = "none",
-        /// 4 bits a number, with the values of a normal distribution's quantiles.
+        /// 4 bits a number; its values are quantiles of a normal distribution.
         Nf4 = "nf4",
         /// 4 bits a number, as floating point.
         Fp4 = "fp4",
@@ -58,9 +58,9 @@ choices! {
         Fused = "fused",
         /// The same operations without vector instructions: slow, for checks.
         Reference = "reference",
-        /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
+        /// SFT-Play's name for `fused`, on a base that is kept as `tuning.mode` says.
         Unsloth = "unsloth",
-        /// The name in SFT-Play's configurations for `fused`, likewise; with `tuning.mode: qlora` on bitsandbytes' NF4.
+        /// SFT-Play's name for `fused`; with `tuning.mode: qlora` on bitsandbytes' NF4.
         Bnb = "bnb",
     };
 
@@ -76,34 +76,35 @@ choices! {
 
     /// How several ranks share the work.
     Strategy {
-        /// `single` with one rank; with several the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, else the one that needs least.
+        /// `single` with one rank. With several, the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, or the one
+        /// that needs least.
         Auto = "auto",
         /// One process, and an error where a launcher has started several.
         Single = "single",
         /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
         Dp = "dp",
-        /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
+        /// One process for each rank, started by `tunesmith launch`, torchrun, mpirun or srun. Gradients are summed over Gloo.
         Ddp = "ddp",
-        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        /// As `ddp`, but each rank keeps only its share of the optimizer's state. With `dp_ranks`, ranks are threads.
         Zero1 = "zero1",
-        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        /// As `zero1`, and each rank keeps only its share of the gradients, which are summed after every pass.
         Zero2 = "zero2",
-        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
+        /// As `zero2`, and each rank keeps only its share of the weights. The weights of a segment are gathered while it computes.
         Zero3 = "zero3",
-        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        /// As `zero3`, with the sharding of `fsdp_sharding_strategy`.
         Fsdp = "fsdp",
     };
 
     /// How FSDP shards the weights, as PyTorch's `ShardingStrategy`.
     Sharding {
-        /// A share; a segment's are brought together for its forward and again for its backward.
+        /// Each rank keeps a share. The weights of a segment are gathered for its forward pass, and again for its backward pass.
         FullShard = "full_shard",
-        /// A share outside of passes; what is brought together for forward stays until backward.
+        /// Each rank keeps a share outside of passes. Weights that are gathered for the forward pass stay until the backward pass.
         ShardGradOp = "shard_grad_op",
-        /// Everything, as `ddp`.
+        /// Each rank keeps everything, as with `ddp`.
         NoShard = "no_shard",
-        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
-        /// not leave it. What is trained is shared as with `zero2`.
+        /// The ranks of a machine share the frozen weights, and gather them within the machine. Trained weights are shared as with
+        /// `zero2`.
         HybridShard = "hybrid_shard",
     };
 
@@ -123,7 +124,7 @@ choices! {
         Auto = "auto",
         /// Gloo over TCP, from and to main memory.
         Gloo = "gloo",
-        /// NCCL, through a GPU of each rank's own.
+        /// NCCL; each rank needs a GPU of its own.
         Nccl = "nccl",
     } later ["mpi", "ccl", "hccl", "xccl"];
 
@@ -179,7 +180,7 @@ choices! {
         Left = "left",
         /// The row is left out.
         Drop = "drop",
-        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        /// Raw text is cut into pieces of that length, so that every token is learned. The end of other rows is cut off.
         Split = "split",
     };
 
@@ -197,7 +198,7 @@ choices! {
         ExactMatch = "exact_match" | "em",
         /// The answer contains the reference after normalization.
         Contains = "contains",
-        /// ROUGE-1, -2, -L and -Lsum: their mean F measure, 0 to 1, as the package rouge-score.
+        /// ROUGE-1, -2, -L and -Lsum: mean F measure, 0 to 1, as in the package rouge-score.
         Rouge = "rouge",
         /// BLEU of the corpus, 0 to 100, as sacrebleu.
         Bleu = "bleu",
@@ -205,11 +206,11 @@ choices! {
         Chrf = "chrf",
         /// chrF++ of the corpus, 0 to 100: chrF with word n-grams, as sacrebleu.
         ChrfPlusPlus = "chrf++",
-        /// METEOR, 0 to 1, by equal words and stems; synonyms do not count.
+        /// METEOR, 0 to 1, from equal words and stems; synonyms do not count.
         Meteor = "meteor",
-        /// SARI of rewritten text, 0 to 100, by what the source, the answer and the reference have.
+        /// SARI of rewritten text, 0 to 100, from the source, the answer and the reference.
         Sari = "sari",
-        /// Whether the answer is JSON, the reference's JSON, and what `json_schema` says.
+        /// Whether the answer is JSON, equals the reference's JSON, and satisfies `json_schema`.
         Json = "json",
     } later ["accuracy", "f1", "bertscore", "comet", "ter"];
 
@@ -217,7 +218,7 @@ choices! {
     Normalization {
         /// White space at both ends is removed.
         Trim = "trim",
-        /// As the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
+        /// As in the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
         Squad = "squad",
     };
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum TargetModules {
     /// `auto`: every linear layer of the decoder blocks.
     Auto,
-    /// `all-linear`: what PEFT means by it. Of a model with experts these and the router have adapters too.
+    /// `all-linear`, as in PEFT. With experts, these and the router have adapters too.
     AllLinear,
     /// Layers whose name ends with one of these.
     List(Vec<String>),
@@ -61,11 +61,11 @@ pub enum InitLora {
     Gaussian,
     /// `false`: A and B both random, so that the adapter changes the model from the start (for tests).
     Random,
-    /// `"pissa"`: the largest singular values of the weight, which keeps the rest (`PiSSA`).
+    /// `"pissa"`: the largest singular values of the weight; the base keeps the rest (`PiSSA`).
     Pissa,
     /// `"pissa_niter_N"`: the same by N rounds of a randomized method: much faster, nearly as exact.
     PissaRounds(u32),
-    /// `"loftq"`: what the quantization of the weight loses, as far as the rank reaches (`LoftQ`).
+    /// `"loftq"`: the error of the weight's quantization, up to the rank (`LoftQ`).
     Loftq,
 }
 
@@ -121,11 +121,11 @@ impl ConfigValue for InitLora {
 /// When a beam search ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeamStop {
-    /// `false`: when the best running beam, ranked by its length now, is below the worst finished one.
+    /// `false`: when the best running beam, scored by its length so far, is below the worst finished one.
     False,
     /// `true`: as soon as there are as many finished answers as beams.
     True,
-    /// `"never"`: when no running beam can get above the worst finished one.
+    /// `"never"`: when no running beam can rise above the worst finished one.
     Never,
 }
 
