@@ -68,7 +68,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         train.reduce_every_pass && train.strategy == Strategy::Zero1,
         "train.reduce_every_pass",
         "train.strategy",
-        "sums after every pass leave nothing to keep whole: that is strategy: zero2",
+        "gradients that are summed after every pass are strategy: zero2; set that instead",
     )?;
     let schedule_free = train.optim.averages();
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
@@ -254,7 +254,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         from_weights && tuning.adapter.is_some(),
         "tuning.lora.init_lora_weights",
         "tuning.adapter",
-        "an adapter to go on from has started already; remove one of them",
+        "the adapter in tuning.adapter is initialized already; remove one of them",
     )?;
     task::contradictions(resolved)?;
     quantization(resolved)
@@ -285,13 +285,13 @@ fn quantization(resolved: &Resolved) -> Result<()> {
         coded && lora.init_lora_weights.is_pissa(),
         "tuning.lora.init_lora_weights",
         "model.quantization",
-        "what PiSSA leaves of a weight is no quantized model that others have; use loftq",
+        "PiSSA changes the base before it is quantized, so other tools do not have it; use loftq",
     )?;
     both(
         lora.init_lora_weights == InitLora::Loftq && !matches!(kind, Quantization::Nf4 | Quantization::Fp4),
         "tuning.lora.init_lora_weights",
         "model.quantization",
-        "LoftQ makes up for a quantization of 4 bits; set tuning.mode: qlora",
+        "LoftQ needs a base of 4 bits; set tuning.mode: qlora",
     )?;
     both(
         lora.loftq_iter > 1 && lora.init_lora_weights != InitLora::Loftq,

@@ -223,7 +223,7 @@ impl Import {
                 if is_off(&node) {
                     self.not_needed(&key, if node == Node::Null { "empty" } else { "off" });
                 } else {
-                    self.unsupported(&key, "of no effect beside the other keys");
+                    self.unsupported(&key, "it has no effect with the other keys");
                 }
             }
         }

@@ -47,7 +47,7 @@ pub(super) fn schedule(import: &mut Import, default: &str) {
         if name == "constant" {
             import.not_needed(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
         } else if share && steps {
-            import.not_needed(&key, "the number of steps wins");
+            import.not_needed(&key, "the number of steps takes precedence");
         } else {
             let fraction = matches!(node, Node::Float(part) if part < 1.0);
             let ours = if share || fraction { "train.warmup_ratio" } else { "train.warmup_steps" };
@@ -145,7 +145,7 @@ fn steps(import: &mut Import, key: &str, ours: &str, node: Node, unused: Option<
     match (unused, node) {
         (Some(why), _) => import.not_needed(key, why),
         (None, Node::Float(share)) if share < 1.0 => {
-            import.unsupported(key, "a share of the run: set the number of steps")
+            import.unsupported(key, "a share of the run: set the number of steps");
         }
         (None, node) => import.put(key, ours, node, ""),
     }

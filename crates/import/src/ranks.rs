@@ -7,13 +7,13 @@ use tunesmith_config::Node;
 
 /// Why tensor, pipeline and sequence parallelism are lost.
 pub(super) const SPLIT: &str =
-    "models are not split within a layer, by layers or along rows: ranks share them as train.strategy says";
+    "tensor, pipeline and sequence parallelism are not supported; train.strategy says how ranks share a model";
 /// Why keys about starting processes are lost.
 pub(super) const LAUNCHED: &str =
     "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
 /// Why a key that asks for DDP needs no setting.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
-const MAIN_MEMORY: &str = "on the CPU weights lie in main memory";
+const MAIN_MEMORY: &str = "on the CPU weights are in main memory already";
 
 /// `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {
@@ -22,20 +22,20 @@ pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {
         Node::Str(name) => match (file(import, name), stage(name)) {
             (Some((path, why)), _) => import.put(key, DEEPSPEED, path, why),
             (None, Some(strategy)) => {
-                let why = "the file is not here, its name says this; train.deepspeed takes the file as it is";
+                let why = "the file is missing, its name says this; train.deepspeed reads the file unchanged";
                 import.put(key, "train.strategy", Node::Str(strategy.to_owned()), why);
             }
-            (None, None) => import.unsupported(key, "the file is not here; train.deepspeed takes it as it is"),
+            (None, None) => import.unsupported(key, "the file is missing; train.deepspeed reads it unchanged"),
         },
         Node::Map(_) => import.put(key, DEEPSPEED, node.clone(), ""),
         _ => import.unsupported(key, "expected a file or a mapping"),
     }
 }
 
-/// The path of a file that the source names, and a comment if it lies beside the source.
+/// The path of a file that the source names, and a comment if found next to the source.
 fn file(import: &Import, name: &str) -> Option<(Node, &'static str)> {
     let path = beside(&import.path, name).filter(|path| path.is_file())?;
-    let why = if path == Path::new(name) { "" } else { "it lies beside the source" };
+    let why = if path == Path::new(name) { "" } else { "found next to the source" };
     Some((Node::Str(path.to_str()?.to_owned()), why))
 }
 
@@ -65,13 +65,13 @@ pub(super) fn fsdp(import: &mut Import, alone: bool) {
     };
     for key in ["fsdp_version", "fsdp_final_state_dict_type"] {
         if import.get(&[key]).is_some() {
-            import.not_needed(key, "there is one FSDP, and what is saved is whole");
+            import.not_needed(key, "there is one FSDP, and saved weights are whole");
         }
     }
     let asked = on(words.as_ref()) || alone && on(config.as_ref());
     if !asked {
         for (key, _) in [words, config].into_iter().flatten() {
-            import.not_needed(&key, "FSDP is not asked for");
+            import.not_needed(&key, "FSDP is off");
         }
         if let Some(key) = replicas {
             import.changed(&key, "", DDP);
@@ -91,7 +91,7 @@ pub(super) fn fsdp(import: &mut Import, alone: bool) {
         Some((key, Node::Str(name))) => {
             match file(import, &name) {
                 Some((path, why)) => import.put(&key, FSDP_CONFIG, path, why),
-                None => import.unsupported(&key, "the file is not here; train.fsdp_config takes it as it is"),
+                None => import.unsupported(&key, "the file is missing; train.fsdp_config reads it unchanged"),
             }
             return;
         }
@@ -109,7 +109,7 @@ pub(super) fn fsdp(import: &mut Import, alone: bool) {
     }
     if kept.is_empty() {
         if import.get(&["fsdp_config"]).is_some() {
-            import.not_needed("fsdp_config", "nothing is left to say in it");
+            import.not_needed("fsdp_config", "no setting is left in it");
         }
     } else {
         import.put("fsdp_config", FSDP_CONFIG, Node::Map(kept), "");
@@ -124,8 +124,8 @@ fn settings(import: &mut Import, key: &str, entries: Vec<(String, Node)>) -> Vec
         match (plain, &node) {
             (_, Node::Null) => import.not_needed(&from, "empty"),
             ("cpu_offload_pin_memory", _) => import.not_needed(&from, MAIN_MEMORY),
-            ("final_state_dict_type", _) => import.not_needed(&from, "what is saved is whole"),
-            ("mixed_precision_policy", _) => import.not_needed(&from, "train.bf16 and train.fp16 say it"),
+            ("final_state_dict_type", _) => import.not_needed(&from, "saved weights are whole"),
+            ("mixed_precision_policy", _) => import.not_needed(&from, "train.bf16 and train.fp16 decide it"),
             // It takes precedence over `gradient_checkpointing: false`.
             ("activation_checkpointing", Node::Bool(true)) => {
                 import.put(&from, "train.gradient_checkpointing", node, "");

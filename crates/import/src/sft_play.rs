@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
 
-const REACHED: &str = "every trained value takes part in each reduction, used or not";
+const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str =
@@ -54,7 +54,7 @@ pub(super) const RULES: Rules = rules! {
     "train.optim" => With(names::optimizer),
     "train.bf16" => To("train.bf16"),
     "train.fp16" => With(|import, key, node| match node {
-        Node::Bool(true) if import.is_on("train.bf16") => import.not_needed(key, "bfloat16 wins"),
+        Node::Bool(true) if import.is_on("train.bf16") => import.not_needed(key, "bfloat16 takes precedence"),
         node => import.put(key, "train.fp16", node.clone(), ""),
     }),
     "train.gradient_checkpointing" => To("train.gradient_checkpointing"),
@@ -99,8 +99,8 @@ pub(super) const RULES: Rules = rules! {
     "train.eval_do_concat_batches" => NotNeeded("validation keeps no logits"),
     "train.eval_accumulation_steps" => To("train.eval_accumulation_steps"),
     "data.format" => With(|import, key, node| match node {
-        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => import.not_needed(key, "told by the file's name"),
-        Node::Str(word) if word == "chat" => import.not_needed(key, "told by the fields of the rows"),
+        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => import.not_needed(key, "the file's name says it"),
+        Node::Str(word) if word == "chat" => import.not_needed(key, "recognised by the fields of the rows"),
         node => import.put(key, "data.format", node.clone(), ""),
     }),
     "data.template_path" => With(template),
@@ -273,7 +273,7 @@ fn rows(import: &mut Import) -> bool {
         }
         match key {
             _ if files => import.not_needed(key, "the files are split already"),
-            "data.split.train_ratio" => import.not_needed(key, "what is not set apart is trained on"),
+            "data.split.train_ratio" => import.not_needed(key, "all rows that are not held out are trained on"),
             "data.split.test_ratio" => import.unsupported(key, "test rows come from data.test_path"),
             _ => {
                 if let Some((_, node)) = import.get(&[key]) {
@@ -295,7 +295,7 @@ fn pretraining(import: &mut Import) {
             let why = if pretrains {
                 "raw text is learned whole, chats as data.loss_on says"
             } else {
-                "that is what is done"
+                "this is what tunesmith does"
             };
             import.changed(key, if pretrains { "data.packing: true" } else { "" }, why);
         }
@@ -328,7 +328,7 @@ fn pretraining(import: &mut Import) {
                     set.push(("format".to_owned(), Node::Str("text".into())));
                 }
                 ("type", Node::Str(word)) if word == "chat" => {
-                    import.not_needed(&from, "told by the fields of the rows")
+                    import.not_needed(&from, "recognised by the fields of the rows");
                 }
                 _ => import.unsupported(&from, "unknown to this import"),
             }
@@ -336,5 +336,5 @@ fn pretraining(import: &mut Import) {
         sets.push(Node::Map(set));
     }
     import.put(&key, "data.datasets", Node::List(sets), "");
-    import.take_back("data.train_path", "data.train_path", "the mix takes its place");
+    import.take_back("data.train_path", "data.train_path", "data.datasets replaces it");
 }

@@ -31,13 +31,13 @@ pub(super) fn file(
         toolkit.title()
     );
     if !refused.is_empty() {
-        out.push_str("#\n# This version refuses what follows; the file loads when it has them:\n");
+        out.push_str("#\n# This version refuses these settings; the file loads once they are supported:\n");
         for one in refused {
             let _ = writeln!(out, "#   {}   ({})", one.setting, printable(&one.why));
         }
     }
     if !unsupported.is_empty() {
-        out.push_str("#\n# Not taken over:\n");
+        out.push_str("#\n# Not imported:\n");
         for one in unsupported {
             let _ = writeln!(out, "#   {}   ({})", one.given(), printable(&one.why));
         }

@@ -236,7 +236,7 @@ fn what_is_unknown_or_impossible_is_refused_with_its_place() {
         (r#"{"optimizer": {"type": "OneBitAdam"}}"#, "optimizer.type: \"OneBitAdam\" is not supported"),
         (r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#, "weight decay is decoupled"),
         (r#"{"scheduler": {"type": "OneCycle"}}"#, "OneCycle and LRRangeTest are not part"),
-        (r#"{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}"#, "nothing is offloaded to a disk"),
+        (r#"{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}"#, "does not offload to disk"),
         (r#"{"tensor_parallel": {"autotp_size": 2}}"#, "tensor_parallel: {\"autotp_size\":2} is not supported"),
         (r#"{"gradient_clipping": "x"}"#, "gradient_clipping: \"x\" is not supported"),
         (r#"{"gradient_clipping": 1, "gradient_clipping": 2}"#, "gradient_clipping: it is given twice"),
@@ -309,7 +309,10 @@ fn a_file_of_accelerate_becomes_settings_too() {
         ("mixed_precision: fp8\n", "fp8 is not part of this version"),
         ("num_proceses: 2\n", "did you mean num_processes?"),
         ("fsdp_config: {fsdp_sharding: FULL_SHARD}\n", "unknown to Accelerate's configuration"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n", "hybrid_shard shares weights too"),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n",
+            "hybrid_shard, which shards weights too",
+        ),
         ("compute_environment: AMAZON_SAGEMAKER\n", "machines are your own"),
     ] {
         let said = load(yaml).unwrap_err();
@@ -335,7 +338,7 @@ fn fsdp_is_asked_for_as_in_transformers() {
     assert!(resolved.source("train.strategy").to_string().contains("a.yaml:2"));
     for (word, expected) in [
         ("train.fsdp=ful_shard", "did you mean full_shard?"),
-        ("train.fsdp=hybrid_shard_zero2", "hybrid_shard shares weights too"),
+        ("train.fsdp=hybrid_shard_zero2", "hybrid_shard, which shards weights too"),
         ("train.fsdp=false", "train.fsdp_config without train.fsdp has no effect"),
     ] {
         let said = folder.refusal(&[word], &[]);

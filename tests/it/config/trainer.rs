@@ -151,7 +151,7 @@ fn typing_errors_and_what_would_change_the_result_are_refused() {
         ("train: {accelerator_config: {split_batch: true}}", "did you mean split_batches?"),
         ("train: {gradient_checkpointing_kwargs: {every_n_layers: 2}}", "{full: N}"),
         ("train: {model_init_kwargs: {rope_scaling: 2}}", "rope_scaling has no counterpart"),
-        ("train: {ignore_data_skip: true}", "goes on with the rows that are next"),
+        ("train: {ignore_data_skip: true}", "continues with the next rows"),
         ("train: {packing: true}\ndata: {packing: true}", "are the same setting"),
         ("train: {report_to: none}\nlogging: {tensorboard: true}", "are the same setting"),
         ("train: {assistant_only_loss: true, completion_only_loss: true}", "are the same setting"),

@@ -110,7 +110,7 @@ pub(super) fn scheduler(reader: &mut Reader) -> Result<()> {
     if reader.get("scheduler.params.warmup_type").is_none() {
         reader.not_needed(
             &value,
-            "DeepSpeed's default warm-up is logarithmic; here the rate rises on a line, as with warmup_type: linear",
+            "DeepSpeed's default warm-up is logarithmic; here the warm-up is linear, as with warmup_type: linear",
         )?;
     }
     Ok(())

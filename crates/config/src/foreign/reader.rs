@@ -201,12 +201,8 @@ impl Reader {
     }
 
     /// The value is used or checked where the ranks are started.
-    ///
-    /// # Errors
-    /// None.
-    pub fn checked(&mut self, value: &Value, how: &str) -> Result<()> {
+    pub fn checked(&mut self, value: &Value, how: &str) {
         self.record(value, Outcome::Taken, None, String::new(), how);
-        Ok(())
     }
 
     /// Sets our key `ours` to the same value, which counts only if `switch` of ours is on.

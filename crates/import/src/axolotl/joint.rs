@@ -15,14 +15,14 @@ pub(super) fn quantization(import: &mut Import) {
                 "bnb_4bit_quant_type" => import.put(&from, "model.quantization", node, ""),
                 "bnb_4bit_use_double_quant" => import.put(&from, "model.double_quant", node, ""),
                 "llm_int8_skip_modules" => import.put(&from, "model.quantization_skip_modules", node, ""),
-                "load_in_4bit" | "load_in_8bit" => import.not_needed(&from, "the key of that name says it"),
+                "load_in_4bit" | "load_in_8bit" => import.not_needed(&from, "the key of that name decides it"),
                 "bnb_4bit_compute_dtype" => import.not_needed(&from, "products are computed in float32"),
                 "bnb_4bit_quant_storage" => import.not_needed(&from, "codes are kept in bytes"),
                 "llm_int8_has_fp16_weight" | "llm_int8_enable_fp32_cpu_offload" => {
-                    import.not_needed(&from, "on the CPU weights lie in main memory");
+                    import.not_needed(&from, "on the CPU weights are in main memory already");
                 }
                 "llm_int8_threshold" => {
-                    import.not_needed(&from, "8-bit weights are widened, so that no outlier is lost")
+                    import.not_needed(&from, "8-bit weights are dequantized, so no outlier is lost");
                 }
                 _ => import.unsupported(&from, "unknown to this import"),
             }
@@ -40,7 +40,7 @@ pub(super) fn quantization(import: &mut Import) {
                 import.default("model.quantization", Node::Str("nf4".into()), "LoftQ quantizes the base as it starts");
             }
         }
-        Some(_) => import.unsupported(&key, "LoftQ makes up for a quantization of 4 bits"),
+        Some(_) => import.unsupported(&key, "LoftQ needs a base of 4 bits"),
         None => import.unsupported(&key, "unknown to this import"),
     }
 }
@@ -108,7 +108,7 @@ pub(super) fn answers(import: &mut Import, validates: bool) {
             };
             let kept: Vec<Node> = names.iter().filter(known).map(ours).collect();
             let lost = names.len() - kept.len();
-            let why = if lost == 0 { "" } else { "perplexity is always told; COMET and TER are not measured" };
+            let why = if lost == 0 { "" } else { "perplexity is always measured; COMET and TER are not supported" };
             if kept.is_empty() {
                 import.changed(&key, "", why);
             } else {

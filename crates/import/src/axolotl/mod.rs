@@ -73,7 +73,7 @@ fn mode(import: &mut Import) {
         (None, None) => mode(import, "full", ""),
     }
     match (import.get(&["load_in_4bit"]), import.word("adapter")) {
-        (Some((key, Node::Bool(true))), Some(_)) => import.not_needed(&key, "mode: qlora says so"),
+        (Some((key, Node::Bool(true))), Some(_)) => import.not_needed(&key, "mode: qlora implies it"),
         (Some((key, Node::Bool(true))), None) => import.put(&key, "model.quantization", Node::Str("nf4".into()), ""),
         (Some((key, _)), _) => import.not_needed(&key, "off"),
         (None, _) => {}
@@ -107,7 +107,7 @@ fn precision(import: &mut Import) {
     let mut half = false;
     for key in ["fp16", "float16"] {
         match import.get(&[key]) {
-            Some((_, Node::Bool(true))) if bfloat => import.not_needed(key, "bfloat16 wins"),
+            Some((_, Node::Bool(true))) if bfloat => import.not_needed(key, "bfloat16 takes precedence"),
             Some((_, Node::Bool(true))) => {
                 half = true;
                 import.put(key, "train.fp16", Node::Bool(true), "");

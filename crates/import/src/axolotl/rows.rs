@@ -124,18 +124,20 @@ fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option
             "split" if hub && !matches!(node, Node::Str(split) if split.contains('[')) => {}
             "split" if hub => import.unsupported(&from, "a slice of a split: see data.max_rows"),
             "split" => import.not_needed(&from, "a file has all of its rows"),
-            "ds_type" | "name" | "trust_remote_code" => import.not_needed(&from, "told by the file's name"),
+            "ds_type" | "name" | "trust_remote_code" => import.not_needed(&from, "the file's name says it"),
             "shards" | "shards_idx" | "preprocess_shards" => {
-                import.unsupported(&from, "parts of a data set: see data.max_rows")
+                import.unsupported(&from, "parts of a data set: see data.max_rows");
             }
             "message_property_mappings" | "message_field_role" | "message_field_content" => fields(import, &from, node),
-            "field" if matches!(node, Node::Str(name) if name == "text") => import.not_needed(&from, "so it is called"),
+            "field" if matches!(node, Node::Str(name) if name == "text") => {
+                import.not_needed(&from, "the field has this name already")
+            }
             "train_on_eos" if matches!(node, Node::Str(word) if word == "turn") => {
                 import.not_needed(&from, "the end of each learned turn is learned");
             }
             "roles_to_train" if matches!(node, Node::List(roles) if roles.iter().all(|role| matches!(role, Node::Str(word) if word == "assistant" || word == "gpt"))) =>
             {
-                import.not_needed(&from, "so it is: data.loss_on: assistant");
+                import.not_needed(&from, "data.loss_on: assistant does this");
             }
             "message_field_training" if matches!(node, Node::Str(word) if ["training", "train", "weight"].contains(&word.as_str())) =>
             {
@@ -147,7 +149,7 @@ fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option
             "roles" if known_roles(node) => import.not_needed(&from, "human, gpt and the like are known"),
             "roles" => import.unsupported(&from, "rename the roles in the rows to user, assistant, system and tool"),
             "train_on_eos" | "train_on_eot" => {
-                import.unsupported(&from, "the end of each learned turn is learned, no other")
+                import.unsupported(&from, "the end of each learned turn is learned, no other");
             }
             "conversation" => import.unsupported(&from, "the template is the model's own, or data.chat_template"),
             word if word.starts_with("field") || word.starts_with("message_") => {
@@ -203,7 +205,7 @@ fn form(import: &mut Import, at: &str, kind: Option<&Node>, messages: Option<&No
             return "auto";
         }
         _ => {
-            import.not_needed(&from, "told by the fields of the rows");
+            import.not_needed(&from, "recognised by the fields of the rows");
             return "auto";
         }
     };
@@ -237,7 +239,7 @@ fn form(import: &mut Import, at: &str, kind: Option<&Node>, messages: Option<&No
             "auto"
         }
         _ => {
-            import.unsupported(&from, "unknown; the form is told by the fields of the rows");
+            import.unsupported(&from, "unknown; the format is recognised by the fields of the rows");
             "auto"
         }
     }

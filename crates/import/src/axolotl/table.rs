@@ -5,16 +5,16 @@ use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, U
 use tunesmith_config::{Node, rules};
 
 const ATTENTION: &str = "there is one attention here, exact and fused";
-const KERNEL: &str = "kernels are chosen by the processor";
-const REACHED: &str = "every trained value takes part in each reduction, used or not";
+const KERNEL: &str = "kernels are chosen for the processor";
+const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
-const UPLOAD: &str = "a run uploads nothing; `tunesmith export --push` does";
+const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
 const CACHE: &str = "tokens are cached by content, in data.cache_dir";
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 const TEXT: &str = "text models only";
-const WIDE: &str = "products are computed in float32, and what is trained is kept so";
+const WIDE: &str = "products are computed in float32, and trained weights are kept in it";
 const PADDING: &str = "there is no padding; packing sees every row";
 
 /// Every key that this import knows.
@@ -23,12 +23,12 @@ pub(crate) const RULES: Rules = rules! {
     "base_model_config" => Unsupported("the model's own config.json counts"),
     "base_model_ignore_patterns" => NotNeeded("only the files that are needed are fetched"),
     "revision_of_model" => To("model.revision"),
-    "model_type" => NotNeeded("the family is told by config.json"),
-    "tokenizer_type" => NotNeeded("the tokenizer is told by its files"),
+    "model_type" => NotNeeded("config.json names the family"),
+    "tokenizer_type" => NotNeeded("the tokenizer's files describe it"),
     "tokenizer_config" => Unsupported("the tokenizer comes from the model's folder"),
     "tokenizer_use_fast" => NotNeeded("there is one tokenizer"),
     "tokenizer_legacy" => NotNeeded("tokenizer.json says how"),
-    "is_llama_derived_model" | "is_mistral_derived_model" => NotNeeded("the family is told by config.json"),
+    "is_llama_derived_model" | "is_mistral_derived_model" => NotNeeded("config.json names the family"),
     "is_falcon_derived_model" => Unsupported("Falcon is not supported"),
     "trust_remote_code" => With(|import, key, node| match node {
         Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
@@ -39,7 +39,7 @@ pub(crate) const RULES: Rules = rules! {
     "torch_dtype" => To("model.dtype"),
     "low_cpu_mem_usage" => NotNeeded("weights are mapped, not copied"),
     "reinit_weights" => With(|import, key, node| match node {
-        Node::Bool(true) => import.put(key, "model.init", Node::Str("random".into()), "drawn afresh"),
+        Node::Bool(true) => import.put(key, "model.init", Node::Str("random".into()), "random weights"),
         _ => import.not_needed(key, "off"),
     }),
     "load_in_8bit" | "load_in_4bit" | "bnb_config_kwargs" => Together,
@@ -163,7 +163,7 @@ pub(crate) const RULES: Rules = rules! {
     "bf16" => With(|import, key, node| match node {
         Node::Bool(_) => import.put(key, "train.bf16", node.clone(), ""),
         Node::Str(word) if word == "auto" || word == "full" => {
-            import.put(key, "train.bf16", Node::Bool(true), "every processor can do it here");
+            import.put(key, "train.bf16", Node::Bool(true), "every processor supports it");
         }
         _ => import.unsupported(key, "expected true, false or auto"),
     }),
@@ -221,11 +221,11 @@ pub(crate) const RULES: Rules = rules! {
     "strict" => NotNeeded("unknown keys are always refused"),
     "debug" => NotNeeded("see `tunesmith data`"),
     "rl" | "reward_model" | "process_reward_model" => Together,
-    "remove_unused_columns" => NotNeeded("fields that are not named are not read"),
-    "is_qwen_derived_model" | "type_of_model" => NotNeeded("the family is told by config.json"),
+    "remove_unused_columns" => NotNeeded("fields without a name here are ignored"),
+    "is_qwen_derived_model" | "type_of_model" => NotNeeded("config.json names the family"),
     "include_tokens_per_second" | "include_tkps" => NotNeeded("tokens/s are shown"),
     "total_supervised_tokens" => NotNeeded("tokens are counted"),
-    "gc_steps" | "gc_collect_steps" | "torch_empty_cache_steps" => NotNeeded("memory is given back as it goes"),
+    "gc_steps" | "gc_collect_steps" | "torch_empty_cache_steps" => NotNeeded("memory is returned as soon as it is free"),
     "max_memory" | "experimental_skip_move_to_device" => NotNeeded("memory is measured: train.memory_budget"),
     "world_size" => NotNeeded(ranks::LAUNCHED),
     "qlora_sharded_model_loading" | "torchdistx_path" => NotNeeded("weights are mapped, not copied"),
@@ -240,10 +240,10 @@ pub(crate) const RULES: Rules = rules! {
     | "llama4_linearized_experts" | "sage_attention" | "sdpa_varlen" | "tiled_mlp*" | "use_dsv4_kernels"
     | "use_glm_dsa_kernels" | "use_kernels" | "use_scattermoe" | "use_sonicmoe" => NotNeeded(KERNEL),
     "torch_compile_*" | "deepcompile" => NotNeeded("there is nothing to compile"),
-    "accelerator_config" => Unsupported("each rank takes its part of every step's micro-batches; train.batch_size is a rank's"),
+    "accelerator_config" => Unsupported("each rank takes its part of every step's micro-batches; train.batch_size is per rank"),
     "expert_parallel_*" | "heads_k_stride" | "ring_attn_func" => Unsupported(ranks::SPLIT),
     "use_ray" | "ray_*" | "resources_per_worker" => Unsupported(ranks::LAUNCHED),
-    "fp8_enable_fsdp_*" => Unsupported("values travel between ranks in float32"),
+    "fp8_enable_fsdp_*" => Unsupported("ranks exchange values in float32"),
     "processor_*" | "freeze_mm_modules" | "image_*" | "role_boundaries" => Unsupported(TEXT),
     "center_rewards_coefficient" | "cpo_alpha" | "dpo_*" | "ebft" | "kto_*" | "max_prompt_len" | "orpo_alpha"
     | "precompute_ref_log_probs" | "rl_beta" | "rpo_alpha" | "simpo_gamma" | "trl" | "vllm" => Unsupported(PREFERENCES),
@@ -263,7 +263,7 @@ pub(crate) const RULES: Rules = rules! {
     "relora_*" | "lisa_*" => Unsupported("ReLoRA and LISA are not part of this version"),
     "use_pose" | "pose_*" => Unsupported("longer contexts by skipped positions are not part of this version"),
     "scaling_softmax*" => Unsupported("another attention is not part of this version"),
-    "selective_checkpointing" => Unsupported("blocks are run again whole: train.gradient_checkpointing: {full: N}"),
+    "selective_checkpointing" => Unsupported("whole blocks are recomputed: train.gradient_checkpointing: {full: N}"),
     "layer_offloading" => Unsupported("nothing is offloaded"),
     "dynamic_checkpoint" | "save_first_step" => Unsupported("a signal at any time saves a checkpoint; train.save_steps says when else"),
     "trainer_cls" => Unsupported("there is one trainer"),

@@ -73,7 +73,7 @@ fn mode(import: &mut Import) {
         import.default("tuning.mode", Node::Str(ours.into()), "its default");
     }
     match (bits, ours) {
-        (4, "qlora") => import.not_needed("quantization_bit", "mode: qlora says so"),
+        (4, "qlora") => import.not_needed("quantization_bit", "mode: qlora implies it"),
         (4, "oft") => import.put("quantization_bit", "model.quantization", Node::Str("nf4".into()), ""),
         (8, _) => import.put("quantization_bit", "model.quantization", Node::Str("int8".into()), ""),
         (0, _) => {}
@@ -83,7 +83,7 @@ fn mode(import: &mut Import) {
         match (import.get(&[key]), key) {
             (None, _) => {}
             (Some(_), _) if bits == 0 => import.not_needed(key, "the base is not quantized"),
-            (Some(_), "quantization_method") => import.not_needed(key, "weights are coded as bitsandbytes does it"),
+            (Some(_), "quantization_method") => import.not_needed(key, "weights are quantized as in bitsandbytes"),
             (Some(_), _) if bits != 4 => import.not_needed(key, "it belongs to 4 bits"),
             (Some((_, node)), "quantization_type") => import.put(key, "model.quantization", node, ""),
             (Some((_, node)), _) => import.put(key, "model.double_quant", node, ""),
@@ -182,7 +182,7 @@ fn objective(import: &mut Import, pretrains: bool) {
         if pretrains {
             import.changed("stage", "data.loss_on: all", "raw text, every token is learned");
         } else {
-            import.not_needed("stage", "that is what is done");
+            import.not_needed("stage", "this is what tunesmith does");
         }
     }
     if pretrains {

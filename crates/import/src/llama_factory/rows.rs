@@ -21,7 +21,7 @@ pub(super) fn sets(import: &mut Import, pretrains: bool) {
     let folder = import.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
     let known = info(import, &folder);
     if import.get(&["dataset_dir"]).is_some() {
-        import.not_needed("dataset_dir", "in the paths of the data sets");
+        import.not_needed("dataset_dir", "it is part of the paths of the data sets");
     }
     for (key, ours) in [("dataset", "data.train_path"), ("eval_dataset", "data.val_path")] {
         let Some((_, node)) = import.get(&[key]) else { continue };

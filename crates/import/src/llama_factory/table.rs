@@ -4,14 +4,14 @@ use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
 
-const REACHED: &str = "every trained value takes part in each reduction, used or not";
-const KERNEL: &str = "there is one attention, and kernels are chosen by the processor";
+const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
+const KERNEL: &str = "there is one attention, and kernels are chosen for the processor";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const CACHE: &str = "tokens are cached by content: a changed set is another one";
 const ACCURACY: &str = "a run measures the loss and scored answers; `tunesmith eval` tells token_accuracy too";
 const OTHER: &str = "this way of training is not part of this version";
 const OWN_STEP: &str = "a step of its own: `tunesmith merge` and `export`, `infer` and `chat`";
-const UPLOAD: &str = "a run uploads nothing; `tunesmith export --push` does";
+const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
 const TRACKER: &str =
     "Weights & Biases, SwanLab and others are not yet part of this version; TensorBoard and report.html are written";
 const TEXT: &str = "text models only";
@@ -42,7 +42,7 @@ pub(crate) const RULES: Rules = rules! {
     "enable_liger_kernel" => NotNeeded(KERNEL),
     "moe_aux_loss_coef" => Unsupported("the model's config.json says how much of it there is"),
     "disable_gradient_checkpointing" => With(|import, key, node| {
-        import.put(key, "train.gradient_checkpointing", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
+        import.put(key, "train.gradient_checkpointing", Node::Bool(*node == Node::Bool(false)), "the same, negated");
     }),
     "gradient_checkpointing" => To("train.gradient_checkpointing"),
     "upcast_layernorm" => NotNeeded("norms are computed in float32"),
@@ -50,7 +50,7 @@ pub(crate) const RULES: Rules = rules! {
     "infer_backend" | "infer_dtype" => Unsupported(OWN_STEP),
     "offload_folder" => NotNeeded("nothing is offloaded"),
     "use_kv_cache" => NotNeeded("answers are made with a cache"),
-    "hf_hub_token" => Unsupported("a secret does not belong into a file; set the environment variable HF_TOKEN"),
+    "hf_hub_token" => Unsupported("secrets do not belong in files; set the environment variable HF_TOKEN"),
     "ms_hub_token" => Unsupported("models come from the Hugging Face Hub or a folder"),
     "trust_remote_code" => With(|import, key, node| match node {
         Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
@@ -141,17 +141,17 @@ pub(crate) const RULES: Rules = rules! {
     "label_smoothing_factor" => To("train.label_smoothing_factor"),
     "group_by_length" => To("train.group_by_length"),
     "disable_shuffling" => With(|import, key, node| {
-        import.put(key, "data.shuffle", Node::Bool(*node == Node::Bool(false)), "the same, said the other way round");
+        import.put(key, "data.shuffle", Node::Bool(*node == Node::Bool(false)), "the same, negated");
     }),
     "seed" => To("train.seed"),
     "data_seed" => To("train.data_seed"),
     "bf16" => To("train.bf16"),
     "pure_bf16" => With(|import, key, node| match node {
-        Node::Bool(true) => import.put(key, "train.bf16", Node::Bool(true), "what is trained stays in float32"),
+        Node::Bool(true) => import.put(key, "train.bf16", Node::Bool(true), "trained weights stay in float32"),
         _ => import.not_needed(key, "off"),
     }),
     "fp16" => With(|import, key, node| match node {
-        Node::Bool(true) if import.is_on("bf16") || import.is_on("pure_bf16") => import.not_needed(key, "bfloat16 wins"),
+        Node::Bool(true) if import.is_on("bf16") || import.is_on("pure_bf16") => import.not_needed(key, "bfloat16 takes precedence"),
         node => import.put(key, "train.fp16", node.clone(), ""),
     }),
     "tf32" => NotNeeded("products are computed in float32"),
@@ -175,7 +175,7 @@ pub(crate) const RULES: Rules = rules! {
     "ray_run_name" | "ray_num_workers" => Unsupported(ranks::LAUNCHED),
     "dataloader_num_workers" | "dataloader_pin_memory" => NotNeeded(NO_LOADER),
     "dataloader_drop_last" => Unsupported("the last, smaller batch of an epoch is always kept"),
-    "remove_unused_columns" => NotNeeded("fields that are not named are not read"),
+    "remove_unused_columns" => NotNeeded("fields without a name here are ignored"),
     "torch_compile" => NotNeeded("there is nothing to compile"),
     "push_to_hub" | "hub_model_id" => Unsupported(UPLOAD),
     "use_swanlab" | "swanlab_project" => Unsupported(TRACKER),
