@@ -30,7 +30,7 @@ pub const COMPANIONS: [&str; 14] = [
 pub struct TensorSpec {
     /// Hugging Face's name, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Sizes, the slowest first.
+    /// Sizes; the last dimension is contiguous in memory.
     pub shape: Vec<usize>,
 }
 
@@ -39,9 +39,9 @@ pub struct TensorSpec {
 pub struct LinearSpec {
     /// Module name, such as `model.layers.0.self_attn.q_proj`.
     pub name: String,
-    /// Rows of the weight.
+    /// Rows of the weight: the width of the output.
     pub out_features: usize,
-    /// Columns of the weight.
+    /// Columns of the weight: the width of the input.
     pub in_features: usize,
     /// Whether the module adds a bias.
     pub bias: bool,
@@ -57,17 +57,17 @@ pub struct Arch {
     pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the hidden layer of a dense MLP.
     pub intermediate_size: usize,
-    /// Number of decoder blocks.
+    /// Number of decoder blocks, and of entries in `blocks`.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Query heads of an attention layer.
     pub num_attention_heads: usize,
     /// Key and value heads; divides `num_attention_heads`.
     pub num_key_value_heads: usize,
     /// Width of an attention head; even.
     pub head_dim: usize,
-    /// Rows of the embedding.
+    /// Rows of the embedding, which may exceed the tokens of the tokenizer.
     pub vocab_size: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
@@ -81,7 +81,7 @@ pub struct Arch {
     pub blocks: Vec<BlockKind>,
     /// The rotary embeddings that [`BlockKind::rope`] refers to.
     pub ropes: Vec<Rope>,
-    /// Factor on attention scores.
+    /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
     /// Soft cap of attention scores: `cap * tanh(score / cap)`.
     pub attention_softcap: Option<f64>,
@@ -94,9 +94,9 @@ pub struct Arch {
     pub embedding_scaled_outside: bool,
     /// Factor on the output of attention and MLP, before it is added to the residual stream.
     pub residual_scale: f64,
-    /// Factor on logits.
+    /// Factor on the output of the head.
     pub logit_scale: f64,
-    /// The MLP's activation.
+    /// Activation on the gate of the MLP.
     pub activation: Activation,
     /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
     pub fused: bool,
@@ -108,9 +108,9 @@ pub struct Arch {
     pub separated: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
-    /// Bias on o.
+    /// Bias on the attention's output projection.
     pub o_bias: bool,
-    /// Biases in the MLP.
+    /// Biases on the projections of the MLP.
     pub mlp_bias: bool,
     /// Context length of the pretraining, in tokens.
     pub max_position_embeddings: usize,

@@ -1,5 +1,5 @@
 //! The keys of `config.json` that all families share, read as Llama's class reads them, and the refusal of features that this version
-//! does not compute. A family's file then changes what its own class does otherwise.
+//! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
 use super::arch::{Activation, Arch, BlockKind, Experts, NormPlacement, QkNorm};
@@ -103,7 +103,7 @@ impl Source<'_> {
         if rope.rotary_dim != head_dim && !defaults.partial_rotary {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
-                .hint("the class in Transformers turns whole heads whatever this key says: take it out"));
+                .hint("the class in Transformers always rotates whole heads: remove the key"));
         }
         Ok(Arch {
             family,

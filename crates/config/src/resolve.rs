@@ -32,7 +32,7 @@ pub struct Flag {
     pub name: &'static str,
     /// The full key that it sets.
     pub key: &'static str,
-    /// The value.
+    /// The value, as the user wrote it.
     pub value: String,
 }
 

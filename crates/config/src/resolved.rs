@@ -8,7 +8,7 @@ use tunesmith_base::error::Error;
 /// A configuration with a value for each key, and the source of each value.
 #[derive(Debug, Clone)]
 pub struct Resolved {
-    /// The values.
+    /// The values, as the program uses them.
     pub config: Config,
     /// Each value with its source, in the order of the documentation.
     pub settings: Vec<Setting>,

@@ -21,19 +21,19 @@ use std::path::PathBuf;
 pub struct Config {
     /// The keys outside of any section.
     pub top: TopConfig,
-    /// The section `model`.
+    /// The base model: section `model`.
     pub model: ModelConfig,
-    /// The section `tuning`.
+    /// What is trained: section `tuning`.
     pub tuning: TuningConfig,
-    /// The section `train`.
+    /// Optimization, checkpoints and ranks: section `train`.
     pub train: TrainConfig,
-    /// The section `data`.
+    /// Rows and how they become tokens: section `data`.
     pub data: DataConfig,
-    /// The section `logging`.
+    /// Outputs besides checkpoints: section `logging`.
     pub logging: LoggingConfig,
-    /// The section `gen`.
+    /// How answers are generated: section `gen`.
     pub generation: GenerationConfig,
-    /// The section `eval`.
+    /// How answers are scored: section `eval`.
     pub eval: EvalConfig,
 }
 
@@ -45,7 +45,7 @@ pub static VARIABLES: [(&str, &str); 3] = [
 ];
 
 impl Config {
-    /// What the model learns.
+    /// The top-level key `task`: what the model learns.
     pub const fn task(&self) -> Task {
         self.top.task
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Setting {
     /// The full key: `train.batch_size`.
     pub key: String,
-    /// The value.
+    /// The effective value, as JSON.
     pub value: serde_json::Value,
     /// The source that set it.
     pub source: Source,
@@ -62,7 +62,7 @@ impl Source {
         matches!(self, Self::Env(_) | Self::Word(_) | Self::Flag(_))
     }
 
-    /// As error messages begin: unlike `Display`, with the column of a file and the text of a word.
+    /// The start of an error message: unlike `Display`, with the column of a file and the text of a word.
     pub(super) fn place(&self) -> String {
         match self {
             Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),

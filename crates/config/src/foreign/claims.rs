@@ -14,7 +14,7 @@ pub struct Claims {
     pub derives: bool,
     /// Number of ranks on all machines: `num_processes`.
     pub processes: Option<(usize, Source)>,
-    /// Number of machines: `num_machines`.
+    /// Number of machines of the run: `num_machines`.
     pub machines: Option<(usize, Source)>,
     /// Index of this machine, from 0: `machine_rank`.
     pub machine_rank: Option<(usize, Source)>,

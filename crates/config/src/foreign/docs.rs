@@ -42,7 +42,7 @@ The lists of keys come from the packages themselves (`scripts/golden/foreign_key
 keys below it.
 ";
 
-/// The page.
+/// The text of the page.
 pub fn markdown() -> String {
     let mut out = String::from(INTRODUCTION);
     for format in Format::ALL {

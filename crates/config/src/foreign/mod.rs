@@ -43,7 +43,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// Every format, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp, Self::Trainer];
 
     /// The name in messages and in the documentation.

@@ -35,7 +35,6 @@ pub(crate) enum Condition {
 /// A setting of ours that a foreign file gives.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ForeignSetting {
-    /// Our key.
     pub key: String,
     /// Its value, which the key accepts.
     pub node: Node,
@@ -60,11 +59,11 @@ pub const NOT_NEEDED: &str = "not needed: ";
 /// A key of another toolkit in our own configuration that is accepted without effect.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct NotNeeded {
-    /// The full key.
+    /// The full key, as it was given.
     pub key: String,
-    /// Its value.
+    /// Its value, as JSON, uncut.
     pub value: serde_json::Value,
-    /// Where it was given.
+    /// Where the key was given.
     pub source: Source,
     /// Why it has no effect.
     pub note: String,
@@ -80,7 +79,7 @@ impl NotNeeded {
 /// What became of one key of another toolkit's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyOutcome {
-    /// What happened to it.
+    /// What happened to the key.
     pub outcome: Outcome,
     /// The place of the key and its name; [`Source::Default`] for [`Outcome::Default`].
     pub source: Source,

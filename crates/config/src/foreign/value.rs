@@ -10,9 +10,9 @@ use tunesmith_base::error::{Error, Result};
 pub struct Value {
     /// The full key as the file spells it.
     pub key: String,
-    /// The value.
+    /// The value, as the file has it.
     pub node: Node,
-    /// File and line.
+    /// The file with the line, and the key.
     pub source: Source,
 }
 

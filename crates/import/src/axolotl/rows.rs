@@ -130,7 +130,7 @@ fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option
             }
             "message_property_mappings" | "message_field_role" | "message_field_content" => fields(import, &from, node),
             "field" if matches!(node, Node::Str(name) if name == "text") => {
-                import.not_needed(&from, "the field has this name already")
+                import.not_needed(&from, "the field has this name already");
             }
             "train_on_eos" if matches!(node, Node::Str(word) if word == "turn") => {
                 import.not_needed(&from, "the end of each learned turn is learned");
