@@ -183,13 +183,13 @@ impl Foreign {
 
 impl Resolved {
     /// The configuration for `world` ranks, of which `local` are on this machine: claims of foreign files are checked, and sizes that
-    /// follow from them are filled in ([`crate::foreign::Claims::settle`]).
+    /// follow from them are filled in ([`crate::foreign::Claims::check_ranks`]).
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
     pub fn in_world(&self, world: usize, local: usize, launcher: Option<&str>) -> Result<Self> {
         let mut settled = self.clone();
-        self.foreign.claims.settle(&mut settled.config, world, local, launcher)?;
+        self.foreign.claims.check_ranks(&mut settled.config, world, local, launcher)?;
         for setting in &mut settled.settings {
             let train = &settled.config.train;
             match setting.key.as_str() {

@@ -1,6 +1,6 @@
 //! What a user may configure, and what a model folder's `config.json` says.
 //!
-//! Each setting is defined once, in [`schema`]. [`resolve`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
+//! Each setting is defined once, in [`schema`]. [`load`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
 //! [`arch`] describes the decoder.
 pub mod adapters;
 mod apply_foreign;
@@ -28,7 +28,7 @@ mod mixed_values;
 mod model_choice;
 mod option;
 mod pattern;
-pub mod resolve;
+mod resolve;
 mod resolved;
 mod resolver;
 mod rope;

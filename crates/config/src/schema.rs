@@ -9,7 +9,7 @@ use super::enums::{
     LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
     Strategy, Task, Truncation,
 };
-use super::foreign_values::{Inline, Switch};
+use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
 use super::mixed_values::{BeamStop, Resume};
 use super::option::{self, Range, section};
@@ -349,13 +349,13 @@ section! {
         strategy: Strategy = Strategy::Auto;
         /// A configuration of DeepSpeed: a JSON file, which may have comments, or a mapping (`docs/foreign-configs.md`). Also read
         /// from `DEEPSPEED_CONFIG`.
-        deepspeed: Inline = Inline::default();
+        deepspeed: FileOrMapping = FileOrMapping::default();
         /// A configuration of Accelerate, as `accelerate config` writes it. Also read from `ACCELERATE_CONFIG_FILE`.
         accelerate: Option<PathBuf> = None;
         /// FSDP, as in Transformers: `true`, or words such as `full_shard auto_wrap`.
-        fsdp: Switch = Switch::default();
+        fsdp: FsdpWords = FsdpWords::default();
         /// With `fsdp`: its settings, as in Transformers: a JSON file or a mapping.
-        fsdp_config: Inline = Inline::default();
+        fsdp_config: FileOrMapping = FileOrMapping::default();
         /// With `strategy: fsdp`: which part of the weights each rank keeps.
         fsdp_sharding_strategy: Sharding = Sharding::FullShard;
         /// Number of ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` if no launcher

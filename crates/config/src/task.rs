@@ -16,26 +16,23 @@ pub const NUMBER_MEASURES: [&str; 4] = ["mse", "mae", "r2", "pearson"];
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (task, train, data) = (config.task(), &config.train, &config.data);
-    let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
-    };
     if task == Task::CausalLm {
         return Ok(());
     }
-    both(
+    resolved.refuse_if(
         data.datasets.iter().any(|source| source.format.is_some_and(|format| format != Format::Auto)),
         "data.datasets",
         "task",
         "the rows of this task are {text, label} or {messages, label}; remove format",
     )?;
     let weighted = task == Task::Classification && train.class_weights != ClassWeights::None;
-    both(
+    resolved.refuse_if(
         train.label_smoothing_factor > 0.0 && (weighted || task == Task::Regression),
         "train.label_smoothing_factor",
         if weighted { "train.class_weights" } else { "task" },
         "label smoothing needs labels of equal weight; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         train.z_loss > 0.0 && task == Task::Regression,
         "train.z_loss",
         "task",
@@ -50,7 +47,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         Task::Classification => (of_label || CLASS_MEASURES.contains(&metric), &CLASS_MEASURES[..]),
         Task::Regression | Task::CausalLm => (NUMBER_MEASURES.contains(&metric), &NUMBER_MEASURES[..]),
     };
-    both(
+    resolved.refuse_if(
         metric != "loss" && !known,
         "train.metric_for_best_model",
         "task",

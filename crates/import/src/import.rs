@@ -78,7 +78,7 @@ impl Translation for Import {
     }
 
     fn is_off(&self, node: &Node) -> bool {
-        is_off(node)
+        is_off_or_zero(node)
     }
 
     /// Here `auto` is a value like any other.
@@ -220,7 +220,7 @@ impl Import {
         // Every key has an outcome, even one that no function has looked at.
         for (key, node) in self.entries.clone() {
             if !self.outcomes.iter().any(|one| is_of(one, &write::printable(&key))) {
-                if is_off(&node) {
+                if is_off_or_zero(&node) {
                     self.not_needed(&key, if node == Node::Null { "empty" } else { "off" });
                 } else {
                     self.unsupported(&key, "it has no effect with the other keys");
@@ -240,8 +240,9 @@ impl Import {
             .collect();
         let place = |key: &str| config::schema::options().position(|def| def.path() == key).unwrap_or(usize::MAX);
         self.lines.sort_by_cached_key(|line| place(&line.key));
-        let lost: Vec<&KeyOutcome> = self.outcomes.iter().filter(|one| one.outcome == Outcome::Unsupported).collect();
-        let yaml = write::file(&self.path, self.toolkit, &self.lines, &lost, &refused);
+        let unsupported: Vec<&KeyOutcome> =
+            self.outcomes.iter().filter(|one| one.outcome == Outcome::Unsupported).collect();
+        let yaml = write::file(&self.path, self.toolkit, &self.lines, &unsupported, &refused);
         if refused.is_empty() {
             let written = format!("what {} becomes", self.path.display());
             config::load_text(Path::new(&written), &yaml)
@@ -269,8 +270,9 @@ fn as_python(node: Node) -> Node {
     }
 }
 
-/// Whether a value asks for nothing: null, `false`, zero, `none`, `no`, or an empty string, list or mapping.
-pub(super) fn is_off(node: &Node) -> bool {
+/// Whether a value is null, `false`, zero, `none`, `no`, or an empty string, list or mapping. Unlike for [`config::foreign::is_off`], a
+/// mapping counts as on even if each of its values is off.
+pub(super) fn is_off_or_zero(node: &Node) -> bool {
     match node {
         Node::Null | Node::Bool(false) | Node::Int(0) => true,
         Node::Float(number) => *number == 0.0,

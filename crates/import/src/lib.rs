@@ -1,8 +1,8 @@
 //! Turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source has a
 //! [`KeyOutcome`], so that none is dropped silently.
 //!
-//! A setting that this version refuses is written all the same, and [`Imported::refused`] names it: the file loads once a version
-//! supports the setting.
+//! A setting that this version refuses is written too, and [`Imported::refused`] names it. The file loads once a version supports the
+//! setting.
 mod axolotl;
 mod import;
 mod llama_factory;
@@ -50,11 +50,11 @@ impl Toolkit {
     }
 }
 
-/// Imports a configuration of another toolkit. Without `toolkit`, its keys tell which one it is.
+/// Imports a configuration of another toolkit. Without `toolkit`, its keys say which one it is.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: no YAML, keys of no toolkit, a task that is no supervised fine-tuning, or settings that
-/// contradict each other.
+/// [`tunesmith_base::Kind::Config`]: not YAML, keys of no toolkit, a task other than supervised fine-tuning, or settings
+/// that contradict each other.
 pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
@@ -77,7 +77,7 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     import.finish()
 }
 
-/// The toolkit of a file that did not load as one of ours; `None` where it may be ours after all, or its keys do not tell.
+/// The toolkit of a file that did not load as one of ours; `None` if it may be one of ours, or if its keys do not say it.
 pub fn toolkit_of(path: &Path) -> Option<Toolkit> {
     let entries = entries(path).ok()?;
     // SFT-Play's sections have the names of ours.

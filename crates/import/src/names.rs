@@ -2,7 +2,7 @@
 use super::import::Import;
 use tunesmith_config::{ConfigValue, Node, Optim};
 
-/// The optimizer, under the source's `key`.
+/// Imports the optimizer under the source's `key`.
 pub(super) fn optimizer(import: &mut Import, key: &str, node: &Node) {
     let Node::Str(word) = node else { return import.unsupported(key, "expected a word") };
     let (name, why) = match word.as_str() {
@@ -18,7 +18,7 @@ pub(super) fn optimizer(import: &mut Import, key: &str, node: &Node) {
     import.put(key, "train.optim", Node::Str(name.to_owned()), why);
 }
 
-/// The schedule and its warm-up. `default` is the toolkit's schedule. Schedule-free optimizers get a constant schedule.
+/// Imports the schedule and its warm-up. `default` is the toolkit's schedule. Schedule-free optimizers get a constant schedule.
 pub(super) fn schedule(import: &mut Import, default: &str) {
     let given = import.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
     let free = import.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
@@ -56,7 +56,7 @@ pub(super) fn schedule(import: &mut Import, default: &str) {
     }
 }
 
-/// The chat template, by its name in the toolkits.
+/// Imports a chat template by its name in the toolkits.
 pub(super) fn template(import: &mut Import, key: &str, node: &Node) {
     let Node::Str(word) = node else { return import.unsupported(key, "expected a word") };
     let builtin = match word.as_str() {
@@ -79,7 +79,7 @@ pub(super) fn template(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// Validation rows as a share of the training rows; a number of rows is lost. Returns whether there are validation rows.
+/// Imports validation rows given as a share of the training rows; a number of rows is not supported. Returns whether there are any.
 pub(super) fn validation(import: &mut Import, key: &str) -> bool {
     match import.get(&[key]) {
         Some((_, Node::Float(share))) if share > 0.0 && share < 1.0 => {
@@ -98,7 +98,7 @@ pub(super) fn validation(import: &mut Import, key: &str) -> bool {
     }
 }
 
-/// When a run validates and saves: `train.eval_*`, `train.save_*` and `load_best_model_at_end`. `eval` and `save` are the toolkit's
+/// Imports when a run validates and saves: `train.eval_*`, `train.save_*` and `load_best_model_at_end`. `eval` and `save` are the toolkit's
 /// default strategies.
 pub(super) fn moments(import: &mut Import, eval: &str, save: &str, validates: bool) {
     let eval_steps = import.get(&["eval_steps", "train.eval_steps"]);
@@ -140,7 +140,7 @@ pub(super) fn moments(import: &mut Import, eval: &str, save: &str, validates: bo
     }
 }
 
-/// A number of steps. A share of the run, which Transformers also takes, is lost.
+/// Imports a number of steps. A share of the run, which Transformers also accepts, is not supported.
 fn steps(import: &mut Import, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
         (Some(why), _) => import.not_needed(key, why),

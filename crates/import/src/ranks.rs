@@ -1,24 +1,24 @@
 //! Distributed training as Transformers' trainer configures it: DeepSpeed files, `fsdp` and `fsdp_config`.
-use super::import::{Import, is_off};
+use super::import::{Import, is_off_or_zero};
 use super::refusal::{DEEPSPEED, FSDP, FSDP_CONFIG, refusal};
 use super::source_file::beside;
 use std::path::Path;
 use tunesmith_config::Node;
 
-/// Why tensor, pipeline and sequence parallelism are lost.
+/// Why tensor, pipeline and sequence parallelism are not supported.
 pub(super) const SPLIT: &str =
     "tensor, pipeline and sequence parallelism are not supported; train.strategy says how ranks share a model";
-/// Why keys about starting processes are lost.
+/// Why keys about starting processes are not imported.
 pub(super) const LAUNCHED: &str =
     "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
 /// Why a key that asks for DDP needs no setting.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
 const MAIN_MEMORY: &str = "on the CPU weights are in main memory already";
 
-/// `deepspeed`: the path of a file, or the mapping itself.
+/// Imports `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {
     match node {
-        off if is_off(off) => import.not_needed(key, "off"),
+        off if is_off_or_zero(off) => import.not_needed(key, "off"),
         Node::Str(name) => match (file(import, name), stage(name)) {
             (Some((path, why)), _) => import.put(key, DEEPSPEED, path, why),
             (None, Some(strategy)) => {
@@ -32,7 +32,7 @@ pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// The path of a file that the source names, and a comment if found next to the source.
+/// The path of a file that the source names, and a comment if it is next to the source.
 fn file(import: &Import, name: &str) -> Option<(Node, &'static str)> {
     let path = beside(&import.path, name).filter(|path| path.is_file())?;
     let why = if path == Path::new(name) { "" } else { "found next to the source" };
@@ -50,11 +50,11 @@ fn stage(name: &str) -> Option<&'static str> {
         .map(|(strategy, _)| strategy)
 }
 
-/// `fsdp` and `fsdp_config`. With `alone`, `fsdp_config` switches FSDP on without `fsdp`. `dp_replicate_size` above 1 becomes
+/// Imports `fsdp` and `fsdp_config`. With `alone`, `fsdp_config` switches FSDP on without `fsdp`. `dp_replicate_size` above 1 becomes
 /// `HYBRID_SHARD`.
 pub(super) fn fsdp(import: &mut Import, alone: bool) {
     let (words, config) = (import.get(&["fsdp"]), import.get(&["fsdp_config"]));
-    let on = |found: Option<&(String, Node)>| found.is_some_and(|(_, node)| !is_off(node));
+    let on = |found: Option<&(String, Node)>| found.is_some_and(|(_, node)| !is_off_or_zero(node));
     let replicas = match import.get(&["dp_replicate_size"]) {
         Some((key, Node::Int(copies))) if copies > 1 => Some(key),
         Some((key, _)) => {
@@ -78,7 +78,7 @@ pub(super) fn fsdp(import: &mut Import, alone: bool) {
         }
         return;
     }
-    match words.filter(|(_, node)| !is_off(node)) {
+    match words.filter(|(_, node)| !is_off_or_zero(node)) {
         Some((key, Node::List(items))) if replicas.is_none() => {
             let words = items.into_iter().filter_map(|item| if let Node::Str(word) = item { Some(word) } else { None });
             import.put(&key, FSDP, Node::Str(words.collect::<Vec<_>>().join(" ")), "");
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn names_of_shipped_files_tell_their_stage() {
-        let told = [
+        let stages = [
             ("deepspeed_configs/zero1.json", Some("zero1")),
             ("zero3_bf16_cpuoffload_all.json", Some("zero3")),
             ("examples/deepspeed/ds_z0_config.json", Some("ddp")),
@@ -162,7 +162,7 @@ mod tests {
             ("zero12.json", None),
             ("", None),
         ];
-        for (name, expected) in told {
+        for (name, expected) in stages {
             assert_eq!(stage(name), expected, "{name}");
         }
     }

@@ -1,4 +1,4 @@
-//! What an import gives back: the file's text, and what became of each key of the source.
+//! The result of an import: the file's text, and what became of each key of the source.
 use super::toolkit::Toolkit;
 use tunesmith_config::foreign::KeyOutcome;
 
@@ -7,7 +7,7 @@ use tunesmith_config::foreign::KeyOutcome;
 pub struct Refused {
     /// The setting, as `key: value`.
     pub setting: String,
-    /// The reason.
+    /// Why this version refuses it.
     pub why: String,
 }
 

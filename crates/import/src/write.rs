@@ -9,7 +9,7 @@ use tunesmith_config::{Node, parse_yaml};
 /// The longest value that a message shows, in characters.
 const SHOWN: usize = 60;
 
-/// A setting to write.
+/// One setting of the written file.
 pub(super) struct Line {
     pub key: String,
     pub node: Node,
@@ -17,7 +17,7 @@ pub(super) struct Line {
     pub why: String,
 }
 
-/// The file: a header with what was refused and lost, then the sections in the order of the documentation.
+/// The text of the file: a header with what is refused or not supported, then the sections in the order of the documentation.
 pub(super) fn file(
     path: &Path,
     toolkit: Toolkit,

@@ -54,7 +54,7 @@ impl Claims {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
-    pub fn settle(&self, config: &mut Config, world: usize, local: usize, launcher: Option<&str>) -> Result<()> {
+    pub fn check_ranks(&self, config: &mut Config, world: usize, local: usize, launcher: Option<&str>) -> Result<()> {
         let ranks = |count: usize| format!("{count} rank{}", if count == 1 { "" } else { "s" });
         if let Some((processes, source)) = &self.processes
             && *processes != world
@@ -124,7 +124,7 @@ mod tests {
         let mut config = Config::default();
         (config.train.batch_size, config.train.grad_accum) = (batch, accum);
         config.train.effective_batch = claims.rows.as_ref().map(|(rows, _)| *rows);
-        claims.settle(&mut config, world, world, Some("torchrun"))?;
+        claims.check_ranks(&mut config, world, world, Some("torchrun"))?;
         Ok((config.train.batch_size.or(0), config.train.grad_accum.or(0)))
     }
 
@@ -152,8 +152,8 @@ mod tests {
         assert!(said.contains("num_processes: 2, but torchrun has started 3 ranks"), "{said}");
         let claims = Claims { machines: Some((2, at("num_machines"))), ..Claims::default() };
         let mut config = Config::default();
-        assert!(claims.settle(&mut config, 4, 2, None).is_ok());
-        let said = claims.settle(&mut config, 4, 4, None).unwrap_err().to_string();
+        assert!(claims.check_ranks(&mut config, 4, 2, None).is_ok());
+        let said = claims.check_ranks(&mut config, 4, 4, None).unwrap_err().to_string();
         assert!(said.contains("num_machines: 2, but there are 4 ranks with 4 on this machine, so 1 machine"), "{said}");
     }
 }

@@ -5,7 +5,7 @@ use super::outcomes::Foreign;
 use super::reader::{Reader, Rules};
 use super::rules::Translation as _;
 use super::value::Value;
-use crate::foreign_values::Switch;
+use crate::foreign_values::FsdpWords;
 use crate::option::Scalar::{Bool, Str};
 use crate::rules;
 use crate::source::Source;
@@ -95,7 +95,7 @@ pub(super) fn read(
     };
     let at = Value { key: "train.fsdp".to_owned(), node: words.clone(), source: source.clone() };
     reader.put(&at, "train.strategy", Node::Str("fsdp".to_owned()), "")?;
-    for word in Switch::words(words).unwrap_or_default() {
+    for word in FsdpWords::words(words).unwrap_or_default() {
         let value = Value { node: Node::Str(word.clone()), ..at.clone() };
         match word.as_str() {
             "auto_wrap" => reader.same(&value, SEGMENTS)?,

@@ -1,5 +1,5 @@
-//! Settings of ours that several of Axolotl's keys give together: quantization, rates of groups, answers.
-use crate::import::{Import, is_off};
+//! Settings of ours that several keys of Axolotl set together: quantization, rates of groups, answers.
+use crate::import::{Import, is_off_or_zero};
 use tunesmith_config::Node;
 
 const MEASURES: &[&str] = &["sacrebleu", "chrf"];
@@ -88,7 +88,7 @@ pub(super) fn rates(import: &mut Import) {
     }
 }
 
-/// Generated answers: to validation rows, with their metrics, and samples.
+/// Imports the settings of generated answers: those to validation rows with their metrics, and samples.
 pub(super) fn answers(import: &mut Import, validates: bool) {
     let scores = import.is_on("do_causal_lm_eval");
     if scores && validates {
@@ -107,8 +107,8 @@ pub(super) fn answers(import: &mut Import, validates: bool) {
                 other => other.clone(),
             };
             let kept: Vec<Node> = names.iter().filter(known).map(ours).collect();
-            let lost = names.len() - kept.len();
-            let why = if lost == 0 { "" } else { "perplexity is always measured; COMET and TER are not supported" };
+            let dropped = names.len() - kept.len();
+            let why = if dropped == 0 { "" } else { "perplexity is always measured; COMET and TER are not supported" };
             if kept.is_empty() {
                 import.changed(&key, "", why);
             } else {
@@ -131,7 +131,7 @@ pub(super) fn answers(import: &mut Import, validates: bool) {
         import.changed("generate_samples", "", "answers before and after stand in the report: gen.num_samples");
     }
     let greedy = matches!(import.get(&["generation_do_sample"]), Some((_, Node::Bool(false))))
-        || matches!(import.get(&["generation_temperature"]), Some((_, zero)) if is_off(&zero));
+        || matches!(import.get(&["generation_temperature"]), Some((_, zero)) if is_off_or_zero(&zero));
     for (key, ours, default) in samples {
         let draws = ["gen.temperature", "gen.top_p", "gen.top_k"].contains(&ours);
         match (import.get(&[key]), default) {

@@ -6,7 +6,7 @@ use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
-/// Our format of raw text.
+/// The name of our format of raw text.
 const TEXT: &str = "text";
 
 /// One data set while it is imported.
@@ -33,7 +33,7 @@ impl Kinds {
     }
 }
 
-/// Training and validation rows.
+/// Imports training and validation rows.
 pub(super) fn sets(import: &mut Import) -> Kinds {
     let mut kinds = Kinds::default();
     if let Some((key, _)) = import.get(&["pretraining_dataset"]) {
@@ -180,7 +180,7 @@ fn known_roles(node: &Node) -> bool {
     })
 }
 
-/// Field names of a message: needless where they are usual ones, lost otherwise.
+/// Imports the field names of a message: the usual ones need no setting, others are not supported.
 fn fields(import: &mut Import, from: &str, node: &Node) {
     let known =
         |name: &Node| matches!(name, Node::Str(word) if ["role", "content", "from", "value"].contains(&word.as_str()));

@@ -1,5 +1,5 @@
 //! What becomes of each of Axolotl's keys.
-use crate::import::{Import, Rules, is_off};
+use crate::import::{Import, Rules, is_off_or_zero};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
@@ -286,9 +286,9 @@ fn special_tokens(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// A degree of parallelism; 1 asks for nothing.
+/// A degree of parallelism; 1 has no effect.
 fn split(import: &mut Import, key: &str, node: &Node) {
-    if is_off(node) || *node == Node::Int(1) {
+    if is_off_or_zero(node) || *node == Node::Int(1) {
         import.not_needed(key, "off");
     } else {
         import.unsupported(key, ranks::SPLIT);

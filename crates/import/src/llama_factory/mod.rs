@@ -2,7 +2,7 @@
 mod rows;
 mod table;
 
-use super::import::{Import, is_off};
+use super::import::{Import, is_off_or_zero};
 use super::{names, ranks};
 pub(crate) use table::RULES;
 use table::listed;
@@ -248,7 +248,7 @@ fn answers(import: &mut Import) {
         ("length_penalty", "gen.length_penalty", None),
     ];
     let draws = match import.get(&["do_sample"]) {
-        Some((_, node)) => !is_off(&node),
+        Some((_, node)) => !is_off_or_zero(&node),
         None => predicts,
     };
     for (key, ours, default) in settings {

@@ -1,4 +1,4 @@
-//! LLaMA-Factory's data sets: names that stand in `dataset_info.json`.
+//! LLaMA-Factory's data sets: names that `dataset_info.json` describes.
 use super::table::listed;
 use crate::import::Import;
 use crate::source_file::beside;
@@ -16,7 +16,7 @@ struct Set {
     format: &'static str,
 }
 
-/// Training and validation rows.
+/// Imports training and validation rows.
 pub(super) fn sets(import: &mut Import, pretrains: bool) {
     let folder = import.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
     let known = info(import, &folder);
@@ -129,18 +129,18 @@ fn form(import: &mut Import, key: &str, name: &str, json: &Json, pretrains: bool
     let column = |field: &str, usual: &str| json["columns"][field].as_str().unwrap_or(usual).to_owned();
     let tag = |field: &str, usual: &str| json["tags"][field].as_str().unwrap_or(usual).to_owned();
     if pretrains {
-        return if column("prompt", "text") == "text" { "text" } else { lost(import, key, name, "columns") };
+        return if column("prompt", "text") == "text" { "text" } else { unknown_fields(import, key, name, "columns") };
     }
     if !conversations {
         let usual = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
         if usual.iter().any(|(field, known)| column(field, known) != *known && !json["columns"].is_null()) {
-            // The names of questions and answers are told by themselves.
+            // Our own recognition of fields knows these names of questions and answers.
             let answers = ["assistant", "answer", "response", "target", "output"];
             let questions = ["user", "question", "prompt", "input", "instruction", "query"];
-            let told = answers.contains(&&*column("response", "output"))
+            let known = answers.contains(&&*column("response", "output"))
                 && questions.contains(&&*column("prompt", "instruction"))
                 && json["columns"]["query"].is_null();
-            return if told { "auto" } else { lost(import, key, name, "columns") };
+            return if known { "auto" } else { unknown_fields(import, key, name, "columns") };
         }
         for field in ["history", "system"] {
             if column(field, field) != field {
@@ -153,11 +153,11 @@ fn form(import: &mut Import, key: &str, name: &str, json: &Json, pretrains: bool
     match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
         ("conversations", "from", "value") => "sharegpt",
         ("messages", "role", "content") => "messages",
-        _ => lost(import, key, name, "columns and tags"),
+        _ => unknown_fields(import, key, name, "columns and tags"),
     }
 }
 
-fn lost(import: &mut Import, key: &str, name: &str, what: &str) -> &'static str {
+fn unknown_fields(import: &mut Import, key: &str, name: &str, what: &str) -> &'static str {
     import.unsupported(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
     "auto"
 }
