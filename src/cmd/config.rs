@@ -1,7 +1,7 @@
 //! `tunesmith config`: shows each effective setting with its source, the JSON schema, or the documentation of all settings.
 use super::args::JobArgs;
 use super::terminal::{self, Style};
-use crate::config::foreign::{self, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
+use crate::config::foreign::{self, Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 use crate::config::{Resolved, Setting, Source, docs};
 use crate::error::{Error, Result};
 use std::fmt::Write;
@@ -101,7 +101,7 @@ fn table(resolved: &Resolved, colour: bool) -> String {
         };
         let _ = writeln!(out, "{line}");
     }
-    out + &not_needed(&resolved.not_needed, (keys, values), colour) + &told(&resolved.foreign, colour)
+    out + &not_needed(&resolved.not_needed, (keys, values), colour) + &outcomes(&resolved.foreign, colour)
 }
 
 /// Keys of other toolkits that have no meaning here, in the table's columns.
@@ -122,24 +122,25 @@ fn not_needed(list: &[NotNeeded], (keys, values): (usize, usize), colour: bool) 
 }
 
 /// What became of each key of the foreign files, if there are any.
-fn told(foreign: &Foreign, colour: bool) -> String {
-    let name = |told: &Told| told.source.to_string();
-    let width =
-        |text: &dyn Fn(&Told) -> String| foreign.told.iter().map(|told| text(told).chars().count()).max().unwrap_or(0);
-    let (names, values) = (width(&name), width(&|told| told.value.clone()).min(30));
-    let fates = width(&|told| told.fate.name().to_owned());
+fn outcomes(foreign: &Foreign, colour: bool) -> String {
+    let width = |text: &dyn Fn(&KeyOutcome) -> String| {
+        foreign.outcomes.iter().map(|one| text(one).chars().count()).max().unwrap_or(0)
+    };
+    let (names, values) = (width(&|one| one.source.to_string()), width(&|one| one.value.clone()).min(30));
+    let words = width(&|one| one.outcome.name().to_owned());
     let mut out = String::new();
-    for one in &foreign.told {
+    for one in &foreign.outcomes {
         if out.is_empty() {
             out.push('\n');
         }
-        let (fate, value) = (format!("{:fates$}", one.fate.name()), &one.value);
-        let fate = match one.fate {
-            Fate::Taken | Fate::Auto => Style::Green.paint(&fate, colour),
-            Fate::Same => Style::Dim.paint(&fate, colour),
-            Fate::Warned | Fate::Overridden => Style::Bold.paint(&fate, colour),
+        let (name, value) = (one.source.to_string(), &one.value);
+        let word = format!("{:words$}", one.outcome.name());
+        let word = match one.outcome {
+            Outcome::Taken | Outcome::Changed | Outcome::Default | Outcome::Auto => Style::Green.paint(&word, colour),
+            Outcome::Same => Style::Dim.paint(&word, colour),
+            Outcome::NotNeeded | Outcome::Overridden | Outcome::Unsupported => Style::Bold.paint(&word, colour),
         };
-        let _ = writeln!(out, "{:names$}  {value:values$}  {fate}  {}", name(one), one.text);
+        let _ = writeln!(out, "{name:names$}  {value:values$}  {word}  {}", one.text());
     }
     out
 }

@@ -74,22 +74,23 @@ pub fn run(args: &Args) -> Result<()> {
 fn report(made: &Imported) -> String {
     let mut out = format!("a configuration of {}\n", made.toolkit.title());
     let parts = [
-        (Outcome::Mapped, "mapped"),
+        (Outcome::Taken, "mapped"),
         (Outcome::Changed, "changed"),
         (Outcome::Default, "written out, because its default is not ours"),
-        (Outcome::Needless, "not needed"),
-        (Outcome::Lost, "could not"),
+        (Outcome::NotNeeded, "not needed"),
+        (Outcome::Unsupported, "could not"),
     ];
     for (outcome, title) in parts {
-        let notes: Vec<_> = made.notes.iter().filter(|note| note.outcome == outcome).collect();
-        if notes.is_empty() {
+        let keys: Vec<_> = made.outcomes.iter().filter(|one| one.outcome == outcome).collect();
+        if keys.is_empty() {
             continue;
         }
-        let _ = writeln!(out, "\n{title} ({})", notes.len());
-        for note in notes {
-            let arrow = if note.from.is_empty() || note.to.is_empty() { "" } else { "  ->  " };
-            let why = if note.why.is_empty() { String::new() } else { format!("   ({})", note.why) };
-            let _ = writeln!(out, "  {}{arrow}{}{why}", note.from, note.to);
+        let _ = writeln!(out, "\n{title} ({})", keys.len());
+        for one in keys {
+            let (given, setting) = (one.given(), &one.setting);
+            let arrow = if given.is_empty() || setting.is_empty() { "" } else { "  ->  " };
+            let why = if one.why.is_empty() { String::new() } else { format!("   ({})", one.why) };
+            let _ = writeln!(out, "  {given}{arrow}{setting}{why}");
         }
     }
     if !made.refused.is_empty() {

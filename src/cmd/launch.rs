@@ -128,7 +128,7 @@ impl Job {
         let over_nccl = words.as_ref().is_some_and(|(found, _)| found.config.train.ddp_backend == RankBackend::Nccl);
         let strategy = words.as_ref().map(|(found, _)| found.config.train.strategy);
         let alone = strategy.filter(|strategy| matches!(strategy, Strategy::Single | Strategy::Dp));
-        let (file, num_gpus) = words.map(|(found, number)| (found.foreign.expected, number)).unwrap_or_default();
+        let (file, num_gpus) = words.map(|(found, number)| (found.foreign.claims, number)).unwrap_or_default();
         let nnodes = args.nnodes.or(file.machines.as_ref().map(|(count, _)| *count)).unwrap_or(1).max(1);
         let node_rank = args.node_rank.or(file.machine_rank.as_ref().map(|(rank, _)| *rank)).unwrap_or(0);
         let master_addr = args.master_addr.clone().or(file.main_address.map(|(address, _)| address));

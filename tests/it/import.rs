@@ -31,9 +31,9 @@ fn line<'a>(made: &'a Imported, key: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("{key} is not in\n{}", made.yaml))
 }
 
-fn note<'a>(made: &'a Imported, from: &str) -> &'a import::Note {
-    let found = made.notes.iter().find(|note| note.from == from || note.from.starts_with(&format!("{from}: ")));
-    found.unwrap_or_else(|| panic!("no note on {from} in {:#?}", made.notes))
+fn outcome_of<'a>(made: &'a Imported, key: &str) -> &'a import::KeyOutcome {
+    let found = made.outcomes.iter().find(|one| one.given() == key || one.given().starts_with(&format!("{key}: ")));
+    found.unwrap_or_else(|| panic!("no outcome of {key} in {:#?}", made.outcomes))
 }
 
 #[test]
@@ -129,20 +129,20 @@ fn axolotls_defaults_and_words_become_ours() {
         assert_eq!(value(&made, key).to_string(), expected, "{key}");
     }
     let outcomes = [
-        ("micro_batch_size", Outcome::Mapped),
+        ("micro_batch_size", Outcome::Taken),
         ("optimizer", Outcome::Changed),
         ("bf16", Outcome::Changed),
-        ("flash_attention", Outcome::Needless),
-        ("special_tokens", Outcome::Needless),
-        ("lora_model_dir", Outcome::Needless),
-        ("wandb_project", Outcome::Lost),
-        ("deepspeed", Outcome::Mapped),
-        ("lora_dropouts", Outcome::Lost),
+        ("flash_attention", Outcome::NotNeeded),
+        ("special_tokens", Outcome::NotNeeded),
+        ("lora_model_dir", Outcome::NotNeeded),
+        ("wandb_project", Outcome::Unsupported),
+        ("deepspeed", Outcome::Taken),
+        ("lora_dropouts", Outcome::Unsupported),
     ];
     for (key, outcome) in outcomes {
-        assert_eq!(note(&made, key).outcome, outcome, "{key}");
+        assert_eq!(outcome_of(&made, key).outcome, outcome, "{key}");
     }
-    assert!(note(&made, "lora_dropouts").why.contains("lora_dropout"), "the nearest key is named");
+    assert!(outcome_of(&made, "lora_dropouts").why.contains("lora_dropout"), "the nearest key is named");
     assert_eq!(value(&made, "train.strategy"), "zero1", "its file is read");
 }
 
@@ -180,7 +180,7 @@ fn raw_text_is_cut_into_pieces_and_long_chats_are_left_out() {
     for word in ["drop", "truncate", "raise"] {
         let made = text(&format!("{rows}excess_length_strategy: {word}\n"));
         assert_eq!(value(&made, "data.truncation"), "split", "{word}");
-        assert_eq!(note(&made, "excess_length_strategy").outcome, Outcome::Changed);
+        assert_eq!(outcome_of(&made, "excess_length_strategy").outcome, Outcome::Changed);
     }
     let mixed = text(&format!("{rows}  - {{path: b.jsonl, type: chat_template}}\n"));
     assert_eq!(value(&mixed, "data.truncation"), "split");
@@ -197,7 +197,7 @@ fn a_data_set_of_the_hub_keeps_its_configuration_and_form() {
     );
     assert!(made.yaml.contains("- {path: rows/extra.jsonl, format: text}"), "{}", made.yaml);
     assert_eq!(line(&made, "trainable_patterns"), "[\"^lm_head.weight$\", \"model.layers.(10|11).mlp\"]");
-    assert!(note(&made, "warmup_steps").why.contains("no warm-up"));
+    assert!(outcome_of(&made, "warmup_steps").why.contains("no warm-up"));
 }
 
 #[test]
@@ -245,10 +245,10 @@ fn a_mix_keeps_its_weights_and_frozen_blocks_their_names() {
     assert_eq!(line(&made, "trainable_modules"), "[mlp, self_attn]");
     assert!(line(&made, "trainable_patterns").contains("embed_tokens"));
     let made = read("factory_qlora.yaml");
-    assert!(note(&made, "dataset").why.contains("unknown_name"));
+    assert!(outcome_of(&made, "dataset").why.contains("unknown_name"));
     let made = read("factory_freeze.yaml");
     assert_eq!(value(&made, "train.strategy"), "zero3", "a file that is not here has a name");
-    assert_eq!(note(&made, "deepspeed").outcome, Outcome::Changed);
+    assert_eq!(outcome_of(&made, "deepspeed").outcome, Outcome::Changed);
     let made = read("axolotl_qlora.yaml");
     assert_eq!(value(&made, "train.strategy"), "fsdp");
     assert!(made.yaml.contains("fsdp_config: {offload_params: true}"), "{}", made.yaml);
@@ -278,8 +278,8 @@ fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
         assert_eq!(value(&made, key).to_string(), expected, "{key}");
     }
     assert_eq!(value(&made, "train.metric_for_best_model"), "rougeL", "answers are scored");
-    assert_eq!(note(&made, "tuning.backend").outcome, Outcome::Needless);
-    assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
+    assert_eq!(outcome_of(&made, "tuning.backend").outcome, Outcome::NotNeeded);
+    assert!(outcome_of(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
     let made = read("play_dapt.yaml");
     assert!(made.yaml.contains("- {path: data/papers.jsonl, format: text, weight: 0.75}"), "{}", made.yaml);
     assert!(made.yaml.contains("packing: true") && made.yaml.contains("truncation: split"), "{}", made.yaml);
@@ -309,23 +309,23 @@ fn rows_that_cannot_be_read_as_they_are_are_named() {
     let entry = |more: &str| format!("datasets:\n- {{path: a.jsonl, type: chat_template, {more}}}\n");
     let of = |more: &str, key: &str| {
         let made = imported(Toolkit::Axolotl, &entry(more));
-        let found = note(&made, &format!("datasets[0].{key}"));
+        let found = outcome_of(&made, &format!("datasets[0].{key}"));
         (found.outcome, found.why.clone())
     };
-    assert_eq!(of("roles: {user: [human], assistant: [gpt, model]}", "roles").0, Outcome::Needless);
-    assert_eq!(of("roles: {assistant: [bot]}", "roles").0, Outcome::Lost);
-    assert_eq!(of("train_on_eos: last", "train_on_eos").0, Outcome::Lost);
+    assert_eq!(of("roles: {user: [human], assistant: [gpt, model]}", "roles").0, Outcome::NotNeeded);
+    assert_eq!(of("roles: {assistant: [bot]}", "roles").0, Outcome::Unsupported);
+    assert_eq!(of("train_on_eos: last", "train_on_eos").0, Outcome::Unsupported);
     assert!(of("fild: x", "fild").1.contains("unknown"));
     assert!(of("field_system: rules", "field_system").1.contains("rename"));
 
     let data = folder().join("data");
     let factory =
         |name: &str| imported(Toolkit::LlamaFactory, &format!("dataset_dir: {}\ndataset: {name}\n", data.display()));
-    assert!(note(&factory("wiki"), "dataset.wiki.file_name").why.contains("one {\"text\": …} a line"));
-    assert_eq!(note(&factory("pictures"), "dataset.pictures.columns.images").outcome, Outcome::Lost);
+    assert!(outcome_of(&factory("wiki"), "dataset.wiki.file_name").why.contains("one {\"text\": …} a line"));
+    assert_eq!(outcome_of(&factory("pictures"), "dataset.pictures.columns.images").outcome, Outcome::Unsupported);
     let told = factory("told");
     assert_eq!(value(&told, "data.format"), "auto", "rows may have earlier turns");
-    assert!(note(&told, "dataset.told.columns.system").why.contains("rename the field to system"));
+    assert!(outcome_of(&told, "dataset.told.columns.system").why.contains("rename the field to system"));
 }
 
 #[test]
@@ -337,14 +337,14 @@ fn deepspeeds_files_are_taken_as_they_are() {
         };
         let key = format!("{section}deepspeed");
         let made = imported(toolkit, &text("ds.json"));
-        assert!(note(&made, &key).to.starts_with("train.deepspeed: "), "{:?}", made.notes);
+        assert!(outcome_of(&made, &key).setting.starts_with("train.deepspeed: "), "{:?}", made.outcomes);
         assert!(line(&made, "deepspeed").contains("/ds.json"), "{}", made.yaml);
         let made = imported(toolkit, &text("odd.json"));
         assert!(made.refused[0].why.contains("zero_optimisation: unknown"), "{:?}", made.refused);
         let made = imported(toolkit, &text("nowhere/zero3_bf16.json"));
         assert_eq!(value(&made, "train.strategy"), "zero3");
         let made = imported(toolkit, &text("nowhere/other.json"));
-        assert_eq!(note(&made, &key).outcome, Outcome::Lost);
+        assert_eq!(outcome_of(&made, &key).outcome, Outcome::Unsupported);
         let made = imported(toolkit, &text("{zero_optimization: {stage: 1}}"));
         assert_eq!(value(&made, "train.strategy"), "zero1");
     }
@@ -362,14 +362,14 @@ fn fsdp_becomes_ours_and_what_splits_models_otherwise_is_named() {
     assert_eq!(value(&made, "train.fsdp_sharding_strategy"), "shard_grad_op");
     assert_eq!(value(&made, "train.gradient_checkpointing").to_string(), "true");
     let outcomes = [
-        ("fsdp_config.odd", Outcome::Lost),
-        ("fsdp_config.cpu_offload_pin_memory", Outcome::Needless),
+        ("fsdp_config.odd", Outcome::Unsupported),
+        ("fsdp_config.cpu_offload_pin_memory", Outcome::NotNeeded),
         ("dp_shard_size", Outcome::Changed),
-        ("context_parallel_size", Outcome::Needless),
-        ("tensor_parallel_size", Outcome::Lost),
+        ("context_parallel_size", Outcome::NotNeeded),
+        ("tensor_parallel_size", Outcome::Unsupported),
     ];
     for (key, outcome) in outcomes {
-        assert_eq!(note(&made, key).outcome, outcome, "{key}");
+        assert_eq!(outcome_of(&made, key).outcome, outcome, "{key}");
     }
     let text = "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n";
     assert_eq!(line(&imported(Toolkit::Axolotl, text), "fsdp"), "\"full_shard auto_wrap\"");
@@ -410,7 +410,7 @@ fn scored_answers_and_samples_become_ours() {
         assert_eq!(value(&made, &format!("gen.{key}")).to_string(), expected, "{key}");
     }
     let made = imported(Toolkit::LlamaFactory, "do_sample: false\ntemperature: 0.3\n");
-    assert_eq!(note(&made, "temperature").outcome, Outcome::Needless);
+    assert_eq!(outcome_of(&made, "temperature").outcome, Outcome::NotNeeded);
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn sft_plays_mixes_take_the_place_of_its_rows() {
         Toolkit::SftPlay,
         "task_mode: cpt_mixed\ndata: {train_path: a.jsonl}\ndatasets: [{path: b.jsonl, type: cpt, weight: 1.0}]\n",
     );
-    assert_eq!(note(&made, "data.train_path").outcome, Outcome::Needless);
+    assert_eq!(outcome_of(&made, "data.train_path").outcome, Outcome::NotNeeded);
     assert_eq!(value(&made, "data.train_path").to_string(), "[]");
 }
 
@@ -495,8 +495,8 @@ fn hostile_texts_stay_in_their_line() {
     let made = import::read(&path, None).unwrap();
     assert_eq!(value(&made, "train.seed").to_string(), "42");
     assert_eq!(value(&made, "model.name"), "x\ntrain: {seed: 9}\u{1b}[2J");
-    for note in &made.notes {
-        assert!(!note.from.contains(char::is_control), "{note:?}");
+    for one in &made.outcomes {
+        assert!(!one.given().contains(char::is_control), "{one:?}");
     }
 }
 
@@ -513,10 +513,11 @@ proptest! {
                 let loads = config::load_text(Path::new("made"), &made.yaml).is_ok();
                 prop_assert_eq!(loads, made.refused.is_empty(), "{}", made.yaml);
                 if toolkit != Toolkit::SftPlay {
-                    let noted: BTreeSet<&str> = made.notes.iter().filter_map(|note| note.from.split(": ").next()).collect();
+                    let given: Vec<String> = made.outcomes.iter().map(import::KeyOutcome::given).collect();
+                    let noted: BTreeSet<&str> = given.iter().filter_map(|one| one.split(": ").next()).collect();
                     for key in pairs.keys() {
                         let inside = |name: &&str| name.starts_with(&format!("{key}["));
-                        prop_assert!(noted.contains(key.as_str()) || noted.iter().any(inside), "{} of {:?}", key, made.notes);
+                        prop_assert!(noted.contains(key.as_str()) || noted.iter().any(inside), "{} of {:?}", key, made.outcomes);
                     }
                 }
             }
@@ -571,9 +572,9 @@ fn a_configuration_without_rows_is_imported() {
             import::read(&printed.join(format!("{name}.yaml")), None).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(made.toolkit, Toolkit::SftPlay, "{name}");
         assert!(
-            made.refused.is_empty() && !made.notes.iter().any(|note| note.outcome == Outcome::Lost),
+            made.refused.is_empty() && !made.outcomes.iter().any(|one| one.outcome == Outcome::Unsupported),
             "{name}: {:#?}",
-            made.notes
+            made.outcomes
         );
         config::load_text(Path::new("made.yaml"), &made.yaml)
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", made.yaml));
@@ -581,7 +582,7 @@ fn a_configuration_without_rows_is_imported() {
     let made = import::read(&printed.join("multi_gpu_config.yaml"), None).unwrap();
     assert_eq!(value(&made, "train.eval_strategy"), "steps");
     assert_eq!(value(&made, "train.predict_with_generate"), true);
-    assert_eq!(note(&made, "train.dataloader_num_workers").outcome, Outcome::Needless);
+    assert_eq!(outcome_of(&made, "train.dataloader_num_workers").outcome, Outcome::NotNeeded);
 }
 
 #[test]
@@ -607,6 +608,6 @@ fn a_malformed_dataset_info_is_named_with_line_and_column() {
     let path = root.path().join("train.yaml");
     std::fs::write(&path, yaml).unwrap();
     let made = import::read(&path, None).unwrap();
-    let found = format!("{:?}", note(&made, "dataset"));
+    let found = format!("{:?}", outcome_of(&made, "dataset"));
     assert!(found.contains("dataset_info.json: malformed JSON: ") && found.contains("at line 2 column 3"), "{found}");
 }

@@ -1,5 +1,7 @@
 //! Merges foreign configurations with our own: which value wins, and which contradictions are refused.
-use super::foreign::{Fate, Foreign, Format, KEYS, Line, NotNeeded, Row, format_of, read, take_key};
+use super::foreign::{
+    Condition, Foreign, ForeignSetting, Format, KEYS, KeyOutcome, NotNeeded, Outcome, format_of, read, read_trainer_key,
+};
 use super::lookup::find;
 use super::resolved::Resolved;
 use super::resolver::Resolver;
@@ -36,18 +38,12 @@ impl Resolver {
         Ok(true)
     }
 
-    /// Reads a key of [`Format::Trainer`], and returns the keys of ours that it sets.
+    /// Reads a key of [`Format::Trainer`], and returns the keys of ours that it sets; `None` for any other key.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the value is refused.
-    pub(super) fn take_trainer(
-        &mut self,
-        row: &Row,
-        spelled: &str,
-        node: &Node,
-        source: &Source,
-    ) -> Result<Vec<String>> {
-        let taken = take_key(row, spelled, node, source)?;
+    pub(super) fn take_trainer(&mut self, spelled: &str, node: &Node, source: &Source) -> Result<Option<Vec<String>>> {
+        let Some(taken) = read_trainer_key(spelled, node, source)? else { return Ok(None) };
         match taken.why {
             Some(note) => {
                 let entry = NotNeeded { key: spelled.to_owned(), value: node.to_json(), source: source.clone(), note };
@@ -62,7 +58,7 @@ impl Resolver {
                 ours.push(key);
             }
         }
-        Ok(ours)
+        Ok(Some(ours))
     }
 
     /// Reads the foreign files that the settings name. Their values replace defaults and `auto`, but not values from the shell. A value
@@ -78,46 +74,46 @@ impl Resolver {
         let named: Vec<_> = named.collect();
         self.foreign = read(&named)?;
         self.notes.append(&mut self.foreign.notes);
-        let lines = std::mem::take(&mut self.foreign.lines);
+        let settings = std::mem::take(&mut self.foreign.settings);
         // Unconditional values first: the others depend on them.
-        let (later, first): (Vec<Line>, Vec<Line>) =
-            lines.into_iter().partition(|line| line.soft || line.only_with.is_some());
-        for line in first.into_iter().chain(later) {
-            self.take_line(line)?;
+        let (first, later): (Vec<ForeignSetting>, Vec<ForeignSetting>) =
+            settings.into_iter().partition(|setting| setting.condition == Condition::None);
+        for setting in first.into_iter().chain(later) {
+            self.take_setting(setting)?;
         }
         self.rows_of_a_step()
     }
 
-    fn take_line(&mut self, line: Line) -> Result<()> {
-        let def = find(&line.key).ok_or_else(|| Error::config(format!("{}: unknown key {}", line.source, line.key)))?;
-        if let Some(switch) = line.only_with
+    fn take_setting(&mut self, theirs: ForeignSetting) -> Result<()> {
+        let def =
+            find(&theirs.key).ok_or_else(|| Error::config(format!("{}: unknown key {}", theirs.source, theirs.key)))?;
+        if let Condition::SwitchedOn(switch) = theirs.condition
             && !self.is_on(switch)
         {
-            self.foreign.overrule(&line, Fate::Same, format!("{} is read only with {switch}", line.key));
+            self.foreign.overrule(&theirs, Outcome::Same, format!("{} is read only with {switch}", theirs.key));
             return Ok(());
         }
         let open = |node: &Node| matches!(node, Node::Str(word) if word == "auto");
-        if let Some(found) = self.found.get(&line.key).filter(|found| !open(&found.node)) {
-            if value_of(def, &found.node) == value_of(def, &line.node) {
+        if let Some(found) = self.found.get(&theirs.key).filter(|found| !open(&found.node)) {
+            if value_of(def, &found.node) == value_of(def, &theirs.node) {
                 return Ok(());
             }
-            let of_shell = |source: &Source| matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_));
-            if line.soft || of_shell(&found.source) {
-                let text = format!("{}: {} ({})", line.key, shown(def, &found.node), found.source);
-                self.foreign.overrule(&line, Fate::Overridden, text);
+            if theirs.condition == Condition::Unset || found.source.is_shell() {
+                let text = format!("{}: {} ({})", theirs.key, shown(def, &found.node), found.source);
+                self.foreign.overrule(&theirs, Outcome::Overridden, text);
                 return Ok(());
             }
             // A foreign file that the shell names takes precedence over our own file.
-            if !(of_shell(&line.named_by) && matches!(found.source, Source::File { .. })) {
-                let sides = [(&found.node, &found.source), (&line.node, &line.source)];
-                let [ours, theirs] =
-                    sides.map(|(node, source)| format!("{}: {} ({source})", line.key, shown(def, node)));
-                return Err(Error::config(format!("{ours} contradicts {theirs}")).hint(
-                    "make them the same, or set \"auto\" in the file; a word or variable of the shell goes before both",
+            if !(theirs.named_by.is_shell() && matches!(found.source, Source::File { .. })) {
+                let sides = [(&found.node, &found.source), (&theirs.node, &theirs.source)];
+                let [ours, other] =
+                    sides.map(|(node, source)| format!("{}: {} ({source})", theirs.key, shown(def, node)));
+                return Err(Error::config(format!("{ours} contradicts {other}")).hint(
+                    "make them the same, or set \"auto\" in the file; a KEY=VALUE word or an environment variable takes precedence over both",
                 ));
             }
         }
-        self.put(def, &line.key, line.node, line.source)
+        self.put(def, &theirs.key, theirs.node, theirs.source)
     }
 
     fn is_on(&self, key: &str) -> bool {
@@ -129,7 +125,7 @@ impl Resolver {
 
     /// Sets `train.effective_batch` to DeepSpeed's `train_batch_size`, if the batch size or accumulation count is `auto`.
     fn rows_of_a_step(&mut self) -> Result<()> {
-        let Some((rows, source)) = self.foreign.expected.rows.clone() else { return Ok(()) };
+        let Some((rows, source)) = self.foreign.claims.rows.clone() else { return Ok(()) };
         let open = |key: &str| matches!(self.found.get(key), Some(found) if matches!(&found.node, Node::Str(word) if word == "auto"));
         if !open("train.batch_size") && !open("train.grad_accum") {
             return Ok(());
@@ -161,20 +157,20 @@ fn shown(def: &OptionDef, node: &Node) -> String {
 }
 
 impl Foreign {
-    /// Changes the fate of the key that gave a setting.
-    fn overrule(&mut self, line: &Line, fate: Fate, text: String) {
-        let told = self.told.iter_mut().find(|told| told.source == line.source && told.key.as_ref() == Some(&line.key));
-        if let Some(told) = told {
-            (told.fate, told.text) = (fate, text);
+    /// Changes the outcome of the key that gave a setting, which does not count.
+    fn overrule(&mut self, setting: &ForeignSetting, outcome: Outcome, why: String) {
+        let of_key = |one: &&mut KeyOutcome| one.source == setting.source && one.ours.as_ref() == Some(&setting.key);
+        if let Some(found) = self.outcomes.iter_mut().find(of_key) {
+            (found.outcome, found.setting, found.why) = (outcome, String::new(), why);
         }
     }
 
     /// Fills in the values that hold for keys that are `auto`.
     pub(super) fn show_auto(&mut self, settings: &[Setting]) {
-        for told in self.told.iter_mut().filter(|told| told.fate == Fate::Auto) {
-            let setting = settings.iter().find(|setting| Some(&setting.key) == told.key.as_ref());
+        for auto in self.outcomes.iter_mut().filter(|one| one.outcome == Outcome::Auto) {
+            let setting = settings.iter().find(|setting| Some(&setting.key) == auto.ours.as_ref());
             let Some(Setting { key, value, source }) = setting else { continue };
-            told.text = match (key.as_str(), value.is_null()) {
+            auto.setting = match (key.as_str(), value.is_null()) {
                 ("train.effective_batch", true) => "train.batch_size x train.grad_accum x ranks".to_owned(),
                 ("train.max_steps", _) if *value == TrainConfig::default().max_steps.to_json() => {
                     "as many as the epochs have".to_owned()
@@ -187,13 +183,13 @@ impl Foreign {
 
 impl Resolved {
     /// The configuration for `world` ranks, of which `local` are on this machine: claims of foreign files are checked, and sizes that
-    /// follow from them are filled in ([`crate::foreign::Expected::settle`]).
+    /// follow from them are filled in ([`crate::foreign::Claims::check_ranks`]).
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
     pub fn in_world(&self, world: usize, local: usize, launcher: Option<&str>) -> Result<Self> {
         let mut settled = self.clone();
-        self.foreign.expected.settle(&mut settled.config, world, local, launcher)?;
+        self.foreign.claims.check_ranks(&mut settled.config, world, local, launcher)?;
         for setting in &mut settled.settings {
             let train = &settled.config.train;
             match setting.key.as_str() {

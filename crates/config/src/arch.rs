@@ -1,5 +1,6 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
+pub use super::arch_parts::{Activation, BlockKind, Experts, NormPlacement, QkNorm};
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
@@ -24,105 +25,12 @@ pub const COMPANIONS: [&str; 14] = [
     "video_preprocessor_config.json",
 ];
 
-/// Which places of a decoder block have an RMS norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NormPlacement {
-    /// Before attention and before the MLP (Llama).
-    Pre,
-    /// Before and after both (Gemma 2 and 3).
-    Sandwich,
-    /// After both, before they join the residual stream (OLMo 2).
-    Post,
-}
-
-impl NormPlacement {
-    /// Module names within a block, in the order: before attention, after attention, before the MLP, after the MLP.
-    pub const fn names(self) -> [Option<&'static str>; 4] {
-        match self {
-            Self::Pre => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
-            Self::Sandwich => [
-                Some("input_layernorm"),
-                Some("post_attention_layernorm"),
-                Some("pre_feedforward_layernorm"),
-                Some("post_feedforward_layernorm"),
-            ],
-            Self::Post => [None, Some("post_attention_layernorm"), None, Some("post_feedforward_layernorm")],
-        }
-    }
-}
-
-/// RMS norms on queries and keys, before the rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNorm {
-    /// None.
-    None,
-    /// A weight of `[head_dim]`, which all heads share.
-    Head,
-    /// A weight of `[heads * head_dim]` over all heads together.
-    Whole,
-}
-
-/// The activation on the gate of the MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x sigmoid(x)`.
-    Silu,
-    /// GELU in the tanh approximation, `gelu_pytorch_tanh`.
-    GeluTanh,
-}
-
-/// The mixture of experts that takes the place of the MLP in sparse blocks ([`BlockKind::sparse`]).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Experts {
-    /// Number of routed experts in a block.
-    pub count: usize,
-    /// Number of experts that the router chooses for a token.
-    pub per_token: usize,
-    /// Intermediate size of an expert.
-    pub width: usize,
-    /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
-    pub normalised: bool,
-    /// Intermediate size of the shared expert, which every token goes through; `None` without one.
-    pub shared: Option<usize>,
-    /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
-    pub balance: Option<f64>,
-    /// Whether tensors are named as in Mixtral (`block_sparse_moe`).
-    pub mixtral: bool,
-}
-
-impl Experts {
-    /// Tensor names of an expert's gate, up and down projections, within the block.
-    pub fn names(&self, expert: usize) -> [String; 3] {
-        if self.mixtral {
-            ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}.weight"))
-        } else {
-            ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj.weight"))
-        }
-    }
-
-    /// Tensor name of the router, within the block.
-    pub const fn router(&self) -> &'static str {
-        if self.mixtral { "block_sparse_moe.gate.weight" } else { "mlp.gate.weight" }
-    }
-}
-
-/// What may differ from one decoder block to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockKind {
-    /// Whether the MLP is a mixture of [`Arch::experts`].
-    pub sparse: bool,
-    /// Sliding window: a query sees this many keys, its own included. `None`: it sees all earlier keys.
-    pub window: Option<usize>,
-    /// Index into [`Arch::ropes`]; `None` for a block without a rotary embedding (`NoPE`).
-    pub rope: Option<usize>,
-}
-
 /// Name and shape of a tensor that the checkpoint must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Hugging Face's name, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Sizes, the slowest first.
+    /// Sizes; the last dimension is contiguous in memory.
     pub shape: Vec<usize>,
 }
 
@@ -131,9 +39,9 @@ pub struct TensorSpec {
 pub struct LinearSpec {
     /// Module name, such as `model.layers.0.self_attn.q_proj`.
     pub name: String,
-    /// Rows of the weight.
+    /// Rows of the weight: the width of the output.
     pub out_features: usize,
-    /// Columns of the weight.
+    /// Columns of the weight: the width of the input.
     pub in_features: usize,
     /// Whether the module adds a bias.
     pub bias: bool,
@@ -149,17 +57,17 @@ pub struct Arch {
     pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the hidden layer of a dense MLP.
     pub intermediate_size: usize,
-    /// Number of decoder blocks.
+    /// Number of decoder blocks, and of entries in `blocks`.
     pub num_hidden_layers: usize,
-    /// Query heads.
+    /// Query heads of an attention layer.
     pub num_attention_heads: usize,
     /// Key and value heads; divides `num_attention_heads`.
     pub num_key_value_heads: usize,
     /// Width of an attention head; even.
     pub head_dim: usize,
-    /// Rows of the embedding.
+    /// Rows of the embedding, which may exceed the tokens of the tokenizer.
     pub vocab_size: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
@@ -173,7 +81,7 @@ pub struct Arch {
     pub blocks: Vec<BlockKind>,
     /// The rotary embeddings that [`BlockKind::rope`] refers to.
     pub ropes: Vec<Rope>,
-    /// Factor on attention scores.
+    /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
     /// Soft cap of attention scores: `cap * tanh(score / cap)`.
     pub attention_softcap: Option<f64>,
@@ -186,9 +94,9 @@ pub struct Arch {
     pub embedding_scaled_outside: bool,
     /// Factor on the output of attention and MLP, before it is added to the residual stream.
     pub residual_scale: f64,
-    /// Factor on logits.
+    /// Factor on the output of the head.
     pub logit_scale: f64,
-    /// The MLP's activation.
+    /// Activation on the gate of the MLP.
     pub activation: Activation,
     /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
     pub fused: bool,
@@ -200,9 +108,9 @@ pub struct Arch {
     pub separated: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
-    /// Bias on o.
+    /// Bias on the attention's output projection.
     pub o_bias: bool,
-    /// Biases in the MLP.
+    /// Biases on the projections of the MLP.
     pub mlp_bias: bool,
     /// Context length of the pretraining, in tokens.
     pub max_position_embeddings: usize,

@@ -1,9 +1,8 @@
-//! Types of settings that may be `auto`, which a measurement before step 1 settles: numbers, activation checkpointing; and sizes in
-//! bytes.
+//! Settings that may be `auto`, which a measurement before step 1 decides: numbers and activation checkpointing. Also sizes in bytes.
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 
-/// A value, or `auto`, which is settled by measuring before step 1.
+/// A value, or `auto`, which a measurement before step 1 decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Auto<T> {
     /// `auto`: not measured yet.
@@ -131,7 +130,7 @@ pub enum Policy {
     None,
     /// It keeps the results of matrix products; norms and activation functions are recomputed.
     Cheap,
-    /// It keeps nothing; the forward pass of the block is run again.
+    /// It keeps nothing; the forward pass of the block is recomputed.
     Full,
 }
 
@@ -142,19 +141,19 @@ pub enum Checkpointing {
     Auto,
     /// [`Policy::Full`] in the first blocks, [`Policy::None`] in the last, [`Policy::Cheap`] between.
     Blocks {
-        /// Number of blocks from the first on.
+        /// Number of blocks at the beginning.
         full: usize,
-        /// Number of blocks from the last back.
+        /// Number of blocks at the end.
         none: usize,
     },
 }
 
 impl Checkpointing {
-    /// [`Policy::Cheap`] in every block.
+    /// Every block keeps the results of matrix products.
     pub const CHEAP: Self = Self::Blocks { full: 0, none: 0 };
-    /// [`Policy::Full`] in every block.
+    /// Every block is recomputed.
     pub const FULL: Self = Self::Blocks { full: usize::MAX, none: 0 };
-    /// [`Policy::None`] in every block.
+    /// Every block keeps all of its activations.
     pub const NONE: Self = Self::Blocks { full: 0, none: usize::MAX };
 
     /// The policy of block `index` of `count`; for `auto` it is [`Policy::Cheap`].

@@ -64,7 +64,7 @@ impl ScoreHead {
     /// The error for a family that Transformers has no classification class for.
     pub fn refusal(family: &Family) -> Error {
         Error::model(format!(
-            "not yet: a head of scores on {}, for which Transformers has no class that could load it",
+            "not supported: a classification head on {}, since Transformers has no class that loads it",
             family.model_type
         ))
     }

@@ -1,5 +1,5 @@
 //! The keys of `config.json` that all families share, read as Llama's class reads them, and the refusal of features that this version
-//! does not compute. A family's file then changes what its own class does otherwise.
+//! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
 use super::arch::{Activation, Arch, BlockKind, Experts, NormPlacement, QkNorm};
@@ -74,7 +74,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    fn activation(&self, (key, default): (&str, Activation)) -> Result<Activation> {
+    fn activation(&self, key: &str, default: Activation) -> Result<Activation> {
         match self.text(key)? {
             None => Ok(default),
             Some("silu" | "swish") => Ok(Activation::Silu),
@@ -103,7 +103,7 @@ impl Source<'_> {
         if rope.rotary_dim != head_dim && !defaults.partial_rotary {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
-                .hint("the class in Transformers turns whole heads whatever this key says: take it out"));
+                .hint("the class in Transformers always rotates whole heads: remove the key"));
         }
         Ok(Arch {
             family,
@@ -128,7 +128,7 @@ impl Source<'_> {
             embedding_scaled_outside: false,
             residual_scale: 1.0,
             logit_scale: 1.0,
-            activation: self.activation(defaults.activation)?,
+            activation: self.activation(defaults.activation_key, defaults.activation)?,
             fused: false,
             tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
             qkv_bias: false,
@@ -238,12 +238,7 @@ impl Source<'_> {
 
 impl Source<'_> {
     /// The experts of Qwen's mixture-of-experts models, and which blocks are sparse. `shared`: intermediate size of the shared expert.
-    pub(super) fn qwen_experts(
-        &self,
-        arch: &mut Arch,
-        shared: Option<usize>,
-        defaults: (usize, usize, usize),
-    ) -> Result<()> {
+    pub(super) fn qwen_experts(&self, arch: &mut Arch, shared: Option<usize>, defaults: ExpertDefaults) -> Result<()> {
         let key = if self.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
         arch.experts = Some(Experts {
             normalised: self.flag("norm_topk_prob", false)?,
@@ -264,10 +259,10 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The experts, from the keys `count` and `width`. `defaults`: number of experts, experts per token, intermediate size.
-    pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
-        let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
-        let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
+    /// The experts, from the keys `count` and `width`.
+    pub(super) fn experts(&self, count: &str, width: &str, defaults: ExpertDefaults) -> Result<Experts> {
+        let (count, width) = (self.size(count, Some(defaults.count))?, self.size(width, Some(defaults.width))?);
+        let per_token = self.size("num_experts_per_tok", Some(defaults.per_token))?;
         let layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
         if count * layers > MAX_EXPERTS || per_token > count {
             return Err(self.error(format!(
@@ -286,6 +281,17 @@ impl Source<'_> {
     }
 }
 
+/// Defaults of the keys of a mixture of experts, in a family's configuration class of Transformers.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertDefaults {
+    /// Number of routed experts in a block.
+    pub count: usize,
+    /// Experts that the router chooses for a token.
+    pub per_token: usize,
+    /// Intermediate size of an expert.
+    pub width: usize,
+}
+
 /// Defaults of a family's configuration class in Transformers, for absent keys.
 pub(super) struct Defaults {
     /// Key and value heads; `None`: as many as query heads.
@@ -302,8 +308,10 @@ pub(super) struct Defaults {
     pub tied: bool,
     /// Padding token.
     pub pad: Option<u32>,
-    /// The key of the activation, and its default.
-    pub activation: (&'static str, Activation),
+    /// The key that names the activation.
+    pub activation_key: &'static str,
+    /// The activation.
+    pub activation: Activation,
     /// Whether the class supports `partial_rotary_factor`.
     pub partial_rotary: bool,
 }
@@ -318,7 +326,8 @@ impl Default for Defaults {
             eps: 1e-6,
             tied: false,
             pad: None,
-            activation: ("hidden_act", Activation::Silu),
+            activation_key: "hidden_act",
+            activation: Activation::Silu,
             partial_rotary: false,
         }
     }

@@ -3,7 +3,7 @@ use super::schema::{Config, OptionDef, SECTIONS, Section, TOP};
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
 
-/// `docs/configuration.md`.
+/// The text of `docs/configuration.md`: every setting with its default and documentation.
 pub fn markdown() -> String {
     let mut out = String::from(INTRODUCTION);
     let defaults = Config::default();
@@ -74,7 +74,7 @@ fn plain(value: &Json) -> String {
     }
 }
 
-/// `docs/schema.json`.
+/// The text of `docs/schema.json`, a JSON Schema for editors.
 pub fn schema() -> String {
     let mut root = section_schema("the whole configuration", TOP.options);
     root["properties"]["include"] = json!({

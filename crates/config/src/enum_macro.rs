@@ -16,7 +16,7 @@ macro_rules! choices {
             /// The accepted words, without aliases.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
             /// The words that a message lists: also those aliases that are documented.
-            const TOLD: &'static [&'static str] = &[$($word, $( $( choices!(@told $alias $alias_doc), )? )*)+];
+            const LISTED: &'static [&'static str] = &[$($word, $( $( choices!(@listed $alias $alias_doc), )? )*)+];
             /// The accepted words, with aliases.
             const ACCEPTED: &'static [&'static str] = &[$($word, $( $alias, )*)+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
@@ -39,7 +39,7 @@ macro_rules! choices {
             fn from_node(node: &$crate::value::Node) -> Result<Self, $crate::value::Refusal> {
                 match node {
                     $( $crate::value::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
-                    _ => Err($crate::enum_macro::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
+                    _ => Err($crate::enum_macro::refuse_word(node, Self::LISTED, Self::ACCEPTED, Self::LATER)),
                 }
             }
 
@@ -48,7 +48,7 @@ macro_rules! choices {
             }
 
             fn expected() -> String {
-                $crate::enum_macro::one_of(Self::TOLD)
+                $crate::enum_macro::one_of(Self::LISTED)
             }
 
             fn schema() -> serde_json::Value {
@@ -63,7 +63,7 @@ macro_rules! choices {
     )*};
     (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
     (@alias $word:literal $doc:literal) => { $doc };
-    (@told $alias:literal $doc:literal) => { $alias };
+    (@listed $alias:literal $doc:literal) => { $alias };
     (@or) => { &[] };
     (@or $later:expr) => { &$later };
 }
@@ -75,9 +75,9 @@ pub(super) fn one_of(words: &[&str]) -> String {
     format!("one of {}", words.join(", "))
 }
 
-/// The refusal of a value that is not an accepted word, with the most similar word as a hint. The message lists `told`.
-pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
-    let refusal = Refusal::new(node, one_of(told));
+/// The refusal of a value that is not an accepted word, with the most similar word as a hint. The message lists `listed`.
+pub(super) fn refuse_word(node: &Node, listed: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
+    let refusal = Refusal::new(node, one_of(listed));
     let Node::Str(word) = node else { return refusal };
     if later.contains(&word.as_str()) {
         return refusal.hint(not_yet(word));

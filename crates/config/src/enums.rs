@@ -1,9 +1,5 @@
-//! Settings that are one of a few words, and settings that are a word or something else.
+//! Settings that are one of a few words.
 use super::enum_macro::choices;
-use super::pattern::Pattern;
-use super::value::{ConfigValue, Node, Refusal};
-use serde_json::{Value as Json, json};
-use std::path::PathBuf;
 
 choices! {
     /// The task, which decides the head and the loss.
@@ -44,11 +40,11 @@ choices! {
 
     /// Quantization of the base model's matrices, in bitsandbytes' formats.
     Quantization {
-        /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
+        /// As in the checkpoint; `nf4` with `tuning.mode: qlora`.
         Auto = "auto",
-        /// Not at all: those of a quantized checkpoint are widened.
+        /// No quantization. A quantized checkpoint is dequantized.
         None = "none",
-        /// 4 bits a number, with the values of a normal distribution's quantiles.
+        /// 4 bits a number; its values are quantiles of a normal distribution.
         Nf4 = "nf4",
         /// 4 bits a number, as floating point.
         Fp4 = "fp4",
@@ -62,9 +58,9 @@ choices! {
         Fused = "fused",
         /// The same operations without vector instructions: slow, for checks.
         Reference = "reference",
-        /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
+        /// SFT-Play's name for `fused`, on a base that is kept as `tuning.mode` says.
         Unsloth = "unsloth",
-        /// The name in SFT-Play's configurations for `fused`, likewise; with `tuning.mode: qlora` on bitsandbytes' NF4.
+        /// SFT-Play's name for `fused`; with `tuning.mode: qlora` on bitsandbytes' NF4.
         Bnb = "bnb",
     };
 
@@ -80,34 +76,35 @@ choices! {
 
     /// How several ranks share the work.
     Strategy {
-        /// `single` with one rank; with several the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, else the one that needs least.
+        /// `single` with one rank. With several, the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, or the one
+        /// that needs least.
         Auto = "auto",
         /// One process, and an error where a launcher has started several.
         Single = "single",
         /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
         Dp = "dp",
-        /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
+        /// One process for each rank, started by `tunesmith launch`, torchrun, mpirun or srun. Gradients are summed over Gloo.
         Ddp = "ddp",
-        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        /// As `ddp`, but each rank keeps only its share of the optimizer's state. With `dp_ranks`, ranks are threads.
         Zero1 = "zero1",
-        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        /// As `zero1`, and each rank keeps only its share of the gradients, which are summed after every pass.
         Zero2 = "zero2",
-        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
+        /// As `zero2`, and each rank keeps only its share of the weights. The weights of a segment are gathered while it computes.
         Zero3 = "zero3",
-        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        /// As `zero3`, with the sharding of `fsdp_sharding_strategy`.
         Fsdp = "fsdp",
     };
 
     /// How FSDP shards the weights, as PyTorch's `ShardingStrategy`.
     Sharding {
-        /// A share; a segment's are brought together for its forward and again for its backward.
+        /// Each rank keeps a share. The weights of a segment are gathered for its forward pass, and again for its backward pass.
         FullShard = "full_shard",
-        /// A share outside of passes; what is brought together for forward stays until backward.
+        /// Each rank keeps a share outside of passes. Weights that are gathered for the forward pass stay until the backward pass.
         ShardGradOp = "shard_grad_op",
-        /// Everything, as `ddp`.
+        /// Each rank keeps everything, as with `ddp`.
         NoShard = "no_shard",
-        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
-        /// not leave it. What is trained is shared as with `zero2`.
+        /// The ranks of a machine share the frozen weights, and gather them within the machine. Trained weights are shared as with
+        /// `zero2`.
         HybridShard = "hybrid_shard",
     };
 
@@ -127,7 +124,7 @@ choices! {
         Auto = "auto",
         /// Gloo over TCP, from and to main memory.
         Gloo = "gloo",
-        /// NCCL, through a GPU of each rank's own.
+        /// NCCL; each rank needs a GPU of its own.
         Nccl = "nccl",
     } later ["mpi", "ccl", "hccl", "xccl"];
 
@@ -183,7 +180,7 @@ choices! {
         Left = "left",
         /// The row is left out.
         Drop = "drop",
-        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        /// Raw text is cut into pieces of that length, so that every token is learned. The end of other rows is cut off.
         Split = "split",
     };
 
@@ -201,7 +198,7 @@ choices! {
         ExactMatch = "exact_match" | "em",
         /// The answer contains the reference after normalization.
         Contains = "contains",
-        /// ROUGE-1, -2, -L and -Lsum: their mean F measure, 0 to 1, as the package rouge-score.
+        /// ROUGE-1, -2, -L and -Lsum: mean F measure, 0 to 1, as in the package rouge-score.
         Rouge = "rouge",
         /// BLEU of the corpus, 0 to 100, as sacrebleu.
         Bleu = "bleu",
@@ -209,11 +206,11 @@ choices! {
         Chrf = "chrf",
         /// chrF++ of the corpus, 0 to 100: chrF with word n-grams, as sacrebleu.
         ChrfPlusPlus = "chrf++",
-        /// METEOR, 0 to 1, by equal words and stems; synonyms do not count.
+        /// METEOR, 0 to 1, from equal words and stems; synonyms do not count.
         Meteor = "meteor",
-        /// SARI of rewritten text, 0 to 100, by what the source, the answer and the reference have.
+        /// SARI of rewritten text, 0 to 100, from the source, the answer and the reference.
         Sari = "sari",
-        /// Whether the answer is JSON, the reference's JSON, and what `json_schema` says.
+        /// Whether the answer is JSON, equals the reference's JSON, and satisfies `json_schema`.
         Json = "json",
     } later ["accuracy", "f1", "bertscore", "comet", "ter"];
 
@@ -221,7 +218,7 @@ choices! {
     Normalization {
         /// White space at both ends is removed.
         Trim = "trim",
-        /// As the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
+        /// As in the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
         Squad = "squad",
     };
 
@@ -311,190 +308,3 @@ macro_rules! modes {
     };
 }
 tunesmith_base::registry::adapters!(modes);
-
-/// Which linear layers get an adapter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TargetModules {
-    /// `auto`: every linear layer of the decoder blocks.
-    Auto,
-    /// `all-linear`: what PEFT means by it. Of a model with experts these and the router have adapters too.
-    AllLinear,
-    /// Layers whose name ends with one of these.
-    List(Vec<String>),
-    /// Layers whose whole name matches.
-    Regex(String),
-}
-
-impl ConfigValue for TargetModules {
-    fn from_node(node: &Node) -> Result<Self, Refusal> {
-        match node {
-            Node::Str(word) if word == "auto" => Ok(Self::Auto),
-            Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
-            Node::Str(pattern) if !pattern.is_empty() => match Pattern::compile(pattern) {
-                Ok(_) => Ok(Self::Regex(pattern.clone())),
-                Err(reason) => {
-                    let expected = format!("a valid regular expression ({reason})");
-                    Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
-                }
-            },
-            Node::List(items) if !items.is_empty() => Vec::from_node(node).map(Self::List),
-            _ => Err(Refusal::new(node, Self::expected())),
-        }
-    }
-
-    fn to_json(&self) -> Json {
-        match self {
-            Self::Auto => "auto".into(),
-            Self::AllLinear => "all-linear".into(),
-            Self::List(names) => names.to_json(),
-            Self::Regex(pattern) => pattern.as_str().into(),
-        }
-    }
-
-    fn expected() -> String {
-        "auto, all-linear, a list of module names, or a regular expression".to_owned()
-    }
-
-    fn schema() -> Json {
-        json!({ "anyOf": [String::schema(), { "type": "array", "items": String::schema(), "minItems": 1 }] })
-    }
-}
-
-/// Initialization of LoRA's A and B.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InitLora {
-    /// `true`: A uniform as Kaiming's rule says, B zero.
-    Kaiming,
-    /// `"gaussian"`: A normal with deviation 1/r, B zero.
-    Gaussian,
-    /// `false`: A and B both random, so that the adapter changes the model from the start (for tests).
-    Random,
-    /// `"pissa"`: the largest singular values of the weight, which keeps the rest (`PiSSA`).
-    Pissa,
-    /// `"pissa_niter_N"`: the same by N rounds of a randomized method: much faster, nearly as exact.
-    PissaRounds(u32),
-    /// `"loftq"`: what the quantization of the weight loses, as far as the rank reaches (`LoftQ`).
-    Loftq,
-}
-
-/// Initializations of PEFT that are refused as not yet supported.
-const LATER_INITS: [&str; 6] = ["olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
-
-impl InitLora {
-    /// Whether the adapter's initial product is subtracted from the base weight (`PiSSA`).
-    pub const fn is_pissa(self) -> bool {
-        matches!(self, Self::Pissa | Self::PissaRounds(_))
-    }
-}
-
-impl ConfigValue for InitLora {
-    fn from_node(node: &Node) -> Result<Self, Refusal> {
-        match node {
-            Node::Bool(true) => Ok(Self::Kaiming),
-            Node::Bool(false) => Ok(Self::Random),
-            Node::Str(word) if word == "gaussian" => Ok(Self::Gaussian),
-            Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
-            Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
-            Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
-                Err(Refusal::new(node, Self::expected()).hint(super::suggest::not_yet(word)))
-            }
-            Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
-                Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),
-                _ => Err(Refusal::new(node, Self::expected())),
-            },
-            _ => Err(Refusal::new(node, Self::expected())),
-        }
-    }
-
-    fn to_json(&self) -> Json {
-        match self {
-            Self::Kaiming => true.into(),
-            Self::Random => false.into(),
-            Self::Gaussian => "gaussian".into(),
-            Self::Pissa => "pissa".into(),
-            Self::Loftq => "loftq".into(),
-            Self::PissaRounds(rounds) => format!("pissa_niter_{rounds}").into(),
-        }
-    }
-
-    fn expected() -> String {
-        "true, false, gaussian, pissa, pissa_niter_N or loftq".to_owned()
-    }
-
-    fn schema() -> Json {
-        json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa", "loftq"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
-    }
-}
-
-/// When a beam search ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BeamStop {
-    /// `false`: when the best running beam, ranked by its length now, is below the worst finished one.
-    False,
-    /// `true`: as soon as there are as many finished answers as beams.
-    True,
-    /// `"never"`: when no running beam can get above the worst finished one.
-    Never,
-}
-
-impl ConfigValue for BeamStop {
-    fn from_node(node: &Node) -> Result<Self, Refusal> {
-        match node {
-            Node::Bool(false) => Ok(Self::False),
-            Node::Bool(true) => Ok(Self::True),
-            Node::Str(word) if word == "never" => Ok(Self::Never),
-            _ => Err(Refusal::new(node, Self::expected())),
-        }
-    }
-
-    fn to_json(&self) -> Json {
-        match self {
-            Self::False => false.into(),
-            Self::True => true.into(),
-            Self::Never => "never".into(),
-        }
-    }
-
-    fn expected() -> String {
-        "true, false or never".to_owned()
-    }
-
-    fn schema() -> Json {
-        json!({ "enum": [true, false, "never"] })
-    }
-}
-
-/// The checkpoint that a run resumes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resume {
-    /// The newest complete one in the output directory.
-    Latest,
-    /// This one, or the one that this file of a run (`latest`, `best`) names.
-    Dir(PathBuf),
-}
-
-impl ConfigValue for Resume {
-    fn from_node(node: &Node) -> Result<Self, Refusal> {
-        match node {
-            Node::Bool(true) => Ok(Self::Latest),
-            Node::Str(word) if word == "latest" => Ok(Self::Latest),
-            Node::Str(_) => PathBuf::from_node(node).map(Self::Dir),
-            _ => Err(Refusal::new(node, Self::expected())),
-        }
-    }
-
-    fn to_json(&self) -> Json {
-        match self {
-            Self::Latest => "latest".into(),
-            Self::Dir(path) => path.to_json(),
-        }
-    }
-
-    fn expected() -> String {
-        "latest or a checkpoint folder".to_owned()
-    }
-
-    fn schema() -> Json {
-        json!({ "anyOf": [String::schema(), { "const": true }] })
-    }
-}

@@ -1,15 +1,15 @@
-//! What is known of a model family beside its `config.json`: its names in Transformers, and how llama.cpp has it.
+//! Facts about a model family that its `config.json` does not contain: names in Transformers, and assumptions of llama.cpp.
 use std::fmt;
 
 /// Decoders that share one `model_type`.
 pub struct Family {
-    /// The `model_type` of `config.json`.
+    /// The `model_type` in `config.json`, by which a file is recognised.
     pub model_type: &'static str,
     /// Class of the causal language model, an entry of `architectures`.
     pub class_name: &'static str,
     /// Known models of the family, for `tunesmith models`.
     pub models: &'static str,
-    /// What its architecture has that Llama's has not.
+    /// How its architecture differs from Llama's.
     pub features: &'static str,
     /// Whether blocks have a mixture of experts.
     pub sparse: bool,
@@ -19,11 +19,11 @@ pub struct Family {
     pub gguf: Option<Gguf>,
 }
 
-/// What llama.cpp calls a family, and what it assumes about it. A model that breaks an assumption cannot be exported to GGUF.
+/// The name of a family in llama.cpp, and what llama.cpp assumes about it. A model that breaks an assumption cannot be exported to GGUF.
 #[allow(clippy::struct_excessive_bools)] // independent assumptions of llama.cpp
 #[derive(Debug, Clone, Copy)]
 pub struct Gguf {
-    /// `general.architecture`.
+    /// GGUF's `general.architecture`, such as `llama`.
     pub name: &'static str,
     /// Whether rotary pairs are neighbouring rows of q and k, and not rows of the two halves of a head.
     pub pairs: bool,

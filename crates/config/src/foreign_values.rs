@@ -4,15 +4,15 @@ use serde_json::{Value as Json, json};
 
 /// A configuration of DeepSpeed or FSDP: the path of its file, or the mapping itself; null without one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Inline(pub Node);
+pub struct FileOrMapping(pub Node);
 
-impl Default for Inline {
+impl Default for FileOrMapping {
     fn default() -> Self {
         Self(Node::Null)
     }
 }
 
-impl ConfigValue for Inline {
+impl ConfigValue for FileOrMapping {
     fn from_node(node: &Node) -> Result<Self, Refusal> {
         match node {
             Node::Str(text) if text.is_empty() || text.contains('\0') => Err(Refusal::new(node, Self::expected())),
@@ -36,15 +36,15 @@ impl ConfigValue for Inline {
 
 /// Transformers' `fsdp`: `true`, `false`, or words in one string or a list.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Switch(pub Node);
+pub struct FsdpWords(pub Node);
 
-impl Default for Switch {
+impl Default for FsdpWords {
     fn default() -> Self {
         Self(Node::Bool(false))
     }
 }
 
-impl Switch {
+impl FsdpWords {
     /// The words in lower case; empty for `true`, `None` where it is off or no list of words.
     pub fn words(node: &Node) -> Option<Vec<String>> {
         match node {
@@ -62,7 +62,7 @@ impl Switch {
     }
 }
 
-impl ConfigValue for Switch {
+impl ConfigValue for FsdpWords {
     fn from_node(node: &Node) -> Result<Self, Refusal> {
         match node {
             Node::Null => Ok(Self::default()),

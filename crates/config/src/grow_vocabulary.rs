@@ -1,5 +1,5 @@
-//! How new tokens, or an adapter's vocabulary, change a model's shape: rows for new tokens, and a head with a matrix of its own where it
-//! shared the embedding's.
+//! How new tokens, or an adapter's vocabulary, change a model's shape: rows for new tokens, and a separate
+//! matrix for a head that was tied to the embedding.
 use super::arch::Arch;
 use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 use tunesmith_base::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Checked values of a JSON file of a model folder, by key. An error names the file, the key, what stands there and what is expected.
+//! Checked values of a JSON file of a model folder, by key. An error names the file, the key, the value found and what is expected.
 use std::io::Read;
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! JSON as DeepSpeed takes it, with comments, made into JSON as our reader of YAML takes it: every line stays where it is.
+//! Turns JSON with comments, as DeepSpeed reads it, into JSON that our YAML reader reads. Every line keeps its number.
 
 /// Blanks `// …`, `# …` and `/* … */` outside of strings, and tabs, character by character.
 pub(super) fn without_comments(text: &str) -> String {
@@ -40,7 +40,7 @@ pub(super) fn without_comments(text: &str) -> String {
     out
 }
 
-/// Blanks what is left of the line; `begun` characters of it are taken already.
+/// Blanks the rest of a comment line, of which `begun` characters are read already.
 fn blank_line(out: &mut String, chars: &mut std::iter::Peekable<std::str::Chars<'_>>, begun: usize) {
     out.push_str(&" ".repeat(begun));
     while chars.peek().is_some_and(|letter| *letter != '\n') {

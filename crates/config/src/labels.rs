@@ -1,4 +1,4 @@
-//! The labels of a classification, and what rows count by their label.
+//! The labels of a classification, and the weights of their rows in the loss.
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use serde_json::{Map, Value as Json, json};
 
@@ -51,15 +51,15 @@ impl ConfigValue for Labels {
     }
 }
 
-/// What a row's loss counts by its label.
+/// The weight of a row in the loss, by its label.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum ClassWeights {
-    /// Every row alike.
+    /// Every row counts 1.
     #[default]
     None,
-    /// The rarer the label, the more: all labels together weigh alike.
+    /// Inversely proportional to the rows of a label, so that every label has the same total.
     Balanced,
-    /// By label; 1 for those that are left out.
+    /// Weights by label; labels that are left out count 1.
     Given(Vec<(String, f64)>),
 }
 

@@ -1,11 +1,12 @@
 //! What a user may configure, and what a model folder's `config.json` says.
 //!
-//! Each setting is defined once, in [`schema`]. [`resolve`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
+//! Each setting is defined once, in [`schema`]. [`load`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
 //! [`arch`] describes the decoder.
 pub mod adapters;
 mod apply_foreign;
 pub mod arch;
 mod arch_json;
+mod arch_parts;
 pub mod arguments;
 mod auto_values;
 mod classification_head;
@@ -23,9 +24,11 @@ mod hf_json;
 mod json_comments;
 mod labels;
 mod lookup;
+mod mixed_values;
+mod model_choice;
 mod option;
 mod pattern;
-pub mod resolve;
+mod resolve;
 mod resolved;
 mod resolver;
 mod rope;
@@ -50,15 +53,15 @@ pub use arguments::Arguments;
 pub use auto_values::{Auto, Bytes, Checkpointing, Policy};
 pub use datasets::DatasetSpec;
 pub use enums::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
+    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init,
+    LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy,
+    Sharding, Strategy, Task, Truncation,
 };
-pub use enums::{
-    Dtype, EvalStrategy, Format, GradDtype, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume,
-};
-pub use enums::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
 pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};
 pub use lookup::unquoted;
+pub use mixed_values::{BeamStop, InitLora, Resume, TargetModules};
+pub use model_choice::is_hub_name;
 pub use option::{Range, Scalar, env_name, variable};
 pub use pattern::Pattern;
 pub use resolve::{Flag, load, load_optional, load_partial, load_text, try_setting};
@@ -70,7 +73,7 @@ pub use schema::{
 pub use shapes::shape;
 pub use source::{Setting, Source};
 pub use suggest::nearest;
-pub use unused_keys::unread;
-pub use validate::{greater_is_better, is_hub_name};
+pub use unused_keys::unused_keys;
+pub use validate::greater_is_better;
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub use yaml::{parse_yaml, read_mapping};

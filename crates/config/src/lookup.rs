@@ -14,7 +14,7 @@ pub(super) fn takes(key: &str, node: &Node) -> bool {
     find(key).is_some_and(|def| (def.set)(&mut Config::default(), node).is_ok())
 }
 
-/// Holds a value against the type and the range of a setting; `spelled` is the full key as it was given.
+/// Checks a value against the type and the range of a setting; `spelled` is the full key as it was given.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the setting does not take it.
@@ -22,7 +22,7 @@ pub(super) fn check(def: &OptionDef, spelled: &str, node: &Node, source: &Source
     (def.set)(&mut Config::default(), node).map_err(|refusal| refused(source, spelled, refusal))
 }
 
-/// The value, or where the key refuses a text that is a number, the number: some YAML readers take `2e-5` for a text.
+/// Turns a string into a number where the key accepts only the number. Some YAML readers read `2e-5` as a string.
 pub fn unquoted(key: &str, node: Node) -> Node {
     let number = match &node {
         Node::Str(text) => text.trim().parse::<f64>().ok().filter(|number| number.is_finite()),

@@ -6,26 +6,26 @@ use super::value::{ConfigValue, NATURAL, Node, Refusal};
 /// A section of the YAML file, whose values the configuration `C` holds.
 #[derive(Debug)]
 pub struct Section<C: 'static> {
-    /// Its path: `train`, `tuning.lora`.
+    /// The path, such as `train` or `tuning.lora`; empty for keys outside of sections.
     pub name: &'static str,
-    /// Its documentation.
+    /// The documentation of the section, as Markdown.
     pub doc: &'static str,
     /// Its keys, in the order of the documentation.
     pub options: &'static [OptionDef<C>],
 }
 
-/// One setting: everything that the resolver, the documentation and the JSON schema say about it.
+/// The definition of one setting, for the resolver, the documentation and the JSON Schema.
 #[derive(Debug)]
 pub struct OptionDef<C> {
-    /// The section's path.
+    /// The path of the section that has it.
     pub section: &'static str,
     /// The key within the section.
     pub name: &'static str,
-    /// Other spellings that are accepted; one with a dot is a full key, in whatever section.
+    /// Aliases: keys of the same section, or full keys with a dot.
     pub aliases: &'static [&'static str],
     /// Its documentation; the first line is a summary.
     pub doc: &'static str,
-    /// Bounds of a number.
+    /// The range of a number; [`Range::ANY`] for other types.
     pub range: Range,
     /// Words that are refused as not yet supported.
     pub later: &'static [&'static str],
@@ -49,7 +49,7 @@ impl<C> OptionDef<C> {
         if self.section.is_empty() || name.contains('.') { name.to_owned() } else { format!("{}.{name}", self.section) }
     }
 
-    /// The environment variable: `TRAIN_BATCH_SIZE`.
+    /// The environment variable that sets it, such as `TRAIN_BATCH_SIZE`.
     pub fn env(&self) -> String {
         variable(&self.path())
     }
@@ -76,7 +76,7 @@ pub fn variable(key: &str) -> String {
     if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
 }
 
-/// A plain value in the tables of foreign keys.
+/// A plain value in the tables of other toolkits' keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
     /// `null`.
@@ -90,26 +90,26 @@ pub enum Scalar {
 /// The bounds of a number; [`Range::ANY`] for everything else.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
-    /// Lower bound, included.
+    /// The smallest value that is allowed.
     pub min: Option<f64>,
-    /// Lower bound, excluded.
+    /// Values must be greater than this.
     pub above: Option<f64>,
-    /// Upper bound, included.
+    /// The largest value that is allowed.
     pub max: Option<f64>,
-    /// Upper bound, excluded.
+    /// Values must be less than this.
     pub below: Option<f64>,
 }
 
 impl Range {
-    /// No bounds.
+    /// Allows every number, also infinite ones.
     pub const ANY: Self = Self { min: None, above: None, max: None, below: None };
 
-    /// At least `min`.
+    /// Allows `min` and every greater number.
     pub const fn at_least(min: f64) -> Self {
         Self { min: Some(min), ..Self::ANY }
     }
 
-    /// Greater than `above`.
+    /// Allows every number greater than `above`.
     pub const fn greater_than(above: f64) -> Self {
         Self { above: Some(above), ..Self::ANY }
     }
@@ -176,7 +176,7 @@ pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -
 }
 
 /// Makes the settings of one section: the struct with its documentation, its `Default`, and `section()`, which defines each key.
-/// Where the struct lies within the configuration `C` is said where `C` is defined.
+/// The definition of the configuration `C` says which field holds the struct.
 ///
 /// `key: type = default, aliases […], range …, later […];` gives a field.
 macro_rules! section {

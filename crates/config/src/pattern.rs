@@ -4,7 +4,7 @@ use fancy_regex::{Captures, Regex};
 
 use tunesmith_base::error::{Error, Result};
 
-/// A long module name, on which every expression is tried: one that backtracks too much is refused.
+/// A long module name that every expression is tried on: one that backtracks too much is refused.
 const LONG_NAME: &str = "base_model.model.model.language_model.layers.127.mlp.experts.gate_up_proj.lora_A.weight";
 
 /// A compiled regular expression.
@@ -12,7 +12,7 @@ const LONG_NAME: &str = "base_model.model.model.language_model.layers.127.mlp.ex
 pub struct Pattern(Regex);
 
 impl Pattern {
-    /// Compiles `expression`, of which the user wrote the part `written` at `option`.
+    /// Compiles `expression`. `written` is the part of it that the user wrote at `option`, for errors.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: it is no regular expression, or takes too many steps on a name.

@@ -32,7 +32,7 @@ pub struct Flag {
     pub name: &'static str,
     /// The full key that it sets.
     pub key: &'static str,
-    /// The value.
+    /// The value, as the user wrote it.
     pub value: String,
 }
 
@@ -80,7 +80,7 @@ pub fn load_optional(
     resolver.take_foreign()?;
     resolver.of_nccl(env)?;
     let mut resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
-    validate::rows_of_the_shell(&mut resolved);
+    validate::disable_empty_validation(&mut resolved);
     validate::contradictions(&resolved)?;
     Ok(resolved)
 }
@@ -177,8 +177,8 @@ impl Resolver {
                 }
             } else if let Some(def) = def {
                 self.put(def, &spelled, node.clone(), source)?;
-            } else if let Some(row) = foreign::trainer_row(&spelled) {
-                for ours in self.take_trainer(row, &spelled, node, &source)? {
+            } else if let Some(set) = self.take_trainer(&spelled, node, &source)? {
+                for ours in set {
                     if let Some((earlier, at)) = seen.insert(ours, (spelled.clone(), source.clone())) {
                         let what = format!("{spelled} and {earlier} are the same setting; the first is at {at}");
                         return Err(Error::config(format!("{}: {what}", source.place())).hint("keep one"));
@@ -213,8 +213,8 @@ impl Resolver {
         }
         for key in foreign::trainer_names() {
             let name = variable(&key);
-            if let (Some(value), Some(row)) = (env.get(&*name), foreign::trainer_row(&key)) {
-                self.take_trainer(row, &key, &yaml::parse_value(value), &Source::Env(name.clone()))?;
+            if let Some(value) = env.get(&*name) {
+                self.take_trainer(&key, &yaml::parse_value(value), &Source::Env(name.clone()))?;
             }
             known.insert(name);
         }
@@ -235,9 +235,8 @@ impl Resolver {
         if let Some((def, spelled)) = find_env(&name).or_else(|| find_env(&variable(&name))) {
             return self.text(def, &spelled, value, source);
         }
-        let named = foreign::trainer_names().find(|key| variable(key) == name);
-        match named.as_deref().and_then(|key| Some((key, foreign::trainer_row(key)?))) {
-            Some((key, row)) => self.take_trainer(row, key, &yaml::parse_value(value), &source).map(drop),
+        match foreign::trainer_names().find(|key| variable(key) == name) {
+            Some(key) => self.take_trainer(&key, &yaml::parse_value(value), &source).map(drop),
             None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
             None => Err(unknown(&source, &dotted(key))),
         }

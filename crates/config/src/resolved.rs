@@ -3,12 +3,12 @@ use super::foreign::{Foreign, NotNeeded};
 use super::schema::Config;
 use super::source::{Setting, Source};
 use std::path::PathBuf;
-use tunesmith_base::error::Error;
+use tunesmith_base::error::{Error, Result};
 
 /// A configuration with a value for each key, and the source of each value.
 #[derive(Debug, Clone)]
 pub struct Resolved {
-    /// The values.
+    /// The values, as the program uses them.
     pub config: Config,
     /// Each value with its source, in the order of the documentation.
     pub settings: Vec<Setting>,
@@ -26,6 +26,14 @@ impl Resolved {
     /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
     pub fn source(&self, key: &str) -> &Source {
         self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
+    }
+
+    /// Refuses two keys if they contradict each other; `why` says what to change.
+    ///
+    /// # Errors
+    /// [`Resolved::conflict`], if `contradict` holds.
+    pub(super) fn refuse_if(&self, contradict: bool, first: &str, second: &str, why: &str) -> Result<()> {
+        if contradict { Err(self.conflict(first, second, why)) } else { Ok(()) }
     }
 
     /// The error for two keys that contradict each other. It names both with their values and sources; `why` says what to change.

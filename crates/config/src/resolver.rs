@@ -1,4 +1,4 @@
-//! The values found so far, while a configuration is put together: a later source goes over an earlier one.
+//! The values so far while a configuration is resolved. A later source replaces an earlier one.
 use super::foreign::{Foreign, NULL_IS_DEFAULT, NotNeeded};
 use super::lookup::refused;
 use super::schema::{Config, OptionDef};
@@ -14,10 +14,10 @@ pub(super) struct Found {
     pub source: Source,
 }
 
-/// The state between the sources of a configuration.
+/// A configuration while its sources are read, one after the other.
 #[derive(Default)]
 pub(super) struct Resolver {
-    /// By the key that the schema has, not an alias.
+    /// Values by the schema's key, not by an alias.
     pub found: BTreeMap<String, Found>,
     /// How many files have been read, included ones among them.
     pub files: usize,

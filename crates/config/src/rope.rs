@@ -1,5 +1,5 @@
-//! Rotary frequencies: the plain rule and the long-context rules of Transformers, with every step in the precision and
-//! order in which Transformers takes it, since a frequency's last bit moves an angle at position 100,000.
+//! Rotary frequencies: the plain rule and the long-context rules of Transformers. Each step has the precision and the order of
+//! Transformers, since the last bit of a frequency changes an angle at position 100,000.
 
 /// How rotary frequencies are stretched for long contexts.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,7 +90,7 @@ impl std::fmt::Display for RopeScaling {
 /// A rotary position embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Base of the frequencies.
+    /// Base of the frequencies: `rope_theta`, often 10000.
     pub theta: f64,
     /// Number of features of a head that are rotated, from the first on; even.
     pub rotary_dim: usize,

@@ -5,12 +5,13 @@ use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
-    Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
-    SaveStrategy, Sharding, Strategy, Task, Truncation,
+    Backend, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init, LossOn,
+    LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
+    Strategy, Task, Truncation,
 };
-use super::foreign_values::{Inline, Switch};
+use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
+use super::mixed_values::{BeamStop, Resume};
 use super::option::{self, Range, section};
 use super::value::Patterns;
 use std::path::PathBuf;
@@ -20,23 +21,23 @@ use std::path::PathBuf;
 pub struct Config {
     /// The keys outside of any section.
     pub top: TopConfig,
-    /// The section `model`.
+    /// The base model: section `model`.
     pub model: ModelConfig,
-    /// The section `tuning`.
+    /// What is trained: section `tuning`.
     pub tuning: TuningConfig,
-    /// The section `train`.
+    /// Optimization, checkpoints and ranks: section `train`.
     pub train: TrainConfig,
-    /// The section `data`.
+    /// Rows and how they become tokens: section `data`.
     pub data: DataConfig,
-    /// The section `logging`.
+    /// Outputs besides checkpoints: section `logging`.
     pub logging: LoggingConfig,
-    /// The section `gen`.
+    /// How answers are generated: section `gen`.
     pub generation: GenerationConfig,
-    /// The section `eval`.
+    /// How answers are scored: section `eval`.
     pub eval: EvalConfig,
 }
 
-/// Environment variables that stand for a key beside those that follow from its name.
+/// Environment variables that set a key besides the one that follows from its name.
 pub static VARIABLES: [(&str, &str); 3] = [
     ("TUNESMITH_MEMORY_BUDGET", "train.memory_budget"),
     ("DEEPSPEED_CONFIG", "train.deepspeed"),
@@ -44,7 +45,7 @@ pub static VARIABLES: [(&str, &str); 3] = [
 ];
 
 impl Config {
-    /// What the model learns.
+    /// The top-level key `task`: what the model learns.
     pub const fn task(&self) -> Task {
         self.top.task
     }
@@ -55,7 +56,7 @@ pub type Section = option::Section<Config>;
 /// The definition of one setting of [`Config`].
 pub type OptionDef = option::OptionDef<Config>;
 
-/// Says where in [`Config`] the settings of each section lie.
+/// Connects each section with its field of [`Config`].
 macro_rules! places {
     ($( $constant:ident: $settings:ty = $($path:ident).+; )*) => { $(
         impl AsRef<$settings> for Config {
@@ -92,10 +93,10 @@ pub fn options() -> impl Iterator<Item = &'static OptionDef> {
 }
 
 section! {
-    /// What stands outside of any section.
+    /// Keys outside of any section.
     TopConfig = "" {
-        /// What the model learns. `classification` and `regression` put a small head in the place of the language model's, which
-        /// gives a score for each label, or one number, from the last token of a row `{text, label}` (`docs/guides/classification.md`).
+        /// What the model learns. `classification` and `regression` replace the language model's head by a small one. From the last
+        /// token of a row `{text, label}` it gives a score for each label, or one number (`docs/guides/classification.md`).
         task: Task = Task::CausalLm;
     }
 }
@@ -103,26 +104,26 @@ section! {
 section! {
     /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
     ModelConfig = "model" {
-        /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
-        /// which is fetched into the cache (`docs/hub.md`).
+        /// The model: a folder with `config.json`, safetensors and tokenizer files, or `owner/name` on the Hugging Face Hub, which
+        /// is downloaded into the cache (`docs/hub.md`).
         name: Option<String> = None;
-        /// The branch, tag or commit of a model of the hub (`null`: `main`).
+        /// The branch, tag or commit of a model on the hub (`null`: `main`).
         revision: Option<String> = None;
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
-        /// The longest row in tokens; `data.truncation` says what happens to longer ones.
+        /// The longest row in tokens. `data.truncation` says what happens to longer ones.
         max_seq_len: usize = 2048, aliases ["max_seq_length", "train.max_length", "train.max_seq_length"], range Range::within(2.0, 16_777_216.0);
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
-        /// How the weights that are not trained are kept in memory; products are computed in float32 in any case.
+        /// How frozen weights are kept in memory. Products are always computed in float32.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
-        /// How the matrices of the base's linear layers are coded in memory, while adapters are trained on them. The head, embeddings,
-        /// norms and routers stay as they are (`docs/quantization.md`).
+        /// Quantize the base's linear layers in memory while adapters are trained on them. The head, embeddings, norms and routers
+        /// are not quantized (`docs/quantization.md`).
         quantization: Quantization = Quantization::Auto;
-        /// With `nf4` and `fp4`: code the scales of the blocks too, which saves 0.37 bits a number.
+        /// With `nf4` and `fp4`: quantize the scales of the blocks too, which saves 0.37 bits a number.
         double_quant: bool = true, aliases ["bnb_4bit_use_double_quant"];
-        /// Linear layers that are not quantized: ends of module names, or their beginnings.
+        /// Linear layers that are not quantized, by the end or the beginning of their names.
         quantization_skip_modules: Vec<String> = Vec::new(), aliases ["llm_int8_skip_modules"];
     }
 }
@@ -136,12 +137,13 @@ macro_rules! tuning {
                 mode: Mode = Mode::Lora;
                 /// Which kernels compute. A checkpoint stores the choice and can be resumed only with the same kernels.
                 backend: Backend = Backend::Fused;
-                /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
+                /// A PEFT adapter to train further, instead of a new one: a folder, or `owner/name[@revision]` on the hub.
                 adapter: Option<PathBuf> = None;
-                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay frozen. The new adapter is trained
-                /// on top of them, and needs them again for inference.
+                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay frozen. The new
+                /// adapter is trained on top of them. Inference needs them again.
                 adapters: Vec<PathBuf> = Vec::new();
-                /// Tokens to add to the tokenizer. Embedding and head get a row for each, which starts as the mean of all rows and is trained.
+                /// Tokens to add to the tokenizer. Embedding and head get a row for each. The row starts as the mean of all rows
+                /// and is trained.
                 new_tokens: Vec<String> = Vec::new();
             }
             nested {
@@ -179,12 +181,13 @@ tunesmith_base::registry::adapters!(tuning);
 section! {
     /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
     FreezeConfig = "tuning.freeze" {
-        /// Number of decoder blocks to train: the last ones if above 0, the first ones if below 0; 0 for only what the other keys name.
+        /// Number of decoder blocks to train: the last ones if above 0, the first ones if below 0. With 0, only what the other keys
+        /// name is trained.
         trainable_layers: i64 = 0;
-        /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
-        /// `norms`, `embeddings` and `head` name kinds; what lies outside the blocks always counts.
+        /// Modules by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it.
+        /// `norms`, `embeddings` and `head` name all modules of a kind. Modules outside the blocks always count.
         trainable_modules: Vec<String> = Vec::new();
-        /// Regular expressions that must match a tensor's name from its start, such as `model.layers.(30|31).mlp`; in addition.
+        /// Regular expressions that match the names of further tensors from the start, such as `model.layers.(30|31).mlp`.
         trainable_patterns: Vec<String> = Vec::new();
     }
 }
@@ -198,36 +201,37 @@ section! {
         num_train_epochs: f64 = 3.0, aliases ["epochs"], range Range::greater_than(0.0);
         /// Stop after this many optimizer steps; overrides `num_train_epochs`. -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
-        /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
+        /// Rows of a micro-batch. `auto`: the smallest number that trains at full speed, measured before step 1
+        /// (`docs/auto-batch.md`).
         batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size", "per_gpu_train_batch_size"], range Range::within(1.0, 1e6);
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
-        /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
+        /// `effective_batch` or `target_tokens_per_device_step` needs. With `batch_size: auto` that is the default.
         grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
         /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step over all ranks (`null`: `target_tokens_per_device_step` decides).
         effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
         /// With `batch_size` or `grad_accum: auto`, and without `effective_batch`: approximate tokens of an optimizer step on each rank.
         target_tokens_per_device_step: usize = 16384, range Range::at_least(1.0);
-        /// The most bytes that the process may hold, such as `12GiB`: batches are cut, and with `auto` chosen, so that it is never
-        /// exceeded (`null`: what the machine or its control group has free, less a tenth). Also read from `TUNESMITH_MEMORY_BUDGET`.
+        /// The most bytes that the process may hold, such as `12GiB`. Batches are split to stay below it, and `auto` sizes respect
+        /// it (`null`: nine tenths of what the machine or its control group has free). Also read from `TUNESMITH_MEMORY_BUDGET`.
         memory_budget: Option<Bytes> = None;
         /// Rows of a validation batch.
         eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size", "per_gpu_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
         learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
-        /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
-        /// the highest rate. Of several that match, the first counts.
+        /// Learning rates for some tensors: a regular expression on the end of a tensor's or a module's name, then the highest
+        /// rate. The first match counts.
         learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
-        /// Whether the learning rates grow with the rows of an optimizer step. Where they do and no warm-up is set, the rate rises in
-        /// the first twentieth of the steps; the table before step 1 shows both.
+        /// Whether learning rates grow with the rows of an optimizer step. If they do and no warm-up is set, the rate rises during
+        /// the first twentieth of the steps. The table before step 1 shows both.
         lr_scaling: LrScaling = LrScaling::None;
-        /// With `lr_scaling`: the rows of a step for which `learning_rate` is meant (`null`: those of one rank's step, so that the rate
+        /// With `lr_scaling`: the rows of a step that `learning_rate` is meant for (`null`: those of one rank, so that the rate
         /// grows with the number of ranks).
         lr_scaling_batch: Option<usize> = None, range Range::within(1.0, 1e9);
-        /// The optimizer; in brackets what `optim_args` may set.
+        /// The optimizer. Brackets list what `optim_args` may set.
         optim: Optim = Optim::AdamW;
         /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
         optim_args: Arguments = Arguments::default();
-        /// Weight decay: decoupled, but for `sgd`, which adds it to the gradient.
+        /// Weight decay, decoupled from the gradient. Only `sgd` adds it to the gradient.
         weight_decay: f64 = 0.0, range Range::at_least(0.0);
         /// Decay rate of Adam's first moment.
         adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
@@ -237,7 +241,7 @@ section! {
         adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
         /// Apply weight decay to norm weights and biases too. The default leaves them out, as Hugging Face does.
         decay_norms_and_bias: bool = false;
-        /// How the learning rate goes over the run; in brackets what `lr_scheduler_kwargs` may set.
+        /// How the learning rate changes over the run. Brackets list what `lr_scheduler_kwargs` may set.
         lr_scheduler_type: LrScheduler = LrScheduler::Linear;
         /// Arguments of the schedule: a mapping, or a string `num_cycles=2`.
         lr_scheduler_kwargs: Arguments = Arguments::default();
@@ -249,11 +253,12 @@ section! {
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
         /// Label smoothing: the share of each label's probability that is spread evenly over the vocabulary.
         label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
-        /// With `task: classification`: what a row's loss counts by its label. The loss is divided by the sum of these weights, as
-        /// PyTorch's `CrossEntropyLoss(weight)` does it. `balanced`: rows / (labels x rows with the label), as scikit-learn has it; a
-        /// mapping from label to weight: 1 for labels that it leaves out.
+        /// With `task: classification`: how much a row counts in the loss, by its label. The loss is divided by the sum of these
+        /// weights, as with PyTorch's `CrossEntropyLoss(weight)`. `balanced`: rows / (labels x rows with the label), as in
+        /// scikit-learn. A mapping from label to weight: labels that it leaves out count 1.
         class_weights: ClassWeights = ClassWeights::None, range Range::at_least(0.0);
-        /// The factor of `log(Z)^2`, `Z` the sum of a token's exponentials, that is added to its loss (`PaLM`: 1e-4).
+        /// Factor of the z-loss: `log(Z)^2` is added to the loss of a token, where `Z` is the sum of its exponentials (`PaLM`:
+        /// 1e-4).
         z_loss: f64 = 0.0, range Range::at_least(0.0);
         /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
         /// (`null`: none).
@@ -262,11 +267,13 @@ section! {
         /// (`null`: none).
         ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
         /// Activation checkpointing: what blocks keep for the backward pass. `false`: the results of matrix products; norms and
-        /// activation functions are recomputed. `true`: nothing; each block's forward pass is run again, for less memory and a third more time.
-        /// `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the last M. `auto`: the fastest that fits.
+        /// activation functions are recomputed. `true`: nothing; the forward pass of each block is run again, which saves memory
+        /// and takes a third more time. `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the
+        /// last M. `auto`: the fastest that fits.
         gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
-        /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the same result
-        /// and less memory. A single longer row stays whole. Only the load-balancing loss of experts is computed for each part.
+        /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
+        /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
+        /// part.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);
@@ -284,15 +291,15 @@ section! {
         generation_max_new_tokens: Option<usize> = None, range Range::within(1.0, 1e6);
         /// Number of beams for answers in a validation (`null`: `gen.num_beams`).
         generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
-        /// Generate answers to the first so many validation rows (`null`: all). The loss is always that of all rows.
+        /// Number of validation rows to answer, from the first (`null`: all). The loss always covers all rows.
         generation_rows: Option<usize> = None, range Range::at_least(1.0);
-        /// The measure of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` one of the
-        /// scores, such as `eval_exact_match`, or of another `task` one of its measures, such as `f1_macro`; `eval_` may be left out.
+        /// The metric of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` a score such as
+        /// `eval_exact_match`, or with another `task` one of its metrics, such as `f1_macro`. The prefix `eval_` may be left out.
         metric_for_best_model: String = "eval_loss".to_owned();
         /// Whether a higher value of `metric_for_best_model` is better (`null`: as the metric says).
         greater_is_better: Option<bool> = None;
-        /// How many batches of `eval_batch_size` prompts are in memory at once while a validation answers (`null`: 256 rows); their
-        /// answers are scored as they end, so nothing else is kept, and the scores are the same.
+        /// Batches of `eval_batch_size` prompts that are in memory at once while a validation generates answers (`null`: 256 rows).
+        /// Answers are scored as they end, and the scores stay the same.
         eval_accumulation_steps: Option<u64> = None, range Range::at_least(1.0);
         /// When a checkpoint is written.
         save_strategy: SaveStrategy = SaveStrategy::Steps;
@@ -300,8 +307,8 @@ section! {
         save_steps: u64 = 500, range Range::at_least(1.0);
         /// Number of checkpoints to keep, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
-        /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
-        /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
+        /// Write checkpoints while training goes on, from a copy of the trained weights and the optimizer's state. Memory for the
+        /// copy is taken before step 1. `false`: training waits for the checkpoint and needs no copy.
         save_async: bool = true;
         /// End with the weights of the best checkpoint by `metric_for_best_model`.
         load_best_model_at_end: bool = false;
@@ -309,14 +316,14 @@ section! {
         early_stopping_patience: usize = 0;
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Keep activations for the backward pass in bfloat16: half the memory, and gradients get their rounding. Matrix products are
-        /// computed in float32.
+        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. Matrix
+        /// products are computed in float32.
         bf16: bool = false;
-        /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
-        /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
+        /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is
+        /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped.
         fp16: bool = false;
-        /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
-        /// where all weights are trained.
+        /// Type of gradients between the passes of a step and its update. `bfloat16` halves their memory, which matters where all
+        /// weights are trained.
         grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];
         /// With `fp16`: a fixed loss scale; 0 for a dynamic one.
         loss_scale: f64 = 0.0, range Range::at_least(0.0);
@@ -332,23 +339,23 @@ section! {
         seed: u64 = 42;
         /// Seed of shuffling and splitting (`null`: `seed`).
         data_seed: Option<u64> = None;
-        /// Resume from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
+        /// Resume from a checkpoint: `latest`, its folder, or a file of a run that names one, such as `runs/my-run/best`.
         resume_from_checkpoint: Option<Resume> = None;
-        /// Shuffle so that batches hold rows of similar length.
+        /// Shuffle so that the rows of a batch have similar lengths.
         group_by_length: bool = false;
         /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
-        /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
+        /// How several ranks share the work. Each takes its part of every step's micro-batches (`docs/distributed.md`).
         strategy: Strategy = Strategy::Auto;
-        /// A configuration of DeepSpeed: a JSON file, in which there may be comments, or a mapping (`docs/foreign-configs.md`). Also read
+        /// A configuration of DeepSpeed: a JSON file, which may have comments, or a mapping (`docs/foreign-configs.md`). Also read
         /// from `DEEPSPEED_CONFIG`.
-        deepspeed: Inline = Inline::default();
+        deepspeed: FileOrMapping = FileOrMapping::default();
         /// A configuration of Accelerate, as `accelerate config` writes it. Also read from `ACCELERATE_CONFIG_FILE`.
         accelerate: Option<PathBuf> = None;
-        /// FSDP as Transformers asks for it: `true`, or words such as `full_shard auto_wrap`.
-        fsdp: Switch = Switch::default();
-        /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
-        fsdp_config: Inline = Inline::default();
+        /// FSDP, as in Transformers: `true`, or words such as `full_shard auto_wrap`.
+        fsdp: FsdpWords = FsdpWords::default();
+        /// With `fsdp`: its settings, as in Transformers: a JSON file or a mapping.
+        fsdp_config: FileOrMapping = FileOrMapping::default();
         /// With `strategy: fsdp`: which part of the weights each rank keeps.
         fsdp_sharding_strategy: Sharding = Sharding::FullShard;
         /// Number of ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` if no launcher
@@ -358,15 +365,15 @@ section! {
         ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
-        /// Sum gradients over ranks after every pass and not once a step, as `zero2` does: float additions are then in its
-        /// order, so that `ddp` gives its bits for any `grad_accum`.
+        /// Sum gradients over ranks after every pass and not once a step. `ddp` then adds in the order of `zero2`, and gives the
+        /// same bits for any `grad_accum`.
         reduce_every_pass: bool = false;
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
         ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
-        /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
-        /// exit code 8 (0: never).
+        /// Steps between checks that the ranks' trained values are equal to the bit. A difference ends the run with exit code 8 (0:
+        /// no checks).
         replica_check_steps: u64 = 100;
-        /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
+        /// CPU threads of a rank (`null`: one for each core, divided among the ranks of a machine).
         num_threads: Option<usize> = None, range Range::within(1.0, 1024.0);
     }
 }
@@ -375,18 +382,18 @@ section! {
     /// Where rows come from and how they become tokens and labels.
     DataConfig = "data" {
         /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
-        /// `hf://datasets/owner/name/file` is one of the hub.
+        /// files on the hub as `hf://datasets/owner/name/file`.
         train_path: Vec<PathBuf> = Vec::new();
         /// Validation rows.
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
-        /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of
-        /// `{name, config, split, revision, weight, format}` for data sets of the hub. Without weights every row is taken once.
+        /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
+        /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.
         datasets: Vec<DatasetSpec> = Vec::new();
-        /// How large a mix by weight is.
+        /// Size of a mix by weight.
         mix_strategy: MixStrategy = MixStrategy::InterleaveUnder;
-        /// The form of a row.
+        /// The format of a row.
         format: Format = Format::Auto;
         /// A Jinja file to use as the chat template.
         template_path: Option<PathBuf> = None, aliases ["train.chat_template_path"];
@@ -394,11 +401,12 @@ section! {
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that chat templates insert as today's, such as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
-        /// Special tokens that a message, a tool or a prompt writes out (`<|im_end|>`) are plain text; those that the template writes
-        /// are not concerned. `false`: they are tokens, as in Transformers. Rows of plain text and `--raw` prompts always keep them.
+        /// Treat special tokens that a message, a tool or a prompt contains (`<|im_end|>`) as plain text. Those that the template
+        /// writes stay tokens. `false`: all of them are tokens, as in Transformers. Rows of plain text and `--raw` prompts always
+        /// keep them.
         split_special_tokens: bool = true;
-        /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A row
-        /// with another label is an error.
+        /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A
+        /// row with any other label is an error.
         labels: Labels = Labels::default();
         /// Share of the training rows that is held out for validation; 0 for none. With labels, the split is stratified.
         split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
@@ -414,18 +422,18 @@ section! {
         min_length: Option<usize> = None, range Range::at_least(1.0);
         /// Rows with more tokens, before any truncation, are left out.
         max_length: Option<usize> = None, range Range::at_least(1.0);
-        /// Where the chat template rewrites earlier turns (drops their reasoning, moves the tools), a row is rendered once for
-        /// each turn that a later rendering changes. All renderings of a row have at most so many times the tokens of the
-        /// longest one; beyond that its first turns are not learned, and the data report counts such rows: a higher number learns
-        /// more of them, and takes more tokens.
+        /// Some chat templates rewrite earlier turns: they drop reasoning or move the tools. Such a row is rendered once for each
+        /// turn that a later rendering changes. This limits the tokens of all renderings, as a multiple of those of the longest
+        /// one. Beyond it the first turns are not learned, and the data report counts such rows. A higher limit learns more turns
+        /// and takes more tokens.
         max_turn_growth: f64 = 8.0, range Range::at_least(1.0);
         /// Leave out training rows that repeat an earlier one.
         dedupe: Dedupe = Dedupe::None;
-        /// How alike two rows must be to count as near-duplicates: the share of their sequences of five words that both have.
+        /// How similar two rows must be to count as near-duplicates: the share of their sequences of five words that both contain.
         dedupe_threshold: f64 = 0.8, range Range::within(0.1, 1.0);
         /// What happens to training rows that are also in the validation or test rows.
         contamination: Contamination = Contamination::Off;
-        /// Threads that tokenize (`null`: one a core).
+        /// Threads that tokenize (`null`: one for each core).
         num_proc: Option<usize> = None, aliases ["dataset_num_proc", "train.dataset_num_proc"], range Range::within(1.0, 1024.0);
         /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
@@ -447,19 +455,19 @@ section! {
         run_name: Option<String> = None, aliases ["train.run_name"];
         /// Write `report.html` at the end.
         report: bool = true;
-        /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks
+        /// The optimizer step for which rank 0 records a timeline of its passes and of the sums of gradients over ranks
         /// (`docs/distributed.md`).
         timeline_step: Option<u64> = None, range Range::at_least(1.0);
     }
 }
 
 section! {
-    /// How answers are made: the samples of the report, those of `train.predict_with_generate`, `tunesmith infer` and `chat`.
+    /// How answers are generated: for the report, for `train.predict_with_generate`, and by `tunesmith infer` and `chat`.
     /// Names and meaning are those of Transformers' `GenerationConfig`.
     GenerationConfig = "gen" {
         /// The longest answer in tokens.
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
-        /// Answers before and after training, side by side; 0 for none.
+        /// Number of answers in the report, from before and after training side by side; 0 for none.
         num_samples: usize = 8, range Range::within(0.0, 10_000.0);
         /// Sample each token; `false` takes the most probable one (greedy), so that runs can be compared.
         do_sample: bool = false;
@@ -487,17 +495,17 @@ section! {
 }
 
 section! {
-    /// What is measured of generated answers (`docs/evaluation.md`).
+    /// How generated answers are scored (`docs/evaluation.md`).
     EvalConfig = "eval" {
-        /// The measures; the loss and the perplexity of the references come besides.
+        /// The metrics of generated answers. Loss and perplexity of the references are always measured.
         metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
-        /// What is done before `exact_match` and `contains` compare.
+        /// What is done to both texts before `exact_match` and `contains` compare them.
         normalization: Normalization = Normalization::Trim;
-        /// Let ROUGE compare words by their stems.
+        /// Compare words by their stems in ROUGE.
         rouge_stemmer: bool = false;
-        /// A JSON Schema that answers must fit, for the measure `json`.
+        /// A JSON Schema that answers must satisfy, for the metric `json`.
         json_schema: Option<PathBuf> = None;
-        /// A program of yours and its arguments, as a list, that scores answers: it reads and writes JSON lines.
+        /// Your own program that scores answers, with its arguments, as a list. It reads and writes JSON lines.
         scorer: Vec<String> = Vec::new();
         /// Seconds that `scorer` may take for a row.
         scorer_timeout: f64 = 60.0, range Range { above: Some(0.0), max: Some(86_400.0), ..Range::ANY };
@@ -509,7 +517,7 @@ section! {
 }
 
 impl EvalConfig {
-    /// Whether a measure looks at what an answer was asked by.
+    /// Whether a metric needs the question besides the answer and its reference.
     pub fn reads_sources(&self) -> bool {
         self.metrics.contains(&EvalMetric::Sari) || !self.scorer.is_empty()
     }

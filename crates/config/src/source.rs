@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Setting {
     /// The full key: `train.batch_size`.
     pub key: String,
-    /// The value.
+    /// The effective value, as JSON.
     pub value: serde_json::Value,
     /// The source that set it.
     pub source: Source,
@@ -57,7 +57,12 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// As error messages begin: unlike `Display`, with the column of a file and the text of a word.
+    /// Whether the value was given on the command line or in the environment.
+    pub(super) const fn is_shell(&self) -> bool {
+        matches!(self, Self::Env(_) | Self::Word(_) | Self::Flag(_))
+    }
+
+    /// The start of an error message: unlike `Display`, with the column of a file and the text of a word.
     pub(super) fn place(&self) -> String {
         match self {
             Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),

@@ -3,9 +3,9 @@
 
 const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
      (docs/guides/dapt.md)";
-const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
+const SECRET: &str = "secrets do not belong in files; set the environment variable HF_TOKEN";
 const QUANT: &str =
-    "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
+    "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant quantizes the scales too";
 
 /// A key, a word that other toolkits accept for it, and what to write instead.
 pub(super) const WORDS: &[(&str, &str, &str)] = &[
@@ -45,7 +45,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("model.bnb_4bit_quant_type", QUANT),
     ("model.bnb_4bit_compute_dtype", "products are computed in float32; remove the key"),
     ("model.bnb_4bit_quant_storage", "codes are kept in bytes; remove the key"),
-    ("model.llm_int8_threshold", "8-bit weights are widened, so that no outlier is lost; remove the key"),
+    ("model.llm_int8_threshold", "8-bit weights are dequantized, so no outlier is lost; remove the key"),
     ("tuning.bnb", QUANT),
     ("tuning.lora.layers_pattern", "layers are always counted along model.layers; use layers_to_transform"),
     (

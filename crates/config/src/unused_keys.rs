@@ -146,9 +146,9 @@ impl Setting {
     }
 }
 
-/// The settings that would be refused because others of `settings` make nothing read them, each with the reason. Values that a
-/// key does not take are skipped: [`crate::try_setting`] reports them.
-pub fn unread<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)> {
+/// Those of `settings` that nothing reads because of the others, each with the reason. A configuration with them is refused. Values
+/// that a key does not accept are skipped: [`crate::try_setting`] reports them.
+pub fn unused_keys<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)> {
     let mut config = Config::default();
     for (key, node) in settings {
         if let Some(def) = schema::options().find(|def| def.path() == *key) {

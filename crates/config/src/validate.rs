@@ -1,30 +1,24 @@
-//! Checks across keys: keys that contradict each other, keys without a default, and lengths that the model does not support.
-use super::arch::Arch;
+//! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
-use super::enums::{
-    Contamination, EvalStrategy, InitLora, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
-};
+use super::enums::{Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task};
+use super::mixed_values::InitLora;
 use super::resolved::{Resolved, set_by};
-use super::schema::{Config, ModelConfig, TrainConfig};
+use super::schema::TrainConfig;
 use super::source::Source;
 use super::value::ConfigValue as _;
 use super::{adapters, task, unused_keys};
-use std::path::{Path, PathBuf};
-use tunesmith_base::error::{Error, Result};
-
-/// Whether a value was given on the command line or in the environment.
-const fn of_shell(source: &Source) -> bool {
-    matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
-}
+use tunesmith_base::error::Result;
 
 /// Switches validation off, with a note, where training rows come from the shell and there are no validation rows. In a file the same
 /// combination is a contradiction.
-pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
+pub(super) fn disable_empty_validation(resolved: &mut Resolved) {
     let (train, data) = (&resolved.config.train, &resolved.config.data);
     let validates = !data.val_path.is_empty() || data.split > 0.0;
     let rows = ["data.train_path", "data.datasets"].map(|key| resolved.source(key).clone());
     let strategy = resolved.source("train.eval_strategy").clone();
-    let Some(rows) = rows.into_iter().find(of_shell).filter(|_| !validates && !of_shell(&strategy)) else { return };
+    let Some(rows) = rows.into_iter().find(Source::is_shell).filter(|_| !validates && !strategy.is_shell()) else {
+        return;
+    };
     if train.eval_strategy == EvalStrategy::No || train.load_best_model_at_end || train.early_stopping_patience > 0 {
         return;
     }
@@ -42,55 +36,57 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let (train, data, tuning) = (&config.train, &config.data, &config.tuning);
     let evaluates = train.eval_strategy != EvalStrategy::No;
     let validation = !data.val_path.is_empty() || data.split > 0.0;
-    let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
-    };
-    both(
+    resolved.refuse_if(
         train.warmup_ratio > 0.0 && train.warmup_steps > 0,
         "train.warmup_ratio",
         "train.warmup_steps",
         "both say how long the warm-up is; keep one",
     )?;
     let warms = if train.warmup_steps > 0 { "train.warmup_steps" } else { "train.warmup_ratio" };
-    both(
+    resolved.refuse_if(
         train.lr_scheduler_type == LrScheduler::Constant && (train.warmup_ratio > 0.0 || train.warmup_steps > 0),
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
-    both(
+    resolved.refuse_if(
         train.dp_ranks.is_some() && matches!(train.strategy, Strategy::Auto | Strategy::Single | Strategy::Ddp),
         "train.dp_ranks",
         "train.strategy",
         "strategy: dp, zero1, zero2, zero3 and fsdp have ranks as threads; other ranks are started by a launcher",
     )?;
-    both(
+    resolved.refuse_if(
         train.fsdp_sharding_strategy != Sharding::FullShard && train.strategy != Strategy::Fsdp,
         "train.fsdp_sharding_strategy",
         "train.strategy",
         "only strategy: fsdp has ways to share weights",
     )?;
-    both(
+    resolved.refuse_if(
         train.reduce_every_pass && train.strategy == Strategy::Zero1,
         "train.reduce_every_pass",
         "train.strategy",
-        "sums after every pass leave nothing to keep whole: that is strategy: zero2",
+        "gradients that are summed after every pass are strategy: zero2; set that instead",
     )?;
     let schedule_free = train.optim.averages();
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
-    both(
+    resolved.refuse_if(
         schedule_free && !constant,
         "train.optim",
         "train.lr_scheduler_type",
         "its averages take the place of a schedule; set lr_scheduler_type: constant, or constant_with_warmup for a warm-up",
     )?;
-    both(
+    resolved.refuse_if(
         schedule_free && train.ema_decay.is_some(),
         "train.optim",
         "train.ema_decay",
         "the optimizer averages the weights itself; keep one",
     )?;
-    both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
+    resolved.refuse_if(
+        train.bf16 && train.fp16,
+        "train.bf16",
+        "train.fp16",
+        "activations are kept in one of them; keep one",
+    )?;
     let default = TrainConfig::default();
     let scaling = [
         (train.loss_scale != default.loss_scale, "train.loss_scale"),
@@ -100,72 +96,77 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         (train.min_loss_scale != default.min_loss_scale, "train.min_loss_scale"),
     ];
     for (set, key) in scaling {
-        both(set && !train.fp16, key, "train.fp16", "gradients are scaled with fp16 only; set it, or remove the key")?;
+        resolved.refuse_if(
+            set && !train.fp16,
+            key,
+            "train.fp16",
+            "gradients are scaled with fp16 only; set it, or remove the key",
+        )?;
     }
-    both(
+    resolved.refuse_if(
         train.min_loss_scale > 2f64.powi(train.initial_scale_power as i32),
         "train.min_loss_scale",
         "train.initial_scale_power",
         "the first loss scale would be below the lowest; raise the power",
     )?;
     let given = train.batch_size != Auto::Auto && train.grad_accum != Auto::Auto;
-    both(
+    resolved.refuse_if(
         given && train.effective_batch.is_some(),
         "train.effective_batch",
         "train.grad_accum",
         "batch_size and grad_accum say it already; set one of them to auto, or remove effective_batch",
     )?;
     let target = train.target_tokens_per_device_step != TrainConfig::default().target_tokens_per_device_step;
-    both(
+    resolved.refuse_if(
         given && target,
         "train.target_tokens_per_device_step",
         "train.grad_accum",
         "it is read only with batch_size or grad_accum: auto; set one of them, or remove it",
     )?;
-    both(
+    resolved.refuse_if(
         target && train.effective_batch.is_some(),
         "train.target_tokens_per_device_step",
         "train.effective_batch",
         "both say how large a step is; keep one",
     )?;
     // A file for others to include may leave the data to them.
-    both(
+    resolved.refuse_if(
         evaluates && !validation && (!data.train_path.is_empty() || !data.datasets.is_empty()),
         "train.eval_strategy",
         "data.val_path",
         "there are no validation rows; set data.val_path or data.split",
     )?;
-    both(
+    resolved.refuse_if(
         train.eval_strategy == EvalStrategy::Steps && train.eval_steps.is_none(),
         "train.eval_strategy",
         "train.eval_steps",
         "set train.eval_steps to the number of steps between validations",
     )?;
-    both(
+    resolved.refuse_if(
         !data.val_path.is_empty() && data.split > 0.0,
         "data.val_path",
         "data.split",
         "both say where validation rows come from; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         !data.train_path.is_empty() && !data.datasets.is_empty(),
         "data.train_path",
         "data.datasets",
         "both say where training rows come from; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         data.min_length.zip(data.max_length).is_some_and(|(min, max)| min > max),
         "data.min_length",
         "data.max_length",
         "no row can be both; swap them",
     )?;
-    both(
+    resolved.refuse_if(
         data.contamination != Contamination::Off && !validation && data.test_path.is_empty(),
         "data.contamination",
         "data.val_path",
         "there are no validation or test rows; set data.val_path, data.split or data.test_path",
     )?;
-    both(
+    resolved.refuse_if(
         train.load_best_model_at_end && !evaluates,
         "train.load_best_model_at_end",
         "train.eval_strategy",
@@ -183,21 +184,21 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     } else {
         ("train.save_strategy", "train.eval_strategy")
     };
-    both(
+    resolved.refuse_if(
         train.load_best_model_at_end && !same_moments,
         save,
         eval,
         "with train.load_best_model_at_end every checkpoint needs its validation: use the same strategy, and save_steps \
          a multiple of eval_steps",
     )?;
-    both(
+    resolved.refuse_if(
         train.early_stopping_patience > 0 && !evaluates,
         "train.early_stopping_patience",
         "train.eval_strategy",
         "early stopping watches the validation loss; set train.eval_strategy",
     )?;
     let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
-    both(
+    resolved.refuse_if(
         !matches!(metric, "loss" | "perplexity" | "byte_perplexity")
             && !train.predict_with_generate
             && config.task() == Task::CausalLm,
@@ -205,50 +206,50 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.predict_with_generate",
         "without answers a validation measures the loss and the perplexity alone; set train.predict_with_generate: true",
     )?;
-    both(
+    resolved.refuse_if(
         !metric.starts_with("scorer.") && train.greater_is_better == Some(!greater_is_better(metric)),
         "train.greater_is_better",
         "train.metric_for_best_model",
         "which direction is better is known of this measure; remove greater_is_better",
     )?;
     let answers = &config.generation;
-    both(
+    resolved.refuse_if(
         answers.do_sample && answers.num_beams > 1,
         "gen.do_sample",
         "gen.num_beams",
         "a beam search draws nothing; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         answers.do_sample && train.generation_num_beams.is_some_and(|beams| beams > 1),
         "gen.do_sample",
         "train.generation_num_beams",
         "a beam search draws nothing; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         data.template_path.is_some() && data.chat_template.is_some(),
         "data.template_path",
         "data.chat_template",
         "both say which chat template is used; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         train.group_by_length && !data.shuffle,
         "train.group_by_length",
         "data.shuffle",
         "rows in file order cannot be grouped by length; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         train.group_by_length && data.packing,
         "train.group_by_length",
         "data.packing",
         "packed rows are all of one length; keep one",
     )?;
-    both(
+    resolved.refuse_if(
         !tuning.mode.adapts() && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
         "this mode trains no adapter; set the adapter's, such as lora, remove the adapter, or merge it with tuning.adapters",
     )?;
-    both(
+    resolved.refuse_if(
         adapters::trains_tokens(tuning.mode) == Some(false) && !tuning.new_tokens.is_empty(),
         "tuning.mode",
         "tuning.new_tokens",
@@ -256,11 +257,11 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
-    both(
+    resolved.refuse_if(
         from_weights && tuning.adapter.is_some(),
         "tuning.lora.init_lora_weights",
         "tuning.adapter",
-        "an adapter to go on from has started already; remove one of them",
+        "the adapter in tuning.adapter is initialized already; remove one of them",
     )?;
     task::contradictions(resolved)?;
     quantization(resolved)
@@ -270,36 +271,33 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
 fn quantization(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (lora, kind) = (&config.tuning.lora, config.model.quantization);
-    let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
-    };
     let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
     let coded = !matches!(kind, Quantization::Auto | Quantization::None);
-    both(
+    resolved.refuse_if(
         qlora && kind == Quantization::None,
         "tuning.mode",
         "model.quantization",
         "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
     )?;
-    both(
+    resolved.refuse_if(
         coded && !config.tuning.mode.adapts(),
         "model.quantization",
         "tuning.mode",
         "quantized weights cannot be trained themselves; train an adapter, such as mode: qlora, or set quantization: none",
     )?;
-    both(
+    resolved.refuse_if(
         coded && lora.init_lora_weights.is_pissa(),
         "tuning.lora.init_lora_weights",
         "model.quantization",
-        "what PiSSA leaves of a weight is no quantized model that others have; use loftq",
+        "PiSSA changes the base before it is quantized, so other tools do not have it; use loftq",
     )?;
-    both(
+    resolved.refuse_if(
         lora.init_lora_weights == InitLora::Loftq && !matches!(kind, Quantization::Nf4 | Quantization::Fp4),
         "tuning.lora.init_lora_weights",
         "model.quantization",
-        "LoftQ makes up for a quantization of 4 bits; set tuning.mode: qlora",
+        "LoftQ needs a base of 4 bits; set tuning.mode: qlora",
     )?;
-    both(
+    resolved.refuse_if(
         lora.loftq_iter > 1 && lora.init_lora_weights != InitLora::Loftq,
         "tuning.lora.loftq_iter",
         "tuning.lora.init_lora_weights",
@@ -310,131 +308,4 @@ fn quantization(resolved: &Resolved) -> Result<()> {
 /// Whether a higher value of a metric is better. It is not for losses, perplexities and errors.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
-}
-
-/// First path components that are never taken for an owner on the hub: `models/my-model` is always a local folder, even if it does
-/// not exist.
-const FOLDERS: &[&str] = &[
-    "adapters",
-    "checkpoint",
-    "checkpoints",
-    "ckpt",
-    "ckpts",
-    "data",
-    "local",
-    "merged",
-    "model",
-    "models",
-    "out",
-    "output",
-    "outputs",
-    "run",
-    "runs",
-    "tmp",
-    "weights",
-];
-
-/// Whether a name is `owner/model` on the hub, and neither an existing local path nor in a usual local folder such as `models`.
-pub fn is_hub_name(name: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && !part.starts_with('.')
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let looks = name.split_once('/').is_some_and(|(owner, model)| part(owner) && part(model));
-    let folder = name.split('/').next().is_some_and(|folder| FOLDERS.contains(&folder));
-    looks
-        && !folder
-        && !Path::new(name).exists()
-        && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
-}
-
-impl Resolved {
-    /// Whether the keys that have no default are set: the model and the training rows.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`], naming what is missing.
-    pub fn check_runnable(&self) -> Result<()> {
-        let config = &self.config;
-        let missing =
-            |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", self.path.display())).hint(hint));
-        if config.model.name.is_none() && config.model.local_dir.is_none() {
-            return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
-        }
-        if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
-            return missing(
-                "data.train_path is not set",
-                "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
-            );
-        }
-        Ok(())
-    }
-
-    /// `model.max_seq_len` in tokens for a model with a pretraining length of `context` and a longest sequence of `reach`.
-    ///
-    /// The default is cut to `context`. A longer value from a file is cut to `reach`, with a note, where the shell (`other_model`) or
-    /// another file names the model.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: a longer value that is not cut.
-    pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
-        let asked = self.config.model.max_seq_len;
-        match self.source("model.max_seq_len") {
-            Source::Default => Ok((asked.min(context), None)),
-            _ if asked <= reach => Ok((asked, None)),
-            source @ Source::File { path, .. }
-                if other_model || of_shell(self.source("model.name")) || self.names_model_elsewhere(path) =>
-            {
-                let note = format!(
-                    "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
-                );
-                Ok((reach, Some(note)))
-            }
-            source => Err(Error::config(format!(
-                "{source}: model.max_seq_len = {asked} is longer than what the model sees, {reach} tokens by its config.json"
-            ))
-            .hint(format!("set model.max_seq_len to at most {reach}"))),
-        }
-    }
-
-    /// The configuration with the sequence length that a run uses ([`Self::max_seq_len`]), and a note if that was cut.
-    ///
-    /// # Errors
-    /// As [`Self::max_seq_len`].
-    pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
-        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
-        let mut config = self.config.clone();
-        config.model.max_seq_len = length;
-        Ok((config, note))
-    }
-
-    /// Whether a file other than `path` names the model.
-    fn names_model_elsewhere(&self, path: &Path) -> bool {
-        ["model.local_dir", "model.name"]
-            .iter()
-            .map(|key| self.source(key))
-            .find(|source| **source != Source::Default)
-            .is_some_and(|source| matches!(source, Source::File { path: other, .. } if other != path))
-    }
-}
-
-impl ModelConfig {
-    /// The local model folder: `local_dir`, or else `name`.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`] when neither is set, [`tunesmith_base::Kind::Model`] when there is no such folder.
-    pub fn dir(&self) -> Result<PathBuf> {
-        let (key, dir) = match (&self.local_dir, &self.name) {
-            (Some(dir), _) => ("model.local_dir", dir.clone()),
-            (None, Some(name)) => ("model.name", PathBuf::from(name)),
-            (None, None) => return Err(Error::config("model.name is not set").hint("set it to a model folder")),
-        };
-        if dir.is_dir() {
-            return Ok(dir);
-        }
-        let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
-            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
-        ))
-    }
 }

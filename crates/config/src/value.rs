@@ -79,19 +79,19 @@ pub(super) fn quoted(text: &str) -> String {
     }
 }
 
-/// Why a value is not accepted. Whoever knows the key and the source adds them to the error.
+/// Why a value is not accepted. The caller adds the key and the source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The value in words, as of [`Node::describe`].
+    /// The value in words, from [`Node::describe`].
     pub found: String,
-    /// What is accepted.
+    /// What the setting accepts, in words.
     pub expected: String,
     /// What to change, if that is not obvious.
     pub hint: Option<String>,
 }
 
 impl Refusal {
-    /// A refusal of `node`, where `expected` says in words what is accepted.
+    /// Refuses `node`; `expected` says in words what is accepted.
     pub fn new(node: &Node, expected: impl Into<String>) -> Self {
         Self { found: node.describe(), expected: expected.into(), hint: None }
     }

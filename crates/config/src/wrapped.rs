@@ -1,10 +1,10 @@
-//! Checkpoints in which the language model is one part of several: `config.json` describes it under `text_config`, or, in
-//! Qwen2-VL's files, beside the rest, and the names of its tensors have another beginning. The engine knows the decoder by
-//! the names that it has alone (`model.layers.0…`, `lm_head`); [`Naming`] turns one into the other.
+//! Checkpoints of multimodal models, whose language model is one part of several. `config.json` describes it under `text_config`, or in
+//! Qwen2-VL's files at the top level, and its tensors have another prefix. The engine uses the names of a plain language model
+//! (`model.layers.0…`, `lm_head`); [`Naming`] converts between the two.
 
 /// A multimodal class of Transformers whose language model belongs to a supported family.
 pub struct Wrapper {
-    /// The `model_type` of `config.json`.
+    /// The `model_type` in `config.json`, by which a file is recognised.
     pub model_type: &'static str,
     /// The entry of `architectures`, which is the class that loads it.
     pub class_name: &'static str,
@@ -49,7 +49,7 @@ const LLAVA: Wrapper = Wrapper {
     caps_logits: false,
 };
 
-/// Every supported multimodal class.
+/// The multimodal classes whose language models are supported.
 pub static WRAPPERS: &[Wrapper] = &[
     Wrapper {
         model_type: "gemma3",
@@ -223,7 +223,7 @@ impl Naming {
         inner.or_else(head).filter(|name| is_decoders(name))
     }
 
-    /// The opposite of [`Naming::plain`].
+    /// The stored name of a plain one: the inverse of [`Naming::plain`].
     pub fn stored(self, plain: &str) -> String {
         match (plain.strip_prefix("model."), plain.strip_prefix("lm_head")) {
             (Some(rest), _) => format!("{}{rest}", self.base),

@@ -35,7 +35,7 @@ const QWEN_VL: Text = Text {
     more: r#"{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}"#,
 };
 
-/// Held against `tests/golden/wrapped/defaults.json`, which Transformers' classes wrote.
+/// A test compares it with `tests/golden/wrapped/defaults.json`, which Transformers' classes wrote.
 static TEXTS: &[Text] = &[
     text("llama", [32_000, 4096, 11_008, 32, 32], [Some(1), Some(2)]),
     text("qwen2", [151_936, 4096, 22_016, 32, 32], [None, None]),

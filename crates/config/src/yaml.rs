@@ -14,7 +14,7 @@ use tunesmith_base::files;
 const MAX_BYTES: u64 = 1 << 20;
 /// The most values after aliases are followed.
 const MAX_NODES: usize = 100_000;
-/// The most opening brackets, in comments too: the YAML scanner's time is quadratic in how deep they nest.
+/// The most opening brackets, in comments too: the time of the YAML scanner is quadratic in their depth.
 const MAX_BRACKETS: usize = 4_096;
 
 /// A file's mapping, with its text to find lines in.
@@ -42,7 +42,7 @@ impl Document {
         if begins(b"{") || begins(b"//") || begins(b"/*") { Self::read_json(path) } else { Self::parse(path, bytes) }
     }
 
-    /// Reads JSON, in which there may be comments. Errors as of [`Document::read`].
+    /// Reads JSON, in which there may be comments. Errors are those of [`Document::read`].
     pub fn read_json(path: &Path) -> Result<Self> {
         let bytes = read_bytes(path)?;
         match std::str::from_utf8(&bytes) {
@@ -69,7 +69,7 @@ impl Document {
         }
     }
 
-    /// Where the key is written that `steps` lead to: at each level, the how-manieth entry.
+    /// The position of a key. `steps` are its indices among the entries, one for each level.
     pub fn position(&self, steps: &[usize]) -> Position {
         let locate = Locate { steps };
         let location = locate.deserialize(serde_yaml::Deserializer::from_str(&self.text)).err();
@@ -101,12 +101,12 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads one value that was given on the command line or in the environment; what is no YAML is a string.
+/// Reads one value of the command line or the environment; text that is not YAML becomes a string.
 pub(super) fn parse_value(text: &str) -> Node {
     parse(text).unwrap_or_else(|_| Node::Str(text.to_owned()))
 }
 
-/// The top-level mapping of a YAML file that is no configuration of ours, with the limits of configuration files.
+/// The top-level mapping of another program's YAML file, with the limits of our configuration files.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: it cannot be read, or is no mapping; [`tunesmith_base::Kind::Io`].

@@ -1,9 +1,10 @@
-//! Turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source gets a
-//! [`Note`], so that none is dropped silently.
+//! Turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source has a
+//! [`KeyOutcome`], so that none is dropped silently.
 //!
-//! A setting that this version refuses is written all the same, and [`Imported::refused`] names it: the file loads once a version
-//! supports the setting.
+//! A setting that this version refuses is written too, and [`Imported::refused`] names it. The file loads once a version supports the
+//! setting.
 mod axolotl;
+mod import;
 mod llama_factory;
 mod names;
 mod ranks;
@@ -12,34 +13,25 @@ mod report;
 mod sft_play;
 mod source_file;
 mod toolkit;
-mod work;
 mod write;
 
-pub use report::{Imported, Note, Outcome, Refused};
+pub use report::{Imported, Refused};
 pub use toolkit::Toolkit;
 
+use import::{Import, Rules};
 use source_file::entries;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
-use work::{Act, Rule, Work};
+use tunesmith_config::foreign::rules::key_names;
+pub use tunesmith_config::foreign::{KeyOutcome, Outcome};
 
 impl Toolkit {
-    /// The toolkit's table: what each of its keys becomes.
-    const fn rules(self) -> &'static [Rule] {
+    const fn rules(self) -> Rules {
         match self {
             Self::Axolotl => axolotl::RULES,
             Self::LlamaFactory => llama_factory::RULES,
             Self::SftPlay => sft_play::RULES,
-        }
-    }
-
-    /// Keys that share one outcome; a name with `*` at its end stands for all keys that begin so.
-    const fn others(self) -> &'static [(Act, &'static [&'static str])] {
-        match self {
-            Self::Axolotl => axolotl::OTHERS,
-            Self::LlamaFactory => llama_factory::OTHERS,
-            Self::SftPlay => &[],
         }
     }
 
@@ -50,8 +42,7 @@ impl Toolkit {
             if !entries.iter().any(|(key, _)| own.contains(&key.as_str())) {
                 return 0;
             }
-            let rules = toolkit.rules();
-            entries.iter().filter(|(key, _)| rules.iter().any(|rule| rule.key == key)).count()
+            entries.iter().filter(|(key, _)| key_names(toolkit.rules()).any(|name| name == key)).count()
         };
         let mut ranked: Vec<(usize, Self)> = Self::ALL.into_iter().map(|toolkit| (known(toolkit), toolkit)).collect();
         ranked.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
@@ -59,11 +50,11 @@ impl Toolkit {
     }
 }
 
-/// Imports a configuration of another toolkit. Without `toolkit`, its keys tell which one it is.
+/// Imports a configuration of another toolkit. Without `toolkit`, its keys say which one it is.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: no YAML, keys of no toolkit, a task that is no supervised fine-tuning, or settings that
-/// contradict each other.
+/// [`tunesmith_base::Kind::Config`]: not YAML, keys of no toolkit, a task other than supervised fine-tuning, or settings
+/// that contradict each other.
 pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
@@ -76,17 +67,17 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
              have the same names here, in the section train (`tunesmith config --docs`)",
         ));
     };
-    let mut work = Work::new(path, toolkit, (toolkit.rules(), toolkit.others()), entries);
-    let begin: fn(&mut Work) -> Result<()> = match toolkit {
+    let mut import = Import::new(path, toolkit, toolkit.rules(), entries);
+    let begin: fn(&mut Import) -> Result<()> = match toolkit {
         Toolkit::Axolotl => axolotl::read,
         Toolkit::LlamaFactory => llama_factory::read,
         Toolkit::SftPlay => sft_play::read,
     };
-    begin(&mut work)?;
-    work.finish()
+    begin(&mut import)?;
+    import.finish()
 }
 
-/// The toolkit of a file that did not load as one of ours; `None` where it may be ours after all, or its keys do not tell.
+/// The toolkit of a file that did not load as one of ours; `None` if it may be one of ours, or if its keys do not say it.
 pub fn toolkit_of(path: &Path) -> Option<Toolkit> {
     let entries = entries(path).ok()?;
     // SFT-Play's sections have the names of ours.

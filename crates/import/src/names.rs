@@ -1,10 +1,10 @@
 //! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints.
-use super::work::Work;
+use super::import::Import;
 use tunesmith_config::{ConfigValue, Node, Optim};
 
-/// The optimizer, under the source's `key`.
-pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+/// Imports the optimizer under the source's `key`.
+pub(super) fn optimizer(import: &mut Import, key: &str, node: &Node) {
+    let Node::Str(word) = node else { return import.unsupported(key, "expected a word") };
     let (name, why) = match word.as_str() {
         "adamw_hf" | "adamw_apex_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => {
             ("adamw_torch", "the same update")
@@ -15,16 +15,16 @@ pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
         "paged_lion_32bit" => ("lion", "the same update; there is no paging here"),
         other => (other, ""),
     };
-    work.put(key, "train.optim", Node::Str(name.to_owned()), why);
+    import.put(key, "train.optim", Node::Str(name.to_owned()), why);
 }
 
-/// The schedule and its warm-up. `default` is the toolkit's schedule. Schedule-free optimizers get a constant schedule.
-pub(super) fn schedule(work: &mut Work, default: &str) {
-    let given = work.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
-    let free = work.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
+/// Imports the schedule and its warm-up. `default` is the toolkit's schedule. Schedule-free optimizers get a constant schedule.
+pub(super) fn schedule(import: &mut Import, default: &str) {
+    let given = import.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
+    let free = import.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
     let warms: Vec<(String, Node)> = ["warmup_steps", "warmup_ratio", "train.warmup_steps", "train.warmup_ratio"]
         .into_iter()
-        .filter_map(|key| work.get(&[key]))
+        .filter_map(|key| import.get(&[key]))
         .filter(|(_, node)| !matches!(node, Node::Int(0)) && !matches!(node, Node::Float(zero) if *zero == 0.0))
         .collect();
     let own = match &given {
@@ -35,33 +35,33 @@ pub(super) fn schedule(work: &mut Work, default: &str) {
     let name = if free && !own.starts_with("constant") { kept.to_owned() } else { own.clone() };
     let why = if name == own { "" } else { "the optimizer takes the place of a schedule" };
     match given {
-        Some((key, Node::Str(_))) => work.put(&key, "train.lr_scheduler_type", Node::Str(name.clone()), why),
-        Some((key, node)) => work.put(&key, "train.lr_scheduler_type", node, ""),
-        None if why.is_empty() => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
-        None => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), why),
+        Some((key, Node::Str(_))) => import.put(&key, "train.lr_scheduler_type", Node::Str(name.clone()), why),
+        Some((key, node)) => import.put(&key, "train.lr_scheduler_type", node, ""),
+        None if why.is_empty() => import.default("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
+        None => import.default("train.lr_scheduler_type", Node::Str(name.clone()), why),
     }
     // With both, Transformers uses the steps.
     let steps = warms.iter().any(|(key, _)| key.ends_with("warmup_steps"));
     for (key, node) in warms {
         let share = key.ends_with("warmup_ratio");
         if name == "constant" {
-            work.needless(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
+            import.not_needed(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
         } else if share && steps {
-            work.needless(&key, "the number of steps wins");
+            import.not_needed(&key, "the number of steps takes precedence");
         } else {
             let fraction = matches!(node, Node::Float(part) if part < 1.0);
             let ours = if share || fraction { "train.warmup_ratio" } else { "train.warmup_steps" };
-            work.put(&key, ours, node, if fraction && !share { "a share of all steps" } else { "" });
+            import.put(&key, ours, node, if fraction && !share { "a share of all steps" } else { "" });
         }
     }
 }
 
-/// The chat template, by its name in the toolkits.
-pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+/// Imports a chat template by its name in the toolkits.
+pub(super) fn template(import: &mut Import, key: &str, node: &Node) {
+    let Node::Str(word) = node else { return import.unsupported(key, "expected a word") };
     let builtin = match word.as_str() {
         "tokenizer_default" | "tokenizer" | "default_tokenizer" => {
-            return work.needless(key, "the tokenizer's own is the default");
+            return import.not_needed(key, "the tokenizer's own is the default");
         }
         "chatml" | "llama3" | "gemma" => Some(word.as_str()),
         "mistral" | "mistral_v1" => Some("mistral"),
@@ -69,8 +69,8 @@ pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
         _ => None,
     };
     match builtin {
-        Some(name) => work.put(key, "data.chat_template", Node::Str(name.to_owned()), if name == word { "" } else { "the built-in one" }),
-        None => work.changed(
+        Some(name) => import.put(key, "data.chat_template", Node::Str(name.to_owned()), if name == word { "" } else { "the built-in one" }),
+        None => import.changed(
             key,
             "",
             "the tokenizer's own template is used; look at the rows with `tunesmith data`, and set data.template_path to a \
@@ -79,72 +79,74 @@ pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// Validation rows as a share of the training rows; a number of rows is lost. Returns whether there are validation rows.
-pub(super) fn validation(work: &mut Work, key: &str) -> bool {
-    match work.get(&[key]) {
+/// Imports validation rows given as a share of the training rows; a number of rows is not supported. Returns whether there are any.
+pub(super) fn validation(import: &mut Import, key: &str) -> bool {
+    match import.get(&[key]) {
         Some((_, Node::Float(share))) if share > 0.0 && share < 1.0 => {
-            work.put(key, "data.split", Node::Float(share), "");
+            import.put(key, "data.split", Node::Float(share), "");
             true
         }
         Some((_, Node::Int(0) | Node::Float(0.0))) => {
-            work.needless(key, "no validation rows");
+            import.not_needed(key, "no validation rows");
             false
         }
         Some(_) => {
-            work.lost(key, "a number of rows: set data.split to their share, or data.val_path");
+            import.unsupported(key, "a number of rows: set data.split to their share, or data.val_path");
             false
         }
         None => false,
     }
 }
 
-/// When a run validates and saves: `train.eval_*`, `train.save_*` and `load_best_model_at_end`. `eval` and `save` are the toolkit's
+/// Imports when a run validates and saves: `train.eval_*`, `train.save_*` and `load_best_model_at_end`. `eval` and `save` are the toolkit's
 /// default strategies.
-pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) {
-    let eval_steps = work.get(&["eval_steps", "train.eval_steps"]);
+pub(super) fn moments(import: &mut Import, eval: &str, save: &str, validates: bool) {
+    let eval_steps = import.get(&["eval_steps", "train.eval_steps"]);
     let strategy =
-        work.get(&["eval_strategy", "evaluation_strategy", "train.eval_strategy", "train.evaluation_strategy"]);
+        import.get(&["eval_strategy", "evaluation_strategy", "train.eval_strategy", "train.evaluation_strategy"]);
     let off = |node: &Node| matches!(node, Node::Bool(false)) || matches!(node, Node::Str(word) if word == "no");
     let evaluates = strategy.as_ref().map_or(eval != "no", |(_, node)| !off(node));
     if let Some((key, node)) = &strategy {
         match (off(node), validates) {
-            (true, _) => work.put(key, "train.eval_strategy", Node::Str("no".into()), ""),
-            (false, true) => work.put(key, "train.eval_strategy", node.clone(), ""),
-            (false, false) => work.changed(key, "", "there are no validation rows"),
+            (true, _) => import.put(key, "train.eval_strategy", Node::Str("no".into()), ""),
+            (false, true) => import.put(key, "train.eval_strategy", node.clone(), ""),
+            (false, false) => import.changed(key, "", "there are no validation rows"),
         }
     } else if validates && eval_steps.is_some() {
-        work.implied("train.eval_strategy", Node::Str("steps".into()), "eval_steps is given");
+        import.default("train.eval_strategy", Node::Str("steps".into()), "eval_steps is given");
     } else if validates && eval != "no" {
-        work.implied("train.eval_strategy", Node::Str(eval.into()), "its default");
+        import.default("train.eval_strategy", Node::Str(eval.into()), "its default");
     }
     if let Some((key, node)) = eval_steps {
         let unused = !validates || strategy.is_some() && !evaluates;
-        steps(work, &key, "train.eval_steps", node, unused.then_some("nothing is validated"));
+        steps(import, &key, "train.eval_steps", node, unused.then_some("nothing is validated"));
     }
-    if let Some((key, node)) = work.get(&["save_strategy", "train.save_strategy"]) {
+    if let Some((key, node)) = import.get(&["save_strategy", "train.save_strategy"]) {
         let node = if off(&node) { Node::Str("no".into()) } else { node };
-        work.put(&key, "train.save_strategy", node, "");
-    } else if work.get(&["save_steps", "train.save_steps"]).is_none() && save != "steps" {
-        work.implied("train.save_strategy", Node::Str(save.into()), "its default");
+        import.put(&key, "train.save_strategy", node, "");
+    } else if import.get(&["save_steps", "train.save_steps"]).is_none() && save != "steps" {
+        import.default("train.save_strategy", Node::Str(save.into()), "its default");
     }
-    if let Some((key, node)) = work.get(&["save_steps", "train.save_steps"]) {
-        steps(work, &key, "train.save_steps", node, None);
+    if let Some((key, node)) = import.get(&["save_steps", "train.save_steps"]) {
+        steps(import, &key, "train.save_steps", node, None);
     }
-    if let Some((key, node)) = work.get(&["load_best_model_at_end", "train.load_best_model_at_end"]) {
+    if let Some((key, node)) = import.get(&["load_best_model_at_end", "train.load_best_model_at_end"]) {
         match node {
             Node::Bool(true) if !validates || (strategy.is_some() && !evaluates) => {
-                work.changed(&key, "", "nothing is validated, so none is known to be best");
+                import.changed(&key, "", "nothing is validated, so none is known to be best");
             }
-            node => work.put(&key, "train.load_best_model_at_end", node, ""),
+            node => import.put(&key, "train.load_best_model_at_end", node, ""),
         }
     }
 }
 
-/// A number of steps. A share of the run, which Transformers also takes, is lost.
-fn steps(work: &mut Work, key: &str, ours: &str, node: Node, unused: Option<&str>) {
+/// Imports a number of steps. A share of the run, which Transformers also accepts, is not supported.
+fn steps(import: &mut Import, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
-        (Some(why), _) => work.needless(key, why),
-        (None, Node::Float(share)) if share < 1.0 => work.lost(key, "a share of the run: set the number of steps"),
-        (None, node) => work.put(key, ours, node, ""),
+        (Some(why), _) => import.not_needed(key, why),
+        (None, Node::Float(share)) if share < 1.0 => {
+            import.unsupported(key, "a share of the run: set the number of steps");
+        }
+        (None, node) => import.put(key, ours, node, ""),
     }
 }

@@ -1,13 +1,13 @@
 //! SFT-Play's configurations, which have our sections and includes.
+use super::import::{Import, Rules};
 use super::source_file::{beside, entries};
-use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
-use super::work::{Rule, Work};
 use super::{names, ranks};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::Node;
+use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
+use tunesmith_config::{Node, rules};
 
-const REACHED: &str = "every trained value takes part in each reduction, used or not";
+const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str =
@@ -17,116 +17,91 @@ const MAX_TEMPLATE: u64 = 1 << 20;
 /// The deepest chain of includes.
 const MAX_DEPTH: usize = 16;
 
-macro_rules! rules {
-    ($($key:literal => $act:expr,)*) => { &[$(Rule { key: $key, act: $act }),*] };
-}
-
 /// Every key of SFT-Play that this import knows, by its full path, and the sections, by which a file is recognised.
-pub(super) const RULES: &[Rule] = rules! {
-    "include" => Together,
-    "model" => Together,
-    "tuning" => Together,
-    "train" => Together,
-    "data" => Together,
-    "logging" => Together,
-    "gen" => Together,
-    "eval" => Together,
+pub(super) const RULES: Rules = rules! {
+    "include" | "model" | "tuning" | "train" | "data" | "logging" | "gen" | "eval" => Together,
     "seed" => To("train.seed"),
     "run_name" => To("logging.run_name"),
     "deepspeed" => With(ranks::deepspeed),
     "model.name" => To("model.name"),
-    "model.local_dir" => With(|work, key, node| match node {
+    "model.local_dir" => With(|import, key, node| match node {
         Node::Str(folder) if !Path::new(folder).is_dir() => {
-            work.changed(key, "", "a place to download to; here the hub's cache is used, or `tunesmith download --dir`");
+            import.changed(key, "", "a place to download to; here the hub's cache is used, or `tunesmith download --dir`");
         }
-        node => work.put(key, "model.local_dir", node.clone(), ""),
+        node => import.put(key, "model.local_dir", node.clone(), ""),
     }),
     "model.revision" => To("model.revision"),
     "model.type" => Together,
     "model.max_seq_len" => To("model.max_seq_len"),
-    "model.trust_remote_code" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "code that comes with a model is never run"),
-        _ => work.needless(key, "off"),
+    "model.trust_remote_code" => With(|import, key, node| match node {
+        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
+        _ => import.not_needed(key, "off"),
     }),
     "tuning.mode" => To("tuning.mode"),
-    "tuning.backend" => Needless(ENGINE),
+    "tuning.backend" => NotNeeded(ENGINE),
     "tuning.lora.r" => To("tuning.lora.r"),
-    "tuning.lora.alpha" => To("tuning.lora.lora_alpha"),
-    "tuning.lora.lora_alpha" => To("tuning.lora.lora_alpha"),
-    "tuning.lora.dropout" => To("tuning.lora.lora_dropout"),
-    "tuning.lora.lora_dropout" => To("tuning.lora.lora_dropout"),
+    "tuning.lora.alpha" | "tuning.lora.lora_alpha" => To("tuning.lora.lora_alpha"),
+    "tuning.lora.dropout" | "tuning.lora.lora_dropout" => To("tuning.lora.lora_dropout"),
     "tuning.lora.target_modules" => To("tuning.lora.target_modules"),
     "tuning.lora.bias" => To("tuning.lora.bias"),
-    "train.epochs" => To("train.num_train_epochs"),
-    "train.num_train_epochs" => To("train.num_train_epochs"),
+    "train.epochs" | "train.num_train_epochs" => To("train.num_train_epochs"),
     "train.steps" => ToBut("train.max_steps", "read here"),
     "train.max_steps" => To("train.max_steps"),
-    "train.learning_rate" => To("train.learning_rate"),
-    "train.lr" => To("train.learning_rate"),
+    "train.learning_rate" | "train.lr" => To("train.learning_rate"),
     "train.weight_decay" => To("train.weight_decay"),
     "train.max_grad_norm" => To("train.max_grad_norm"),
-    "train.lr_scheduler_type" => Together,
-    "train.warmup_ratio" => Together,
-    "train.warmup_steps" => Together,
+    "train.lr_scheduler_type" | "train.warmup_ratio" | "train.warmup_steps" => Together,
     "train.optim" => With(names::optimizer),
     "train.bf16" => To("train.bf16"),
-    "train.fp16" => With(|work, key, node| match node {
-        Node::Bool(true) if work.is_on("train.bf16") => work.needless(key, "bfloat16 wins"),
-        node => work.put(key, "train.fp16", node.clone(), ""),
+    "train.fp16" => With(|import, key, node| match node {
+        Node::Bool(true) if import.is_on("train.bf16") => import.not_needed(key, "bfloat16 takes precedence"),
+        node => import.put(key, "train.fp16", node.clone(), ""),
     }),
     "train.gradient_checkpointing" => To("train.gradient_checkpointing"),
-    "train.batch_size" => To("train.batch_size"),
-    "train.per_device_train_batch_size" => To("train.batch_size"),
-    "train.eval_batch_size" => To("train.eval_batch_size"),
-    "train.per_device_eval_batch_size" => To("train.eval_batch_size"),
-    "train.grad_accum" => To("train.grad_accum"),
-    "train.gradient_accumulation_steps" => To("train.grad_accum"),
+    "train.batch_size" | "train.per_device_train_batch_size" => To("train.batch_size"),
+    "train.eval_batch_size" | "train.per_device_eval_batch_size" => To("train.eval_batch_size"),
+    "train.grad_accum" | "train.gradient_accumulation_steps" => To("train.grad_accum"),
     "train.target_tokens_per_device_step" => To("train.target_tokens_per_device_step"),
-    "train.eval_strategy" => Together,
-    "train.evaluation_strategy" => Together,
-    "train.eval_steps" => Together,
-    "train.save_strategy" => Together,
-    "train.save_steps" => Together,
+    "train.eval_strategy" | "train.evaluation_strategy" | "train.eval_steps" | "train.save_strategy" | "train.save_steps" => Together,
     "train.save_total_limit" => To("train.save_total_limit"),
     "train.load_best_model_at_end" => Together,
     "train.early_stopping_patience" => To("train.early_stopping_patience"),
-    "train.metric_for_best_model" => With(|work, key, node| match node {
-        Node::Str(word) if word == "eval_loss" || word == "loss" || work.is_on("train.predict_with_generate") => {
-            work.put(key, "train.metric_for_best_model", node.clone(), "");
+    "train.metric_for_best_model" => With(|import, key, node| match node {
+        Node::Str(word) if word == "eval_loss" || word == "loss" || import.is_on("train.predict_with_generate") => {
+            import.put(key, "train.metric_for_best_model", node.clone(), "");
         }
-        _ => work.changed(key, "train.metric_for_best_model: eval_loss", "answers are scored with predict_with_generate only"),
+        _ => import.changed(key, "train.metric_for_best_model: eval_loss", "answers are scored with predict_with_generate only"),
     }),
-    "train.greater_is_better" => Needless("known of every measure"),
+    "train.greater_is_better" => NotNeeded("known of every measure"),
     "train.output_dir" => To("train.output_dir"),
-    "train.overwrite_output_dir" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "say --overwrite when you train"),
-        _ => work.needless(key, "off"),
+    "train.overwrite_output_dir" => With(|import, key, node| match node {
+        Node::Bool(true) => import.changed(key, "", "say --overwrite when you train"),
+        _ => import.not_needed(key, "off"),
     }),
     "train.logging_steps" => To("train.logging_steps"),
-    "train.report_to" => Needless("see logging.backend; TensorBoard is the default"),
+    "train.report_to" => NotNeeded("see logging.backend; TensorBoard is the default"),
     "train.run_name" => To("logging.run_name"),
     "train.seed" => To("train.seed"),
-    "train.resume_from_checkpoint" => With(|work, key, node| match node {
-        Node::Str(word) if word == "auto" => work.changed(key, "", "say --resume when you go on"),
-        node => work.put(key, "train.resume_from_checkpoint", node.clone(), ""),
+    "train.resume_from_checkpoint" => With(|import, key, node| match node {
+        Node::Str(word) if word == "auto" => import.changed(key, "", "say --resume when you go on"),
+        node => import.put(key, "train.resume_from_checkpoint", node.clone(), ""),
     }),
-    "train.ddp_find_unused_parameters" => Needless(REACHED),
-    "train.ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
+    "train.ddp_find_unused_parameters" => NotNeeded(REACHED),
+    "train.ddp_broadcast_buffers" => NotNeeded("models have no buffers that training changes"),
     "train.ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
     "train.deepspeed" => With(ranks::deepspeed),
     "train.ddp_timeout" => To("train.ddp_timeout"),
     "train.ddp_backend" => To("train.ddp_backend"),
-    "train.dataloader_num_workers" => Needless(NO_LOADER),
-    "train.dataloader_pin_memory" => Needless(NO_LOADER),
+    "train.dataloader_num_workers" | "train.dataloader_pin_memory" => NotNeeded(NO_LOADER),
     "train.predict_with_generate" => To("train.predict_with_generate"),
     "train.generation_num_beams" => To("train.generation_num_beams"),
     "train.generation_max_new_tokens" => To("train.generation_max_new_tokens"),
-    "train.eval_do_concat_batches" => Needless("validation keeps no logits"),
+    "train.eval_do_concat_batches" => NotNeeded("validation keeps no logits"),
     "train.eval_accumulation_steps" => To("train.eval_accumulation_steps"),
-    "data.format" => With(|work, key, node| match node {
-        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => work.needless(key, "told by the file's name"),
-        Node::Str(word) if word == "chat" => work.needless(key, "told by the fields of the rows"),
-        node => work.put(key, "data.format", node.clone(), ""),
+    "data.format" => With(|import, key, node| match node {
+        Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => import.not_needed(key, "the file's name says it"),
+        Node::Str(word) if word == "chat" => import.not_needed(key, "recognised by the fields of the rows"),
+        node => import.put(key, "data.format", node.clone(), ""),
     }),
     "data.template_path" => With(template),
     "data.train_path" => To("data.train_path"),
@@ -134,13 +109,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "data.test_path" => To("data.test_path"),
     "data.cache_dir" => To("data.cache_dir"),
     "data.packing" => To("data.packing"),
-    "data.split" => Together,
-    "data.split.train_ratio" => Together,
-    "data.split.val_ratio" => Together,
-    "data.split.test_ratio" => Together,
-    "logging.backend" => With(|work, key, node| match node {
-        Node::Str(word) if word == "tensorboard" => work.put(key, "logging.tensorboard", Node::Bool(true), ""),
-        _ => work.lost(key, "TensorBoard and report.html are written; others are not yet part of this version"),
+    "data.split" | "data.split.train_ratio" | "data.split.val_ratio" | "data.split.test_ratio" => Together,
+    "logging.backend" => With(|import, key, node| match node {
+        Node::Str(word) if word == "tensorboard" => import.put(key, "logging.tensorboard", Node::Bool(true), ""),
+        _ => import.unsupported(key, "TensorBoard and report.html are written; others are not yet part of this version"),
     }),
     "logging.log_interval" => Together,
     "gen.max_new_tokens" => To("gen.max_new_tokens"),
@@ -149,94 +121,92 @@ pub(super) const RULES: &[Rule] = rules! {
     "gen.top_k" => To("gen.top_k"),
     "gen.do_sample" => To("gen.do_sample"),
     "gen.num_beams" => To("gen.num_beams"),
-    "task_mode" => Together,
-    "mode" => Together,
-    "block_size" => Together,
-    "stride" => Lost(WINDOWS),
-    "pack_factor" => With(|work, key, _| work.changed(key, "", WINDOWS)),
+    "task_mode" | "mode" | "block_size" => Together,
+    "stride" => Unsupported(WINDOWS),
+    "pack_factor" => With(|import, key, _| import.changed(key, "", WINDOWS)),
     "datasets" => Together,
 };
 
 /// Imports a whole configuration, with its includes.
-pub(super) fn read(work: &mut Work) -> Result<()> {
-    let path = work.path.clone();
-    let merged = include(&path, std::mem::take(work.entries()), &mut vec![path.clone()])?;
+pub(super) fn read(import: &mut Import) -> Result<()> {
+    let path = import.path.clone();
+    let merged = include(&path, std::mem::take(import.entries()), &mut vec![path.clone()])?;
     let mut flat = Vec::new();
     flatten("", merged, &mut flat);
-    *work.entries() = flat;
-    if let Some((key, Node::Str(kind))) = work.get(&["model.type"]) {
+    *import.entries() = flat;
+    if let Some((key, Node::Str(kind))) = import.get(&["model.type"]) {
         if kind != "causal" {
             return Err(Error::config(format!(
                 "{}: {key}: {kind:?}: only causal models are supported",
                 path.display()
             )));
         }
-        work.needless(&key, "the only kind");
+        import.not_needed(&key, "the only kind");
     }
-    if !work.entries().iter().any(|(key, _)| key.starts_with("model.") || key.starts_with("train.")) {
+    if !import.entries().iter().any(|(key, _)| key.starts_with("model.") || key.starts_with("train.")) {
         return Err(Error::config(format!("{}: no section model or train: this trains nothing", path.display()))
             .hint("is it a configuration of SFT-Play's training?"));
     }
-    work.follow();
-    defaults(work);
-    pretraining(work);
+    import.apply_rules()?;
+    defaults(import);
+    pretraining(import);
     // A file without rows gets them elsewhere, and those for validation too.
-    let unsaid = !work.entries().iter().any(|(key, _)| key.starts_with("data.") || key == "datasets");
-    let strategy = work.get(&["train.eval_strategy", "train.evaluation_strategy"]);
-    let validates = rows(work) || (unsaid && strategy.is_some());
-    names::schedule(work, "linear");
+    let unsaid = !import.entries().iter().any(|(key, _)| key.starts_with("data.") || key == "datasets");
+    let strategy = import.get(&["train.eval_strategy", "train.evaluation_strategy"]);
+    let validates = rows(import) || (unsaid && strategy.is_some());
+    names::schedule(import, "linear");
     let warms = ["train.warmup_ratio", "train.warmup_steps"];
-    let constant = matches!(work.written("train.lr_scheduler_type"), Some(Node::Str(word)) if word == "constant");
-    if work.get(&warms).is_none() && !constant {
-        work.implied("train.warmup_ratio", Node::Float(0.06), "its default");
+    let constant = matches!(import.written("train.lr_scheduler_type"), Some(Node::Str(word)) if word == "constant");
+    if import.get(&warms).is_none() && !constant {
+        import.default("train.warmup_ratio", Node::Float(0.06), "its default");
     }
-    names::moments(work, "epoch", "epoch", validates);
+    names::moments(import, "epoch", "epoch", validates);
     for (strategy, steps, default) in
         [("train.eval_strategy", "train.eval_steps", 50), ("train.save_strategy", "train.save_steps", 100)]
     {
-        let counts = matches!(work.written(strategy), Some(Node::Str(word)) if word == "steps");
-        if counts && work.written(steps).is_none() {
-            work.implied(steps, Node::Int(default), "its default");
+        let counts = matches!(import.written(strategy), Some(Node::Str(word)) if word == "steps");
+        if counts && import.written(steps).is_none() {
+            import.default(steps, Node::Int(default), "its default");
         }
     }
-    if let Some((key, node)) = work.get(&["logging.log_interval"]) {
-        if work.written("train.logging_steps").is_some() {
-            work.needless(&key, "train.logging_steps says so");
+    if let Some((key, node)) = import.get(&["logging.log_interval"]) {
+        if import.written("train.logging_steps").is_some() {
+            import.not_needed(&key, "train.logging_steps says so");
         } else {
-            work.put(&key, "train.logging_steps", node, "");
+            import.put(&key, "train.logging_steps", node, "");
         }
     }
     Ok(())
 }
 
 /// A template file. SFT-Play's templates get the variables `system` and `user`, ours get `messages`.
-fn template(work: &mut Work, key: &str, node: &Node) {
-    let Node::Str(name) = node else { return work.lost(key, "expected a path") };
-    let text = beside(&work.path, name).and_then(|path| tunesmith_base::files::read_text(&path, MAX_TEMPLATE).ok());
+fn template(import: &mut Import, key: &str, node: &Node) {
+    let Node::Str(name) = node else { return import.unsupported(key, "expected a path") };
+    let text = beside(&import.path, name).and_then(|path| tunesmith_base::files::read_text(&path, MAX_TEMPLATE).ok());
     if text.is_some_and(|text| text.contains("messages")) {
-        work.put(key, "data.template_path", node.clone(), "");
+        import.put(key, "data.template_path", node.clone(), "");
     } else {
         let why = "a template there writes `system` and `user`, here `messages`: the model's own is used; write one, or set data.chat_template";
-        work.lost(key, why);
+        import.unsupported(key, why);
     }
 }
 
 /// Defaults of SFT-Play that differ from ours.
-fn defaults(work: &mut Work) {
-    let adapts = !matches!(work.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full");
+fn defaults(import: &mut Import) {
+    let adapts = !matches!(import.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full");
     let usual = [
         ("tuning.lora.r", Node::Int(32), adapts),
         ("tuning.lora.lora_alpha", Node::Int(32), adapts),
         ("tuning.lora.lora_dropout", Node::Float(0.05), adapts),
-        ("model.max_seq_len", Node::Int(512), work.get(&["block_size"]).is_none()),
+        ("model.max_seq_len", Node::Int(512), import.get(&["block_size"]).is_none()),
         ("train.weight_decay", Node::Float(0.01), true),
         ("train.save_total_limit", Node::Int(2), true),
         ("train.batch_size", Node::Int(1), true),
         ("train.grad_accum", Node::Int(8), true),
     ];
     for (key, node, wanted) in usual {
-        if wanted && work.written(key).is_none() {
-            work.implied(key, node, if key == "train.grad_accum" { "its choice with 20 GB" } else { "its default" });
+        if wanted && import.written(key).is_none() {
+            import.default(key, node, if key == "train.grad_accum" { "its choice with 20 GB" } else { "its default" });
         }
     }
 }
@@ -295,57 +265,57 @@ fn flatten(section: &str, entries: Vec<(String, Node)>, out: &mut Vec<(String, N
 }
 
 /// Validation rows: files, or a share of the training rows.
-fn rows(work: &mut Work) -> bool {
-    let files = work.written("data.val_path").is_some();
+fn rows(import: &mut Import) -> bool {
+    let files = import.written("data.val_path").is_some();
     for key in ["data.split", "data.split.val_ratio", "data.split.test_ratio", "data.split.train_ratio"] {
-        if work.get(&[key]).is_none() {
+        if import.get(&[key]).is_none() {
             continue;
         }
         match key {
-            _ if files => work.needless(key, "the files are split already"),
-            "data.split.train_ratio" => work.needless(key, "what is not set apart is trained on"),
-            "data.split.test_ratio" => work.lost(key, "test rows come from data.test_path"),
+            _ if files => import.not_needed(key, "the files are split already"),
+            "data.split.train_ratio" => import.not_needed(key, "all rows that are not held out are trained on"),
+            "data.split.test_ratio" => import.unsupported(key, "test rows come from data.test_path"),
             _ => {
-                if let Some((_, node)) = work.get(&[key]) {
-                    work.put(key, "data.split", node, "");
+                if let Some((_, node)) = import.get(&[key]) {
+                    import.put(key, "data.split", node, "");
                 }
             }
         }
     }
-    files || work.written("data.split").is_some()
+    files || import.written("data.split").is_some()
 }
 
 /// Domain-adaptive pretraining: raw text in packed blocks, possibly mixed with chats.
-fn pretraining(work: &mut Work) {
+fn pretraining(import: &mut Import) {
     let pretrains = ["task_mode", "mode"]
         .iter()
-        .any(|key| work.word(key).is_some_and(|word| word.starts_with("cpt") || word.starts_with("dapt")));
+        .any(|key| import.word(key).is_some_and(|word| word.starts_with("cpt") || word.starts_with("dapt")));
     for key in ["task_mode", "mode"] {
-        if work.get(&[key]).is_some() {
+        if import.get(&[key]).is_some() {
             let why = if pretrains {
                 "raw text is learned whole, chats as data.loss_on says"
             } else {
-                "that is what is done"
+                "this is what tunesmith does"
             };
-            work.changed(key, if pretrains { "data.packing: true" } else { "" }, why);
+            import.changed(key, if pretrains { "data.packing: true" } else { "" }, why);
         }
     }
     if pretrains {
-        work.implied("data.packing", Node::Bool(true), "blocks are filled");
-        work.implied("data.truncation", Node::Str("split".into()), "long texts fill several blocks");
+        import.default("data.packing", Node::Bool(true), "blocks are filled");
+        import.default("data.truncation", Node::Str("split".into()), "long texts fill several blocks");
     }
-    if let Some((key, node)) = work.get(&["block_size"]) {
-        if pretrains && work.written("model.max_seq_len").is_none() {
-            work.put(&key, "model.max_seq_len", node, "the length of a packed row");
+    if let Some((key, node)) = import.get(&["block_size"]) {
+        if pretrains && import.written("model.max_seq_len").is_none() {
+            import.put(&key, "model.max_seq_len", node, "the length of a packed row");
         } else {
-            work.changed(&key, "", WINDOWS);
+            import.changed(&key, "", WINDOWS);
         }
     }
-    let Some((key, Node::List(items))) = work.get(&["datasets"]) else { return };
+    let Some((key, Node::List(items))) = import.get(&["datasets"]) else { return };
     let mut sets = Vec::new();
     for (number, item) in items.into_iter().enumerate() {
         let Node::Map(entries) = item else {
-            work.lost(&format!("{key}[{number}]"), "expected a mapping with a path");
+            import.unsupported(&format!("{key}[{number}]"), "expected a mapping with a path");
             continue;
         };
         let mut set = Vec::new();
@@ -353,16 +323,18 @@ fn pretraining(work: &mut Work) {
             let from = format!("{key}[{number}].{name}");
             match (name.as_str(), &node) {
                 ("path" | "weight", _) => set.push((name, node)),
-                ("name", _) => work.needless(&from, "the path tells the set"),
+                ("name", _) => import.not_needed(&from, "the path tells the set"),
                 ("type", Node::Str(word)) if word == "cpt" || word == "text" => {
                     set.push(("format".to_owned(), Node::Str("text".into())));
                 }
-                ("type", Node::Str(word)) if word == "chat" => work.needless(&from, "told by the fields of the rows"),
-                _ => work.lost(&from, "unknown to this import"),
+                ("type", Node::Str(word)) if word == "chat" => {
+                    import.not_needed(&from, "recognised by the fields of the rows");
+                }
+                _ => import.unsupported(&from, "unknown to this import"),
             }
         }
         sets.push(Node::Map(set));
     }
-    work.put(&key, "data.datasets", Node::List(sets), "");
-    work.take_back("data.train_path", "data.train_path", "the mix takes its place");
+    import.put(&key, "data.datasets", Node::List(sets), "");
+    import.take_back("data.train_path", "data.train_path", "data.datasets replaces it");
 }

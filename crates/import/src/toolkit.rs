@@ -1,4 +1,4 @@
-//! The toolkits, and the keys that tell their configurations apart.
+//! The toolkits, and the keys by which their configurations are recognised.
 
 /// A toolkit whose configurations can be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Toolkit {
         }
     }
 
-    /// Keys of which every configuration has at least one. Many other keys are also arguments of Transformers, and so tell nothing.
+    /// Keys of which every configuration has at least one. Many other keys are also arguments of Transformers, so they do not identify a toolkit.
     pub(super) const fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::Axolotl => &[

@@ -1,14 +1,15 @@
 //! Writes settings as YAML that reads back as the same settings.
-use super::report::{Note, Refused};
+use super::report::Refused;
 use super::toolkit::Toolkit;
 use std::fmt::Write;
 use std::path::Path;
+use tunesmith_config::foreign::KeyOutcome;
 use tunesmith_config::{Node, parse_yaml};
 
 /// The longest value that a message shows, in characters.
 const SHOWN: usize = 60;
 
-/// A setting to write.
+/// One setting of the written file.
 pub(super) struct Line {
     pub key: String,
     pub node: Node,
@@ -16,23 +17,29 @@ pub(super) struct Line {
     pub why: String,
 }
 
-/// The file: a header with what was refused and lost, then the sections in the order of the documentation.
-pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note], refused: &[Refused]) -> String {
+/// The text of the file: a header with what is refused or not supported, then the sections in the order of the documentation.
+pub(super) fn file(
+    path: &Path,
+    toolkit: Toolkit,
+    lines: &[Line],
+    unsupported: &[&KeyOutcome],
+    refused: &[Refused],
+) -> String {
     let mut out = format!(
         "# Made by `tunesmith import` from {}, a configuration of {}.\n",
         printable(&path.display().to_string()),
         toolkit.title()
     );
     if !refused.is_empty() {
-        out.push_str("#\n# This version refuses what follows; the file loads when it has them:\n");
+        out.push_str("#\n# This version refuses these settings; the file loads once they are supported:\n");
         for one in refused {
             let _ = writeln!(out, "#   {}   ({})", one.setting, printable(&one.why));
         }
     }
-    if !lost.is_empty() {
-        out.push_str("#\n# Not taken over:\n");
-        for note in lost {
-            let _ = writeln!(out, "#   {}   ({})", note.from, printable(&note.why));
+    if !unsupported.is_empty() {
+        out.push_str("#\n# Not imported:\n");
+        for one in unsupported {
+            let _ = writeln!(out, "#   {}   ({})", one.given(), printable(&one.why));
         }
     }
     for section in ["model", "tuning", "train", "data", "logging", "gen", "eval"] {

@@ -1,7 +1,7 @@
 //! Files of DeepSpeed, Accelerate and FSDP: every key of theirs is accounted for, and what they say becomes settings of ours.
 use super::*;
 use serde_json::Value as Json;
-use tunesmith::config::foreign::{Fate, Format, docs};
+use tunesmith::config::foreign::{Format, Outcome, docs};
 
 /// The packages' own lists of keys.
 fn golden() -> Json {
@@ -20,19 +20,16 @@ fn every_key_of_the_packages_is_in_the_tables_and_no_other() {
         let keys = keys(kind);
         assert!(keys.len() > 20, "{kind}");
         for key in &keys {
-            assert!(format.covers(key).is_some(), "{kind}: {key} is in no table");
+            assert!(format.covering(key).is_some(), "{kind}: {key} is in no table");
         }
-        for row in format.rows() {
-            let below = format!("{}.", row.key);
-            let named = |key: &String| {
-                format.row(key).is_some_and(|found| found.key == row.key) || (row.whole && key.starts_with(&below))
-            };
+        for name in format.keys() {
+            let named = |key: &String| format.covering(key) == Some(name);
             // What Accelerate's section adds to the keys that Transformers names.
-            let of_accelerate = || keys_of_accelerate().contains(&format!("fsdp_config.fsdp_{}", row.key));
+            let of_accelerate = || keys_of_accelerate().contains(&format!("fsdp_config.fsdp_{name}"));
             let theirs = keys.iter().any(named) || (format == Format::Fsdp && of_accelerate());
-            assert!(theirs, "{kind}: {} is no key of theirs", row.key);
+            assert!(theirs, "{kind}: {name} is no key of theirs");
         }
-        let mut names: Vec<&str> = format.rows().iter().map(|row| row.key).collect();
+        let mut names: Vec<&str> = format.keys().collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{kind}: a key has two lines");
     }
@@ -124,16 +121,16 @@ fn a_file_of_deepspeed_becomes_settings_with_their_places() {
         assert!(source.contains("ds.json:"), "{key}: {source}");
     }
     assert!(resolved.source("train.max_grad_norm").to_string().ends_with("ds.json:7 gradient_clipping"));
-    assert_eq!(resolved.foreign.expected.rows.as_ref().unwrap().0, 32);
-    let told = |key: &str| {
+    assert_eq!(resolved.foreign.claims.rows.as_ref().unwrap().0, 32);
+    let outcome = |key: &str| {
         let ends = format!(" {key}");
-        resolved.foreign.told.iter().find(|told| told.source.to_string().ends_with(&ends)).unwrap().fate
+        resolved.foreign.outcomes.iter().find(|one| one.source.to_string().ends_with(&ends)).unwrap().outcome
     };
-    assert_eq!(told("steps_per_print"), Fate::Warned);
-    assert_eq!(told("zero_optimization.allgather_bucket_size"), Fate::Warned);
-    assert_eq!(told("zero_optimization.overlap_comm"), Fate::Same);
-    assert_eq!(told("zero_optimization.offload_optimizer.device"), Fate::Same);
-    assert_eq!(told("flops_profiler"), Fate::Same);
+    assert_eq!(outcome("steps_per_print"), Outcome::NotNeeded);
+    assert_eq!(outcome("zero_optimization.allgather_bucket_size"), Outcome::NotNeeded);
+    assert_eq!(outcome("zero_optimization.overlap_comm"), Outcome::Same);
+    assert_eq!(outcome("zero_optimization.offload_optimizer.device"), Outcome::Same);
+    assert_eq!(outcome("flops_profiler"), Outcome::Same);
     assert_eq!(resolved.notes.len(), 3, "{:?}", resolved.notes);
     let (start, note) = ("not needed: ", &resolved.notes[0]);
     assert!(note.starts_with(start) && note.contains("steps_per_print: 2000 (train.logging_steps says"), "{note}");
@@ -151,9 +148,12 @@ fn auto_is_ours_and_shown() {
     assert_eq!(value(&resolved, "train.strategy"), "ddp");
     assert_eq!(value(&resolved, "train.initial_scale_power"), 16, "fp16 is off, so that its scale is not read");
     let text = |key: &str| {
-        let told =
-            resolved.foreign.told.iter().find(|told| told.fate == Fate::Auto && told.key.as_deref() == Some(key));
-        told.unwrap_or_else(|| panic!("{key}")).text.clone()
+        let auto = resolved
+            .foreign
+            .outcomes
+            .iter()
+            .find(|one| one.outcome == Outcome::Auto && one.ours.as_deref() == Some(key));
+        auto.unwrap_or_else(|| panic!("{key}")).text()
     };
     assert!(text("train.batch_size").starts_with("train.batch_size: 2 ("), "{}", text("train.batch_size"));
     assert_eq!(text("train.max_grad_norm"), "train.max_grad_norm: 1.0 (default)");
@@ -203,7 +203,11 @@ fn both_say_the_same_or_both_are_shown() {
         (value(&resolved, "train.max_grad_norm").as_f64(), value(&resolved, "train.batch_size").as_u64()),
         (Some(2.0), Some(1))
     );
-    assert!(resolved.foreign.told.iter().all(|told| told.fate == Fate::Overridden), "{:?}", resolved.foreign.told);
+    assert!(
+        resolved.foreign.outcomes.iter().all(|one| one.outcome == Outcome::Overridden),
+        "{:?}",
+        resolved.foreign.outcomes
+    );
     // A file that the shell names goes before one that it does not.
     folder.write("a.yaml", "train: {max_grad_norm: 1.0}\n");
     let word = folder.path("ds.json").display().to_string();
@@ -232,7 +236,7 @@ fn what_is_unknown_or_impossible_is_refused_with_its_place() {
         (r#"{"optimizer": {"type": "OneBitAdam"}}"#, "optimizer.type: \"OneBitAdam\" is not supported"),
         (r#"{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}"#, "weight decay is decoupled"),
         (r#"{"scheduler": {"type": "OneCycle"}}"#, "OneCycle and LRRangeTest are not part"),
-        (r#"{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}"#, "nothing is offloaded to a disk"),
+        (r#"{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}"#, "does not offload to disk"),
         (r#"{"tensor_parallel": {"autotp_size": 2}}"#, "tensor_parallel: {\"autotp_size\":2} is not supported"),
         (r#"{"gradient_clipping": "x"}"#, "gradient_clipping: \"x\" is not supported"),
         (r#"{"gradient_clipping": 1, "gradient_clipping": 2}"#, "gradient_clipping: it is given twice"),
@@ -271,7 +275,7 @@ fn the_shipped_files_ask_for_their_stage_and_contradict_nothing() {
         let resolved = config::load_partial(&root.join("configs/run_lora.yaml"), &[word], &[], &[]);
         let resolved = resolved.unwrap_or_else(|error| panic!("{file}: {error}"));
         assert_eq!(value(&resolved, "train.strategy"), strategy);
-        assert_eq!(resolved.foreign.expected.processes.as_ref().unwrap().0, processes);
+        assert_eq!(resolved.foreign.claims.processes.as_ref().unwrap().0, processes);
         assert_eq!(resolved.notes, Vec::<String>::new(), "{file}: nothing in it is without effect");
     }
 }
@@ -305,7 +309,10 @@ fn a_file_of_accelerate_becomes_settings_too() {
         ("mixed_precision: fp8\n", "fp8 is not part of this version"),
         ("num_proceses: 2\n", "did you mean num_processes?"),
         ("fsdp_config: {fsdp_sharding: FULL_SHARD}\n", "unknown to Accelerate's configuration"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n", "hybrid_shard shares weights too"),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n",
+            "hybrid_shard, which shards weights too",
+        ),
         ("compute_environment: AMAZON_SAGEMAKER\n", "machines are your own"),
     ] {
         let said = load(yaml).unwrap_err();
@@ -331,7 +338,7 @@ fn fsdp_is_asked_for_as_in_transformers() {
     assert!(resolved.source("train.strategy").to_string().contains("a.yaml:2"));
     for (word, expected) in [
         ("train.fsdp=ful_shard", "did you mean full_shard?"),
-        ("train.fsdp=hybrid_shard_zero2", "hybrid_shard shares weights too"),
+        ("train.fsdp=hybrid_shard_zero2", "hybrid_shard, which shards weights too"),
         ("train.fsdp=false", "train.fsdp_config without train.fsdp has no effect"),
     ] {
         let said = folder.refusal(&[word], &[]);

@@ -50,7 +50,7 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("train: {warmup_ratio: 1.5}", "expected a number, 0 to 1, found the number 1.5");
     says("tuning: {lora: {dropout: 1}}", "expected a number, at least 0 and below 1, found the integer 1");
     says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");
-    says("train: {offload_optimizer: true}", "nothing to offload it from");
+    says("train: {offload_optimizer: true}", "in main memory already");
     says("data: {shuffle: yes}", "expected true or false, found the string \"yes\"");
     says(
         "data: {loss_on: asistant}",

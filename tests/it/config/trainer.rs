@@ -35,17 +35,17 @@ fn fields() -> Vec<(String, Json)> {
 /// The key under `train` is a setting of ours, a line of the table, or (where it is refused) an error that names it.
 #[test]
 fn every_key_of_the_classes_is_honoured_noted_or_refused_by_name() {
-    let (fields, rows) = (fields(), Format::Trainer.rows());
+    let fields = fields();
     assert!(fields.len() > 250);
     for (key, _) in &fields {
         let spelled = format!("train.{key}");
         let ours = config::schema::options().any(|def| def.spellings().any(|name| name == spelled));
-        let listed = rows.iter().filter(|row| row.key == key).count();
+        let listed = Format::Trainer.keys().filter(|name| name == key).count();
         assert_eq!(usize::from(ours) + listed, 1, "{key}: a setting of ours ({ours}), and {listed} lines of the table");
     }
-    for row in rows {
-        let theirs = fields.iter().any(|(key, _)| key == row.key);
-        assert_ne!(theirs, OTHERS.contains(&row.key), "{}: whose key is it?", row.key);
+    for name in Format::Trainer.keys() {
+        let theirs = fields.iter().any(|(key, _)| key == name);
+        assert_ne!(theirs, OTHERS.contains(&name), "{name}: whose key is it?");
     }
 }
 
@@ -59,7 +59,7 @@ fn the_defaults_of_each_class_load() {
             let folder = Folder::new(&[("a.yaml", &serde_json::json!({ "train": { key: value } }).to_string())]);
             let loaded = folder.load(&[], &[]);
             let resolved = loaded.unwrap_or_else(|error| panic!("{class}: {key}: {value}: {error}"));
-            let listed = Format::Trainer.rows().iter().any(|row| row.key == key);
+            let listed = Format::Trainer.keys().any(|name| name == key);
             let noted = resolved.not_needed.iter().any(|one| one.key == format!("train.{key}"));
             let taken = resolved.settings.iter().any(|setting| setting.source != Source::Default);
             assert!(!listed || noted || taken, "{class}: {key}: {value} is passed over in silence");
@@ -151,7 +151,7 @@ fn typing_errors_and_what_would_change_the_result_are_refused() {
         ("train: {accelerator_config: {split_batch: true}}", "did you mean split_batches?"),
         ("train: {gradient_checkpointing_kwargs: {every_n_layers: 2}}", "{full: N}"),
         ("train: {model_init_kwargs: {rope_scaling: 2}}", "rope_scaling has no counterpart"),
-        ("train: {ignore_data_skip: true}", "goes on with the rows that are next"),
+        ("train: {ignore_data_skip: true}", "continues with the next rows"),
         ("train: {packing: true}\ndata: {packing: true}", "are the same setting"),
         ("train: {report_to: none}\nlogging: {tensorboard: true}", "are the same setting"),
         ("train: {assistant_only_loss: true, completion_only_loss: true}", "are the same setting"),

@@ -116,7 +116,7 @@ fn check<T>(outcome: Result<T, Error>, kinds: &[Kind]) -> Option<T> {
 
 fn yaml(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    check(config::resolve::load_text(Path::new("fuzz.yaml"), text), &[Kind::Config]);
+    check(config::load_text(Path::new("fuzz.yaml"), text), &[Kind::Config]);
 }
 
 fn deepspeed(bytes: &[u8]) {

@@ -688,7 +688,7 @@ fn what_cannot_be_shared_so_is_refused_and_a_timeline_is_told() {
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
         said(&output)
     };
-    assert!(refused(&["train.strategy=zero1", "train.reduce_every_pass=true"]).contains("that is strategy: zero2"));
+    assert!(refused(&["train.strategy=zero1", "train.reduce_every_pass=true"]).contains("are strategy: zero2"));
     assert!(refused(&["train.strategy=ddp", "train.dp_ranks=2"]).contains("train.dp_ranks"));
     let zero2 = ["train.strategy=zero2", "train.dp_ranks=2", "train.grad_accum=1", "logging.timeline_step=2"];
     let output = train(&config, &zero2);

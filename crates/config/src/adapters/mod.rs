@@ -1,14 +1,14 @@
-//! The settings of each kind of adapter: a file each, named in [`tunesmith_base::registry`]. Their formulas are in `model::adapters`.
+//! The settings of each kind of adapter, one file for each kind, named in [`tunesmith_base::registry`]. Their formulas are in `model::adapters`.
 use super::enums::Mode;
 
 macro_rules! kinds {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         $( pub mod $module; )*
 
-        /// What the names of adapters' tensors begin with, behind the module's.
+        /// First parts of adapter tensors' names, after the module's name.
         pub const PREFIXES: &[&str] = &[$( $module::PREFIX ),*];
 
-        /// Whether a mode with adapters trains rows of new tokens beside them; nothing for modes without adapters.
+        /// Whether a mode can train rows of new tokens with its adapters; `None` for modes without adapters.
         pub const fn trains_tokens(mode: Mode) -> Option<bool> {
             match mode {
                 $( Mode::$mode => Some($module::TRAINS_TOKENS), )*

@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { kv_heads: Some(16), activation: ("hidden_act", Activation::GeluTanh), ..defaults() };
+    let defaults = Defaults { kv_heads: Some(16), activation: Activation::GeluTanh, ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);
@@ -31,7 +31,8 @@ pub(super) fn defaults() -> Defaults {
         context: 8192,
         tied: true,
         pad: Some(0),
-        activation: ("hidden_activation", Activation::GeluTanh),
+        activation_key: "hidden_activation",
+        activation: Activation::GeluTanh,
         ..Defaults::default()
     }
 }

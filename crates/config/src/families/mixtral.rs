@@ -1,6 +1,6 @@
 //! Mixtral: Mistral with experts in every block, two of them a token.
 use crate::arch::{Arch, Experts};
-use crate::decoder_json::Defaults;
+use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
@@ -19,7 +19,11 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { kv_heads: Some(8), context: 4096 * 32, theta: 1e6, eps: 1e-5, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     let window = source.window(None)?;
-    let experts = source.experts("num_local_experts", "intermediate_size", (8, 2, 14_336))?;
+    let experts = source.experts(
+        "num_local_experts",
+        "intermediate_size",
+        ExpertDefaults { count: 8, per_token: 2, width: 14_336 },
+    )?;
     arch.experts = Some(Experts { mixtral: true, ..experts });
     for block in &mut arch.blocks {
         (block.window, block.sparse) = (window, true);

@@ -1,6 +1,6 @@
 //! Qwen2-MoE: Qwen2 with experts in some blocks, and one expert that every token goes through.
 use crate::arch::Arch;
-use crate::decoder_json::Defaults;
+use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
@@ -20,6 +20,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     arch.qkv_bias = source.flag("qkv_bias", true)?;
     source.early_windows(&mut arch)?;
     let shared = source.size("shared_expert_intermediate_size", Some(5632))?;
-    source.qwen_experts(&mut arch, Some(shared), (60, 4, 1408))?;
+    source.qwen_experts(&mut arch, Some(shared), ExpertDefaults { count: 60, per_token: 4, width: 1408 })?;
     Ok(arch)
 }

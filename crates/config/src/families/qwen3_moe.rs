@@ -1,6 +1,6 @@
 //! Qwen3-MoE: Qwen3 with experts in some blocks.
 use crate::arch::{Arch, QkNorm};
-use crate::decoder_json::Defaults;
+use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
@@ -23,6 +23,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         let window = source.window(Some(4096))?;
         arch.blocks.iter_mut().for_each(|block| block.window = window);
     }
-    source.qwen_experts(&mut arch, None, (128, 8, 768))?;
+    source.qwen_experts(&mut arch, None, ExpertDefaults { count: 128, per_token: 8, width: 768 })?;
     Ok(arch)
 }

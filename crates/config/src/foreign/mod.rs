@@ -1,28 +1,33 @@
-//! Configuration files of DeepSpeed and Accelerate, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments: one table
-//! for each format ([`Row`]) says whether a key becomes one of ours, is not needed, or is refused. No key is ignored silently.
+//! Configurations of other toolkits. One table for each ([`rules`]) says what becomes of each of its keys. No key is ignored silently.
 //!
-//! Such a file is read beside the configuration. A value that both give must be the same, and `auto` leaves the value to the
-//! configuration. The environment, words and flags override both.
+//! This folder has DeepSpeed's and Accelerate's files, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments. They are
+//! read beside our configuration: a value that both give must be the same, and `auto` leaves the value to the configuration. The
+//! environment, words and flags override both. The crate `import` has tables for toolkits whose configurations are rewritten as ours.
 mod accelerate;
+mod claims;
 mod deepspeed;
 pub mod docs;
 mod fsdp;
-mod key_outcomes;
 mod optimizer;
+mod outcomes;
+mod reader;
+pub mod rules;
 mod trainer;
-mod walk;
+mod value;
 
-use super::option::Scalar;
 use super::source::Source;
 use super::value::Node;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
-pub(super) use key_outcomes::Line;
-pub use key_outcomes::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
-pub(super) use trainer::{NULL_IS_DEFAULT, find as trainer_row, names as trainer_names};
-pub(super) use walk::take_key;
-pub use walk::{Reader, Value};
+pub use claims::Claims;
+pub(super) use outcomes::{Condition, ForeignSetting};
+pub use outcomes::{Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
+pub(super) use reader::read_trainer_key;
+use reader::{Function, Reader, Rules};
+use rules::{Action, Rule, find_rule, key_names};
+pub(super) use trainer::{NULL_IS_DEFAULT, names as trainer_names};
+pub use value::{Value, is_off};
 
 /// The program that a foreign configuration is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +43,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// Every format, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp, Self::Trainer];
 
     /// The name in messages and in the documentation.
@@ -51,81 +56,45 @@ impl Format {
         }
     }
 
-    /// The table with an entry for each of its keys.
-    pub const fn rows(self) -> &'static [Row] {
+    const fn rules(self) -> Rules {
         match self {
-            Self::DeepSpeed => deepspeed::ROWS,
-            Self::Accelerate => accelerate::ROWS,
-            Self::Fsdp => fsdp::ROWS,
-            Self::Trainer => trainer::ROWS,
+            Self::DeepSpeed => deepspeed::RULES,
+            Self::Accelerate => accelerate::RULES,
+            Self::Fsdp => fsdp::RULES,
+            Self::Trainer => trainer::RULES,
         }
     }
 
-    /// The table entry of a full key, also by its older names. A key below a section has its own entry or none: see
-    /// [`Format::covers`].
-    pub fn row(self, key: &str) -> Option<&'static Row> {
-        let exact = |key: &str| self.rows().iter().find(|row| row.key == key);
-        exact(key).or_else(|| match self {
+    /// Every key of its table, in the order of the documentation.
+    pub fn keys(self) -> impl Iterator<Item = &'static str> + Clone {
+        key_names(self.rules())
+    }
+
+    /// The name in the table and the rule of a full key, which may have an older name. A key below a section has its own rule or none:
+    /// see [`Format::covering`].
+    fn rule(self, key: &str) -> Option<(&'static str, &'static Rule<Function>)> {
+        let find = |key: &str| find_rule(self.rules(), key);
+        // A key of a section is in this table without its section, and never stands alone.
+        let own = if self == Self::Trainer && !key.contains('.') { None } else { find(key) };
+        own.or_else(|| match self {
             Self::DeepSpeed => {
                 let rest = key.strip_prefix("zero_optimization.");
-                let stage3 = rest.and_then(|rest| exact(&format!("zero_optimization.stage3_{rest}")));
-                stage3.or_else(|| exact(&format!("bf16.{}", key.strip_prefix("bfloat16.")?)))
+                let stage3 = rest.and_then(|rest| find(&format!("zero_optimization.stage3_{rest}")));
+                stage3.or_else(|| find(&format!("bf16.{}", key.strip_prefix("bfloat16.")?)))
             }
-            Self::Accelerate => {
-                let bare = key.strip_prefix("fsdp_config.")?;
-                Self::Fsdp.row(bare)
-            }
-            Self::Fsdp => exact(key.strip_prefix("fsdp_")?),
-            Self::Trainer => None,
+            Self::Accelerate => Self::Fsdp.rule(key.strip_prefix("fsdp_config.")?),
+            Self::Fsdp => find(key.strip_prefix("fsdp_")?),
+            Self::Trainer => trainer::find(key),
         })
     }
 
-    /// As [`Format::row`], or the entry of a section that covers all keys below it.
-    pub fn covers(self, key: &str) -> Option<&'static Row> {
-        let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
-        self.row(key).or_else(|| sections.filter_map(|section| self.row(section)).find(|row| row.whole))
+    /// The entry of [`Format::keys`] that says what becomes of a full key: its own, or that of a section above it.
+    pub fn covering(self, key: &str) -> Option<&'static str> {
+        let own = self.rule(key).map(|(name, _)| name);
+        let sections = key.match_indices('.').filter_map(|(end, _)| self.rule(&key[..end]));
+        let name = own.or_else(|| sections.map(|(name, _)| name).find(|name| name.ends_with(".*")))?;
+        Some(name.strip_suffix(".*").unwrap_or(name))
     }
-}
-
-/// What becomes of a key.
-#[derive(Clone, Copy)]
-pub enum Act {
-    /// The same value under our key.
-    To(&'static str),
-    /// A function of the value; what it does, in words.
-    With(Take, &'static str),
-    /// Read together with other keys, by a function of the whole file; the outcome, in words.
-    Together(&'static str),
-    /// These values describe what always holds here. Any other value has no effect, and a note says why.
-    Always(&'static [Scalar], &'static str),
-    /// No effect here; a note says why.
-    Warned(&'static str),
-    /// These values ask for nothing special; any other is refused, with this reason.
-    Unless(&'static [Scalar], &'static str),
-}
-
-/// Reads one value into settings of ours.
-pub type Take = fn(&mut Reader, &Value) -> Result<()>;
-
-/// A key of a foreign format, and what becomes of it.
-#[derive(Clone, Copy)]
-pub struct Row {
-    /// The full key, or a section.
-    pub key: &'static str,
-    /// The outcome of the key.
-    pub act: Act,
-    /// Whether it is a section, and the entry covers all keys below it.
-    pub whole: bool,
-}
-
-/// A table entry for one key.
-const fn row(key: &'static str, act: Act) -> Row {
-    Row { key, act, whole: false }
-}
-
-/// A table entry for a section and all keys below it.
-const fn section(key: &'static str, act: Act) -> Row {
-    Row { key, act, whole: true }
 }
 
 /// The keys of ours that name foreign files, in the order in which they are read.
@@ -136,22 +105,22 @@ pub const KEYS: [&str; 4] = ["train.accelerate", "train.deepspeed", "train.fsdp"
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: no such file, no JSON or YAML, an unknown key, or a value that is refused.
 pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
-    let mut taken = Foreign::default();
+    let mut all = Foreign::default();
     // A mapping says something even where each of its values is off.
     let says = |node: &Node| matches!(node, Node::Map(entries) if !entries.is_empty()) || !is_off(node);
     let of = |key: &str| named.iter().find(|(name, node, _)| *name == key && says(node));
     if let Some((key, node, source)) = of("train.accelerate") {
-        Reader::open(Format::Accelerate, key, node, source)?.run(accelerate::finish, &mut taken)?;
+        Reader::open(Format::Accelerate, key, node, source)?.run(accelerate::finish, &mut all)?;
     }
-    if let Some((file, source)) = taken.nested.take() {
+    if let Some((file, source)) = all.deepspeed_file.take() {
         let key = "deepspeed_config.deepspeed_config_file";
-        Reader::open(Format::DeepSpeed, key, &Node::Str(file), &source)?.run(deepspeed::finish, &mut taken)?;
+        Reader::open(Format::DeepSpeed, key, &Node::Str(file), &source)?.run(deepspeed::finish, &mut all)?;
     }
     if let Some((key, node, source)) = of("train.deepspeed") {
-        Reader::open(Format::DeepSpeed, key, node, source)?.run(deepspeed::finish, &mut taken)?;
+        Reader::open(Format::DeepSpeed, key, node, source)?.run(deepspeed::finish, &mut all)?;
     }
     match (of("train.fsdp"), of("train.fsdp_config")) {
-        (Some((_, words, source)), config) => fsdp::read((words, source), config, &mut taken)?,
+        (Some((_, words, source)), config) => fsdp::read(words, source, config, &mut all)?,
         (None, Some((_, node, source))) if !is_off(node) => {
             return Err(Error::config(format!(
                 "{}: train.fsdp_config without train.fsdp has no effect",
@@ -161,7 +130,7 @@ pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
         }
         (None, _) => {}
     }
-    Ok(taken)
+    Ok(all)
 }
 
 /// Checks a text as a file of that format; messages call it `path`. Returns the settings it gives for `train.strategy` and
@@ -170,15 +139,15 @@ pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
 /// # Errors
 /// As a file with that text.
 pub fn check(format: Format, path: &Path, text: &str) -> Result<Vec<(String, Node)>> {
-    let mut taken = Foreign::default();
+    let mut all = Foreign::default();
     let finish: fn(&mut Reader) -> Result<()> = match format {
         Format::Accelerate => accelerate::finish,
         Format::DeepSpeed => deepspeed::finish,
         Format::Fsdp | Format::Trainer => |_: &mut Reader| Ok(()),
     };
-    Reader::of_text(format, path, text)?.run(finish, &mut taken)?;
-    let shares = |line: &Line| line.key == "train.strategy" || line.key.starts_with("train.fsdp");
-    Ok(taken.lines.into_iter().filter(shares).map(|line| (line.key, line.node)).collect())
+    Reader::from_text(format, path, text)?.run(finish, &mut all)?;
+    let settings = all.settings.into_iter().map(|setting| (setting.key, setting.node));
+    Ok(settings.filter(|(key, _)| key == "train.strategy" || key.starts_with("train.fsdp")).collect())
 }
 
 /// The format of a file by its top-level keys; `None` for one of our own, or of no known format.
@@ -194,8 +163,8 @@ pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
     }
     let known = |format: Format| {
         let named = |key: &str| {
-            format.row(key).is_some()
-                || format.rows().iter().any(|row| row.key.split('.').next() == Some(key))
+            format.rule(key).is_some()
+                || format.keys().any(|name| name.split('.').next() == Some(key))
                 || (format == Format::Accelerate && key == "fsdp_config")
         };
         entries.iter().filter(|(key, _)| named(key)).count()
@@ -206,9 +175,9 @@ pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
 }
 
 /// Why a full key of [`Format::Trainer`] is not needed, if that holds for every value.
-pub fn needless(key: &str) -> Option<&'static str> {
-    match trainer::find(key)?.act {
-        Act::Warned(why) => Some(why),
+pub fn not_needed_reason(key: &str) -> Option<&'static str> {
+    match Format::Trainer.rule(key)?.1.action {
+        Action::NotNeeded(why) => Some(why),
         _ => None,
     }
 }
@@ -216,21 +185,7 @@ pub fn needless(key: &str) -> Option<&'static str> {
 /// Each full key of [`Format::Trainer`] with a description for the JSON Schema.
 pub(super) fn trainer_keys() -> impl Iterator<Item = (String, String)> {
     trainer::names().filter_map(|key| {
-        let (fate, what) = docs::describe(trainer::find(&key)?.act);
-        Some((key, format!("A key of other toolkits, {fate}: {what}.")))
+        let (outcome, what) = docs::describe(Format::Trainer.rule(&key)?.1);
+        Some((key, format!("A key of other toolkits, {outcome}: {what}.")))
     })
-}
-
-/// Whether a value asks for nothing: `null`, `false`, `none`, or a section with nothing in it that is on.
-fn is_off(node: &Node) -> bool {
-    match node {
-        Node::Null | Node::Bool(false) => true,
-        Node::Bool(true) | Node::Int(_) | Node::Float(_) => false,
-        Node::Str(text) => matches!(text.to_lowercase().as_str(), "" | "none" | "no" | "false" | "null"),
-        Node::List(items) => items.is_empty(),
-        Node::Map(entries) => {
-            let enabled = entries.iter().find(|(key, _)| key == "enabled");
-            enabled.map_or_else(|| entries.iter().all(|(_, node)| is_off(node)), |(_, node)| is_off(node))
-        }
-    }
 }

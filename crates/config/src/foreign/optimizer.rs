@@ -1,5 +1,7 @@
 //! The sections `optimizer` and `scheduler` of DeepSpeed's files.
-use super::walk::{Reader, Value};
+use super::reader::Reader;
+use super::rules::Translation as _;
+use super::value::Value;
 use crate::value::Node;
 use tunesmith_base::error::Result;
 
@@ -100,15 +102,15 @@ pub(super) fn scheduler(reader: &mut Reader) -> Result<()> {
         let kwargs = Node::Map(vec![("min_lr_rate".to_owned(), Node::Float(rate))]);
         reader.put(&at, "train.lr_scheduler_kwargs", kwargs, "")?;
     } else if let Some(floor) = floor {
-        reader.warn(&floor, "only WarmupCosineLR has it")?;
+        reader.not_needed(&floor, "only WarmupCosineLR has it")?;
     }
     if reader.get("scheduler.params.warmup_num_steps").is_none() {
-        reader.imply(&value, "train.warmup_steps", Node::Int(1000), "DeepSpeed's default")?;
+        reader.put_if_unset(&value, "train.warmup_steps", Node::Int(1000), "DeepSpeed's default")?;
     }
     if reader.get("scheduler.params.warmup_type").is_none() {
-        reader.warn(
+        reader.not_needed(
             &value,
-            "DeepSpeed's default warm-up is logarithmic; here the rate rises on a line, as with warmup_type: linear",
+            "DeepSpeed's default warm-up is logarithmic; here the warm-up is linear, as with warmup_type: linear",
         )?;
     }
     Ok(())

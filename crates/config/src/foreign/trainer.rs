@@ -1,28 +1,29 @@
 //! Keys of Transformers' `TrainingArguments` (5.23, and what 4.57 has beside them), TRL's `SFTConfig` and SFT-Play that are not settings
 //! of ours. They stand in our own configuration, under `train`, and those of [`ELSEWHERE`] also in the section where they belong.
-use super::Act::{To, Unless, Warned, With};
-use super::walk::{Reader, Value};
-use super::{Row, row, section};
-use crate::option::Scalar::{self, Bool, Null, Str};
+use super::Action::{NotNeeded, Only, To, Unsupported, With};
+use super::reader::{Function, Reader, Rules};
+use super::rules::{Rule, Translation as _, find_rule, key_names};
+use super::value::Value;
+use crate::option::Scalar::{Bool, Null, Str};
+use crate::rules;
 use crate::suggest::nearest;
 use crate::value::Node;
 use tunesmith_base::error::Result;
 
-const OFF: &[Scalar] = &[];
 const LOADER: &str = "there is no data loader: rows are tokenized before training and read from a file";
-const COMPILER: &str = "nothing is compiled while it runs";
-const ONE_WAY: &str = "there is one way to run a block again";
-const UPLOAD: &str = "`tunesmith export --push OWNER/NAME` uploads what a run has made";
+const COMPILER: &str = "nothing is compiled at run time";
+const ONE_WAY: &str = "there is only one way to recompute a block";
+const UPLOAD: &str = "`tunesmith export --push OWNER/NAME` uploads the result of a run";
 const TRACKIO: &str = "Trackio is not part of this version, and nothing is sent to it";
-const RANK_0: &str = "rank 0 alone writes and reports";
-const UNUSED: &str = "every trained value takes part in each reduction, used or not";
-const PRECISION: &str = "train.bf16 and train.fp16 say what activations are kept in, model.dtype how weights are";
+const RANK_0: &str = "only rank 0 writes and reports";
+const UNUSED: &str = "gradients of all trained parameters are reduced, used or not";
+const PRECISION: &str = "train.bf16 and train.fp16 set the type of activations, model.dtype that of frozen weights";
 const DEVICE: &str = "this version computes on the CPU";
-const METRICS: &str = "eval.metrics says what is measured, and measures are summed row by row";
+const METRICS: &str = "eval.metrics lists the metrics, which are computed row by row";
 const EVERY_STEP: &str = "metrics.jsonl has every step, and train.logging_steps says how often a line is shown";
 const NO_PADDING: &str = "rows are never padded";
-const ATTENTION: &str = "there is one attention, which keeps no matrix of scores";
-const PARALLEL: &str = "ranks share a model as train.strategy says; it is not split within a layer";
+const ATTENTION: &str = "there is one attention kernel, which stores no score matrix";
+const PARALLEL: &str = "train.strategy says how ranks share a model; layers are not split";
 
 /// Keys that may also stand in these sections.
 const ELSEWHERE: &[(&str, &[&str])] = &[
@@ -65,177 +66,114 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
 const PLACED: &[&str] = &["backend", "device_map", "low_cpu_mem_usage"];
 
 /// Every key; one with a dot is accepted as it stands alone.
-pub(super) const ROWS: &[Row] = &[
-    row("accelerator_config", With(accelerator, "split_batches: true is refused; the other keys are not needed")),
-    row("activation_checkpointing_kwargs", With(every_block, ONE_WAY)),
-    row(
-        "activation_offloading",
-        Unless(OFF, "activations lie in main memory already; there is nothing to move them from"),
-    ),
-    row("adafactor", With(adafactor, "true becomes train.optim: adafactor")),
-    row(
-        "assistant_only_loss",
-        With(assistant_only, "true becomes data.loss_on: assistant; false leaves it to data.loss_on"),
-    ),
-    row(
-        "auto_find_batch_size",
-        Unless(OFF, "set train.batch_size: auto, which measures before step 1 and loses no step"),
-    ),
-    row(
-        "average_tokens_across_devices",
-        Unless(&[Bool(true)], "the loss is always divided by the label tokens of all ranks"),
-    ),
-    row("batch_eval_metrics", Warned(METRICS)),
-    row("bf16_full_eval", Warned("a validation computes as training does")),
-    row("chars_per_token", Warned("lengths are counted in tokens")),
-    row(
-        "completion_only_loss",
-        With(completion_only, "true becomes data.loss_on: completion, false data.loss_on: all"),
-    ),
-    row("dataloader_drop_last", Unless(OFF, "the last, smaller step of an epoch is always trained; remove the key")),
-    row("dataloader_in_order", Warned(LOADER)),
-    row("dataloader_multiprocessing_context", Warned(LOADER)),
-    row("dataloader_num_workers", Warned(LOADER)),
-    row("dataloader_persistent_workers", Warned(LOADER)),
-    row("dataloader_pin_memory", Warned(LOADER)),
-    row("dataloader_prefetch_factor", Warned(LOADER)),
-    row("dataset_batch_size", Warned("rows are tokenized one by one, on data.num_proc threads")),
-    section(
-        "dataset_kwargs",
-        Unless(OFF, "rows are always rendered by the chat template and tokenized; see data.format"),
-    ),
-    row("dataset_text_field", Unless(&[Str("text")], "a row of raw text has the field `text`; rename the field")),
-    row("ddp_broadcast_buffers", Warned("the models have no buffers that training changes")),
-    row("ddp_find_unused_parameters", Warned(UNUSED)),
-    row("ddp_static_graph", Warned(UNUSED)),
-    row("debug", Warned("a step that is not finite is skipped and named, and train.max_nonfinite_steps ends the run")),
-    row("device_map", Warned(DEVICE)),
-    row("disable_tqdm", Warned("a progress bar is shown on a terminal only")),
-    row("do_eval", Warned("train.eval_strategy says when a run validates; `tunesmith eval` measures a model")),
-    row("do_predict", Warned("`tunesmith eval` and `infer` answer rows")),
-    row("do_train", Warned("`tunesmith train` trains")),
-    row("enable_jit_checkpoint", Warned("SIGTERM always saves a checkpoint before the run ends")),
-    row("eos_token", Unless(OFF, "the tokenizer's files and the chat template name the token that ends a turn")),
-    row("eval_delay", Unless(&[Str("0")], "a delayed first validation is not part of this version; remove the key")),
-    row("eval_do_concat_batches", Warned(METRICS)),
-    row("eval_packing", Warned("each validation row is measured by itself, with the same loss")),
-    row("eval_use_gather_object", Warned(METRICS)),
-    row("fp16_backend", Warned(PRECISION)),
-    row("fp16_full_eval", Warned("a validation computes as training does")),
-    row("fp16_opt_level", Warned(PRECISION)),
-    row("fsdp_min_num_params", Warned("weights are gathered block by block")),
-    row("fsdp_transformer_layer_cls_to_wrap", Warned("weights are gathered block by block")),
-    row("full_determinism", Warned("two runs with the same seed and ranks give the same bits")),
-    section("generation_config", Unless(OFF, "set the section gen")),
-    row("generation_max_length", Unless(OFF, "set train.generation_max_new_tokens, the tokens of the answer alone")),
-    row("gradient_checkpointing_kwargs", With(every_block, ONE_WAY)),
-    row("half_precision_backend", Warned(PRECISION)),
-    row("hub_always_push", Warned(UPLOAD)),
-    row("hub_model_id", Warned(UPLOAD)),
-    row("hub_private_repo", Warned(UPLOAD)),
-    row("hub_revision", Warned(UPLOAD)),
-    row("hub_strategy", Warned(UPLOAD)),
-    row("hub_token", Unless(OFF, "a secret does not belong into a file; set the environment variable HF_TOKEN")),
-    row("ignore_data_skip", Unless(OFF, "a resumed run always goes on with the rows that are next; remove the key")),
-    row("include_for_metrics", Warned(METRICS)),
-    row("include_inputs_for_metrics", Warned(METRICS)),
-    row("include_num_input_tokens_seen", Warned("metrics.jsonl has the tokens of every step")),
-    row("include_tokens_per_second", Warned("metrics.jsonl and the progress bar have the tokens per second")),
-    row("jit_mode_eval", Warned(COMPILER)),
-    row("label_names", Warned("data.loss_on says which tokens are learned")),
-    row("length_column_name", Warned("lengths are counted while rows are tokenized")),
-    section("liger_kernel_config", Warned("the kernels are fused anyway")),
-    row("local_rank", Warned("the launcher says which rank a process is")),
-    row("log_level", Warned("there is one level of messages")),
-    row("log_level_replica", Warned(RANK_0)),
-    row("log_on_each_node", Warned(RANK_0)),
-    row("logging_first_step", Warned(EVERY_STEP)),
-    row("logging_nan_inf_filter", Warned("a loss that is not finite is shown as such, and its step skipped")),
-    row("logging_strategy", Warned(EVERY_STEP)),
-    row("loss_type", Unless(&[Str("nll"), Str("chunked_nll")], "the loss is the cross entropy of the labels (`nll`)")),
-    row("low_cpu_mem_usage", Warned("weights are read segment by segment")),
-    section(
-        "model_init_kwargs",
-        With(init, "dtype and revision become model.dtype and model.revision; what has no meaning here is not needed"),
-    ),
-    row("mp_parameters", Warned(PARALLEL)),
-    row("no_cuda", Warned(DEVICE)),
-    row("num_of_sequences", Warned("packed rows are as long as model.max_seq_len")),
-    row("optim_target_modules", Unless(OFF, "GaLore and APOLLO are not part of this version")),
-    row("overwrite_output_dir", Warned("`train --overwrite` starts over in a folder that holds a run")),
-    row(
-        "packing_strategy",
-        Unless(&[Str("bfd")], "whole rows are packed; to cut raw texts set data.truncation: split"),
-    ),
-    row("pad_to_multiple_of", Warned(NO_PADDING)),
-    row("pad_token", Warned(NO_PADDING)),
-    row("padding_free", Warned(NO_PADDING)),
-    section("parallelism_config", Unless(OFF, PARALLEL)),
-    row("past_index", Unless(&[Str("-1")], "the models that use it are not supported")),
-    row("prediction_loss_only", Warned("train.predict_with_generate says whether a validation answers rows")),
-    row("project", Warned(TRACKIO)),
-    row("push_to_hub", Unless(OFF, UPLOAD)),
-    row("push_to_hub_model_id", Warned(UPLOAD)),
-    row("push_to_hub_organization", Warned(UPLOAD)),
-    row(
-        "push_to_hub_token",
-        Unless(OFF, "a secret does not belong into a file; set the environment variable HF_TOKEN"),
-    ),
-    row("ray_scope", Warned("`tunesmith` does not search for settings")),
-    row("remove_unused_columns", Warned("fields that the form of a row does not have are not read")),
-    row("report_to", With(report_to, "tensorboard, all and none become logging.tensorboard; others are refused")),
-    row("restore_callback_states_from_checkpoint", Warned("a resumed run restores all of its state")),
-    row("router_aux_loss_coef", Unless(OFF, "the model's config.json says it: router_aux_loss_coef")),
-    row("save_on_each_node", Warned(RANK_0)),
-    row(
-        "save_only_model",
-        Warned("a checkpoint always has what a resume needs; the final model or adapter stands beside them"),
-    ),
-    row("save_safetensors", Unless(&[Bool(true)], "weights are always written as safetensors; remove the key")),
-    row("shuffle_dataset", Warned("data.shuffle draws a new order in each epoch")),
-    row("skip_memory_metrics", Warned("metrics.jsonl has the memory of every step")),
-    row("sortish_sampler", Unless(OFF, "set train.group_by_length: true")),
-    row("tf32", Warned("products are computed in float32")),
-    row("torch_compile", Warned(COMPILER)),
-    row("torch_compile_backend", Warned(COMPILER)),
-    row("torch_compile_mode", Warned(COMPILER)),
-    row("torch_empty_cache_steps", Warned("memory is given back as soon as it is free")),
-    row("torchdynamo", Warned(COMPILER)),
-    row("tpu_metrics_debug", Warned("there are no TPUs")),
-    row("tpu_num_cores", Warned("there are no TPUs")),
-    row("trackio_bucket_id", Warned(TRACKIO)),
-    row("trackio_space_id", Warned(TRACKIO)),
-    row("trackio_static_space_id", Warned(TRACKIO)),
-    row(
-        "train_sampling_strategy",
-        With(sampling, "sequential becomes data.shuffle: false, group_by_length train.group_by_length: true"),
-    ),
-    row("truncation_mode", With(truncation, "keep_start and keep_end become data.truncation: right and left")),
-    row("trust_remote_code", Warned("tunesmith never runs code that comes with a model")),
-    row("use_cache", Warned("training keeps no cache of keys and values")),
-    row("use_cpu", Warned(DEVICE)),
-    row("use_legacy_prediction_loop", Warned(METRICS)),
-    row("use_liger", Warned("the kernels are fused anyway")),
-    row("use_liger_kernel", Warned("the kernels are fused anyway")),
-    row("use_mps_device", Warned(DEVICE)),
-    row(
-        "offload_optimizer",
-        Unless(
-            OFF,
-            "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported",
-        ),
-    ),
-    row("attn_implementation", Warned(ATTENTION)),
-    row("backend", With(tracker, "tensorboard and none become logging.tensorboard; others are refused")),
-    row(
-        "model.type",
-        Unless(&[Str("causal"), Str("causal_lm"), Null], "other kinds of model are not yet part of this version"),
-    ),
-    row("data.split.val_ratio", To("data.split")),
-    row("data.split.train_ratio", Warned("the rows that are not set apart are trained on")),
-    row("data.split.test_ratio", Unless(&[Str("0"), Str("0.0")], "test rows come from data.test_path")),
-    row("data.streaming", Warned("every set is read from disk while it is used, and may be larger than memory")),
-];
+pub(super) const RULES: Rules = rules! {
+    "accelerator_config" => With(accelerator); "split_batches: true is refused; the other keys are not needed",
+    "activation_checkpointing_kwargs" => With(every_block); "there is only one way to recompute a block",
+    "activation_offloading" => Unsupported("activations are in main memory already"),
+    "adafactor" => With(adafactor); "true becomes train.optim: adafactor",
+    "assistant_only_loss" => With(assistant_only); "true becomes data.loss_on: assistant; false leaves it to data.loss_on",
+    "auto_find_batch_size" => Unsupported("set train.batch_size: auto, which measures before step 1 and loses no step"),
+    "average_tokens_across_devices" => Only(&[Bool(true)], "the loss is always divided by the label tokens of all ranks"),
+    "batch_eval_metrics" => NotNeeded(METRICS),
+    "bf16_full_eval" => NotNeeded("validation computes with the same precision as training"),
+    "chars_per_token" => NotNeeded("lengths are counted in tokens"),
+    "completion_only_loss" => With(completion_only); "true becomes data.loss_on: completion, false data.loss_on: all",
+    "dataloader_drop_last" => Unsupported("the last, smaller step of an epoch is always trained; remove the key"),
+    "dataloader_in_order" | "dataloader_multiprocessing_context" | "dataloader_num_workers"
+    | "dataloader_persistent_workers" | "dataloader_pin_memory" | "dataloader_prefetch_factor" => NotNeeded(LOADER),
+    "dataset_batch_size" => NotNeeded("rows are tokenized one by one, on data.num_proc threads"),
+    "dataset_kwargs.*" => Unsupported("rows are always rendered by the chat template and tokenized; see data.format"),
+    "dataset_text_field" => Only(&[Str("text")], "a row of raw text has the field `text`; rename the field"),
+    "ddp_broadcast_buffers" => NotNeeded("the models have no buffers that training changes"),
+    "ddp_find_unused_parameters" | "ddp_static_graph" => NotNeeded(UNUSED),
+    "debug" => NotNeeded("non-finite steps are skipped and reported, and end the run after train.max_nonfinite_steps"),
+    "device_map" => NotNeeded(DEVICE),
+    "disable_tqdm" => NotNeeded("a progress bar is shown on a terminal only"),
+    "do_eval" => NotNeeded("train.eval_strategy says when a run validates; `tunesmith eval` measures a model"),
+    "do_predict" => NotNeeded("`tunesmith eval` and `infer` answer rows"),
+    "do_train" => NotNeeded("`tunesmith train` trains"),
+    "enable_jit_checkpoint" => NotNeeded("SIGTERM always saves a checkpoint before the run ends"),
+    "eos_token" => Unsupported("the tokenizer's files and the chat template name the token that ends a turn"),
+    "eval_delay" => Only(&[Str("0")], "a delayed first validation is not part of this version; remove the key"),
+    "eval_do_concat_batches" => NotNeeded(METRICS),
+    "eval_packing" => NotNeeded("validation rows are not packed; the loss is the same"),
+    "eval_use_gather_object" => NotNeeded(METRICS),
+    "fp16_backend" => NotNeeded(PRECISION),
+    "fp16_full_eval" => NotNeeded("validation computes with the same precision as training"),
+    "fp16_opt_level" => NotNeeded(PRECISION),
+    "fsdp_min_num_params" | "fsdp_transformer_layer_cls_to_wrap" => NotNeeded("weights are gathered block by block"),
+    "full_determinism" => NotNeeded("two runs with the same seed and ranks give the same bits"),
+    "generation_config.*" => Unsupported("set the section gen"),
+    "generation_max_length" => Unsupported("set train.generation_max_new_tokens, the tokens of the answer alone"),
+    "gradient_checkpointing_kwargs" => With(every_block); "there is only one way to recompute a block",
+    "half_precision_backend" => NotNeeded(PRECISION),
+    "hub_always_push" | "hub_model_id" | "hub_private_repo" | "hub_revision" | "hub_strategy" => NotNeeded(UPLOAD),
+    "hub_token" => Unsupported("secrets do not belong in files; set the environment variable HF_TOKEN"),
+    "ignore_data_skip" => Unsupported("a resumed run always continues with the next rows; remove the key"),
+    "include_for_metrics" | "include_inputs_for_metrics" => NotNeeded(METRICS),
+    "include_num_input_tokens_seen" => NotNeeded("metrics.jsonl has the tokens of every step"),
+    "include_tokens_per_second" => NotNeeded("metrics.jsonl and the progress bar have the tokens per second"),
+    "jit_mode_eval" => NotNeeded(COMPILER),
+    "label_names" => NotNeeded("data.loss_on says which tokens are learned"),
+    "length_column_name" => NotNeeded("lengths are counted while rows are tokenized"),
+    "liger_kernel_config.*" => NotNeeded("the kernels are fused anyway"),
+    "local_rank" => NotNeeded("the launcher says which rank a process is"),
+    "log_level" => NotNeeded("there is only one log level"),
+    "log_level_replica" | "log_on_each_node" => NotNeeded(RANK_0),
+    "logging_first_step" => NotNeeded(EVERY_STEP),
+    "logging_nan_inf_filter" => NotNeeded("a non-finite loss is shown, and its step is skipped"),
+    "logging_strategy" => NotNeeded(EVERY_STEP),
+    "loss_type" => Only(&[Str("nll"), Str("chunked_nll")], "the loss is the cross entropy of the labels (`nll`)"),
+    "low_cpu_mem_usage" => NotNeeded("weights are read segment by segment"),
+    "model_init_kwargs.*" => With(init); "dtype and revision become model.dtype and model.revision; what has no meaning here is not needed",
+    "mp_parameters" => NotNeeded(PARALLEL),
+    "no_cuda" => NotNeeded(DEVICE),
+    "num_of_sequences" => NotNeeded("packed rows are as long as model.max_seq_len"),
+    "optim_target_modules" => Unsupported("GaLore and APOLLO are not part of this version"),
+    "overwrite_output_dir" => NotNeeded("`train --overwrite` starts over in a folder that holds a run"),
+    "packing_strategy" => Only(&[Str("bfd")], "whole rows are packed; to cut raw texts set data.truncation: split"),
+    "pad_to_multiple_of" | "pad_token" | "padding_free" => NotNeeded(NO_PADDING),
+    "parallelism_config.*" => Unsupported(PARALLEL),
+    "past_index" => Only(&[Str("-1")], "the models that use it are not supported"),
+    "prediction_loss_only" => NotNeeded("train.predict_with_generate says whether validation generates answers"),
+    "project" => NotNeeded(TRACKIO),
+    "push_to_hub" => Unsupported(UPLOAD),
+    "push_to_hub_model_id" | "push_to_hub_organization" => NotNeeded(UPLOAD),
+    "push_to_hub_token" => Unsupported("secrets do not belong in files; set the environment variable HF_TOKEN"),
+    "ray_scope" => NotNeeded("tunesmith does not search for hyperparameters"),
+    "remove_unused_columns" => NotNeeded("fields that are not part of the row format are ignored"),
+    "report_to" => With(report_to); "tensorboard, all and none become logging.tensorboard; others are refused",
+    "restore_callback_states_from_checkpoint" => NotNeeded("a resumed run restores all of its state"),
+    "router_aux_loss_coef" => Unsupported("the model's config.json sets router_aux_loss_coef"),
+    "save_on_each_node" => NotNeeded(RANK_0),
+    "save_only_model" => NotNeeded("a checkpoint always contains what a resume needs; the final model or adapter is saved separately"),
+    "save_safetensors" => Only(&[Bool(true)], "weights are always written as safetensors; remove the key"),
+    "shuffle_dataset" => NotNeeded("data.shuffle draws a new order in each epoch"),
+    "skip_memory_metrics" => NotNeeded("metrics.jsonl has the memory of every step"),
+    "sortish_sampler" => Unsupported("set train.group_by_length: true"),
+    "tf32" => NotNeeded("products are computed in float32"),
+    "torch_compile" | "torch_compile_backend" | "torch_compile_mode" => NotNeeded(COMPILER),
+    "torch_empty_cache_steps" => NotNeeded("memory is returned as soon as it is free"),
+    "torchdynamo" => NotNeeded(COMPILER),
+    "tpu_metrics_debug" | "tpu_num_cores" => NotNeeded("there are no TPUs"),
+    "trackio_bucket_id" | "trackio_space_id" | "trackio_static_space_id" => NotNeeded(TRACKIO),
+    "train_sampling_strategy" => With(sampling); "sequential becomes data.shuffle: false, group_by_length train.group_by_length: true",
+    "truncation_mode" => With(truncation); "keep_start and keep_end become data.truncation: right and left",
+    "trust_remote_code" => NotNeeded("tunesmith never runs code that comes with a model"),
+    "use_cache" => NotNeeded("training keeps no cache of keys and values"),
+    "use_cpu" => NotNeeded(DEVICE),
+    "use_legacy_prediction_loop" => NotNeeded(METRICS),
+    "use_liger" | "use_liger_kernel" => NotNeeded("the kernels are fused anyway"),
+    "use_mps_device" => NotNeeded(DEVICE),
+    "offload_optimizer" => Unsupported("on the CPU the optimizer's state is in main memory already"),
+    "attn_implementation" => NotNeeded(ATTENTION),
+    "backend" => With(report_to); "tensorboard and none become logging.tensorboard; others are refused",
+    "model.type" => Only(&[Str("causal"), Str("causal_lm"), Null], "other kinds of model are not yet part of this version"),
+    "data.split.val_ratio" => To("data.split"),
+    "data.split.train_ratio" => NotNeeded("all rows that are not held out are trained on"),
+    "data.split.test_ratio" => Only(&[Str("0"), Str("0.0")], "test rows come from data.test_path"),
+    "data.streaming" => NotNeeded("data sets are read from disk while they are used, and may be larger than memory"),
+};
 
 /// Keys of ours for which `null` means the default, as Transformers' `None` does.
 pub(crate) const NULL_IS_DEFAULT: &[&str] = &[
@@ -252,23 +190,21 @@ pub(crate) const NULL_IS_DEFAULT: &[&str] = &[
     "model.max_seq_len",
 ];
 
-/// The line for a full key.
-pub(crate) fn find(spelled: &str) -> Option<&'static Row> {
-    if let Some(row) = ROWS.iter().find(|row| row.key.contains('.') && row.key == spelled) {
-        return Some(row);
-    }
+/// The name in the table and the rule of a full key that has a place of its own or is a key of a section.
+pub(super) fn find(spelled: &str) -> Option<(&'static str, &'static Rule<Function>)> {
     let (place, leaf) = spelled.rsplit_once('.')?;
     let here = match ELSEWHERE.iter().find(|(name, _)| *name == place) {
         Some((_, keys)) => keys.contains(&leaf),
         None => place == "train" && !PLACED.contains(&leaf),
     };
-    ROWS.iter().find(|row| here && row.key == leaf)
+    find_rule(RULES, leaf).filter(|_| here)
 }
 
 /// Every full key.
 pub(crate) fn names() -> impl Iterator<Item = String> {
-    let alone = ROWS.iter().map(|row| row.key).filter(|key| key.contains('.')).map(str::to_owned);
-    let train = ROWS.iter().map(|row| row.key).filter(|key| !key.contains('.') && !PLACED.contains(key));
+    let keys = key_names(RULES);
+    let alone = keys.clone().filter(|key| key.contains('.')).map(str::to_owned);
+    let train = keys.filter(|key| !key.contains('.') && !PLACED.contains(key));
     let elsewhere = ELSEWHERE.iter().flat_map(|(place, keys)| keys.iter().map(move |key| format!("{place}.{key}")));
     alone.chain(train.map(|key| format!("train.{key}"))).chain(elsewhere)
 }
@@ -374,10 +310,6 @@ fn report_to(reader: &mut Reader, value: &Value) -> Result<()> {
         }
     }
     reader.put(value, "logging.tensorboard", Node::Bool(tensorboard), "")
-}
-
-fn tracker(reader: &mut Reader, value: &Value) -> Result<()> {
-    report_to(reader, value)
 }
 
 /// What `from_pretrained` gets.

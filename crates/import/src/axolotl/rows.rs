@@ -1,12 +1,12 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
-use super::Work;
+use crate::import::Import;
 use crate::source_file::beside;
 use std::path::Path;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
-/// Our format of raw text.
+/// The name of our format of raw text.
 const TEXT: &str = "text";
 
 /// One data set while it is imported.
@@ -33,39 +33,39 @@ impl Kinds {
     }
 }
 
-/// Training and validation rows.
-pub(super) fn sets(work: &mut Work) -> Kinds {
+/// Imports training and validation rows.
+pub(super) fn sets(import: &mut Import) -> Kinds {
     let mut kinds = Kinds::default();
-    if let Some((key, _)) = work.get(&["pretraining_dataset"]) {
-        let plain = listed(work, &key, Some(TEXT));
+    if let Some((key, _)) = import.get(&["pretraining_dataset"]) {
+        let plain = listed(import, &key, Some(TEXT));
         kinds.see(&plain);
-        place(work, &key, "data.train_path", plain, "raw text, every token is learned");
-        work.implied("data.loss_on", Node::Str("all".into()), "pretraining_dataset");
+        place(import, &key, "data.train_path", plain, "raw text, every token is learned");
+        import.default("data.loss_on", Node::Str("all".into()), "pretraining_dataset");
     }
-    if work.get(&["datasets"]).is_some() {
-        let sets = listed(work, "datasets", None);
+    if import.get(&["datasets"]).is_some() {
+        let sets = listed(import, "datasets", None);
         kinds.see(&sets);
-        place(work, "datasets", "data.train_path", sets, "");
+        place(import, "datasets", "data.train_path", sets, "");
     }
-    if work.get(&["test_datasets"]).is_some() {
-        let sets = listed(work, "test_datasets", None);
+    if import.get(&["test_datasets"]).is_some() {
+        let sets = listed(import, "test_datasets", None);
         if sets.iter().any(|set| set.hub) {
-            work.lost("test_datasets", "validation rows of the hub: set data.val_path to their files");
+            import.unsupported("test_datasets", "validation rows of the hub: set data.val_path to their files");
         } else {
-            place(work, "test_datasets", "data.val_path", sets, "");
+            place(import, "test_datasets", "data.val_path", sets, "");
         }
     }
     for key in ["dataset_shard_num", "dataset_shard_idx"] {
-        if work.get(&[key]).is_some() {
-            work.lost(key, "parts of a data set: see data.max_rows");
+        if import.get(&[key]).is_some() {
+            import.unsupported(key, "parts of a data set: see data.max_rows");
         }
     }
     kinds
 }
 
 /// The entries of a list of data sets, each in our format.
-fn listed(work: &mut Work, key: &str, format: Option<&'static str>) -> Vec<Set> {
-    let items = match work.get(&[key]) {
+fn listed(import: &mut Import, key: &str, format: Option<&'static str>) -> Vec<Set> {
+    let items = match import.get(&[key]) {
         Some((_, Node::List(items))) => items,
         Some((_, node)) => vec![node],
         None => Vec::new(),
@@ -76,27 +76,27 @@ fn listed(work: &mut Work, key: &str, format: Option<&'static str>) -> Vec<Set> 
             Node::Map(entries) => entries,
             path @ Node::Str(_) => vec![("path".to_owned(), path)],
             _ => {
-                work.lost(&format!("{key}[{number}]"), "expected a mapping with a path");
+                import.unsupported(&format!("{key}[{number}]"), "expected a mapping with a path");
                 continue;
             }
         };
-        if let Some(set) = one(work, &format!("{key}[{number}]"), &entries, format) {
+        if let Some(set) = one(import, &format!("{key}[{number}]"), &entries, format) {
             sets.push(set);
         }
     }
     sets
 }
 
-fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'static str>) -> Option<Set> {
+fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option<&'static str>) -> Option<Set> {
     let get = |key: &str| entries.iter().find(|(name, node)| name == key && *node != Node::Null).map(|(_, node)| node);
     let Some(Node::Str(path)) = get("path") else {
-        work.lost(at, "no path");
+        import.unsupported(at, "no path");
         return None;
     };
     let kinds = ["json", "csv", "parquet", "arrow", "text"];
     let files = get("data_files");
     let local =
-        files.is_some() && kinds.contains(&path.as_str()) || beside(&work.path, path).is_some() || is_file(path);
+        files.is_some() && kinds.contains(&path.as_str()) || beside(&import.path, path).is_some() || is_file(path);
     let hub = !local && tunesmith_config::is_hub_name(path);
     let mut place = Vec::new();
     if hub {
@@ -107,46 +107,55 @@ fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'s
             }
         }
         if files.is_some() {
-            work.lost(&format!("{at}.data_files"), "name the file: data.train_path: hf://datasets/owner/name/file");
+            import.unsupported(
+                &format!("{at}.data_files"),
+                "name the file: data.train_path: hf://datasets/owner/name/file",
+            );
         }
     } else {
         place.push(("path".to_owned(), files.cloned().unwrap_or_else(|| Node::Str(path.clone()))));
     }
-    let format = format.unwrap_or_else(|| form(work, at, get("type"), get("field_messages")));
+    let format = format.unwrap_or_else(|| form(import, at, get("type"), get("field_messages")));
     for (key, node) in entries.iter().filter(|(_, node)| *node != Node::Null) {
         let from = format!("{at}.{key}");
         match key.as_str() {
             "path" | "data_files" | "type" | "field_messages" => {}
             "name" | "revision" if hub => {}
             "split" if hub && !matches!(node, Node::Str(split) if split.contains('[')) => {}
-            "split" if hub => work.lost(&from, "a slice of a split: see data.max_rows"),
-            "split" => work.needless(&from, "a file has all of its rows"),
-            "ds_type" | "name" | "trust_remote_code" => work.needless(&from, "told by the file's name"),
-            "shards" | "shards_idx" | "preprocess_shards" => work.lost(&from, "parts of a data set: see data.max_rows"),
-            "message_property_mappings" | "message_field_role" | "message_field_content" => fields(work, &from, node),
-            "field" if matches!(node, Node::Str(name) if name == "text") => work.needless(&from, "so it is called"),
+            "split" if hub => import.unsupported(&from, "a slice of a split: see data.max_rows"),
+            "split" => import.not_needed(&from, "a file has all of its rows"),
+            "ds_type" | "name" | "trust_remote_code" => import.not_needed(&from, "the file's name says it"),
+            "shards" | "shards_idx" | "preprocess_shards" => {
+                import.unsupported(&from, "parts of a data set: see data.max_rows");
+            }
+            "message_property_mappings" | "message_field_role" | "message_field_content" => fields(import, &from, node),
+            "field" if matches!(node, Node::Str(name) if name == "text") => {
+                import.not_needed(&from, "the field has this name already");
+            }
             "train_on_eos" if matches!(node, Node::Str(word) if word == "turn") => {
-                work.needless(&from, "the end of each learned turn is learned");
+                import.not_needed(&from, "the end of each learned turn is learned");
             }
             "roles_to_train" if matches!(node, Node::List(roles) if roles.iter().all(|role| matches!(role, Node::Str(word) if word == "assistant" || word == "gpt"))) =>
             {
-                work.needless(&from, "so it is: data.loss_on: assistant");
+                import.not_needed(&from, "data.loss_on: assistant does this");
             }
             "message_field_training" if matches!(node, Node::Str(word) if ["training", "train", "weight"].contains(&word.as_str())) =>
             {
-                work.needless(&from, "read by its name");
+                import.not_needed(&from, "read by its name");
             }
             "chat_template" => {
-                work.changed(&from, "", "one template for all rows: data.chat_template or data.template_path");
+                import.changed(&from, "", "one template for all rows: data.chat_template or data.template_path");
             }
-            "roles" if known_roles(node) => work.needless(&from, "human, gpt and the like are known"),
-            "roles" => work.lost(&from, "rename the roles in the rows to user, assistant, system and tool"),
-            "train_on_eos" | "train_on_eot" => work.lost(&from, "the end of each learned turn is learned, no other"),
-            "conversation" => work.lost(&from, "the template is the model's own, or data.chat_template"),
+            "roles" if known_roles(node) => import.not_needed(&from, "human, gpt and the like are known"),
+            "roles" => import.unsupported(&from, "rename the roles in the rows to user, assistant, system and tool"),
+            "train_on_eos" | "train_on_eot" => {
+                import.unsupported(&from, "the end of each learned turn is learned, no other");
+            }
+            "conversation" => import.unsupported(&from, "the template is the model's own, or data.chat_template"),
             word if word.starts_with("field") || word.starts_with("message_") => {
-                work.lost(&from, "rename the fields in the rows");
+                import.unsupported(&from, "rename the fields in the rows");
             }
-            _ => work.lost(&from, "unknown to this import"),
+            _ => import.unsupported(&from, "unknown to this import"),
         }
     }
     Some(Set { place, hub, format })
@@ -171,8 +180,8 @@ fn known_roles(node: &Node) -> bool {
     })
 }
 
-/// Field names of a message: needless where they are usual ones, lost otherwise.
-fn fields(work: &mut Work, from: &str, node: &Node) {
+/// Imports the field names of a message: the usual ones need no setting, others are not supported.
+fn fields(import: &mut Import, from: &str, node: &Node) {
     let known =
         |name: &Node| matches!(name, Node::Str(word) if ["role", "content", "from", "value"].contains(&word.as_str()));
     let usual = match node {
@@ -180,23 +189,23 @@ fn fields(work: &mut Work, from: &str, node: &Node) {
         other => known(other),
     };
     if usual {
-        work.needless(from, "known by these names");
+        import.not_needed(from, "known by these names");
     } else {
-        work.lost(from, "a message has role and content, or from and value");
+        import.unsupported(from, "a message has role and content, or from and value");
     }
 }
 
 /// Our format for Axolotl's `type`.
-fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>) -> &'static str {
+fn form(import: &mut Import, at: &str, kind: Option<&Node>, messages: Option<&Node>) -> &'static str {
     let from = format!("{at}.type");
     let word = match kind {
         Some(Node::Str(word)) => word.as_str(),
         Some(Node::Map(_)) => {
-            work.lost(&from, "a prompt of one's own: write the rows as {prompt, completion}");
+            import.unsupported(&from, "a prompt of one's own: write the rows as {prompt, completion}");
             return "auto";
         }
         _ => {
-            work.needless(&from, "told by the fields of the rows");
+            import.not_needed(&from, "recognised by the fields of the rows");
             return "auto";
         }
     };
@@ -206,14 +215,14 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
     };
     match word.split(['.', ':']).next().unwrap_or_default() {
         "alpaca" => {
-            work.changed(&from, "", OWN_TEMPLATE);
+            import.changed(&from, "", OWN_TEMPLATE);
             "alpaca"
         }
         "sharegpt" => "sharegpt",
         "chat_template" if messages == "messages" => "messages",
         "chat_template" if messages == "conversations" => "sharegpt",
         "chat_template" => {
-            work.lost(
+            import.unsupported(
                 &format!("{at}.field_messages"),
                 "the messages of a row are called messages or conversations here",
             );
@@ -221,16 +230,16 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
         }
         "completion" | "pretrain" => TEXT,
         "input_output" => {
-            work.lost(&from, "segments with labels: write the rows as {input_ids, labels}");
+            import.unsupported(&from, "segments with labels: write the rows as {input_ids, labels}");
             "auto"
         }
         "context_qa" | "gpteacher" | "oasst" | "reflection" | "explainchoice" | "concisechoice" | "summarizetldr"
         | "alpaca_chat" | "alpaca_w_system" | "alpaca_instruct" => {
-            work.changed(&from, "", OWN_TEMPLATE);
+            import.changed(&from, "", OWN_TEMPLATE);
             "auto"
         }
         _ => {
-            work.lost(&from, "unknown; the form is told by the fields of the rows");
+            import.unsupported(&from, "unknown; the format is recognised by the fields of the rows");
             "auto"
         }
     }
@@ -242,9 +251,9 @@ fn is_file(path: &str) -> bool {
 }
 
 /// Writes the data sets: files of one format as a list of paths, everything else as `data.datasets`.
-fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
+fn place(import: &mut Import, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
     let Some(first) = sets.first().map(|set| set.format) else {
-        return work.lost(key, "no data set in it");
+        return import.unsupported(key, "no data set in it");
     };
     let alike = sets.iter().all(|set| set.format == first);
     let train = ours == "data.train_path";
@@ -258,7 +267,7 @@ fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
             })
             .collect();
         let one = if paths.len() == 1 { paths.into_iter().next().unwrap_or(Node::Null) } else { Node::List(paths) };
-        work.put(key, ours, one, why);
+        import.put(key, ours, one, why);
     } else {
         let items = sets.into_iter().map(|set| {
             let mut entries = set.place;
@@ -267,9 +276,9 @@ fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
             }
             Node::Map(entries)
         });
-        work.put(key, "data.datasets", Node::List(items.collect()), why);
+        import.put(key, "data.datasets", Node::List(items.collect()), why);
     }
     if train && alike && first != "auto" {
-        work.implied("data.format", Node::Str(first.to_owned()), "the type of its data sets");
+        import.default("data.format", Node::Str(first.to_owned()), "the type of its data sets");
     }
 }

@@ -1,5 +1,6 @@
-//! LLaMA-Factory's data sets: names that stand in `dataset_info.json`.
-use super::{Work, listed};
+//! LLaMA-Factory's data sets: names that `dataset_info.json` describes.
+use super::table::listed;
+use crate::import::Import;
 use crate::source_file::beside;
 use serde_json::Value as Json;
 use std::path::PathBuf;
@@ -15,21 +16,24 @@ struct Set {
     format: &'static str,
 }
 
-/// Training and validation rows.
-pub(super) fn sets(work: &mut Work, pretrains: bool) {
-    let folder = work.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
-    let known = info(work, &folder);
-    if work.get(&["dataset_dir"]).is_some() {
-        work.needless("dataset_dir", "in the paths of the data sets");
+/// Imports training and validation rows.
+pub(super) fn sets(import: &mut Import, pretrains: bool) {
+    let folder = import.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
+    let known = info(import, &folder);
+    if import.get(&["dataset_dir"]).is_some() {
+        import.not_needed("dataset_dir", "it is part of the paths of the data sets");
     }
     for (key, ours) in [("dataset", "data.train_path"), ("eval_dataset", "data.val_path")] {
-        let Some((_, node)) = work.get(&[key]) else { continue };
+        let Some((_, node)) = import.get(&[key]) else { continue };
         let Node::List(names) = listed(&node) else { continue };
         let mut sets = Vec::new();
         let mut missing = Vec::new();
         for name in names {
             let Node::Str(name) = name else { continue };
-            match known.as_ref().ok().and_then(|(folder, json)| one(work, key, &name, folder, &json[&name], pretrains))
+            match known
+                .as_ref()
+                .ok()
+                .and_then(|(folder, json)| one(import, key, &name, folder, &json[&name], pretrains))
             {
                 Some(set) => sets.push(set),
                 None => missing.push(name),
@@ -40,29 +44,29 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
                 Ok(_) => "not usable from its dataset_info.json",
                 Err(why) => why,
             };
-            work.lost(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
+            import.unsupported(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
         } else if key == "dataset" {
-            train(work, sets);
+            train(import, sets);
         } else if sets.iter().any(|set| set.hub) {
-            work.lost(key, "validation rows of the hub: set data.val_path to their files");
+            import.unsupported(key, "validation rows of the hub: set data.val_path to their files");
         } else {
             let paths = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
-            work.put(key, ours, Node::List(paths), "");
+            import.put(key, ours, Node::List(paths), "");
         }
     }
     for key in ["mix_strategy", "interleave_probs"] {
-        if work.get(&[key]).is_some() && work.written("data.datasets").is_none() {
-            work.needless(key, "there is one data set, or every row of each is used once");
+        if import.get(&[key]).is_some() && import.written("data.datasets").is_none() {
+            import.not_needed(key, "there is one data set, or every row of each is used once");
         }
     }
 }
 
 /// `dataset_info.json` and its folder. `dataset_dir` is relative to the current directory, or else to the configuration's folder. The
 /// error says why there is none.
-fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
+fn info(import: &Import, folder: &str) -> Result<(PathBuf, Json), String> {
     let none = || "there is no dataset_info.json".to_owned();
-    let folder = beside(&work.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
-    let folder = folder.or_else(|| work.path.parent().map(PathBuf::from)).ok_or_else(none)?;
+    let folder = beside(&import.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
+    let folder = folder.or_else(|| import.path.parent().map(PathBuf::from)).ok_or_else(none)?;
     let path = folder.join("dataset_info.json");
     if !path.is_file() {
         return Err(none());
@@ -73,10 +77,17 @@ fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
     Ok((folder, json))
 }
 
-fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &Json, pretrains: bool) -> Option<Set> {
+fn one(
+    import: &mut Import,
+    key: &str,
+    name: &str,
+    folder: &std::path::Path,
+    json: &Json,
+    pretrains: bool,
+) -> Option<Set> {
     let text = |field: &str| json[field].as_str().filter(|text| !text.is_empty());
     if json["ranking"].as_bool() == Some(true) {
-        work.lost(&format!("{key}.{name}"), "pairs of a better and a worse answer");
+        import.unsupported(&format!("{key}.{name}"), "pairs of a better and a worse answer");
         return None;
     }
     let (place, hub) = match (text("file_name"), text("hf_hub_url")) {
@@ -94,43 +105,46 @@ fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &
     };
     if let Some(file) = text("file_name").filter(|file| PathBuf::from(file).extension().is_some_and(|end| end == "txt"))
     {
-        work.lost(&format!("{key}.{name}.file_name"), &format!("{file}: make rows of it, one {{\"text\": …}} a line"));
+        import.unsupported(
+            &format!("{key}.{name}.file_name"),
+            &format!("{file}: make rows of it, one {{\"text\": …}} a line"),
+        );
         return None;
     }
     for media in ["images", "videos", "audios"] {
         if !json["columns"][media].is_null() {
-            work.lost(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            import.unsupported(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
             return None;
         }
     }
     if !json["num_samples"].is_null() {
-        work.lost(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
+        import.unsupported(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
     }
-    Some(Set { place, hub, format: form(work, key, name, json, pretrains) })
+    Some(Set { place, hub, format: form(import, key, name, json, pretrains) })
 }
 
 /// Our format for a data set, and the names of its columns.
-fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) -> &'static str {
+fn form(import: &mut Import, key: &str, name: &str, json: &Json, pretrains: bool) -> &'static str {
     let conversations = json["formatting"].as_str() == Some("sharegpt");
     let column = |field: &str, usual: &str| json["columns"][field].as_str().unwrap_or(usual).to_owned();
     let tag = |field: &str, usual: &str| json["tags"][field].as_str().unwrap_or(usual).to_owned();
     if pretrains {
-        return if column("prompt", "text") == "text" { "text" } else { lost(work, key, name, "columns") };
+        return if column("prompt", "text") == "text" { "text" } else { unknown_fields(import, key, name, "columns") };
     }
     if !conversations {
         let usual = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
         if usual.iter().any(|(field, known)| column(field, known) != *known && !json["columns"].is_null()) {
-            // The names of questions and answers are told by themselves.
+            // Our own recognition of fields knows these names of questions and answers.
             let answers = ["assistant", "answer", "response", "target", "output"];
             let questions = ["user", "question", "prompt", "input", "instruction", "query"];
-            let told = answers.contains(&&*column("response", "output"))
+            let known = answers.contains(&&*column("response", "output"))
                 && questions.contains(&&*column("prompt", "instruction"))
                 && json["columns"]["query"].is_null();
-            return if told { "auto" } else { lost(work, key, name, "columns") };
+            return if known { "auto" } else { unknown_fields(import, key, name, "columns") };
         }
         for field in ["history", "system"] {
             if column(field, field) != field {
-                work.lost(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
+                import.unsupported(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
             }
         }
         // Rows without earlier turns may stand among the others.
@@ -139,24 +153,24 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
     match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
         ("conversations", "from", "value") => "sharegpt",
         ("messages", "role", "content") => "messages",
-        _ => lost(work, key, name, "columns and tags"),
+        _ => unknown_fields(import, key, name, "columns and tags"),
     }
 }
 
-fn lost(work: &mut Work, key: &str, name: &str, what: &str) -> &'static str {
-    work.lost(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
+fn unknown_fields(import: &mut Import, key: &str, name: &str, what: &str) -> &'static str {
+    import.unsupported(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
     "auto"
 }
 
 /// Writes the training data: as paths, or as a mix in `data.datasets`.
-fn train(work: &mut Work, sets: Vec<Set>) {
-    let mixes = work.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
+fn train(import: &mut Import, sets: Vec<Set>) {
+    let mixes = import.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
     let format = sets.first().map_or("auto", |set| set.format);
     let alike = sets.iter().all(|set| set.format == format);
     // There `max_samples` counts for each set, and so does `data.max_rows` for each source.
-    let limited = sets.len() > 1 && work.get(&["max_samples"]).is_some();
+    let limited = sets.len() > 1 && import.get(&["max_samples"]).is_some();
     if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.hub) {
-        let weights = match work.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {
+        let weights = match import.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {
             Some(Node::List(items)) => items,
             _ => Vec::new(),
         };
@@ -171,20 +185,20 @@ fn train(work: &mut Work, sets: Vec<Set>) {
             }
             Node::Map(entries)
         });
-        work.put("dataset", "data.datasets", Node::List(items.collect()), "as dataset_info.json explains them");
+        import.put("dataset", "data.datasets", Node::List(items.collect()), "as dataset_info.json explains them");
         if let Some(strategy) = mixes {
-            work.put("mix_strategy", "data.mix_strategy", Node::Str(strategy), "");
-            if work.get(&["interleave_probs"]).is_some() {
-                work.needless("interleave_probs", "in the weights of data.datasets");
+            import.put("mix_strategy", "data.mix_strategy", Node::Str(strategy), "");
+            if import.get(&["interleave_probs"]).is_some() {
+                import.not_needed("interleave_probs", "in the weights of data.datasets");
             }
         }
     } else {
         let mut paths: Vec<Node> = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
         let node = if paths.len() == 1 { paths.remove(0) } else { Node::List(paths) };
-        work.put("dataset", "data.train_path", node, "as dataset_info.json explains it");
+        import.put("dataset", "data.train_path", node, "as dataset_info.json explains it");
     }
     if alike && format != "auto" {
-        work.implied("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");
+        import.default("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");
     }
 }
 

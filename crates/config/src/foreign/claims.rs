@@ -1,130 +1,20 @@
-//! The outcome of foreign configurations: settings of ours, the fate of each key, and claims that only the start of a run can check.
+//! Claims of foreign files about the run as a whole: rows of a step, numbers of ranks and machines.
 use crate::auto_values::Auto;
 use crate::schema::Config;
 use crate::source::Source;
-use crate::value::Node;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
-/// The longest value that a message shows, in characters.
-const SHOWN: usize = 60;
-
-/// The outcome of all foreign configurations of a run.
-#[derive(Debug, Clone, Default)]
-pub struct Foreign {
-    /// The fate of each key of each file, in file order.
-    pub told: Vec<Told>,
-    /// Claims that are checked when the number of ranks is known.
-    pub expected: Expected,
-    /// Notes for the user, one sentence each.
-    pub(crate) notes: Vec<String>,
-    /// Settings of ours that the files give.
-    pub(crate) lines: Vec<Line>,
-    /// `deepspeed_config_file` of Accelerate's file, and where it stands.
-    pub(super) nested: Option<(String, Source)>,
-}
-
-/// A setting of ours that a foreign file gives.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Line {
-    /// Our key.
-    pub key: String,
-    /// Its value, which the key accepts.
-    pub node: Node,
-    /// The foreign key that gives it.
-    pub source: Source,
-    /// It counts only if this switch of ours is on.
-    pub only_with: Option<&'static str>,
-    /// It counts only if nothing else sets the key.
-    pub soft: bool,
-    /// The source that names the file, which decides precedence.
-    pub named_by: Source,
-}
-
-/// A text of at most [`SHOWN`] characters.
-pub(super) fn cut(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// How the note on a key begins that is accepted without effect.
-pub const NOT_NEEDED: &str = "not needed: ";
-
-/// A key of another toolkit in our own configuration that is accepted without effect.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct NotNeeded {
-    /// The full key.
-    pub key: String,
-    /// Its value.
-    pub value: serde_json::Value,
-    /// Where it was given.
-    pub source: Source,
-    /// Why it has no effect.
-    pub note: String,
-}
-
-impl NotNeeded {
-    /// The note for the user.
-    pub fn text(&self) -> String {
-        format!("{NOT_NEEDED}{} {}: {} ({})", self.source, self.key, cut(&self.value.to_string()), self.note)
-    }
-}
-
-/// The fate of one key of a foreign file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Told {
-    /// File and line, and the key.
-    pub source: Source,
-    /// Its value, as JSON.
-    pub value: String,
-    /// What became of it.
-    pub fate: Fate,
-    /// Our key, if it sets one.
-    pub key: Option<String>,
-    /// Explanation for the user; for `auto`, the value that holds.
-    pub text: String,
-}
-
-/// What happened to a key of a foreign file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It sets a key of ours, or is checked against the ranks.
-    Taken,
-    /// `auto`: our key decides.
-    Auto,
-    /// It has no effect, since it asks for what holds anyway.
-    Same,
-    /// It has no effect; a note says why.
-    Warned,
-    /// A source that takes precedence says otherwise.
-    Overridden,
-}
-
-impl Fate {
-    /// How `tunesmith config` shows it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Taken => "taken",
-            Self::Auto => "auto",
-            Self::Same => "no effect:",
-            Self::Warned => "not needed:",
-            Self::Overridden => "overridden",
-        }
-    }
-}
-
 /// What foreign files claim about the run as a whole, each with its source.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Expected {
+pub struct Claims {
     /// Rows of an optimizer step over all ranks: DeepSpeed's `train_batch_size`.
     pub rows: Option<(usize, Source)>,
     /// Whether a missing micro-batch size or accumulation count follows from `rows`, as in DeepSpeed.
     pub derives: bool,
     /// Number of ranks on all machines: `num_processes`.
     pub processes: Option<(usize, Source)>,
-    /// Number of machines: `num_machines`.
+    /// Number of machines of the run: `num_machines`.
     pub machines: Option<(usize, Source)>,
     /// Index of this machine, from 0: `machine_rank`.
     pub machine_rank: Option<(usize, Source)>,
@@ -136,13 +26,35 @@ pub struct Expected {
     pub gpu_ids: Option<(Vec<usize>, Source)>,
 }
 
-impl Expected {
+impl Claims {
+    /// Adds the claims of another file; those that are already there stay.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: both say how many rows a step has, and differ.
+    pub(super) fn merge(&mut self, other: Self) -> Result<()> {
+        let Self { rows, derives, processes, machines, machine_rank, main_address, main_port, gpu_ids } = other;
+        if let (Some((first, one)), Some((second, other))) = (&self.rows, &rows)
+            && first != second
+        {
+            return Err(Error::config(format!("{one}: {first} contradicts {other}: {second}")));
+        }
+        self.derives |= derives;
+        self.rows = self.rows.take().or(rows);
+        self.processes = self.processes.take().or(processes);
+        self.machines = self.machines.take().or(machines);
+        self.machine_rank = self.machine_rank.take().or(machine_rank);
+        self.main_address = self.main_address.take().or(main_address);
+        self.main_port = self.main_port.take().or(main_port);
+        self.gpu_ids = self.gpu_ids.take().or(gpu_ids);
+        Ok(())
+    }
+
     /// Checks the claims against `world` ranks, of which `local` are on this machine, and computes the batch size or accumulation
     /// count that follows from `rows`. `launcher` is the program that started the ranks, if any.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
-    pub fn settle(&self, config: &mut Config, world: usize, local: usize, launcher: Option<&str>) -> Result<()> {
+    pub fn check_ranks(&self, config: &mut Config, world: usize, local: usize, launcher: Option<&str>) -> Result<()> {
         let ranks = |count: usize| format!("{count} rank{}", if count == 1 { "" } else { "s" });
         if let Some((processes, source)) = &self.processes
             && *processes != world
@@ -208,17 +120,17 @@ mod tests {
         Source::Foreign { place: "ds.json:1".to_owned(), key: key.to_owned() }
     }
 
-    fn settled(expected: &Expected, batch: Auto<usize>, accum: Auto<usize>, world: usize) -> Result<(usize, usize)> {
+    fn settled(claims: &Claims, batch: Auto<usize>, accum: Auto<usize>, world: usize) -> Result<(usize, usize)> {
         let mut config = Config::default();
         (config.train.batch_size, config.train.grad_accum) = (batch, accum);
-        config.train.effective_batch = expected.rows.as_ref().map(|(rows, _)| *rows);
-        expected.settle(&mut config, world, world, Some("torchrun"))?;
+        config.train.effective_batch = claims.rows.as_ref().map(|(rows, _)| *rows);
+        claims.check_ranks(&mut config, world, world, Some("torchrun"))?;
         Ok((config.train.batch_size.or(0), config.train.grad_accum.or(0)))
     }
 
     #[test]
     fn rows_of_a_step_are_checked_and_divided() {
-        let rows = |rows| Expected { rows: Some((rows, at("train_batch_size"))), derives: true, ..Expected::default() };
+        let rows = |rows| Claims { rows: Some((rows, at("train_batch_size"))), derives: true, ..Claims::default() };
         let (given, auto) = (Auto::Given, Auto::Auto);
         assert_eq!(settled(&rows(64), given(4), given(8), 2).unwrap(), (4, 8));
         assert_eq!(settled(&rows(64), given(4), auto, 2).unwrap(), (4, 8));
@@ -234,14 +146,14 @@ mod tests {
 
     #[test]
     fn processes_and_machines_are_held_against_what_was_launched() {
-        let expected = Expected { processes: Some((2, at("num_processes"))), ..Expected::default() };
-        assert!(settled(&expected, Auto::Given(1), Auto::Given(1), 2).is_ok());
-        let said = settled(&expected, Auto::Given(1), Auto::Given(1), 3).unwrap_err().to_string();
+        let claims = Claims { processes: Some((2, at("num_processes"))), ..Claims::default() };
+        assert!(settled(&claims, Auto::Given(1), Auto::Given(1), 2).is_ok());
+        let said = settled(&claims, Auto::Given(1), Auto::Given(1), 3).unwrap_err().to_string();
         assert!(said.contains("num_processes: 2, but torchrun has started 3 ranks"), "{said}");
-        let expected = Expected { machines: Some((2, at("num_machines"))), ..Expected::default() };
+        let claims = Claims { machines: Some((2, at("num_machines"))), ..Claims::default() };
         let mut config = Config::default();
-        assert!(expected.settle(&mut config, 4, 2, None).is_ok());
-        let said = expected.settle(&mut config, 4, 4, None).unwrap_err().to_string();
+        assert!(claims.check_ranks(&mut config, 4, 2, None).is_ok());
+        let said = claims.check_ranks(&mut config, 4, 4, None).unwrap_err().to_string();
         assert!(said.contains("num_machines: 2, but there are 4 ranks with 4 on this machine, so 1 machine"), "{said}");
     }
 }
