@@ -14,7 +14,7 @@ use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior
 
 use super::jinja_compat::{self, CONCAT, MULTIPLY, REMAINDER};
 use super::jinja_limits::{
-    Limits, charge, failed, generation_marks, guard, is_namespace, measure, since_look, stopped,
+    Limits, charge, failed, generation_marks, guard, is_namespace, measure, since_look, stopped, stopped_by_time,
 };
 use super::meter::Tally;
 use super::print;
@@ -120,6 +120,12 @@ impl Program {
         self.marks_generation
     }
 
+    /// Uses up the time that all renderings together may take: each one then fails, unless it fails otherwise.
+    #[cfg(test)]
+    pub fn use_up_time(&self) {
+        self.tally.use_up();
+    }
+
     /// Renders the template. The limits grow with `input_bytes`, the size of the variables. In the output, `marks`
     /// enclose the text of each generation block. `now` is the time for `strftime_now`.
     ///
@@ -148,7 +154,7 @@ impl Program {
         // A rendering that fails counts too.
         let counted = self.tally.add((began, before), since_look(), input_bytes);
         done?;
-        counted.map_err(stopped)?;
+        counted.map_err(stopped_by_time)?;
         Ok(text)
     }
 }

@@ -38,6 +38,8 @@ thread_local! {
     static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
     /// Whether a limit has stopped the last rendering.
     static STOPPED: Cell<bool> = const { Cell::new(false) };
+    /// Whether that was the time limit.
+    static TIMED_OUT: Cell<bool> = const { Cell::new(false) };
     /// Whether the last rendering has called `raise_exception`.
     static RAISED: Cell<bool> = const { Cell::new(false) };
 }
@@ -50,6 +52,7 @@ impl Limits {
     /// thread's processor time, where it is already known.
     pub fn start(input_bytes: usize, spent_before: Option<Duration>, marks: (char, char), now: SystemTime) -> Self {
         STOPPED.set(false);
+        TIMED_OUT.set(false);
         RAISED.set(false);
         let time = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_PER_TIME_LIMIT);
         BUDGET.set(Some(Budget {
@@ -93,6 +96,18 @@ pub fn failed(message: impl Into<String>) -> Error {
 pub fn stopped(message: impl Into<String>) -> Error {
     STOPPED.set(true);
     failed(message)
+}
+
+/// The error of the time limit: [`blame`] then blames the template, and [`timed_out`] is true.
+pub fn stopped_by_time(message: impl Into<String>) -> Error {
+    TIMED_OUT.set(true);
+    stopped(message)
+}
+
+/// Whether the time limit has stopped the last rendering on this thread. Unlike other errors of a template, this one
+/// may not occur again.
+pub fn timed_out() -> bool {
+    TIMED_OUT.get()
 }
 
 /// The error of `raise_exception`: [`blame`] then blames the row.
@@ -139,7 +154,7 @@ pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
 pub fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
     if budget.meter.is_over() {
-        return Err(stopped(format!("the template ran for more than {} s", budget.meter.seconds())));
+        return Err(stopped_by_time(format!("the template ran for more than {} s", budget.meter.seconds())));
     }
     budget.total =
         budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;

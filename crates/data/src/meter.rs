@@ -92,6 +92,12 @@ impl Tally {
         self.add_spent(exact.unwrap_or_else(|| estimate(elapsed, looked)), bytes)
     }
 
+    /// Takes more time than any number of renderings may take.
+    #[cfg(test)]
+    pub(super) fn use_up(&self) {
+        self.nanoseconds.store(u64::MAX / 2, Ordering::Relaxed);
+    }
+
     fn add_spent(&self, spent: Duration, bytes: usize) -> Result<(), String> {
         let add = |sum: &AtomicU64, value: u64| sum.fetch_add(value, Ordering::Relaxed).saturating_add(value);
         let spent = Duration::from_nanos(add(&self.nanoseconds, spent.as_nanos() as u64));

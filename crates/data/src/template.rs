@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::catch_panic::isolated;
 use super::control::Control;
 use super::jinja::{MAX_SOURCE, Program};
-use super::jinja_limits::{Blame, blame};
+use super::jinja_limits::{Blame, blame, timed_out};
 use super::messages::Conversation;
 use super::strftime::strftime;
 use super::tojson::to_json;
@@ -49,6 +49,13 @@ impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ChatTemplate").field("origin", &self.origin).finish_non_exhaustive()
     }
+}
+
+/// Why a rendering failed.
+struct Failure {
+    error: Error,
+    /// Whether the template exceeded its time limit.
+    timed_out: bool,
 }
 
 /// A rendered conversation.
@@ -349,22 +356,29 @@ impl ChatTemplate {
 
     /// As [`Self::render_first`], with the marks of generation blocks in the text.
     pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
-        let rendered = self.render_messages(turns, &turns.messages[..count], add_generation_prompt);
+        let mut rendered = self.render_messages(turns, &turns.messages[..count], add_generation_prompt);
         // Most templates expect the arguments of a call as an object, but some concatenate them with text.
-        match (&rendered, &turns.written) {
-            (Err(_), Some(written)) => {
-                self.render_messages(turns, &written[..count], add_generation_prompt).or(rendered)
+        if let (Err(first), Some(written)) = (&rendered, &turns.written)
+            && !first.timed_out
+        {
+            let second = self.render_messages(turns, &written[..count], add_generation_prompt);
+            if !matches!(&second, Err(second) if !second.timed_out) {
+                rendered = second;
             }
-            _ => rendered,
         }
-        .map_err(|error| match error.kind() {
-            Kind::Data => self.for_its_content(turns, count, add_generation_prompt).unwrap_or(error),
-            _ => error,
-        })
+        let Failure { error, timed_out } = match rendered {
+            Ok(text) => return Ok(text),
+            Err(failure) => failure,
+        };
+        if timed_out || error.kind() != Kind::Data {
+            return Err(error);
+        }
+        Err(self.content_error(turns, count, add_generation_prompt).unwrap_or(error))
     }
 
-    /// A clearer error if the template fails only because a message's `content` is not a string.
-    fn for_its_content(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Option<Error> {
+    /// A clearer error if the template fails only because a message's `content` is not a string. The error of the time
+    /// limit, if the template exceeds it with strings.
+    fn content_error(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Option<Error> {
         let messages = turns.written.as_ref().unwrap_or(&turns.messages);
         let texts: Vec<Option<String>> = messages[..count].iter().map(text_instead).collect();
         let first = texts.iter().position(Option::is_some)?;
@@ -373,7 +387,9 @@ impl ChatTemplate {
             None => message.clone(),
         };
         let with: Vec<JinjaValue> = messages.iter().zip(&texts).map(with).collect();
-        self.render_messages(turns, &with, add_generation_prompt).ok()?;
+        if let Err(Failure { error, timed_out }) = self.render_messages(turns, &with, add_generation_prompt) {
+            return timed_out.then_some(error);
+        }
         let is_list = messages[first].get_attr("content").is_ok_and(|content| content.kind() == ValueKind::Seq);
         let (what, hint) = if is_list {
             ("is a list of parts", "write it as one string; or name a template that reads parts (data.template_path)")
@@ -388,7 +404,12 @@ impl ChatTemplate {
         Some(Error::data(message).hint(hint))
     }
 
-    fn render_messages(&self, turns: &Turns, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String> {
+    fn render_messages(
+        &self,
+        turns: &Turns,
+        messages: &[JinjaValue],
+        add_generation_prompt: bool,
+    ) -> Result<String, Failure> {
         let failed = |text: String, line: Option<usize>, kind: Kind| {
             let line = line.map_or(String::new(), |line| format!(" line {line}"));
             Error::new(kind, format!("chat template ({}{line}): {text}", self.origin)).hint(match kind {
@@ -396,17 +417,20 @@ impl ChatTemplate {
                 _ => OTHER_TEMPLATE,
             })
         };
-        let rendered = isolated("rendering", || self.rendering(turns, messages, add_generation_prompt));
-        let error = match rendered.map_err(|panic| failed(panic.message().to_owned(), None, Kind::Model))? {
-            Ok(text) => return Ok(text),
-            Err(error) => error,
+        let error = match isolated("rendering", || self.rendering(turns, messages, add_generation_prompt)) {
+            Ok(Ok(text)) => return Ok(text),
+            Ok(Err(error)) => error,
+            Err(panic) => {
+                return Err(Failure { error: failed(panic.message().to_owned(), None, Kind::Model), timed_out: false });
+            }
         };
+        let timed_out = timed_out();
         let kind = match blame(&error) {
             Blame::Template => Kind::Model,
             Blame::Unclear if self.own_faults().contains(&fault(&error)) => Kind::Model,
             Blame::Row | Blame::Unclear => Kind::Data,
         };
-        Err(failed(describe(&error), error.line(), kind))
+        Err(Failure { error: failed(describe(&error), error.line(), kind), timed_out })
     }
 
     /// Errors of the template with a plain question, and with a question and its answer. If a row causes the same
@@ -560,5 +584,39 @@ const fn builtin_source(builtin: BuiltinTemplate) -> &'static str {
         BuiltinTemplate::Gemma => include_str!("templates/gemma.jinja"),
         BuiltinTemplate::Mistral => include_str!("templates/mistral.jinja"),
         BuiltinTemplate::Phi => include_str!("templates/phi.jinja"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer() -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        let json = json!({"version": "1.0", "model": {"type": "WordLevel", "unk_token": "u", "vocab": {"u": 0}}});
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Tokenizer::load(folder.path()).unwrap()
+    }
+
+    #[test]
+    fn the_time_limit_is_never_hidden_by_another_error() {
+        let call = json!({"function": {"name": "f", "arguments": {"a": 1}}});
+        // Each template fails with the row as it is. With text in place of what it refuses, it would not.
+        for (source, message) in [
+            (
+                "{{ messages[0].tool_calls[0].function.arguments + '' }}",
+                json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+            ),
+            ("{{ messages[0].content + '' }}", json!({"role": "user", "content": [{"type": "text", "text": "q"}]})),
+        ] {
+            let template = ChatTemplate::compile(source, "test", &tokenizer()).unwrap();
+            let conversation = Conversation { messages: vec![message], ..Conversation::default() };
+            let before = template.render(&conversation, false);
+            assert_eq!(before.is_ok(), source.contains("arguments"), "{before:?}");
+            template.program.use_up_time();
+            let error = template.render(&conversation, false).unwrap_err();
+            assert_eq!(error.kind(), Kind::Model, "{error}");
+            assert!(error.message().contains("of processor time"), "{error}");
+        }
     }
 }
