@@ -63,7 +63,7 @@ impl Said {
 fn ids(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
     let arch = &session.model.arch;
     let split = session.config.data.split_special_tokens;
-    let (mut ids, _) = whole_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), (split, None))?;
+    let (mut ids, _) = whole_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), split, None)?;
     let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
     match session.config.data.truncation {

@@ -84,7 +84,7 @@ fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
 pub(super) enum Words {
     /// The whole text: the pre-tokenizer is missing, or does not split at words.
     Text,
-    /// The text between spaces.
+    /// The text between white space.
     Spaced,
     /// At most a run of letters and digits, of white space, or of other characters.
     Runs,

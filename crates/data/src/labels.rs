@@ -60,9 +60,9 @@ pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
 pub struct Class {
     /// The label as rows write it.
     pub label: String,
-    /// Rows to train on.
+    /// Rows with this label to train on.
     pub train: u64,
-    /// Rows held out for validation.
+    /// Rows with this label that are held out for validation.
     pub validation: u64,
     /// The factor of the loss of its rows.
     pub weight: f64,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::classification_rows::Whole;
 use super::inputs::{Input, Inputs};
 use super::messages::Conversation;
-use super::row::{Row, said};
+use super::row::{Row, content_text};
 use super::{ChatTemplate, source};
 
 /// The text that a chat template writes before and after a user's message.
@@ -125,8 +125,12 @@ fn of_turns(conversation: &Conversation) -> Option<Asked> {
     let turns = &conversation.messages;
     let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
     let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user")?;
-    let system = turns.first().filter(|turn| turn["role"] == "system").map(|turn| said(&turn["content"]));
-    Some(Asked { system: system.filter(|text| !text.is_empty()), question: said(&asked["content"]), chat: true })
+    let system = turns.first().filter(|turn| turn["role"] == "system").map(|turn| content_text(&turn["content"]));
+    Some(Asked {
+        system: system.filter(|text| !text.is_empty()),
+        question: content_text(&asked["content"]),
+        chat: true,
+    })
 }
 
 #[cfg(test)]

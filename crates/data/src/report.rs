@@ -13,7 +13,7 @@ const NAMED_FIELDS: usize = 32;
 /// Rows that were treated alike: how many, and where the first of them are.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Found {
-    /// The number of rows.
+    /// How many rows there are, named or not.
     pub rows: u64,
     /// `file:line` of the first [`NAMED_ROWS`] rows.
     pub places: Vec<String>,
@@ -43,7 +43,7 @@ impl Found {
 /// follow.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Turns {
-    /// Rows with several renderings.
+    /// Conversations with several renderings.
     pub rows: u64,
     /// All renderings of these rows.
     pub renderings: u64,
@@ -95,7 +95,7 @@ impl Turns {
 /// Counts of the rows of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Rows read.
+    /// Rows read, of whatever outcome.
     pub rows: u64,
     /// Rows with tokens and labels, before duplicates and contaminated rows are left out.
     pub kept: u64,
@@ -126,7 +126,7 @@ pub struct Counts {
     /// out.
     #[serde(default)]
     pub unread: BTreeMap<String, Found>,
-    /// Conversations with several renderings.
+    /// Conversations that become several examples.
     #[serde(default)]
     pub turns: Turns,
     /// Special tokens that messages contain and that became plain text (`data.split_special_tokens`).
@@ -271,7 +271,7 @@ pub struct Share {
     pub source: String,
     /// Its weight; `None` where no source has one and every row is taken once.
     pub weight: Option<f64>,
-    /// Usable rows.
+    /// Rows of the source that can be trained on.
     pub available: u64,
     /// Rows that it gives to an epoch, repetitions included.
     pub used: u64,
@@ -282,9 +282,9 @@ pub struct Share {
 pub struct Report {
     /// The rows of the training files, before the split and the mix.
     pub train: Counts,
-    /// The rows of `data.val_path`.
+    /// The rows of `data.val_path`; `None` if it is not set.
     pub validation: Option<Counts>,
-    /// The rows of `data.test_path`.
+    /// The rows of `data.test_path`; `None` if it is not set.
     pub test: Option<Counts>,
     /// The sources of `data.datasets`; empty with fewer than two.
     pub mix: Vec<Share>,
