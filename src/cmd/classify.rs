@@ -20,8 +20,8 @@ use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Truncation};
 use crate::data::batch::{Batch, IGNORE};
-use crate::data::classification_rows::Whole;
-use crate::data::encode::whole_ids;
+use crate::data::classification_rows::ClassifierInput;
+use crate::data::encode::classifier_input_ids;
 use crate::data::row::Conversation;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
@@ -60,10 +60,11 @@ impl Said {
 }
 
 /// The tokens of a text or a conversation, cut as in training.
-fn ids(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
+fn ids(session: &ModelSession, whole: &ClassifierInput) -> Result<(Vec<u32>, bool)> {
     let arch = &session.model.arch;
     let split = session.config.data.split_special_tokens;
-    let (mut ids, _) = whole_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), split, None)?;
+    let (mut ids, _) =
+        classifier_input_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), split, None)?;
     let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
     match session.config.data.truncation {
@@ -74,7 +75,7 @@ fn ids(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
 }
 
 /// What is said of some texts at once.
-fn say(session: &ModelSession, wholes: &[Whole]) -> Result<Vec<Said>> {
+fn say(session: &ModelSession, wholes: &[ClassifierInput]) -> Result<Vec<Said>> {
     let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
     let mut said = Vec::with_capacity(wholes.len());
     for whole in wholes {
@@ -101,8 +102,8 @@ pub(super) fn infer(
     as_json: bool,
 ) -> Result<()> {
     let whole = match system {
-        None => Whole::Text(prompt.to_owned()),
-        Some(system) => Whole::Chat(Conversation {
+        None => ClassifierInput::Text(prompt.to_owned()),
+        Some(system) => ClassifierInput::Chat(Conversation {
             messages: vec![
                 json!({ "role": "system", "content": system }),
                 json!({ "role": "user", "content": prompt }),
@@ -144,8 +145,8 @@ pub(super) fn infer_file<'a>(
 ) -> Result<()> {
     let whole = |(index, row): (usize, &Value)| {
         let whole = match row {
-            Value::String(text) => Ok(Whole::Text(text.clone())),
-            Value::Object(fields) => Whole::parse(&mut fields.clone()),
+            Value::String(text) => Ok(ClassifierInput::Text(text.clone())),
+            Value::Object(fields) => ClassifierInput::parse(&mut fields.clone()),
             _ => Err(Error::data("found neither an object nor a string")),
         };
         whole.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))

@@ -6,7 +6,7 @@ use std::slice::from_ref;
 
 use super::batch::{Example, IGNORE};
 use super::bounded_tokenizer::Encoded;
-use super::classification_rows::Whole;
+use super::classification_rows::ClassifierInput;
 use super::mask;
 use super::messages::Conversation;
 use super::report::Notes;
@@ -24,7 +24,7 @@ const MAX_MESSAGES: usize = 2000;
 
 /// The settings that decide which tokens and labels a row gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EncodeOptions {
+pub(super) struct EncodeOptions {
     /// The most tokens of an example.
     pub max_seq_len: usize,
     /// What happens to longer examples.
@@ -58,7 +58,7 @@ impl EncodeOptions {
 
 /// How a row was used, or why it was not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// The row can be trained on.
     Kept {
         /// One example for each rendering of a conversation; one for any other row.
@@ -96,7 +96,7 @@ struct TokenizedRow {
 
 /// Turns rows into examples. Many threads use one encoder.
 #[derive(Debug)]
-pub struct Encoder {
+pub(super) struct Encoder {
     /// The model's tokenizer, with `tuning.new_tokens`.
     pub tokenizer: Tokenizer,
     /// The chat template, if there is one.
@@ -119,11 +119,11 @@ impl Encoder {
             _ => None,
         };
         // `Split::cut` cuts texts into pieces later, when the training rows are known.
-        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let mut labeled = self.label(row)?;
-        labeled.examples.iter().try_for_each(|example| self.check_ids(example))?;
-        let notes = std::mem::take(&mut labeled.notes);
-        Ok((self.cut(labeled, whole, target), notes))
+        let cut_later = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
+        let mut tokenized = self.tokenize(row)?;
+        tokenized.examples.iter().try_for_each(|example| self.check_ids(example))?;
+        let notes = std::mem::take(&mut tokenized.notes);
+        Ok((self.cut(tokenized, cut_later, target), notes))
     }
 
     /// What the last token of the row must predict: the number of the class, or the bits of the f32.
@@ -148,7 +148,7 @@ impl Encoder {
         })
     }
 
-    fn label(&self, row: Row) -> Result<TokenizedRow> {
+    fn tokenize(&self, row: Row) -> Result<TokenizedRow> {
         let loss_on_all = self.options.loss_on == LossOn::All;
         let most = self.options.most_tokens();
         let mut notes = Notes::default();
@@ -173,10 +173,10 @@ impl Encoder {
                 self.with_eos(Example { input_ids, labels })?
             }
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
-            Row::Labeled { whole, .. } => {
+            Row::Labeled { input, .. } => {
                 let input_ids;
-                (input_ids, notes) = whole_ids(
-                    &whole,
+                (input_ids, notes) = classifier_input_ids(
+                    &input,
                     &self.tokenizer,
                     self.template.as_ref(),
                     self.options.padding,
@@ -200,7 +200,7 @@ impl Encoder {
             .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
         }
         let split = self.options.split_special_tokens;
-        let mut labeled = TokenizedRow::default();
+        let mut row = TokenizedRow::default();
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
         let special_texts = self.tokenizer.special_texts();
@@ -213,27 +213,27 @@ impl Encoder {
             });
             let rendered_of = beginning.as_ref().unwrap_or(conversation);
             let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, split, most)?;
-            labeled.notes.add(found.notes(split));
-            let example = self::labeled(found.encoded, &rendered.spans);
+            row.notes.add(found.notes(split));
+            let example = labeled(found.encoded, &rendered.spans);
             last.get_or_insert_with(|| rendered.text.clone());
-            labeled.longest = labeled.longest.max(example.input_ids.len());
-            labeled.truncated |= self.is_too_long(&example);
+            row.longest = row.longest.max(example.input_ids.len());
+            row.truncated |= self.is_too_long(&example);
             let Some(example) = self.shortened(example).filter(|example| example.label_tokens() > 0) else {
                 return Ok(true);
             };
             tokens += example.input_ids.len();
             longest = longest.max(example.input_ids.len());
-            labeled.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
-            if !labeled.limited {
-                labeled.examples.push(example);
+            row.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
+            if !row.limited {
+                row.examples.push(example);
                 renderings.push(rendered);
             }
-            Ok(!labeled.limited)
+            Ok(!row.limited)
         })?;
-        labeled.examples.reverse();
+        row.examples.reverse();
         template_coverage::check_calls(template, conversation, &renderings)?;
-        labeled.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
-        Ok(labeled)
+        row.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
+        Ok(row)
     }
 
     fn is_too_long(&self, example: &Example) -> bool {
@@ -284,16 +284,16 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, labeled: TokenizedRow, whole: bool, target: Option<i32>) -> Outcome {
-        let TokenizedRow { examples, longest, mut truncated, limited, .. } = labeled;
+    fn cut(&self, row: TokenizedRow, cut_later: bool, target: Option<i32>) -> Outcome {
+        let TokenizedRow { examples, longest, mut truncated, limited, .. } = row;
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
         if self.options.max_length.is_some_and(|maximum| longest > maximum) {
             return Outcome::AboveMaximum;
         }
-        truncated |= !whole && examples.iter().any(|example| self.is_too_long(example));
-        let shortened = |example| if whole { Some(example) } else { self.shortened(example) };
+        truncated |= !cut_later && examples.iter().any(|example| self.is_too_long(example));
+        let shortened = |example| if cut_later { Some(example) } else { self.shortened(example) };
         let targeted = |mut example: Example| {
             example.labels.extend(target);
             example
@@ -324,21 +324,21 @@ fn expect_template(template: Option<&ChatTemplate>) -> Result<&ChatTemplate> {
 ///
 /// # Errors
 /// The tokenizer or the template fails, or there are no tokens.
-pub fn whole_ids(
-    whole: &Whole,
+pub fn classifier_input_ids(
+    input: &ClassifierInput,
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     padding: Option<u32>,
     split_special_tokens: bool,
     most: Option<usize>,
 ) -> Result<(Vec<u32>, Notes)> {
-    let (mut ids, notes) = match whole {
-        Whole::Text(text) => {
+    let (mut ids, notes) = match input {
+        ClassifierInput::Text(text) => {
             let (ids, added) = tokenizer.ids_first(text, most)?;
             let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
             (ids, Notes { keeps_tokens, ..Notes::default() })
         }
-        Whole::Chat(conversation) => {
+        ClassifierInput::Chat(conversation) => {
             let template = expect_template(template)?;
             let text = template.render(conversation, false)?.text;
             let tokens = template.tokens(tokenizer, conversation, &text, false, split_special_tokens, most)?;

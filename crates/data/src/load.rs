@@ -48,7 +48,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
     let names = match config.task() {
-        Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
+        Task::Classification if data.labels.0.is_empty() => labels::find(config, progress)?,
         Task::Classification => data.labels.0.clone(),
         Task::CausalLm | Task::Regression => Vec::new(),
     };

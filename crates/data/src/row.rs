@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::classification_rows::{self, Whole};
+use super::classification_rows::{self, ClassifierInput};
 use super::fields;
 use super::json_type::json_type;
 pub use super::messages::Conversation;
@@ -16,7 +16,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Format;
 
 /// How many rows at the start of a file decide which forms it has.
-pub const PROBE_ROWS: usize = 64;
+pub(super) const PROBE_ROWS: usize = 64;
 
 /// Names of a field with a question, and of one with an answer.
 const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
@@ -84,7 +84,7 @@ const LABELED: Shape =
     Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, source_text: |_| None };
 
 fn parse_labeled(row: &mut Map<String, Value>) -> Result<Row> {
-    classification_rows::parse(row).map(|(whole, label)| Row::Labeled { whole, label })
+    classification_rows::parse(row).map(|(input, label)| Row::Labeled { input, label })
 }
 
 impl Form {
@@ -115,7 +115,7 @@ impl fmt::Display for Form {
 pub enum Row {
     /// A conversation, which the chat template renders.
     Chat(Conversation),
-    /// Plain text in two parts, of which only the completion carries a loss.
+    /// Plain text in two parts. Only the completion carries a loss.
     Completion {
         /// The text without a loss.
         prompt: String,
@@ -133,8 +133,8 @@ pub enum Row {
     },
     /// A text or conversation with one label.
     Labeled {
-        /// The text or conversation.
-        whole: Whole,
+        /// The text or conversation to classify or score.
+        input: ClassifierInput,
         /// The name of the class; in a regression, the number as text.
         label: String,
     },
@@ -179,14 +179,14 @@ impl Row {
     }
 
     /// The row as `tunesmith process` writes it: a conversation in the form `messages`, any other row in its own form.
-    pub fn into_json(self) -> Value {
+    pub(super) fn into_json(self) -> Value {
         match self {
             Self::Chat(conversation) => conversation.into_json(),
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
-            Self::Labeled { whole, label } => {
-                let mut row = whole.into_json();
+            Self::Labeled { input, label } => {
+                let mut row = input.into_json();
                 row["label"] = label.into();
                 row
             }
@@ -214,10 +214,10 @@ impl Row {
         };
         match self {
             Self::Chat(conversation) => turns(conversation, &mut words),
-            Self::Labeled { whole, label } => {
-                match whole {
-                    Whole::Text(text) => add_words(text, &mut words),
-                    Whole::Chat(conversation) => turns(conversation, &mut words),
+            Self::Labeled { input, label } => {
+                match input {
+                    ClassifierInput::Text(text) => add_words(text, &mut words),
+                    ClassifierInput::Chat(conversation) => turns(conversation, &mut words),
                 }
                 if system {
                     add_words(label, &mut words);

@@ -52,7 +52,7 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// A row to ask it with.
-    pub row: question::Asked,
+    pub row: question::Question,
     /// The model has a head of scores: it gives labels or a number, no answers.
     pub scores: bool,
 }
