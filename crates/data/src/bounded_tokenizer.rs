@@ -52,7 +52,7 @@ impl BoundedTokenizer {
         Ok((encoding.get_ids().to_vec(), added(&encoding)))
     }
 
-    /// Tokenizes a text, and says for each id whether the post-processor has added it. `most` is as in
+    /// Tokenizes a text. Also returns for each id whether the post-processor has added it. `most` is as in
     /// [`super::tokenizer::Tokenizer::encode_first`].
     pub(super) fn encode_first(
         &self,
@@ -163,12 +163,12 @@ fn check_words(text: &str, words: Words) -> Result<()> {
         return Err(Error::data(format!(
             "the text has {length} KiB, and this tokenizer takes it for one word, which is too long (at most {most} KiB)"
         ))
-        .hint("split the row; with data.truncation: right only the beginning of a text is looked at"));
+        .hint("split the row; with data.truncation: right only the beginning of a text is read"));
     }
     Err(Error::data(format!(
         "the text has a word of {length} KiB from its byte {place} on, which is too long to be tokenized (at most {most} KiB)"
     ))
-    .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is looked at"))
+    .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is read"))
 }
 
 /// Refuses a text that is too long.
@@ -187,7 +187,7 @@ fn check_length(text: &str, growth: Growth) -> Result<()> {
     }
     let (length, most) = (text.len() >> 20, MAX_WHOLE >> 20);
     Err(Error::data(format!("the text has {length} MiB, which is too long to be tokenized whole (at most {most} MiB)"))
-        .hint("split the row, or set data.truncation: right, which looks only at the beginning"))
+        .hint("split the row, or set data.truncation: right, which reads only the beginning"))
 }
 
 /// The last character boundary of `text` up to `at`.
@@ -209,7 +209,7 @@ fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
                 "the tokenizer takes {:.1} s for the first {end} bytes of a text",
                 spent.as_secs_f64()
             ))
-            .hint("a regular expression in tokenizer.json repeats what is repeated already"));
+            .hint("simplify the regular expressions in tokenizer.json: one repeats a part that repeats already"));
         }
         length *= 2;
     }

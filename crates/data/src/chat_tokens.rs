@@ -18,7 +18,7 @@ pub struct ChatTokens {
 }
 
 impl ChatTokens {
-    /// The notes for the data report; `split` says whether the tokens in [`Self::written`] became plain text.
+    /// The notes for the data report. With `split`, the tokens in [`Self::written`] became plain text.
     pub(super) fn notes(&self, split: bool) -> Notes {
         if split {
             Notes { split_tokens: self.written.clone(), ..Notes::default() }
@@ -71,7 +71,7 @@ impl ChatTemplate {
                 return whole();
             }
             return Err(Error::data(format!(
-                "the chat template ({}) changes what stands around the special tokens in the messages, so they cannot be told from its own",
+                "the chat template ({}) changes the text around special tokens in the messages, so they cannot be told from its own special tokens",
                 self.origin()
             ))
             .hint("take them out of the row, or set data.split_special_tokens: false"));

@@ -75,7 +75,7 @@ pub fn install(environment: &mut Environment<'static>) {
     install_bounded(environment);
 }
 
-/// Filters and tests of minijinja of which one call may take long, with a check before.
+/// minijinja's filters and tests that may take long in one call. A check runs before each.
 fn install_bounded(environment: &mut Environment<'static>) {
     environment.add_filter("sort", |state: &State, value: Value, kwargs: Kwargs| {
         guard_sorting(&value)?;

@@ -46,7 +46,7 @@ pub fn render(
 ///
 /// # Errors
 /// Those of [`render`] and of `take`.
-pub fn render_each(
+pub(super) fn render_each(
     template: &ChatTemplate,
     conversation: &Conversation,
     loss_on: LossOn,

@@ -79,8 +79,8 @@ fn learned(message: &mut Value) -> Result<bool> {
         };
         let wanted = wanted.ok_or_else(|| Error::data(format!("{field:?} is {value}, expected {expected}")))?;
         if wanted && !is_assistant && field != "weight" {
-            return Err(Error::data(format!("{field:?} is true, but only assistant messages are learned from"))
-                .hint("data.loss_on: all learns from everything"));
+            return Err(Error::data(format!("{field:?} is true, but only assistant messages are trained on"))
+                .hint("data.loss_on: all trains on every message"));
         }
         learned &= wanted;
     }

@@ -60,7 +60,7 @@ impl Split {
         Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
     }
 
-    /// The number of examples, of which a cut row has several.
+    /// The number of examples. A row that is cut has several.
     pub const fn len(&self) -> usize {
         self.rows.len()
     }

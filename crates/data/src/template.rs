@@ -135,7 +135,7 @@ impl ChatTemplate {
     }
 
     /// Whether the template calls `strftime_now`.
-    pub fn is_dated(&self) -> bool {
+    pub(super) fn is_dated(&self) -> bool {
         self.source.contains("strftime_now")
     }
 

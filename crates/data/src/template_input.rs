@@ -11,7 +11,7 @@ use tunesmith_base::error::{Error, Result};
 /// Characters that Unicode reserves for internal use. Some of them mark places in rendered text.
 pub(super) const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// A conversation, of which any number of first messages can be rendered.
+/// A conversation in minijinja's values. A template can render it from its start up to any message.
 pub(super) struct TemplateInput {
     pub(super) messages: Vec<JinjaValue>,
     /// The messages with the arguments of tool calls as JSON text; `None` if no call has arguments.

@@ -50,7 +50,7 @@ impl Tokenizer {
             bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
         }
         let BoundedTokenizer { mut inner, growth } = BoundedTokenizer::parse(&path, &bytes)?;
-        // Whatever the file says: batches have no padding, and the encoder truncates rows itself.
+        // The file's padding and truncation do not apply: batches have no padding, and the encoder truncates rows.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
 
@@ -256,8 +256,10 @@ pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u
     let mut ids = Vec::new();
     for token in tokens {
         if let Some(id) = inner.token_to_id(token) {
-            return Err(Error::config(format!("tuning.new_tokens: {token:?} is no new token, it has the id {id}"))
-                .hint("remove it, or the second of two"));
+            return Err(Error::config(format!(
+                "tuning.new_tokens: {token:?} is already in the vocabulary, with the id {id}"
+            ))
+            .hint("remove it, or the second of two"));
         }
         inner
             .add_tokens([tokenizers::AddedToken::from(token.clone(), false)])

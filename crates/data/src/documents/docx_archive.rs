@@ -78,7 +78,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     let read = match method {
         CompressionMethod::STORE => entry.take(most + 1).read_to_end(&mut bytes),
         CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
-        other => return Err(broken(format!("packed by {other}, expected Deflate or none"))),
+        other => return Err(broken(format!("compressed with {other}, expected Deflate or no compression"))),
     };
     read.map_err(|error| broken(format!("broken zip archive: {error}")))?;
     if bytes.len() as u64 > most {
@@ -87,7 +87,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     let mut check = flate2::Crc::new();
     check.update(&bytes);
     if check.sum() != sum {
-        return Err(broken("broken zip archive: the checksum is another".into()));
+        return Err(broken("broken zip archive: its checksum does not match".into()));
     }
     let text = String::from_utf8(bytes)
         .map_err(|error| broken(format!("invalid UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1)))?;

@@ -291,8 +291,8 @@ fn find_end(text: &str, name: &str) -> usize {
 fn reference(text: &str) -> Option<(Cow<'static, str>, usize)> {
     let with_semicolon = |length: usize| length + usize::from(text[length..].starts_with(';'));
     let run = |from: usize, goes: fn(&u8) -> bool| from + text[from..].bytes().take_while(goes).count();
-    if text.starts_with("&#") {
-        let (start, radix) = if text[2..].starts_with(['x', 'X']) { (3, 16) } else { (2, 10) };
+    if let Some(code) = text.strip_prefix("&#") {
+        let (start, radix) = if code.starts_with(['x', 'X']) { (3, 16) } else { (2, 10) };
         let end = run(start, if radix == 16 { u8::is_ascii_hexdigit } else { u8::is_ascii_digit });
         let letter = match u32::from_str_radix(text.get(start..end).filter(|digits| !digits.is_empty())?, radix) {
             Ok(code @ 0x80..=0x9f) => WINDOWS_1252.chars().nth(code as usize - 0x80),

@@ -1,8 +1,7 @@
 //! Converts documents (plain text, Markdown, HTML, DOCX) to text to train on, for `tunesmith ingest`.
 //!
 //! Headings, lists and tables become Markdown. Markdown files stay as they are, without front matter and comments. The
-//! input is untrusted: sizes are bounded, whatever an archive claims, and a broken file is an error with the file's
-//! name.
+//! input is untrusted: sizes are bounded, and a broken file is an error with the file's name.
 mod docx;
 mod docx_archive;
 mod html;
@@ -179,7 +178,7 @@ fn file(path: &Path) -> Result<String> {
         return refused("found UTF-16, expected UTF-8".into(), "convert it: iconv -f utf-16 -t utf-8");
     }
     if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-        return refused(format!("a zero at byte {}: no text", at + 1), "is it named after its format?");
+        return refused(format!("found a zero at byte {}, expected text", at + 1), "is it named after its format?");
     }
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text),

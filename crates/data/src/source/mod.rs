@@ -236,7 +236,7 @@ impl Format {
             Some(format) if plain || format.is_text() => Ok((format, compression)),
             found => Err(Error::data(format!("{}: found no known extension, expected {}", path.display(), known()))
                 .hint(match (found, &*inner) {
-                    (Some(_), _) => "unpack it: these formats compress by themselves",
+                    (Some(_), _) => "decompress it: this format has its own compression",
                     (None, "txt") => "make it a .jsonl file with one {\"text\": …} object a line",
                     (None, _) => "rename the file after its format",
                 })),
