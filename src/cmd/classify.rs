@@ -11,8 +11,8 @@ use super::terminal::{print, print_exact, print_note};
 use crate::config::Truncation;
 use crate::config::arch::ScoreHead;
 use crate::data::batch::{Batch, IGNORE};
-use crate::data::classification_rows::Whole;
-use crate::data::encode::whole_ids;
+use crate::data::classification_rows::ClassifierInput;
+use crate::data::encode::classifier_input_ids;
 use crate::data::row::Conversation;
 use crate::error::{Error, Result};
 use crate::eval::metrics::scored::{best, softmax};
@@ -52,10 +52,11 @@ impl Classified {
 }
 
 /// The tokens of a text or a conversation, cut as in training, and whether they were cut.
-fn tokens_of(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> {
+fn tokens_of(session: &ModelSession, whole: &ClassifierInput) -> Result<(Vec<u32>, bool)> {
     let arch = &session.model.arch;
     let split = session.config.data.split_special_tokens;
-    let (mut ids, _) = whole_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), (split, None))?;
+    let (mut ids, _) =
+        classifier_input_ids(whole, &session.tokenizer, session.template.as_ref(), arch.padding(), split, None)?;
     let limit = session.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
     match session.config.data.truncation {
@@ -66,7 +67,7 @@ fn tokens_of(session: &ModelSession, whole: &Whole) -> Result<(Vec<u32>, bool)> 
 }
 
 /// Classifies texts in one forward pass.
-fn classify(session: &ModelSession, wholes: &[Whole]) -> Result<Vec<Classified>> {
+fn classify(session: &ModelSession, wholes: &[ClassifierInput]) -> Result<Vec<Classified>> {
     let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
     let mut classified = Vec::with_capacity(wholes.len());
     for whole in wholes {
@@ -93,8 +94,8 @@ pub(super) fn infer(
     as_json: bool,
 ) -> Result<()> {
     let whole = match system {
-        None => Whole::Text(prompt.to_owned()),
-        Some(system) => Whole::Chat(Conversation {
+        None => ClassifierInput::Text(prompt.to_owned()),
+        Some(system) => ClassifierInput::Chat(Conversation {
             messages: vec![
                 json!({ "role": "system", "content": system }),
                 json!({ "role": "user", "content": prompt }),
@@ -136,8 +137,8 @@ pub(super) fn infer_file<'a>(
 ) -> Result<()> {
     let whole = |(index, row): (usize, &Value)| {
         let whole = match row {
-            Value::String(text) => Ok(Whole::Text(text.clone())),
-            Value::Object(fields) => Whole::parse(&mut fields.clone()),
+            Value::String(text) => Ok(ClassifierInput::Text(text.clone())),
+            Value::Object(fields) => ClassifierInput::parse(&mut fields.clone()),
             _ => Err(Error::data("found neither an object nor a string")),
         };
         whole.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))

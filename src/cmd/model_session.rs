@@ -205,7 +205,7 @@ impl ModelSession {
         let text = template.render(messages, true)?.text;
         let split = self.config.data.split_special_tokens;
         let most = Some(self.model.arch.max_position_embeddings);
-        self.fits(template.tokens(&self.tokenizer, messages, &text, true, (split, most))?.encoded.ids, text.len())
+        self.fits(template.tokens(&self.tokenizer, messages, &text, true, split, most)?.encoded.ids, text.len())
     }
 
     /// The tokens of plain text.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::args;
 use super::shell_quote::quoted;
 use super::terminal::{Style, stdout_colour};
-use crate::data::question::Asked;
+use crate::data::question::Question;
 use crate::train::output;
 use crate::train::run::Ask;
 
@@ -80,7 +80,7 @@ fn is_plain(text: &str) -> bool {
 /// The commands that use a run's result, one per line, not folded.
 pub(super) fn to_ask(ask: &Ask, output_dir: &Path) -> String {
     let config = quoted(&output_dir.join(output::CONFIG).to_string_lossy());
-    let Asked { system, question, chat } = &ask.row;
+    let Question { system, question, chat } = &ask.row;
     let system =
         system.as_deref().filter(|text| is_plain(text)).map_or_else(String::new, |text| flag("--system", text));
     let short = question.chars().count() <= QUESTION && is_plain(question) && !question.trim().is_empty();
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_run_is_asked_in_its_way() {
-        let row = |system: Option<&str>, question: &str, chat| Asked {
+        let row = |system: Option<&str>, question: &str, chat| Question {
             system: system.map(str::to_owned),
             question: question.to_owned(),
             chat,

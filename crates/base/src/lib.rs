@@ -1,9 +1,10 @@
-//! What every layer uses: errors with their exit codes, files, memory, signals, and the registry, where a new
+//! What every layer uses: errors with their exit codes, files and their patterns, memory, signals, and the registry, where a new
 //! optimizer, schedule, adapter, model family, file format or row form is one line.
 #![warn(missing_docs)]
 
 pub mod error;
 pub mod files;
+pub mod glob;
 pub mod memory;
 pub mod registry;
 pub mod signals;

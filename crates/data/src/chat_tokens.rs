@@ -1,10 +1,11 @@
 //! Token ids of a conversation, in which control tokens that a message contains can be plain text
 //! (`data.split_special_tokens`). How these tokens are found and renamed: [`super::control`].
+use super::bounded_tokenizer::Encoded;
 use super::control::{Match, differences};
 use super::messages::Conversation;
 use super::report::Notes;
 use super::template::ChatTemplate;
-use super::tokenizer::{Encoded, Tokenizer};
+use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 
 /// The token ids of a rendered conversation.
@@ -17,7 +18,7 @@ pub struct ChatTokens {
 }
 
 impl ChatTokens {
-    /// The notes for the data report; `split` says whether the tokens in [`Self::written`] became plain text.
+    /// The notes for the data report. With `split`, the tokens in [`Self::written`] became plain text.
     pub(super) fn notes(&self, split: bool) -> Notes {
         if split {
             Notes { split_tokens: self.written.clone(), ..Notes::default() }
@@ -31,7 +32,7 @@ impl ChatTemplate {
     /// Tokenizes `text`, which this template rendered from `conversation` or from its messages up to and including one
     /// of its answers. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
     ///
-    /// With `split`, control tokens that a message contains become plain text. With `most`, only the first `most`
+    /// With `split_special_tokens`, control tokens that a message contains become plain text. With `most`, only the first `most`
     /// tokens need to be right ([`Tokenizer::encode_first`]).
     ///
     /// # Errors
@@ -43,7 +44,8 @@ impl ChatTemplate {
         conversation: &Conversation,
         text: &str,
         add_generation_prompt: bool,
-        (split, most): (bool, Option<usize>),
+        split_special_tokens: bool,
+        most: Option<usize>,
     ) -> Result<ChatTokens> {
         let control = &self.control;
         let whole = || Ok(ChatTokens { encoded: tokenizer.encode_first(text, false, most)?, written: Vec::new() });
@@ -65,11 +67,11 @@ impl ChatTemplate {
         let other = count.and_then(|count| render(&altered, count));
         let Some(places) = other.as_deref().and_then(|other| differences(text, other)) else {
             let count = other.map_or(Ok(0), |other| control.matches(tokenizer, &other).map(|found| found.len()))?;
-            if count == found.len() || !split {
+            if count == found.len() || !split_special_tokens {
                 return whole();
             }
             return Err(Error::data(format!(
-                "the chat template ({}) changes what stands around the special tokens in the messages, so they cannot be told from its own",
+                "the chat template ({}) changes the text around special tokens in the messages, so they cannot be told from its own special tokens",
                 self.origin()
             ))
             .hint("take them out of the row, or set data.split_special_tokens: false"));
@@ -86,7 +88,7 @@ impl ChatTemplate {
                 written.push(token.clone());
             }
         }
-        let encoded = if split {
+        let encoded = if split_special_tokens {
             control.encode(tokenizer, text, &own, most)?
         } else {
             tokenizer.encode_first(text, false, most)?

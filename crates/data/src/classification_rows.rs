@@ -12,14 +12,14 @@ const LABEL: [&str; 4] = ["label", "labels", "class", "target"];
 
 /// The text or conversation that has the label.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Whole {
+pub enum ClassifierInput {
     /// Plain text.
     Text(String),
     /// A conversation, which the chat template renders.
     Chat(Conversation),
 }
 
-impl Whole {
+impl ClassifierInput {
     /// Takes the text or the messages from a row.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Whole {
 ///
 /// # Errors
 /// A field is missing, occurs under two names, or has another type.
-pub(super) fn parse(row: &mut Map<String, Value>) -> Result<(Whole, String)> {
+pub(super) fn parse(row: &mut Map<String, Value>) -> Result<(ClassifierInput, String)> {
     let field = one_of(row, &LABEL, "label")?;
     let found = row.get_mut(field).map(Value::take).unwrap_or_default();
     let label = match found {
@@ -70,7 +70,7 @@ pub(super) fn parse(row: &mut Map<String, Value>) -> Result<(Whole, String)> {
             return Err(Error::data(format!("field {field:?} is {found}, expected a label: a text or a number")));
         }
     };
-    Ok((Whole::parse(row)?, label))
+    Ok((ClassifierInput::parse(row)?, label))
 }
 
 /// The one of `names` that the row has; `what` describes it in messages.

@@ -13,7 +13,7 @@ use super::source::RawRow;
 use super::split::{RowId, Split};
 use tunesmith_base::error::Result;
 
-/// Words per n-gram.
+/// Words per n-gram, as for GPT-3.
 const WORDS: usize = 13;
 /// An n-gram in more evaluation rows than this, and in more than a tenth of them, is boilerplate.
 const COMMON: usize = 8;
@@ -53,7 +53,7 @@ impl Evaluation {
         self.sequences.push(sketch.sequences.len() as u32);
     }
 
-    /// Removes boilerplate.
+    /// Removes n-grams that are [`COMMON`].
     fn finish(&mut self) {
         let (limit, sequences) = (COMMON.max(self.sequences.len() / 10), &mut self.sequences);
         self.rows_of.retain(|_, rows| {

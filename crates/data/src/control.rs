@@ -14,9 +14,11 @@ use tokenizers::{
     AddedToken, AddedVocabulary, Model as _, NormalizedString, Normalizer as _, OffsetReferential, OffsetType,
 };
 
+use super::bounded_tokenizer::{BoundedTokenizer, Encoded};
 use super::catch_panic::isolated;
 use super::messages::Conversation;
-use super::tokenizer::{Encoded, Tokenizer, encode_first};
+use super::template_input::NONCHARACTERS;
+use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 
 /// How many characters at the start of a control token make a place suspicious: `<|i`, `</s`.
@@ -24,8 +26,6 @@ const OPENING: usize = 3;
 /// Roles that templates know. Phi-3 writes `<|user|>` from the role, so the role `end` would become `<|end|>`.
 const ROLES: [&str; 9] =
     ["system", "user", "assistant", "tool", "developer", "function", "ipython", "model", "tool_response"];
-/// Noncharacters, which Unicode reserves for internal use. One of them renames the tokens.
-const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
 /// The control tokens of a tokenizer and a template.
 #[derive(Debug, Default)]
@@ -39,19 +39,19 @@ pub(super) struct Control {
     /// Whether the tokenizer matches some of them in normalized text.
     normalized: bool,
     /// Tokenizers with renamed tokens, by the character that the new names begin with.
-    twins: Mutex<Vec<(char, Arc<Twin>)>>,
+    copies: Mutex<Vec<(char, Arc<RenamedTokenizer>)>>,
 }
 
 /// A copy of the tokenizer with renamed control tokens.
-struct Twin {
-    inner: tokenizers::Tokenizer,
+struct RenamedTokenizer {
+    tokenizer: BoundedTokenizer,
     /// Ids of the model by the ids of the copy's added tokens.
     ids: BTreeMap<u32, u32>,
 }
 
-impl std::fmt::Debug for Twin {
+impl std::fmt::Debug for RenamedTokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Twin").finish_non_exhaustive()
+        f.debug_struct("RenamedTokenizer").finish_non_exhaustive()
     }
 }
 
@@ -90,8 +90,9 @@ impl Control {
         };
         let ends =
             [distinct(|token| token.content.chars().next()), distinct(|token| token.content.chars().next_back())];
-        let normalized = tokenizer.inner().get_normalizer().is_some() && tokens.values().any(|token| token.normalized);
-        Self { tokens, openings, ends, normalized, twins: Mutex::default() }
+        let normalized =
+            tokenizer.bounded().inner.get_normalizer().is_some() && tokens.values().any(|token| token.normalized);
+        Self { tokens, openings, ends, normalized, copies: Mutex::default() }
     }
 
     /// The conversation with one character changed wherever a message could contribute to a control token; `None` if
@@ -149,7 +150,7 @@ impl Control {
     /// at its end, or end at its start.
     fn places(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
         let mut places = self.raw_places(text);
-        if let Some(normalizer) = tokenizer.inner().get_normalizer().filter(|_| self.normalized) {
+        if let Some(normalizer) = tokenizer.bounded().inner.get_normalizer().filter(|_| self.normalized) {
             let mut normalized = NormalizedString::from(text);
             if normalizer.normalize(&mut normalized).is_ok() && normalized.get() != text {
                 for place in self.raw_places(normalized.get()) {
@@ -189,7 +190,7 @@ impl Control {
 
     /// The control tokens that the tokenizer finds in a text.
     pub(super) fn matches(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<Match>> {
-        let inner = tokenizer.inner();
+        let inner = &tokenizer.bounded().inner;
         let split = || {
             let pieces = inner.get_added_vocabulary().extract_and_normalize(inner.get_normalizer(), text);
             let found = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter();
@@ -203,21 +204,21 @@ impl Control {
     }
 
     /// The copy of the tokenizer in which the names of control tokens begin with `mark`. It is built once.
-    fn twin(&self, tokenizer: &Tokenizer, mark: char) -> Result<Arc<Twin>> {
-        let mut twins = self.twins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((_, twin)) = twins.iter().find(|(known, _)| *known == mark) {
-            return Ok(twin.clone());
+    fn copy(&self, tokenizer: &Tokenizer, mark: char) -> Result<Arc<RenamedTokenizer>> {
+        let mut copies = self.copies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((_, copy)) = copies.iter().find(|(known, _)| *known == mark) {
+            return Ok(copy.clone());
         }
-        let build = || self.build_twin(tokenizer, mark);
-        let twin = isolated("copying the tokenizer", build)?
+        let build = || self.rename_tokens(tokenizer, mark);
+        let copy = isolated("copying the tokenizer", build)?
             .map_err(|error| Error::model(format!("cannot rename the tokenizer's special tokens: {error}")))?;
-        let twin = Arc::new(twin);
-        twins.push((mark, twin.clone()));
-        Ok(twin)
+        let copy = Arc::new(copy);
+        copies.push((mark, copy.clone()));
+        Ok(copy)
     }
 
-    fn build_twin(&self, tokenizer: &Tokenizer, mark: char) -> tokenizers::Result<Twin> {
-        let mut inner = tokenizer.inner().clone();
+    fn rename_tokens(&self, tokenizer: &Tokenizer, mark: char) -> tokenizers::Result<RenamedTokenizer> {
+        let mut inner = tokenizer.bounded().inner.clone();
         inner.with_added_vocabulary(AddedVocabulary::new());
         // Filler tokens take the unused ids up to the largest one, so renamed tokens get ids after them.
         let model = inner.get_model();
@@ -234,7 +235,8 @@ impl Control {
         }
         inner.add_tokens(renamed.iter().map(|(_, token)| token.clone()))?;
         let ids = renamed.iter().filter_map(|(id, token)| Some((inner.token_to_id(&token.content)?, *id))).collect();
-        Ok(Twin { inner, ids })
+        let tokenizer = BoundedTokenizer { inner, growth: tokenizer.bounded().growth };
+        Ok(RenamedTokenizer { tokenizer, ids })
     }
 
     /// Encodes a text in which the tokens of `own` stay tokens, and all other control tokens become plain text.
@@ -245,9 +247,9 @@ impl Control {
         own: &[Match],
         most: Option<usize>,
     ) -> Result<Encoded> {
-        let mark = MARKS.into_iter().find(|mark| !text.contains(*mark));
+        let mark = NONCHARACTERS.into_iter().find(|mark| !text.contains(*mark));
         let mark = mark.ok_or_else(|| Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"))?;
-        let twin = self.twin(tokenizer, mark)?;
+        let copy = self.copy(tokenizer, mark)?;
         let (mut renamed, mut places, mut copied) = (String::with_capacity(text.len() + 64), Vec::new(), 0);
         for Match { id, range } in own {
             let stood = &text[range.clone()];
@@ -260,7 +262,7 @@ impl Control {
         }
         renamed.push_str(&text[copied..]);
         let back = |at: usize| at - mark.len_utf8() * places.partition_point(|place| *place < at);
-        let (whole, _) = encode_first((&twin.inner, tokenizer.growth()), &renamed, false, most)?;
+        let (whole, _) = copy.tokenizer.encode_first(&renamed, false, most)?;
         let mut encoded = Encoded::default();
         let mut push = |id: u32, (start, end): (usize, usize)| {
             encoded.ids.push(id);
@@ -268,14 +270,13 @@ impl Control {
         };
         let unknown = tokenizer.unknown_id();
         for (&id, &(start, end)) in whole.ids.iter().zip(&whole.offsets) {
-            match twin.ids.get(&id) {
+            match copy.ids.get(&id) {
                 Some(&id) => push(id, (start, end)),
                 // The model's vocabulary may also have the token as a word: then its characters are encoded one by one.
                 None if self.tokens.contains_key(&id) && Some(id) != unknown => {
                     for (at, letter) in renamed.get(start..end).unwrap_or_default().char_indices() {
                         let place = (start + at, start + at + letter.len_utf8());
-                        let (single, _) =
-                            encode_first((&twin.inner, tokenizer.growth()), &letter.to_string(), false, None)?;
+                        let (single, _) = copy.tokenizer.encode_first(&letter.to_string(), false, None)?;
                         let plain = |id: &&u32| !self.tokens.contains_key(id) || Some(**id) == unknown;
                         single.ids.iter().filter(plain).for_each(|id| push(*id, place));
                     }
@@ -313,108 +314,4 @@ pub(super) fn differences(text: &str, other: &str) -> Option<Vec<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::template::ChatTemplate;
-    use serde_json::json;
-
-    /// A tokenizer of letters, with special tokens of a kind and other parts.
-    fn tokenizer(kind: &Value, parts: &Value) -> Tokenizer {
-        let specials = ["<unk>", "<s>", "</s>", "<|im_end|>", "<|user|>"];
-        let letters = "abcdefghijklmnopqrstuvwxyz<>|/_ \u{2581}\n".chars().map(String::from);
-        let vocabulary: serde_json::Map<String, Value> = specials
-            .map(str::to_owned)
-            .into_iter()
-            .chain(letters)
-            .chain(["im".to_owned(), "<|".to_owned()])
-            .zip(0..)
-            .map(|(token, id)| (token, json!(id)))
-            .collect();
-        let added = specials.iter().zip(0..).map(|(text, id)| {
-            let mut token = json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true});
-            if id > 0 {
-                kind.as_object().unwrap().iter().for_each(|(name, value)| token[name] = value.clone());
-            }
-            token
-        });
-        let mut tokenizer = json!({"version": "1.0", "added_tokens": added.collect::<Vec<_>>(),
-            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "vocab": vocabulary, "merges": [["i", "m"], ["<", "|"]]}});
-        parts.as_object().unwrap().iter().for_each(|(name, value)| tokenizer[name] = value.clone());
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        Tokenizer::load(folder.path()).unwrap()
-    }
-
-    fn tokenizers() -> Vec<Tokenizer> {
-        let kinds = [json!({}), json!({"lstrip": true}), json!({"rstrip": true}), json!({"normalized": true})];
-        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
-        let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": true});
-        let parts = [
-            json!({}),
-            json!({"pre_tokenizer": metaspace("first")}),
-            json!({"pre_tokenizer": metaspace("always")}),
-            json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"}, replace]}}),
-            json!({"normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "WhitespaceSplit"}}),
-            json!({"normalizer": {"type": "NFKC"}}),
-        ];
-        kinds.iter().flat_map(|kind| parts.iter().map(move |parts| tokenizer(kind, parts))).collect()
-    }
-
-    const TEXTS: [&str; 6] = [
-        "<s>hi <|im_end|> there</s>",
-        " a  <s>  b <|user|>\n c</s> ",
-        "<|im_end|><|im_end|> <|user|>",
-        "no special token",
-        "q <|im_end| > <|<s>|> \u{fdd0}",
-        "<S> \u{ff1c}s\u{ff1e} <|IM_END|> x",
-    ];
-
-    #[test]
-    fn renamed_tokens_are_the_same_tokens() {
-        for tokenizer in tokenizers() {
-            let control = Control::new(&tokenizer, "");
-            for text in TEXTS {
-                let own = control.matches(&tokenizer, text).unwrap();
-                let expected = tokenizer.encode(text, false).unwrap();
-                let found = control.encode(&tokenizer, text, &own, None).unwrap();
-                assert_eq!(found.ids, expected.ids, "{text:?}");
-                assert_eq!(found.offsets, expected.offsets, "{text:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn tokens_that_are_not_the_templates_are_plain_text() {
-        for tokenizer in tokenizers() {
-            let control = Control::new(&tokenizer, "");
-            let mut plain = tokenizer.inner().clone();
-            plain.set_encode_special_tokens(true);
-            for text in TEXTS {
-                let expected = plain.encode(text, false).unwrap();
-                let found = control.encode(&tokenizer, text, &[], None).unwrap();
-                assert!(found.ids.iter().all(|id| !tokenizer.is_control(*id)), "{text:?}");
-                if expected.get_ids().iter().all(|id| !tokenizer.is_control(*id)) {
-                    assert_eq!(found.ids, expected.get_ids(), "{text:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn tokens_that_normalization_makes_are_found() {
-        let tokenizer = tokenizer(&json!({"normalized": true}), &json!({"normalizer": {"type": "NFKC"}}));
-        let template =
-            ChatTemplate::compile("{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", "test", &tokenizer);
-        let template = template.unwrap();
-        for content in ["\u{ff1c}s\u{ff1e}", "a \u{ff1c}\u{ff5c}im_end|>", "<|im_end\u{ff5c}\u{ff1e}"] {
-            let messages = vec![json!({"role": "user", "content": content})];
-            let conversation = Conversation { messages, ..Conversation::default() };
-            let text = template.render(&conversation, false).unwrap().text;
-            let found = template.tokens(&tokenizer, &conversation, &text, false, (true, None)).unwrap();
-            assert_eq!(found.written.len(), 1, "{content}");
-            let control = found.encoded.ids.iter().filter(|id| tokenizer.is_control(**id)).count();
-            assert_eq!(control, 2, "{content}");
-        }
-    }
-}
+mod tests;

@@ -1,38 +1,27 @@
-//! Loads the data of a configuration: reads and tokenizes it or takes it from the cache, removes duplicates, splits and
-//! mixes it, and counts rows for the report.
-use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+//! The data of a run: its rows, tokenizer and chat template.
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
-use super::encode::{EncodeOptions, Encoder, Outcome};
-use super::inputs::{Input, Inputs};
-use super::labels::{self, Class};
-use super::parsed_row::Parsed;
-use super::progress::Progress;
-use super::report::{Counts, Report, Share};
-use super::row::Form;
-use super::row_pass::{Walker, threads};
+use super::inputs::Inputs;
+use super::labels::Class;
+use super::report::Report;
 use super::sampler::{Sampler, SamplerOptions};
-use super::source::{self, RawRow};
 use super::source_texts::source_texts;
 use super::split::Split;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use super::tokens::{self, TokenSet, TokenWriter};
-use super::{contamination, dedupe, mix, strftime};
-use tunesmith_base::error::{Error, Result};
-use tunesmith_base::words::count;
-use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
+use super::tokens;
+use tunesmith_base::error::Result;
+use tunesmith_config::Config;
 
 /// The data of a run.
 #[derive(Debug)]
 pub struct Dataset {
-    /// Examples to train on.
+    /// Examples to train on, without those held out for validation.
     pub train: Split,
     /// Examples for evaluation during training: `data.val_path`, or the share `data.split` of the training rows.
     pub validation: Option<Split>,
-    /// Examples of `data.test_path`.
+    /// Examples of `data.test_path`, for evaluation after training.
     pub test: Option<Split>,
     /// The model's tokenizer, including `tuning.new_tokens`.
     pub tokenizer: Tokenizer,
@@ -48,12 +37,12 @@ pub struct Dataset {
     pub inputs: Inputs,
     /// The labels of a classification, by their numbers; empty for other tasks.
     pub classes: Vec<Class>,
-    known: Known,
+    pub(super) validation_cache: ValidationCache,
 }
 
-/// Facts about the validation rows that every evaluation needs, computed once.
+/// What every evaluation needs of the validation rows, computed once.
 #[derive(Debug, Default)]
-struct Known {
+pub(super) struct ValidationCache {
     label_bytes: OnceLock<u64>,
     sources: OnceLock<Vec<String>>,
 }
@@ -96,11 +85,11 @@ impl Dataset {
     /// # Errors
     /// Those of [`Split::label_bytes`].
     pub fn validation_bytes(&self) -> Result<u64> {
-        if let Some(&bytes) = self.known.label_bytes.get() {
+        if let Some(&bytes) = self.validation_cache.label_bytes.get() {
             return Ok(bytes);
         }
         let bytes = self.validation.as_ref().map_or(Ok(0), |split| split.label_bytes(&self.tokenizer))?;
-        Ok(*self.known.label_bytes.get_or_init(|| bytes))
+        Ok(*self.validation_cache.label_bytes.get_or_init(|| bytes))
     }
 
     /// Reads the source text of each validation row ([`super::row::source_of`]) for [`Self::validation_sources`].
@@ -108,17 +97,17 @@ impl Dataset {
     /// # Errors
     /// The files cannot be read again.
     pub fn read_validation_sources(&self, config: &Config) -> Result<()> {
-        if self.known.sources.get().is_none() {
+        if self.validation_cache.sources.get().is_none() {
             let rows = self.validation.as_ref().map_or(&[][..], |split| &split.rows);
             let sources = source_texts(rows, &self.inputs.of_validation(), config)?;
-            self.known.sources.get_or_init(|| sources);
+            self.validation_cache.sources.get_or_init(|| sources);
         }
         Ok(())
     }
 
     /// What [`Self::read_validation_sources`] has read; empty before.
     pub fn validation_sources(&self) -> &[String] {
-        self.known.sources.get().map_or(&[], Vec::as_slice)
+        self.validation_cache.sources.get().map_or(&[], Vec::as_slice)
     }
 
     /// The ids that end an answer: those of the model's files, and special tokens at the end of training rows.
@@ -137,355 +126,6 @@ impl Dataset {
     }
 }
 
-/// `train.data_seed`, or `train.seed`.
-fn data_seed(config: &Config) -> u64 {
+pub(super) fn data_seed(config: &Config) -> u64 {
     config.train.data_seed.unwrap_or(config.train.seed)
-}
-
-/// Reads and tokenizes all data of a configuration. All token ids must be below `vocab_size`.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
-/// template.
-pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
-    let data = &config.data;
-    let inputs = Inputs::of(config)?;
-    let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
-    let date = data.template_date.as_deref().map(strftime::parse_date).transpose()?;
-    let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
-        .map(|template| template.at(date));
-    let options = EncodeOptions {
-        max_seq_len: config.model.max_seq_len,
-        truncation: data.truncation,
-        loss_on: data.loss_on,
-        vocab_size,
-        min_length: data.min_length,
-        max_length: data.max_length,
-        max_turn_growth: data.max_turn_growth,
-        split_special_tokens: data.split_special_tokens,
-        task: config.task(),
-        padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
-    };
-    let names = match config.task() {
-        Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
-        Task::Classification => data.labels.0.clone(),
-        Task::CausalLm | Task::Regression => Vec::new(),
-    };
-    let numbers = names.iter().cloned().zip(0..).collect();
-    let threads = threads(config)?;
-    let loader = Loader {
-        encoder: Encoder { tokenizer, template, options, labels: numbers },
-        config,
-        walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
-        cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
-        missed: Cell::new(false),
-        warnings: RefCell::default(),
-    };
-    let mut report = Report::default();
-    let (mut pool, source_counts) = loader.load_train(&inputs.train)?;
-    for counts in &source_counts {
-        report.train.merge(counts);
-    }
-    let optional = |set: &str, input: Option<&Input>| -> Result<(Option<Split>, Option<Counts>)> {
-        let Some(input) = input else { return Ok((None, None)) };
-        let (tokens, counts) = loader.load_input(set, input)?;
-        loader.refuse_unusable(set, std::slice::from_ref(input), &counts)?;
-        Ok((Some(Split::of(vec![Arc::new(tokens)])), Some(counts)))
-    };
-    let (mut validation, validation_counts) = optional("validation", inputs.validation.as_ref())?;
-    let (mut test, test_counts) = optional("test", inputs.test.as_ref())?;
-    loader.refuse_unusable("train", &inputs.train, &report.train)?;
-
-    match data.dedupe {
-        Dedupe::None => {}
-        Dedupe::Exact => dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?,
-        Dedupe::Minhash => {
-            dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?;
-            let threshold = data.dedupe_threshold;
-            dedupe::near(&loader.walker, &inputs.train, threshold, &mut pool, &mut report.train)?;
-        }
-    }
-    // Reading the configuration refuses both `data.split` and `data.val_path`.
-    if data.split > 0.0 && validation.is_none() {
-        if pool.len() < 2 {
-            return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
-        }
-        validation = Some(match config.task() {
-            Task::Classification => pool.take_share_of_each(data.split, data_seed(config), names.len())?,
-            Task::CausalLm | Task::Regression => pool.take_share(data.split, data_seed(config)),
-        });
-        if pool.is_empty() {
-            return Err(Error::data(format!("data.split={} leaves no row to train on", data.split)));
-        }
-    }
-    let dropped = data.contamination == Contamination::Drop;
-    if data.contamination != Contamination::Off {
-        let held_out = validation.as_ref().filter(|_| inputs.validation.is_none());
-        contamination::check(&loader.walker, &inputs, held_out, &mut pool, dropped, &mut report.train)?;
-        if pool.is_empty() {
-            return Err(Error::data("every training row is also in the validation or test rows")
-                .hint("check data.val_path and test_path, or set data.contamination: warn"));
-        }
-    }
-    if data.truncation == Truncation::Split {
-        let most = config.model.max_seq_len;
-        report.cut = pool.cut(most);
-        for held_out in [&mut validation, &mut test].into_iter().flatten() {
-            held_out.cut(most);
-        }
-    }
-    let mut train = loader.mix(pool, &inputs.train, &mut report)?;
-    let classes = match config.task() {
-        Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
-        Task::CausalLm | Task::Regression => Vec::new(),
-    };
-    for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
-        split.class_weights = labels::weights(&classes);
-    }
-
-    let mut hasher = blake3::Hasher::new();
-    train.hash_into(&mut hasher);
-    if let Some(validation) = &validation {
-        validation.hash_into(&mut hasher);
-    }
-    let fingerprint = hasher.finalize().to_hex().to_string();
-    let tokenizer_fingerprint = loader.encoder_hash().to_hex().to_string();
-    report.from_cache = !loader.missed.get();
-    report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
-    report.warnings = loader.warnings.take();
-    report.warnings.extend(labels::warnings(&classes));
-    let sets =
-        [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];
-    for (set, counts) in sets {
-        report
-            .warnings
-            .extend(counts.iter().flat_map(|counts| counts.warnings(set, config.model.max_seq_len, dropped)));
-    }
-    (report.validation, report.test) = (validation_counts, test_counts);
-    let Encoder { tokenizer, template, .. } = loader.encoder;
-    if let Some(template) =
-        template.as_ref().filter(|template| report.templated && template.is_dated() && date.is_none())
-    {
-        report.warnings.push(format!(
-            "the chat template ({}) writes today's date: set data.template_date for a run that can be repeated on another day",
-            template.origin()
-        ));
-    }
-    Ok(Dataset {
-        train,
-        validation,
-        test,
-        tokenizer,
-        template,
-        report,
-        fingerprint,
-        tokenizer_fingerprint,
-        inputs,
-        classes,
-        known: Known::default(),
-    })
-}
-
-/// The row forms of each file, judged by its first rows.
-fn forms(inputs: &[Input]) -> Vec<Form> {
-    let of = |input: &Input| -> Vec<Form> {
-        input.paths.iter().flat_map(|path| source::forms(path, input.format)).collect()
-    };
-    inputs.iter().flat_map(of).collect()
-}
-
-struct Loader<'a> {
-    encoder: Encoder,
-    config: &'a Config,
-    walker: Walker<'a>,
-    /// The folder of the token cache. Without a cache, temporary token files are there.
-    cache_dir: Option<PathBuf>,
-    /// Whether any input was not in the cache.
-    missed: Cell<bool>,
-    warnings: RefCell<Vec<String>>,
-}
-
-impl Loader<'_> {
-    /// All training rows, with one token set per source.
-    fn load_train(&self, inputs: &[Input]) -> Result<(Split, Vec<Counts>)> {
-        let (mut sets, mut counts) = (Vec::new(), Vec::new());
-        for input in inputs {
-            let (set, of_set) = self.load_input("train", input)?;
-            sets.push(Arc::new(set));
-            counts.push(of_set);
-        }
-        Ok((Split::of(sets), counts))
-    }
-
-    fn load_input(&self, set: &str, input: &Input) -> Result<(TokenSet, Counts)> {
-        let key = self.key(input).map_err(|error| error.context(&input.setting))?;
-        let kept =
-            self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
-        if let Some(found) = kept.as_ref().and_then(|path| TokenSet::open(path, &key)) {
-            return Ok(found);
-        }
-        self.missed.set(true);
-        self.encode(set, input, self.writer(kept.as_deref(), &key)?)
-    }
-
-    /// Opens the file for tokenized rows: in the cache, else a temporary file in the cache folder or the system's
-    /// temporary folder.
-    fn writer(&self, kept: Option<&Path>, key: &blake3::Hash) -> Result<TokenWriter> {
-        if let Some(path) = kept {
-            match TokenWriter::kept(path, key) {
-                Ok(writer) => return Ok(writer),
-                Err(error) => self
-                    .warnings
-                    .borrow_mut()
-                    .push(format!("cannot keep tokenized data in {}: {error}", path.display())),
-            }
-        }
-        if let Some(writer) = self.cache_dir.iter().find_map(|dir| TokenWriter::scratch(dir).ok()) {
-            return Ok(writer);
-        }
-        let dir = std::env::temp_dir();
-        TokenWriter::scratch(&dir)
-            .map_err(|error| Error::io("write tokenized data to", &dir, &error).hint("set data.cache_dir"))
-    }
-
-    /// Fails if no row of a set can be used, and says why.
-    fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
-        if counts.kept > counts.weightless {
-            return Ok(());
-        }
-        let names: Vec<String> =
-            inputs.iter().flat_map(|input| &input.paths).map(|path| path.display().to_string()).collect();
-        let names = names.join(", ");
-        if counts.rows == 0 {
-            return Err(Error::data(format!("{names}: found no rows in the {set} data")));
-        }
-        if counts.kept > 0 {
-            return Err(Error::data(format!(
-                "{names}: each of the {} has \"loss_weight\": 0",
-                count(counts.kept, &format!("{set} row"))
-            ))
-            .hint("nothing would be learned: take the field out of some rows"));
-        }
-        let limit = self.config.model.max_seq_len;
-        let all = format!("{names}: none of the {} can be used", count(counts.rows, &format!("{set} row")));
-        let filtered = counts.below_min_length + counts.above_max_length;
-        if filtered > 0 {
-            return Err(Error::data(format!(
-                "{all}: {} are below data.min_length, {} above data.max_length, {} too long or without labels",
-                counts.below_min_length,
-                counts.above_max_length,
-                counts.too_long + counts.unlabeled,
-            ))
-            .hint("lengths are counted in tokens"));
-        }
-        if counts.too_long + counts.unlabeled_by_truncation > 0 {
-            let policy: Truncation = self.config.data.truncation;
-            return Err(Error::data(format!(
-                "{all}: {} are longer than model.max_seq_len={limit} and lost to data.truncation={policy}, {} have no labels",
-                counts.too_long + counts.unlabeled_by_truncation,
-                counts.unlabeled - counts.unlabeled_by_truncation,
-            ))
-            .hint("raise model.max_seq_len"));
-        }
-        let forms = forms(inputs);
-        let hint = match &self.encoder.template {
-            Some(template) if !forms.iter().all(|form| form.is_plain()) => {
-                format!("are there assistant turns? does the chat template ({}) write them?", template.origin())
-            }
-            _ if forms.contains(&Form::Tokenized) => "is every label -100? The first of a row never counts".into(),
-            _ => "are the texts empty?".into(),
-        };
-        Err(Error::data(format!("{all}: no token carries a loss")).hint(hint))
-    }
-
-    /// Reads and tokenizes the rows of an input, with their labels.
-    fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter) -> Result<(TokenSet, Counts)> {
-        let mut counts = Counts::default();
-        let encoder = &self.encoder;
-        let encode = |row: RawRow, forms: &[Form]| {
-            let place = row.place.clone();
-            let Parsed { row, weight, unread } = row.parse_noting(forms)?;
-            let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
-            notes.unwritten.extend(unread);
-            Ok((place, outcome, weight, notes))
-        };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes)| {
-            counts.rows += 1;
-            counts.add_notes(notes, &place);
-            let mut kept = None;
-            match outcome {
-                Outcome::Kept { examples, truncated, limited } => {
-                    counts.kept += 1;
-                    counts.truncated += u64::from(truncated);
-                    counts.weightless += u64::from(weight == 0.0);
-                    if examples.len() > 1 {
-                        counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
-                    }
-                    if limited {
-                        counts.turns.limited.add(place);
-                    }
-                    kept = Some((examples, weight));
-                }
-                Outcome::TooLong => counts.too_long += 1,
-                Outcome::BelowMinimum => counts.below_min_length += 1,
-                Outcome::AboveMaximum => counts.above_max_length += 1,
-                Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
-            }
-            writer.push(kept.as_ref().map(|(examples, weight)| (examples.as_slice(), *weight)))
-        })?;
-        Ok((writer.finish(&counts)?, counts))
-    }
-
-    /// Mixes the rows of the sources by weight. Without any weight, all rows stay.
-    fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Result<Split> {
-        if inputs.len() < 2 {
-            return Ok(pool);
-        }
-        let weighted = inputs.iter().any(|input| input.weight.is_some());
-        // The rows of each source are contiguous, in the order of the sources.
-        let starts: Vec<usize> =
-            (0..=inputs.len()).map(|set| pool.rows.partition_point(|id| (id.set as usize) < set)).collect();
-        let sizes: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
-        let weights: Vec<f64> = inputs.iter().map(|input| input.weight.unwrap_or(1.0)).collect();
-        let strategy = self.config.data.mix_strategy;
-        let counts = if weighted { mix::counts(&sizes, &weights, strategy)? } else { sizes.clone() };
-        let share = |(number, input): (usize, &Input)| Share {
-            source: input.name.clone(),
-            weight: weighted.then_some(weights[number]),
-            available: sizes[number] as u64,
-            used: counts[number] as u64,
-        };
-        report.mix = inputs.iter().enumerate().map(share).collect();
-        if !weighted {
-            return Ok(pool);
-        }
-        let order = mix::order(&sizes, &counts, data_seed(self.config));
-        let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
-        Ok(Split { rows, ..pool })
-    }
-
-    /// Hashes the tokenizer and the template, on which tokens depend besides the options.
-    fn encoder_hash(&self) -> blake3::Hash {
-        let Encoder { tokenizer, template, .. } = &self.encoder;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(tokenizer.hash().as_bytes());
-        hasher.update(&serde_json::to_vec(&(tokenizer.special_tokens(), tokenizer.eos_id())).unwrap_or_default());
-        if let Some(template) = template {
-            hasher.update(template.source().as_bytes());
-            hasher.update(template.date().as_bytes());
-        }
-        hasher.finalize()
-    }
-
-    /// The key of an input in the token cache: a hash of all that its tokens depend on.
-    fn key(&self, input: &Input) -> Result<blake3::Hash> {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 3").as_bytes());
-        hasher.update(self.encoder_hash().as_bytes());
-        let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
-        hasher.update(options.as_bytes());
-        hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
-        source::hash_files(&input.paths, &mut hasher)?;
-        Ok(hasher.finalize())
-    }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::batch::Example;
 use super::inputs::Input;
-use super::minhash::{band, bands, likeness, signature};
+use super::minhash::{band, bands, signature, similarity};
 use super::report::{Counts, NAMED_ROWS};
 use super::row_pass::Walker;
 use super::split::{RowId, Split};
@@ -85,7 +85,7 @@ pub fn near(
     counts: &mut Counts,
 ) -> Result<()> {
     let dir = std::env::temp_dir();
-    let mut writer = TokenWriter::scratch(&dir).map_err(|error| Error::io("write to", &dir, &error))?;
+    let mut writer = TokenWriter::temporary(&dir).map_err(|error| Error::io("write to", &dir, &error))?;
     let sign = |row: super::source::RawRow, forms: &[super::row::Form]| Ok(signature(&row.parse(forms)?.words(true)));
     for (set, input) in inputs.iter().enumerate() {
         let mut members = Members::of(&pool.rows, set);
@@ -151,7 +151,7 @@ fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
                     continue;
                 }
                 let signature = read(row)?;
-                let alike = earlier.iter().find(|(_, other)| likeness(&signature, other) >= threshold);
+                let alike = earlier.iter().find(|(_, other)| similarity(&signature, other) >= threshold);
                 if let Some(&(other, _)) = alike {
                     let other = root(&mut roots, other);
                     roots[own.max(other) as usize] = own.min(other);

@@ -5,14 +5,15 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use super::batch::{Example, IGNORE};
-use super::classification_rows::Whole;
+use super::bounded_tokenizer::Encoded;
+use super::classification_rows::ClassifierInput;
 use super::mask;
 use super::messages::Conversation;
 use super::report::Notes;
 use super::row::Row;
 use super::template::ChatTemplate;
 use super::template_coverage;
-use super::tokenizer::{Encoded, Tokenizer};
+use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::{LossOn, Task, Truncation, nearest};
@@ -21,9 +22,9 @@ use tunesmith_config::{LossOn, Task, Truncation, nearest};
 /// for each answer, so the time grows with the square of the messages.
 const MAX_MESSAGES: usize = 2000;
 
-/// How rows become tokens.
+/// The settings that decide which tokens and labels a row gets.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct EncodeOptions {
+pub(super) struct EncodeOptions {
     /// The most tokens of an example.
     pub max_seq_len: usize,
     /// What happens to longer examples.
@@ -57,7 +58,7 @@ impl EncodeOptions {
 
 /// How a row was used, or why it was not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// The row can be trained on.
     Kept {
         /// One example for each rendering of a conversation; one for any other row.
@@ -80,9 +81,8 @@ pub enum Outcome {
     },
 }
 
-/// A row after tokenization.
 #[derive(Debug, Default)]
-struct Labeled {
+struct TokenizedRow {
     /// One example for each rendering of a conversation, already truncated; one for any other row, in full.
     examples: Vec<Example>,
     /// The tokens of the longest example before truncation, which `min_length` and `max_length` compare.
@@ -94,10 +94,10 @@ struct Labeled {
     notes: Notes,
 }
 
-/// Turns rows into examples.
+/// Turns rows into examples. Many threads use one encoder.
 #[derive(Debug)]
-pub struct Encoder {
-    /// The model's tokenizer.
+pub(super) struct Encoder {
+    /// The model's tokenizer, with `tuning.new_tokens`.
     pub tokenizer: Tokenizer,
     /// The chat template, if there is one.
     pub template: Option<ChatTemplate>,
@@ -119,11 +119,11 @@ impl Encoder {
             _ => None,
         };
         // `Split::cut` cuts texts into pieces later, when the training rows are known.
-        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let mut labeled = self.label(row)?;
-        labeled.examples.iter().try_for_each(|example| self.check_ids(example))?;
-        let notes = std::mem::take(&mut labeled.notes);
-        Ok((self.cut(labeled, whole, target), notes))
+        let cut_later = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
+        let mut tokenized = self.tokenize(row)?;
+        tokenized.examples.iter().try_for_each(|example| self.check_ids(example))?;
+        let notes = std::mem::take(&mut tokenized.notes);
+        Ok((self.cut(tokenized, cut_later, target), notes))
     }
 
     /// What the last token of the row must predict: the number of the class, or the bits of the f32.
@@ -148,7 +148,7 @@ impl Encoder {
         })
     }
 
-    fn label(&self, row: Row) -> Result<Labeled> {
+    fn tokenize(&self, row: Row) -> Result<TokenizedRow> {
         let loss_on_all = self.options.loss_on == LossOn::All;
         let most = self.options.most_tokens();
         let mut notes = Notes::default();
@@ -173,20 +173,25 @@ impl Encoder {
                 self.with_eos(Example { input_ids, labels })?
             }
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
-            Row::Labeled { whole, .. } => {
+            Row::Labeled { input, .. } => {
                 let input_ids;
-                let how = (self.options.split_special_tokens, most);
-                (input_ids, notes) =
-                    whole_ids(&whole, &self.tokenizer, self.template.as_ref(), self.options.padding, how)?;
+                (input_ids, notes) = classifier_input_ids(
+                    &input,
+                    &self.tokenizer,
+                    self.template.as_ref(),
+                    self.options.padding,
+                    self.options.split_special_tokens,
+                    most,
+                )?;
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
-        Ok(Labeled { longest: example.input_ids.len(), examples: vec![example], notes, ..Labeled::default() })
+        Ok(TokenizedRow { longest: example.input_ids.len(), examples: vec![example], notes, ..TokenizedRow::default() })
     }
 
     /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if
     /// all renderings have more than `max_turn_growth` times the tokens of the longest.
-    fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
+    fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<TokenizedRow> {
         let messages = conversation.messages.len();
         if messages > MAX_MESSAGES && !template.marks_generation() {
             return Err(Error::data(format!(
@@ -195,40 +200,40 @@ impl Encoder {
             .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
         }
         let split = self.options.split_special_tokens;
-        let mut labeled = Labeled::default();
+        let mut row = TokenizedRow::default();
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
-        let options = (self.options.loss_on, self.tokenizer.special_texts());
-        mask::render_each(template, conversation, options, &mut |rendered, count| {
+        let special_texts = self.tokenizer.special_texts();
+        let most = self.options.most_tokens();
+        mask::render_each(template, conversation, self.options.loss_on, special_texts, &mut |rendered, count| {
             // The template writes BOS itself, if the model wants it, so the tokenizer must not add it.
-            let how = (split, self.options.most_tokens());
             let beginning = (count < messages).then(|| {
                 let messages = conversation.messages[..count].to_vec();
                 Conversation { messages, ..conversation.clone() }
             });
             let rendered_of = beginning.as_ref().unwrap_or(conversation);
-            let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, how)?;
-            labeled.notes.add(found.notes(split));
-            let example = self::labeled(found.encoded, &rendered.spans);
+            let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, split, most)?;
+            row.notes.add(found.notes(split));
+            let example = labeled(found.encoded, &rendered.spans);
             last.get_or_insert_with(|| rendered.text.clone());
-            labeled.longest = labeled.longest.max(example.input_ids.len());
-            labeled.truncated |= self.is_too_long(&example);
+            row.longest = row.longest.max(example.input_ids.len());
+            row.truncated |= self.is_too_long(&example);
             let Some(example) = self.shortened(example).filter(|example| example.label_tokens() > 0) else {
                 return Ok(true);
             };
             tokens += example.input_ids.len();
             longest = longest.max(example.input_ids.len());
-            labeled.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
-            if !labeled.limited {
-                labeled.examples.push(example);
+            row.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
+            if !row.limited {
+                row.examples.push(example);
                 renderings.push(rendered);
             }
-            Ok(!labeled.limited)
+            Ok(!row.limited)
         })?;
-        labeled.examples.reverse();
+        row.examples.reverse();
         template_coverage::check_calls(template, conversation, &renderings)?;
-        labeled.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
-        Ok(labeled)
+        row.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
+        Ok(row)
     }
 
     fn is_too_long(&self, example: &Example) -> bool {
@@ -279,16 +284,16 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, labeled: Labeled, whole: bool, target: Option<i32>) -> Outcome {
-        let Labeled { examples, longest, mut truncated, limited, .. } = labeled;
+    fn cut(&self, row: TokenizedRow, cut_later: bool, target: Option<i32>) -> Outcome {
+        let TokenizedRow { examples, longest, mut truncated, limited, .. } = row;
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
         if self.options.max_length.is_some_and(|maximum| longest > maximum) {
             return Outcome::AboveMaximum;
         }
-        truncated |= !whole && examples.iter().any(|example| self.is_too_long(example));
-        let shortened = |example| if whole { Some(example) } else { self.shortened(example) };
+        truncated |= !cut_later && examples.iter().any(|example| self.is_too_long(example));
+        let shortened = |example| if cut_later { Some(example) } else { self.shortened(example) };
         let targeted = |mut example: Example| {
             example.labels.extend(target);
             example
@@ -314,29 +319,30 @@ fn expect_template(template: Option<&ChatTemplate>) -> Result<&ChatTemplate> {
 /// conversation through the chat template without a generation prompt.
 ///
 /// Transformers takes `padding` tokens at the end for padding and classifies by the token before them, so they are
-/// removed here. With `split`, special tokens in messages become plain text. With `most`, only the first `most` tokens
+/// removed here. With `split_special_tokens`, special tokens in messages become plain text. With `most`, only the first `most` tokens
 /// need to be right ([`Tokenizer::encode_first`]).
 ///
 /// # Errors
 /// The tokenizer or the template fails, or there are no tokens.
-pub fn whole_ids(
-    whole: &Whole,
+pub fn classifier_input_ids(
+    input: &ClassifierInput,
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     padding: Option<u32>,
-    (split, most): (bool, Option<usize>),
+    split_special_tokens: bool,
+    most: Option<usize>,
 ) -> Result<(Vec<u32>, Notes)> {
-    let (mut ids, notes) = match whole {
-        Whole::Text(text) => {
+    let (mut ids, notes) = match input {
+        ClassifierInput::Text(text) => {
             let (ids, added) = tokenizer.ids_first(text, most)?;
             let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
             (ids, Notes { keeps_tokens, ..Notes::default() })
         }
-        Whole::Chat(conversation) => {
+        ClassifierInput::Chat(conversation) => {
             let template = expect_template(template)?;
             let text = template.render(conversation, false)?.text;
-            let tokens = template.tokens(tokenizer, conversation, &text, false, (split, most))?;
-            let notes = tokens.notes(split);
+            let tokens = template.tokens(tokenizer, conversation, &text, false, split_special_tokens, most)?;
+            let notes = tokens.notes(split_special_tokens);
             (tokens.encoded.ids, notes)
         }
     };

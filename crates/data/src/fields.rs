@@ -55,7 +55,7 @@ pub(super) fn refuse_media(row: &Map<String, Value>) -> Result<()> {
     };
     match MEDIA.iter().find(|field| row.get(**field).is_some_and(there)) {
         Some(field) => Err(Error::data(format!("the conversation has {field:?}, expected text only"))
-            .hint("models of text are trained here: leave such rows out")),
+            .hint("tunesmith trains on text only: leave such rows out")),
         None => Ok(()),
     }
 }
@@ -69,7 +69,7 @@ pub(super) fn refuse_media_part(part: &Value) -> Result<()> {
     }
     if ["image", "video", "audio"].iter().any(|media| kind.contains(media)) {
         return Err(Error::data(format!("\"content\" has a part of type {kind:?}, expected text only"))
-            .hint("models of text are trained here: leave such rows out"));
+            .hint("tunesmith trains on text only: leave such rows out"));
     }
     Ok(())
 }

@@ -84,7 +84,7 @@ fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
 pub(super) enum Words {
     /// The whole text: the pre-tokenizer is missing, or does not split at words.
     Text,
-    /// The text between spaces.
+    /// The text between white space.
     Spaced,
     /// At most a run of letters and digits, of white space, or of other characters.
     Runs,
@@ -129,29 +129,29 @@ pub(super) struct Growth {
 /// A message: the tokenizer exceeds a bound, or the JSON has another form.
 pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
     let parts: Parts = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    let mut seen = Seen::default();
-    let normalizer = seen.factor(&parts.normalizer);
-    let factor = normalizer.saturating_mul(seen.factor(&parts.pre_tokenizer));
-    let slow = seen.slow;
+    let mut check = GrowthCheck::default();
+    let normalizer = check.factor(&parts.normalizer);
+    let factor = normalizer.saturating_mul(check.factor(&parts.pre_tokenizer));
+    let slow = check.slow;
     if factor > MAX_GROWTH {
         return Err(format!(
             "its normalizer and pre_tokenizer can make a text {} longer, at most {MAX_GROWTH} times are allowed",
             times(factor)
         ));
     }
-    let decoder = seen.factor(&parts.decoder);
+    let decoder = check.factor(&parts.decoder);
     if decoder > MAX_DECODER_GROWTH {
         return Err(format!(
             "its decoder can make a text {} longer, at most {MAX_DECODER_GROWTH} times are allowed",
             times(decoder)
         ));
     }
-    let added = seen.added(&parts.post_processor);
+    let added = check.added(&parts.post_processor);
     if added > MAX_ADDED {
         return Err(format!("its post_processor adds {added} ids to a text, at most {MAX_ADDED} are allowed"));
     }
-    if seen.steps > MAX_STEPS {
-        return Err(format!("it has {} steps, at most {MAX_STEPS} are allowed", seen.steps));
+    if check.steps > MAX_STEPS {
+        return Err(format!("it has {} steps, at most {MAX_STEPS} are allowed", check.steps));
     }
     if let Some(model) = parts.model {
         let affixes = [
@@ -175,17 +175,17 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
 }
 
 fn times(factor: usize) -> String {
-    if factor == usize::MAX { "without end".to_owned() } else { format!("{factor} times") }
+    if factor == usize::MAX { "arbitrarily".to_owned() } else { format!("{factor} times") }
 }
 
 /// What the check has found so far.
 #[derive(Default)]
-struct Seen {
+struct GrowthCheck {
     steps: usize,
     slow: bool,
 }
 
-impl Seen {
+impl GrowthCheck {
     /// The factor by which the steps of a part can lengthen a text.
     fn factor(&mut self, step: &Value) -> usize {
         self.steps += 1;

@@ -14,7 +14,7 @@ pub struct Input {
     pub setting: String,
     /// A short name for the report.
     pub name: String,
-    /// The files, in order.
+    /// The files, in the order in which they are read.
     pub paths: Vec<PathBuf>,
     /// The form of their rows; `None` for `auto`.
     pub format: Option<Form>,
@@ -27,9 +27,9 @@ pub struct Input {
 pub struct Inputs {
     /// At least one input of training rows.
     pub train: Vec<Input>,
-    /// `data.val_path`.
+    /// `data.val_path`; `None` if it is not set.
     pub validation: Option<Input>,
-    /// `data.test_path`.
+    /// `data.test_path`; `None` if it is not set.
     pub test: Option<Input>,
 }
 

@@ -14,10 +14,11 @@ use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior
 
 use super::jinja_compat::{self, CONCAT, MULTIPLY, REMAINDER};
 use super::jinja_limits::{
-    Limits, charge, failed, generation_marks, guard, is_namespace, measure, since_look, stopped,
+    GenerationMarks, Limits, charge, failed, generation_marks, guard, is_namespace, measure, stopped, stopped_by_time,
+    time_since_first_read,
 };
-use super::meter::Tally;
-use super::print;
+use super::python_text;
+use super::template_time::TotalTime;
 
 /// The largest template, in bytes.
 pub const MAX_SOURCE: usize = 1 << 20;
@@ -70,18 +71,18 @@ fn storable(value: Value) -> Result<Value, Error> {
 /// The filter that replaces `{% generation %}` blocks: puts the text between two marks.
 fn generation(text: &str) -> String {
     match generation_marks() {
-        Some((open, close)) => format!("{open}{text}{close}"),
+        Some(GenerationMarks { open, close }) => format!("{open}{text}{close}"),
         None => text.to_owned(),
     }
 }
 
-/// A compiled template.
+/// A compiled template, whose instructions check their results.
 pub struct Program {
     environment: Environment<'static>,
     instructions: Instructions<'static>,
     blocks: BTreeMap<&'static str, Instructions<'static>>,
     marks_generation: bool,
-    tally: Tally,
+    total_time: TotalTime,
 }
 
 impl Program {
@@ -112,12 +113,24 @@ impl Program {
             let thread = thread.map_err(|error| failed("cannot start a thread").with_source(error))?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        Ok(Self { environment: environment(), instructions, blocks, marks_generation, tally: Tally::default() })
+        Ok(Self {
+            environment: environment(),
+            instructions,
+            blocks,
+            marks_generation,
+            total_time: TotalTime::default(),
+        })
     }
 
     /// Whether the source has `{% generation %}` blocks.
     pub const fn marks_generation(&self) -> bool {
         self.marks_generation
+    }
+
+    /// Uses up the time that all renderings together may take: each one then fails, unless it fails otherwise.
+    #[cfg(test)]
+    pub fn use_up_time(&self) {
+        self.total_time.use_up();
     }
 
     /// Renders the template. The limits grow with `input_bytes`, the size of the variables. In the output, `marks`
@@ -129,26 +142,27 @@ impl Program {
         &self,
         variables: Value,
         input_bytes: usize,
-        marks: (char, char),
+        marks: GenerationMarks,
         now: SystemTime,
     ) -> Result<String, Error> {
-        let (began, before) = (Instant::now(), self.tally.before());
+        let began = Instant::now();
+        let thread_time_before = self.total_time.thread_time_before();
         let mut fuelled = None;
         if input_bytes > SMALL_INPUT {
             let environment = fuelled.insert(self.environment.clone());
             environment.set_fuel(Some(FUEL + FUEL_A_BYTE * input_bytes as u64));
         }
         let environment = fuelled.as_ref().unwrap_or(&self.environment);
-        let _limits = Limits::start(input_bytes, before, marks, now);
+        let _limits = Limits::start(input_bytes, thread_time_before, marks, now);
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         let done =
             machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
         drop(output);
         // A rendering that fails counts too.
-        let counted = self.tally.add((began, before), since_look(), input_bytes);
+        let counted = self.total_time.add(began, thread_time_before, time_since_first_read(), input_bytes);
         done?;
-        counted.map_err(stopped)?;
+        counted.map_err(stopped_by_time)?;
         Ok(text)
     }
 }
@@ -165,7 +179,7 @@ fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> R
     }
     // The text of any other value is about as long as its size.
     guard(measure(value)?.checked_mul(if escapes { ESCAPED } else { 1 }))?;
-    let printed = print::text(value).map(Value::from);
+    let printed = python_text::text(value).map(Value::from);
     let mut text = String::new();
     minijinja::escape_formatter(
         &mut machinery::make_string_output(&mut text),

@@ -10,7 +10,7 @@ use minijinja_contrib::pycompat;
 use super::jinja_limits::{charge, failed, guard, guard_sorting, measure, now, raised, stopped, weight};
 use super::strftime::strftime;
 use super::tojson::to_json;
-use super::{print, whitespace};
+use super::{python_text, whitespace};
 
 /// The filter that replaces the operator `*`.
 pub const MULTIPLY: &str = "_multiply";
@@ -28,7 +28,7 @@ pub fn install(environment: &mut Environment<'static>) {
     });
     environment.add_filter("replace", replace);
     environment.add_filter("trim", |text: &Value, letters: Option<&str>| {
-        Value::from(whitespace::strip(&print::string(text), letters, (true, true)))
+        Value::from(whitespace::strip(&python_text::string(text), letters))
     });
     environment
         .add_filter("split", |text: &str, separator: Option<&str>, most: Option<i64>| split(text, separator, most));
@@ -57,12 +57,12 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.remove_filter("slice");
     environment.add_filter("string", |value: &Value| match value.as_str() {
         Some(_) => value.clone(),
-        None => Value::from(print::string(value)),
+        None => Value::from(python_text::string(value)),
     });
     environment.add_filter(CONCAT, |a: &Value, b: &Value| {
         // The result is as large as both values, so the guard bounds it.
         guard(measure(a)?.checked_add(measure(b)?))?;
-        built(Value::from(print::string(a) + &print::string(b)))
+        built(Value::from(python_text::string(a) + &python_text::string(b)))
     });
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
@@ -75,7 +75,7 @@ pub fn install(environment: &mut Environment<'static>) {
     install_bounded(environment);
 }
 
-/// Filters and tests of minijinja of which one call may take long, with a check before.
+/// minijinja's filters and tests that may take long in one call. A check runs before each.
 fn install_bounded(environment: &mut Environment<'static>) {
     environment.add_filter("sort", |state: &State, value: Value, kwargs: Kwargs| {
         guard_sorting(&value)?;
@@ -194,7 +194,7 @@ fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
     let (mut values, mut next) = (values.to_vec(), 0);
     let mut print_next = |printed: bool| {
         if let Some(value) = values.get_mut(next).filter(|_| printed)
-            && let Some(text) = print::text(value)
+            && let Some(text) = python_text::text(value)
         {
             *value = Value::from(text);
         }
@@ -239,7 +239,7 @@ fn split(text: &str, separator: Option<&str>, most: Option<i64>) -> Result<Value
 }
 
 fn replace(text: &Value, old: &str, new: &str, count: Option<i64>) -> Result<Value, Error> {
-    let text = print::string(text);
+    let text = python_text::string(text);
     let found = text.matches(old).count();
     let times = count.and_then(|count| usize::try_from(count).ok()).map_or(found, |count| found.min(count));
     guard(new.len().checked_mul(times).and_then(|added| added.checked_add(text.len())))?;
@@ -260,7 +260,7 @@ fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>) -> Resu
             joined.push_str(separator);
         }
         let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-        joined.push_str(&print::string(&item));
+        joined.push_str(&python_text::string(&item));
     }
     built(Value::from(joined))
 }
@@ -314,7 +314,12 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         "format" => checked_format(FormatStyle::StrFormat, text, args),
         "strip" | "lstrip" | "rstrip" => {
             let (letters,): (Option<&str>,) = from_args(args)?;
-            Ok(Value::from(whitespace::strip(text, letters, (name != "rstrip", name != "lstrip"))))
+            let strip = match name {
+                "lstrip" => whitespace::lstrip,
+                "rstrip" => whitespace::rstrip,
+                _ => whitespace::strip,
+            };
+            Ok(Value::from(strip(text, letters)))
         }
         "split" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
@@ -322,11 +327,11 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         "splitlines" => {
             let (keep_ends,): (Option<bool>,) = from_args(args)?;
-            Ok(whitespace::lines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())
+            Ok(whitespace::splitlines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())
         }
         "isspace" => {
             let () = from_args(args)?;
-            Ok(Value::from(!text.is_empty() && text.chars().all(whitespace::is)))
+            Ok(Value::from(!text.is_empty() && text.chars().all(whitespace::is_space)))
         }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;

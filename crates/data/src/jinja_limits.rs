@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use minijinja::value::{DynObject, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::meter::Meter;
+use super::template_time::RenderTime;
 
 /// How deep lists and maps may nest.
 const MAX_DEPTH: usize = 64;
@@ -19,6 +19,13 @@ const BYTES_PER_TIME_LIMIT: u32 = 32 << 20;
 /// The most items that one step may compare, at about 50 nanoseconds each.
 const MAX_COMPARED: usize = 1 << 24;
 
+/// The characters that enclose the text of a `{% generation %}` block in the output.
+#[derive(Debug, Clone, Copy)]
+pub struct GenerationMarks {
+    pub open: char,
+    pub close: char,
+}
+
 /// What the running template may still use.
 #[derive(Clone, Copy)]
 struct Budget {
@@ -26,10 +33,8 @@ struct Budget {
     value: usize,
     /// Bytes that all further values and the output may take together.
     total: usize,
-    /// The time that is left.
-    meter: Meter,
-    /// The two characters that enclose the text of a `{% generation %}` block in the output.
-    marks: (char, char),
+    time: RenderTime,
+    marks: GenerationMarks,
     /// The time that `strftime_now` writes.
     now: SystemTime,
 }
@@ -38,6 +43,8 @@ thread_local! {
     static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
     /// Whether a limit has stopped the last rendering.
     static STOPPED: Cell<bool> = const { Cell::new(false) };
+    /// Whether that was the time limit.
+    static TIMED_OUT: Cell<bool> = const { Cell::new(false) };
     /// Whether the last rendering has called `raise_exception`.
     static RAISED: Cell<bool> = const { Cell::new(false) };
 }
@@ -46,16 +53,22 @@ thread_local! {
 pub struct Limits(());
 
 impl Limits {
-    /// Starts a rendering. `input_bytes` is the size of its variables: the limits grow with it. `spent_before` is the
-    /// thread's processor time, where it is already known.
-    pub fn start(input_bytes: usize, spent_before: Option<Duration>, marks: (char, char), now: SystemTime) -> Self {
+    /// Starts a rendering. `input_bytes` is the size of its variables: the limits grow with it. `thread_time_before`
+    /// is the thread's processor time, where it is already known.
+    pub fn start(
+        input_bytes: usize,
+        thread_time_before: Option<Duration>,
+        marks: GenerationMarks,
+        now: SystemTime,
+    ) -> Self {
         STOPPED.set(false);
+        TIMED_OUT.set(false);
         RAISED.set(false);
-        let time = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_PER_TIME_LIMIT);
+        let limit = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_PER_TIME_LIMIT);
         BUDGET.set(Some(Budget {
             value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
             total: input_bytes.saturating_mul(128).saturating_add(64 << 20),
-            meter: Meter::start(time, spent_before),
+            time: RenderTime::start(limit, thread_time_before),
             marks,
             now,
         }));
@@ -70,8 +83,8 @@ impl Drop for Limits {
 }
 
 /// The processor time of the running rendering since it was first read; `None` if it never was.
-pub fn since_look() -> Option<Duration> {
-    BUDGET.get().and_then(|budget| budget.meter.since_look())
+pub fn time_since_first_read() -> Option<Duration> {
+    BUDGET.get().and_then(|budget| budget.time.since_first_read())
 }
 
 /// The time that `strftime_now` writes: the clock's outside of a rendering.
@@ -79,8 +92,8 @@ pub fn now() -> SystemTime {
     BUDGET.get().map_or_else(SystemTime::now, |budget| budget.now)
 }
 
-/// The characters that enclose generation blocks in the output of the running template.
-pub fn generation_marks() -> Option<(char, char)> {
+/// The marks of the running template; `None` outside of a rendering.
+pub fn generation_marks() -> Option<GenerationMarks> {
     BUDGET.get().map(|budget| budget.marks)
 }
 
@@ -93,6 +106,18 @@ pub fn failed(message: impl Into<String>) -> Error {
 pub fn stopped(message: impl Into<String>) -> Error {
     STOPPED.set(true);
     failed(message)
+}
+
+/// The error of the time limit: [`blame`] then blames the template, and [`timed_out`] is true.
+pub fn stopped_by_time(message: impl Into<String>) -> Error {
+    TIMED_OUT.set(true);
+    stopped(message)
+}
+
+/// Whether the time limit has stopped the last rendering on this thread. Unlike other errors of a template, this one
+/// may not occur again.
+pub fn timed_out() -> bool {
+    TIMED_OUT.get()
 }
 
 /// The error of `raise_exception`: [`blame`] then blames the row.
@@ -138,8 +163,8 @@ pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
 /// test for each item of a list, with no instruction in between: such a filter must call this itself.
 pub fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
-    if budget.meter.is_over() {
-        return Err(stopped(format!("the template ran for more than {} s", budget.meter.seconds())));
+    if budget.time.is_over() {
+        return Err(stopped_by_time(format!("the template ran for more than {} s", budget.time.limit_seconds())));
     }
     budget.total =
         budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;

@@ -21,7 +21,7 @@ const MOST: usize = 1 << 16;
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a row cannot be read or has no label, or there are fewer than 2 or more than 65,536
 /// labels.
-pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
+pub fn find(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
     let inputs = Inputs::of(config)?;
     let threads = threads(config)?;
     let walker = Walker { threads: &threads, progress, max_rows: config.data.max_rows };
@@ -60,9 +60,9 @@ pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
 pub struct Class {
     /// The label as rows write it.
     pub label: String,
-    /// Rows to train on.
+    /// Rows with this label to train on.
     pub train: u64,
-    /// Rows held out for validation.
+    /// Rows with this label that are held out for validation.
     pub validation: u64,
     /// The factor of the loss of its rows.
     pub weight: f64,

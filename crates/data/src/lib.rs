@@ -3,7 +3,7 @@
 //! ```text
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)
 //!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
-//! dataset: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
+//! load: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
 //!   -> pack, sampler -> batch (read from disk)
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
@@ -11,12 +11,13 @@
 //! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
 //! time).
 pub mod batch;
+mod bounded_tokenizer;
 mod catch_panic;
 mod chat_tokens;
 pub mod classification_rows;
 mod contamination;
 mod control;
-pub mod dataset;
+mod dataset;
 mod dedupe;
 pub mod documents;
 pub mod encode;
@@ -28,44 +29,50 @@ mod jinja_compat;
 mod jinja_limits;
 mod json_type;
 pub mod labels;
+mod load;
 pub mod mask;
 mod messages;
-mod meter;
 mod minhash;
 mod mix;
+mod model_files;
 pub mod numbers;
 pub mod pack;
 mod parsed_row;
-mod print;
 pub mod process;
 mod progress;
+mod python_text;
 pub mod question;
-pub mod report;
+mod report;
 mod rng;
 pub mod row;
 mod row_pass;
-pub mod sampler;
+mod sampler;
 pub mod source;
 mod source_texts;
-pub mod split;
+mod split;
 mod strftime;
 mod strict;
 pub mod template;
 mod template_coverage;
+mod template_input;
+mod template_source;
+mod template_time;
 mod thread_time;
 mod tojson;
-pub mod tokenizer;
+mod tokenizer;
 mod tokens;
 mod whitespace;
 
 pub use batch::{Batch, Example, IGNORE};
-pub use dataset::{Dataset, load};
+pub use dataset::Dataset;
 pub use inputs::named as named_inputs;
+pub use load::load;
+pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
 pub use progress::{Progress, Silent};
 pub use report::{Counts, Report};
 pub use row_pass::threads;
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::{MAX_FILE_BYTES as MAX_TOKENIZER, Tokenizer, new_token_ids, with_tokens};
+pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};
 pub use tokens::default_dir as cache_dir;

@@ -13,7 +13,8 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::messages::Conversation;
-use super::template::{ChatTemplate, Rendered, Turns};
+use super::template::{ChatTemplate, Rendered};
+use super::template_input::TemplateInput;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_config::LossOn;
 
@@ -32,7 +33,7 @@ pub fn render(
     special_texts: &[String],
 ) -> Result<Vec<Rendered>> {
     let mut renderings = Vec::new();
-    render_each(template, conversation, (loss_on, special_texts), &mut |rendered, _| {
+    render_each(template, conversation, loss_on, special_texts, &mut |rendered, _| {
         renderings.push(rendered);
         Ok(true)
     })?;
@@ -45,14 +46,15 @@ pub fn render(
 ///
 /// # Errors
 /// Those of [`render`] and of `take`.
-pub fn render_each(
+pub(super) fn render_each(
     template: &ChatTemplate,
     conversation: &Conversation,
-    (loss_on, special_texts): (LossOn, &[String]),
+    loss_on: LossOn,
+    special_texts: &[String],
     take: &mut dyn FnMut(Rendered, usize) -> Result<bool>,
 ) -> Result<()> {
-    let turns = Turns::new(conversation)?;
-    let mut full = template.render_first(&turns, turns.len(), false)?;
+    let input = TemplateInput::new(conversation)?;
+    let mut full = template.render_first(&input, input.len(), false)?;
     let assistants = conversation.messages.iter().enumerate();
     let assistants: Vec<usize> =
         assistants.filter(|(_, message)| message["role"] == "assistant").map(|(index, _)| index).collect();
@@ -68,7 +70,7 @@ pub fn render_each(
         }
     };
     let blocks = std::mem::take(&mut full.spans);
-    let finder = Finder { template, conversation, turns: &turns, special_texts, stopped: RefCell::default() };
+    let finder = Finder { template, conversation, input: &input, special_texts, stopped: RefCell::default() };
     let spans = if template.marks_generation() && blocks.len() == assistants.len() {
         let of_turns = assistants.iter().zip(blocks);
         of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
@@ -82,7 +84,7 @@ pub fn render_each(
         return finder.renderings(full, &wanted, take);
     };
     full.spans = if all { around(&spans, full.text.len()) } else { spans };
-    take(full, turns.len()).map(drop)
+    take(full, input.len()).map(drop)
 }
 
 /// The gaps between sorted ranges, and before and after them, up to `end`.
@@ -109,7 +111,7 @@ impl Turn {
 struct Finder<'a> {
     template: &'a ChatTemplate,
     conversation: &'a Conversation,
-    turns: &'a Turns,
+    input: &'a TemplateInput,
     special_texts: &'a [String],
     /// Why a probe failed for which the row is not to blame, such as a limit of the template's time.
     stopped: RefCell<Option<Error>>,
@@ -117,13 +119,13 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     /// A rendering that may fail, which then shows no border. A fault of the template itself is kept for [`Self::unstable`].
-    fn probe(&self, turns: &Turns, count: usize, prompt: bool) -> Option<String> {
-        self.noted(self.template.render_marked(turns, count, prompt))
+    fn probe(&self, input: &TemplateInput, count: usize, prompt: bool) -> Option<String> {
+        self.noted(self.template.render_marked(input, count, prompt))
     }
 
     /// As [`Self::probe`], without the marks.
     fn probe_first(&self, count: usize, prompt: bool) -> Option<Rendered> {
-        self.noted(self.template.render_first(self.turns, count, prompt))
+        self.noted(self.template.render_first(self.input, count, prompt))
     }
 
     fn noted<T>(&self, rendered: Result<T>) -> Option<T> {
@@ -146,7 +148,7 @@ impl Finder<'_> {
         wanted: &[usize],
         take: &mut dyn FnMut(Rendered, usize) -> Result<bool>,
     ) -> Result<()> {
-        let (mut current, mut count) = (full, self.turns.len());
+        let (mut current, mut count) = (full, self.input.len());
         for &index in wanted.iter().rev() {
             let turn = self.turn(index)?;
             if !turn.stands_in(&current.text) {
@@ -166,7 +168,7 @@ impl Finder<'_> {
 
     /// The conversation up to and including message `index`, and the bytes of that message.
     fn turn(&self, index: usize) -> Result<Turn> {
-        let text = self.template.render_first(self.turns, index + 1, false)?.text;
+        let text = self.template.render_first(self.input, index + 1, false)?.text;
         let start = self.start(index, &text).ok_or_else(|| self.unstable(index))?;
         let end = self.end(index, &text, start);
         Ok(Turn { text, span: start..end })
@@ -188,10 +190,10 @@ impl Finder<'_> {
         // prompts have the system message, or an earlier message is written differently as the last one. The turn still
         // begins after the same header.
         let others_end = self.others_end(index, text);
-        let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
+        let answer = self.input.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
         let plain = self.probe(&answer, index + 1, false);
         // The text before the content of a plain answer: the header, and maybe an empty thought that the turn has too.
-        let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).map(|(header, _)| header);
+        let header = plain.as_ref().and_then(|plain| plain.split_once(self.input.marks.open)).map(|(header, _)| header);
         let header = header.map(|header| (common_bytes(header, text), header.len()));
         if let Some(prompt) = &prompt
             && let Some((shared, length)) = header
@@ -301,9 +303,9 @@ impl Finder<'_> {
     /// Up to which byte `text` stays the same, from the token `one` at its end on, when a message follows.
     fn shared_with_next(&self, index: usize, text: &str, one: &Range<usize>) -> usize {
         let next = ["user", "tool"].into_iter().find_map(|role| {
-            let next = self.turns.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
+            let next = self.input.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
             let next = self.probe(&next, index + 2, false)?;
-            next.split_once(self.turns.marks.0).map(|(before, _)| before.to_owned())
+            next.split_once(self.input.marks.open).map(|(before, _)| before.to_owned())
         });
         let Some(next) = next else { return 0 };
         // If earlier text is rewritten, the last such token before the message ends the turn.
@@ -319,7 +321,7 @@ impl Finder<'_> {
             return Ok(turn.span);
         }
         let begins = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
-        let all = self.turns.len();
+        let all = self.input.len();
         let content = self.marked_place(index, begins, all, full).zip(self.content_end(index, all, full));
         let (start, end) = content.filter(|(start, end)| start <= end).ok_or_else(|| self.unstable(index))?;
         let behind = full[end..].trim_start();
@@ -342,15 +344,15 @@ impl Finder<'_> {
         count: usize,
         known: &str,
     ) -> Option<usize> {
-        let mark = self.turns.marks.0;
+        let mark = self.input.marks.open;
         let message = &self.conversation.messages[index];
         // A tool call may have no content.
         let content = message.get("content").map_or(Some(""), Value::as_str)?;
         for variant in marked(mark, content) {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
-            let turns = self.turns.with_message(index, &message);
-            let Some(rendered) = self.probe(&turns, count, false) else { continue };
+            let input = self.input.with_message(index, &message);
+            let Some(rendered) = self.probe(&input, count, false) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
                 && known.strip_prefix(before) == Some(after)
             {
@@ -362,7 +364,7 @@ impl Finder<'_> {
 
     /// The mark as the content of a message.
     fn mark(&self) -> String {
-        self.turns.marks.0.to_string()
+        self.input.marks.open.to_string()
     }
 
     fn unstable(&self, index: usize) -> Error {

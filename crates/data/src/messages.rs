@@ -9,7 +9,7 @@ use tunesmith_base::error::{Error, Result};
 /// A conversation. Its messages are objects with a `role`; they keep all fields, because templates may read any.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Conversation {
-    /// At least one message.
+    /// At least one message, the oldest first.
     pub messages: Vec<Value>,
     /// A list of tools for the template.
     pub tools: Option<Value>,
@@ -34,7 +34,7 @@ impl Conversation {
             if !learned(message).map_err(place)? {
                 unlearned.push(index);
             }
-            normalise(message).map_err(place)?;
+            normalize(message).map_err(place)?;
         }
         Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned })
     }
@@ -79,8 +79,8 @@ fn learned(message: &mut Value) -> Result<bool> {
         };
         let wanted = wanted.ok_or_else(|| Error::data(format!("{field:?} is {value}, expected {expected}")))?;
         if wanted && !is_assistant && field != "weight" {
-            return Err(Error::data(format!("{field:?} is true, but only assistant messages are learned from"))
-                .hint("data.loss_on: all learns from everything"));
+            return Err(Error::data(format!("{field:?} is true, but only assistant messages are trained on"))
+                .hint("data.loss_on: all trains on every message"));
         }
         learned &= wanted;
     }
@@ -88,7 +88,7 @@ fn learned(message: &mut Value) -> Result<bool> {
 }
 
 /// Checks a message and normalizes its tool calls.
-fn normalise(message: &mut Value) -> Result<()> {
+fn normalize(message: &mut Value) -> Result<()> {
     let Value::Object(fields) = message else { return Ok(()) };
     match fields.get("role") {
         Some(Value::String(role)) if role == "function" => {

@@ -2,9 +2,9 @@
 //! locality-sensitive hashing finds likely pairs. All constants are fixed: the same rows give the same pairs on every
 //! machine.
 
-/// Permutations per signature.
+/// Permutations per signature, as in `datasketch`.
 pub const PERMUTATIONS: usize = 128;
-/// Words per shingle.
+/// Words per shingle, as in Lee et al., "Deduplicating Training Data Makes Language Models Better".
 pub const SHINGLE: usize = 5;
 
 /// Upper bound of the numbers in a signature, exclusive.
@@ -86,7 +86,7 @@ pub fn signature(words: &[u64]) -> Option<Vec<u32>> {
 }
 
 /// The estimated Jaccard similarity of two texts: the share of permutations in which their signatures agree.
-pub fn likeness(one: &[u32], other: &[u32]) -> f64 {
+pub fn similarity(one: &[u32], other: &[u32]) -> f64 {
     let same = one.iter().zip(other).filter(|(one, other)| one == other).count();
     same as f64 / one.len().max(1) as f64
 }
@@ -96,11 +96,11 @@ pub fn likeness(one: &[u32], other: &[u32]) -> f64 {
 pub fn bands(threshold: f64) -> (usize, usize) {
     const STEPS: usize = 200;
     let error = |bands: usize, rows: usize| -> f64 {
-        let candidate = |likeness: f64| 1.0 - (1.0 - likeness.powi(rows as i32)).powi(bands as i32);
+        let candidate = |similarity: f64| 1.0 - (1.0 - similarity.powi(rows as i32)).powi(bands as i32);
         let at = |step: usize| (step as f64 + 0.5) / STEPS as f64;
         (0..STEPS)
             .map(at)
-            .map(|likeness| if likeness < threshold { candidate(likeness) } else { 1.0 - candidate(likeness) })
+            .map(|similarity| if similarity < threshold { candidate(similarity) } else { 1.0 - candidate(similarity) })
             .sum()
     };
     let choices = (1..=PERMUTATIONS).flat_map(|rows| (1..=PERMUTATIONS / rows).map(move |bands| (bands, rows)));
@@ -144,7 +144,7 @@ mod tests {
             let (first, second) = (shingles(&one, SHINGLE), shingles(&other, SHINGLE));
             let both = first.iter().filter(|hash| second.binary_search(hash).is_ok()).count();
             let exact = both as f64 / (first.len() + second.len() - both) as f64;
-            let estimate = likeness(&signature(&one).unwrap(), &signature(&other).unwrap());
+            let estimate = similarity(&signature(&one).unwrap(), &signature(&other).unwrap());
             assert!((estimate - exact).abs() < 0.12, "{estimate} {exact}");
         }
         assert_eq!(signature(&[]), None);
@@ -155,7 +155,7 @@ mod tests {
         for threshold in [0.5, 0.7, 0.8, 0.95] {
             let (bands, rows) = bands(threshold);
             assert!(bands * rows <= PERMUTATIONS);
-            let chance = |likeness: f64| 1.0 - (1.0 - likeness.powi(rows as i32)).powi(bands as i32);
+            let chance = |similarity: f64| 1.0 - (1.0 - similarity.powi(rows as i32)).powi(bands as i32);
             assert!(chance((threshold + 0.1).min(0.99)) > 0.75 && chance(threshold - 0.3) < 0.2, "{threshold}");
         }
     }

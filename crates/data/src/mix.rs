@@ -28,7 +28,7 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     let Some(total) = total else { return Ok(vec![0; sizes.len()]) };
     let count = |(&size, &weight): (&usize, &f64)| {
         let exact = total * weight;
-        // The source that decides the size gives exactly all its rows, whatever rounding does.
+        // Rounding must not change that the source that decides the size gives exactly all its rows.
         match strategy {
             _ if size == 0 || weight <= 0.0 => 0,
             MixStrategy::InterleaveUnder => (exact.round() as usize).min(size),
@@ -40,7 +40,7 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     let most = rows(sizes).saturating_mul(MOST.0).max(MOST.1);
     if rows(&counts) > most {
         return Err(Error::data(format!(
-            "data.datasets: by these weights an epoch would have more than {most} rows, made of {} different ones",
+            "data.datasets: with these weights an epoch would have more than {most} rows, made of {} different ones",
             rows(sizes)
         ))
         .hint("with mix_strategy: interleave_over every row is taken at least once: raise the smallest weights"));

@@ -15,7 +15,7 @@ pub fn parse(text: &str) -> serde_json::Result<Value> {
 }
 
 /// Replaces the floats of `value` by the f64 nearest to their literals in `text`, from which it was parsed.
-pub fn refine(text: &[u8], value: &mut Value) {
+pub(super) fn refine(text: &[u8], value: &mut Value) {
     let exact: Vec<f64> = Literals { text, at: 0 }.collect();
     if !exact.is_empty() && exact.len() == floats(value) {
         assign(value, &mut exact.into_iter());

@@ -6,11 +6,11 @@ pub trait Progress {
     fn begin(&self, what: &str, total: u64);
     /// `by` more units are done.
     fn advance(&self, by: u64);
-    /// The task is over.
+    /// The task is over. An error ends it without this call.
     fn end(&self);
 }
 
-/// Reports nothing.
+/// Ignores all progress, for callers without a progress bar.
 pub struct Silent;
 
 impl Progress for Silent {

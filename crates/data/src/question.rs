@@ -4,15 +4,14 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 
-use super::classification_rows::Whole;
+use super::classification_rows::ClassifierInput;
 use super::inputs::{Input, Inputs};
 use super::messages::Conversation;
-use super::row::{Row, said};
+use super::row::{Row, content_text};
 use super::{ChatTemplate, source};
 
 /// The text that a chat template writes before and after a user's message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UserTurn {
+struct UserTurn {
     before: String,
     after: String,
 }
@@ -20,7 +19,7 @@ pub struct UserTurn {
 impl UserTurn {
     /// Renders two short conversations to find this text; `None` if the template has no fixed text before a user's
     /// message.
-    pub fn of(template: &ChatTemplate) -> Option<Self> {
+    fn of(template: &ChatTemplate) -> Option<Self> {
         const FIRST: &str = "Zero";
         const ANSWER: &str = "Certainly";
         const SECOND: &str = "Twelve";
@@ -41,7 +40,7 @@ impl UserTurn {
     }
 
     /// The last user message in a rendered prompt; the whole prompt if the text before such a message is not in it.
-    pub fn of_prompt<'a>(&self, prompt: &'a str) -> &'a str {
+    fn of_prompt<'a>(&self, prompt: &'a str) -> &'a str {
         let Some(at) = prompt.rfind(&self.before) else { return prompt.trim() };
         let rest = &prompt[at + self.before.len()..];
         let end = if self.after.is_empty() { None } else { rest.find(&self.after) };
@@ -81,7 +80,7 @@ fn common_suffix<'a>(one: &'a str, other: &str) -> &'a str {
 
 /// The question of a row, to ask it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct Question {
     /// The system message, if the row has one.
     pub system: Option<String>,
     /// The last user message before the last answer, the prompt of a prompt/completion row, or the first words of a
@@ -93,12 +92,12 @@ pub struct Asked {
 
 /// The question of the first validation row, else of the first test row, else of the first training row. `None` for a
 /// tokenized row.
-pub fn first(inputs: &Inputs) -> Option<Asked> {
+pub fn first(inputs: &Inputs) -> Option<Question> {
     let own = inputs.validation.iter().chain(&inputs.test).chain(&inputs.train);
     own.take(1).find_map(of_input)
 }
 
-fn of_input(input: &Input) -> Option<Asked> {
+fn of_input(input: &Input) -> Option<Question> {
     let mut found = None;
     // Loading the data has already read this file, so an error is not expected.
     let _ = source::read(input.paths.first()?, input.format, Some(1), &Cell::new(0), &mut |row, forms| {
@@ -106,11 +105,13 @@ fn of_input(input: &Input) -> Option<Asked> {
         Ok(())
     });
     match found? {
-        Row::Chat(conversation) | Row::Labeled { whole: Whole::Chat(conversation), .. } => of_turns(&conversation),
-        Row::Completion { prompt: question, .. } | Row::Labeled { whole: Whole::Text(question), .. } => {
-            Some(Asked { system: None, question, chat: false })
+        Row::Chat(conversation) | Row::Labeled { input: ClassifierInput::Chat(conversation), .. } => {
+            of_turns(&conversation)
         }
-        Row::Text(text) => Some(Asked { system: None, question: opening(&text), chat: false }),
+        Row::Completion { prompt: question, .. } | Row::Labeled { input: ClassifierInput::Text(question), .. } => {
+            Some(Question { system: None, question, chat: false })
+        }
+        Row::Text(text) => Some(Question { system: None, question: opening(&text), chat: false }),
         Row::Tokens { .. } => None,
     }
 }
@@ -121,12 +122,16 @@ fn opening(text: &str) -> String {
     text.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" ")
 }
 
-fn of_turns(conversation: &Conversation) -> Option<Asked> {
+fn of_turns(conversation: &Conversation) -> Option<Question> {
     let turns = &conversation.messages;
     let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
     let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user")?;
-    let system = turns.first().filter(|turn| turn["role"] == "system").map(|turn| said(&turn["content"]));
-    Some(Asked { system: system.filter(|text| !text.is_empty()), question: said(&asked["content"]), chat: true })
+    let system = turns.first().filter(|turn| turn["role"] == "system").map(|turn| content_text(&turn["content"]));
+    Some(Question {
+        system: system.filter(|text| !text.is_empty()),
+        question: content_text(&asked["content"]),
+        chat: true,
+    })
 }
 
 #[cfg(test)]

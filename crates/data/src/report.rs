@@ -12,14 +12,14 @@ const NAMED_FIELDS: usize = 32;
 
 /// Rows that were treated alike: how many, and where the first of them are.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Found {
-    /// The number of rows.
+pub struct NamedRows {
+    /// How many rows there are, named or not.
     pub rows: u64,
     /// `file:line` of the first [`NAMED_ROWS`] rows.
     pub places: Vec<String>,
 }
 
-impl Found {
+impl NamedRows {
     /// Counts a row at `place`.
     pub fn add(&mut self, place: impl std::fmt::Display) {
         self.rows += 1;
@@ -42,8 +42,8 @@ impl Found {
 /// Conversations that become several examples, because the chat template renders earlier turns differently when more
 /// follow.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Turns {
-    /// Rows with several renderings.
+pub struct RenderingCounts {
+    /// Conversations with several renderings.
     pub rows: u64,
     /// All renderings of these rows.
     pub renderings: u64,
@@ -54,10 +54,10 @@ pub struct Turns {
     /// The tokens of the longest rendering of any row.
     pub longest: u64,
     /// Rows whose first turns are not trained on, because `data.max_turn_growth` limits the tokens.
-    pub limited: Found,
+    pub limited: NamedRows,
 }
 
-impl Turns {
+impl RenderingCounts {
     /// Counts a row whose renderings have these lengths in tokens.
     pub(super) fn add(&mut self, lengths: impl Iterator<Item = usize> + Clone) {
         let (all, longest) = (lengths.clone().sum::<usize>() as u64, lengths.clone().max().unwrap_or(0) as u64);
@@ -95,7 +95,7 @@ impl Turns {
 /// Counts of the rows of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Rows read.
+    /// All rows read, including those left out.
     pub rows: u64,
     /// Rows with tokens and labels, before duplicates and contaminated rows are left out.
     pub kept: u64,
@@ -117,27 +117,27 @@ pub struct Counts {
     /// `file:line` of the first rows in `unlabeled`.
     pub unlabeled_places: Vec<String>,
     /// Rows left out as exact duplicates of an earlier row.
-    pub duplicates: Found,
-    /// Rows left out as near-duplicates of an earlier row.
-    pub near_duplicates: Found,
+    pub duplicates: NamedRows,
+    /// Rows left out, nearly duplicating an earlier one.
+    pub near_duplicates: NamedRows,
     /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
-    pub contaminated: Found,
+    pub contaminated: NamedRows,
     /// What rows contain but the model never sees: fields that no form reads, and messages that the template leaves
     /// out.
     #[serde(default)]
-    pub unread: BTreeMap<String, Found>,
-    /// Conversations with several renderings.
+    pub unread: BTreeMap<String, NamedRows>,
+    /// Conversations that become several examples.
     #[serde(default)]
-    pub turns: Turns,
+    pub turns: RenderingCounts,
     /// Special tokens that messages contain and that became plain text (`data.split_special_tokens`).
     #[serde(default)]
-    pub split_tokens: BTreeMap<String, Found>,
+    pub split_tokens: BTreeMap<String, NamedRows>,
     /// Rows whose text contains special tokens that stay tokens.
     #[serde(default)]
-    pub kept_tokens: Found,
+    pub kept_tokens: NamedRows,
 }
 
-/// What the data report says of one row, besides whether it was kept.
+/// Notes about one row for the data report.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Notes {
     /// What the chat template leaves out of the row, and fields that no form reads, as phrases.
@@ -159,7 +159,7 @@ impl Notes {
 }
 
 impl Counts {
-    /// Counts a row in `unlabeled`. `truncated` says whether it was cut.
+    /// Counts a row in `unlabeled`. `truncated` is whether it was cut.
     pub(super) fn add_unlabeled(&mut self, place: impl std::fmt::Display, truncated: bool) {
         self.unlabeled += 1;
         self.unlabeled_by_truncation += u64::from(truncated);
@@ -240,26 +240,24 @@ impl Counts {
                 self.unlabeled_places.join(", ")
             ));
         }
-        warnings.extend(self.duplicates.warning(set, "left out, repeating an earlier one"));
-        warnings.extend(self.near_duplicates.warning(set, "left out, nearly repeating an earlier one"));
+        warnings.extend(self.duplicates.warning(set, "left out, duplicating an earlier one"));
+        warnings.extend(self.near_duplicates.warning(set, "left out, nearly duplicating an earlier one"));
         let contaminated =
             if dropped { "left out, also in the evaluation rows" } else { "also in the evaluation rows" };
         warnings.extend(self.contaminated.warning(set, contaminated));
         warnings.extend(
-            self.turns
-                .limited
-                .warning(set, "of which first turns are not learned: raise data.max_turn_growth to learn them"),
+            self.turns.limited.warning(set, "whose first turns are not trained on: raise data.max_turn_growth"),
         );
         for (name, found) in &self.unread {
-            warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
+            warnings.extend(found.warning(set, &format!("have {name}, which the model does not see")));
         }
         for (name, found) in &self.split_tokens {
             warnings.extend(found.warning(
                 set,
-                &format!("write {name:?} in their messages: it is plain text there (data.split_special_tokens)"),
+                &format!("have {name:?} in a message, where it is plain text (data.split_special_tokens)"),
             ));
         }
-        warnings.extend(self.kept_tokens.warning(set, "write special tokens in their text, which stay tokens"));
+        warnings.extend(self.kept_tokens.warning(set, "have special tokens in their text, which stay special tokens"));
         warnings
     }
 }
@@ -271,7 +269,7 @@ pub struct Share {
     pub source: String,
     /// Its weight; `None` where no source has one and every row is taken once.
     pub weight: Option<f64>,
-    /// Usable rows.
+    /// Rows of the source that can be trained on.
     pub available: u64,
     /// Rows that it gives to an epoch, repetitions included.
     pub used: u64,
@@ -282,9 +280,9 @@ pub struct Share {
 pub struct Report {
     /// The rows of the training files, before the split and the mix.
     pub train: Counts,
-    /// The rows of `data.val_path`.
+    /// The rows of `data.val_path`; `None` if it is not set.
     pub validation: Option<Counts>,
-    /// The rows of `data.test_path`.
+    /// The rows of `data.test_path`; `None` if it is not set.
     pub test: Option<Counts>,
     /// The sources of `data.datasets`; empty with fewer than two.
     pub mix: Vec<Share>,

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::classification_rows::{self, Whole};
+use super::classification_rows::{self, ClassifierInput};
 use super::fields;
 use super::json_type::json_type;
 pub use super::messages::Conversation;
@@ -16,7 +16,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Format;
 
 /// How many rows at the start of a file decide which forms it has.
-pub const PROBE_ROWS: usize = 64;
+pub(super) const PROBE_ROWS: usize = 64;
 
 /// Names of a field with a question, and of one with an answer.
 const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
@@ -33,7 +33,7 @@ struct Shape {
     /// Reads a row that has these fields.
     parse: fn(&mut Map<String, Value>) -> Result<Row>,
     /// The source text of a row ([`source_of`]), if it is not the last turn of the user.
-    asks: fn(&Map<String, Value>) -> Option<&str>,
+    source_text: fn(&Map<String, Value>) -> Option<&str>,
 }
 
 macro_rules! forms {
@@ -60,7 +60,7 @@ macro_rules! forms {
                 }
             }
 
-            /// The name in `data.format`.
+            /// The value of `data.format` that selects this form.
             pub const fn name(self) -> &'static str {
                 match self {
                     $( Self::$name => $word, )+
@@ -81,10 +81,10 @@ tunesmith_base::registry::row_forms!(forms);
 
 /// Every row fits, so that the parser can name the field that is missing.
 const LABELED: Shape =
-    Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, asks: |_| None };
+    Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, source_text: |_| None };
 
 fn parse_labeled(row: &mut Map<String, Value>) -> Result<Row> {
-    classification_rows::parse(row).map(|(whole, label)| Row::Labeled { whole, label })
+    classification_rows::parse(row).map(|(input, label)| Row::Labeled { input, label })
 }
 
 impl Form {
@@ -110,12 +110,12 @@ impl fmt::Display for Form {
     }
 }
 
-/// A parsed row.
+/// A row in one of the few shapes that tokenizing knows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
     /// A conversation, which the chat template renders.
     Chat(Conversation),
-    /// Plain text in two parts, of which only the completion carries a loss.
+    /// Plain text in two parts. Only the completion carries a loss.
     Completion {
         /// The text without a loss.
         prompt: String,
@@ -124,17 +124,17 @@ pub enum Row {
     },
     /// Plain text, which carries a loss throughout.
     Text(String),
-    /// A tokenized row.
+    /// A row that comes tokenized and labeled.
     Tokens {
-        /// Token ids.
+        /// Token ids, without padding.
         input_ids: Vec<u32>,
-        /// One label per token.
+        /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
     },
     /// A text or conversation with one label.
     Labeled {
-        /// The text or conversation.
-        whole: Whole,
+        /// The text or conversation to classify or score.
+        input: ClassifierInput,
         /// The name of the class; in a regression, the number as text.
         label: String,
     },
@@ -179,14 +179,14 @@ impl Row {
     }
 
     /// The row as `tunesmith process` writes it: a conversation in the form `messages`, any other row in its own form.
-    pub fn into_json(self) -> Value {
+    pub(super) fn into_json(self) -> Value {
         match self {
             Self::Chat(conversation) => conversation.into_json(),
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
-            Self::Labeled { whole, label } => {
-                let mut row = whole.into_json();
+            Self::Labeled { input, label } => {
+                let mut row = input.into_json();
                 row["label"] = label.into();
                 row
             }
@@ -214,10 +214,10 @@ impl Row {
         };
         match self {
             Self::Chat(conversation) => turns(conversation, &mut words),
-            Self::Labeled { whole, label } => {
-                match whole {
-                    Whole::Text(text) => add_words(text, &mut words),
-                    Whole::Chat(conversation) => turns(conversation, &mut words),
+            Self::Labeled { input, label } => {
+                match input {
+                    ClassifierInput::Text(text) => add_words(text, &mut words),
+                    ClassifierInput::Chat(conversation) => turns(conversation, &mut words),
                 }
                 if system {
                     add_words(label, &mut words);
@@ -242,11 +242,11 @@ impl Row {
 /// # Errors
 /// Those of [`Row::parse`].
 pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
-    let asks = |row: &Map<String, Value>| {
+    let field = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
-        form.and_then(|form| (form.shape().asks)(row)).map(str::to_owned)
+        form.and_then(|form| (form.shape().source_text)(row)).map(str::to_owned)
     };
-    let input = row.as_object().and_then(asks);
+    let input = row.as_object().and_then(field);
     let row = Row::parse(row, forms)?;
     Ok(match (input, row) {
         (Some(input), _) => input,
@@ -254,7 +254,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
             let turns = &conversation.messages;
             let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
             let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user");
-            asked.map_or_else(String::new, |turn| said(&turn["content"]))
+            asked.map_or_else(String::new, |turn| content_text(&turn["content"]))
         }
         (None, Row::Completion { prompt, .. }) => prompt,
         (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
@@ -262,7 +262,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
 }
 
 /// The text of a message's `content`. The parts of a list are joined by line breaks.
-pub(super) fn said(content: &Value) -> String {
+pub(super) fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
@@ -334,97 +334,4 @@ fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Ro
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(row: Value) -> Result<Row> {
-        Row::parse(row, Form::ALL)
-    }
-
-    #[test]
-    fn a_row_is_asked_by_the_last_turn_of_the_user_or_its_input() {
-        let source = |row: Value| source_of(row, Form::ALL).unwrap();
-        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
-        let turns =
-            [turn("system", "s"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];
-        assert_eq!(source(json!({ "messages": turns })), "3");
-        assert_eq!(source(json!({"instruction": "Simplify.", "input": "It is so.", "output": "So."})), "It is so.");
-        assert_eq!(source(json!({"instruction": "Sort.", "input": "", "output": "a"})), "Sort.");
-        assert_eq!(source(json!({"input": "i", "output": "o"})), "i");
-        assert_eq!(source(json!({"prompt": "p", "completion": "c"})), "p");
-        assert_eq!(source(json!({"text": "t"})), "");
-    }
-
-    fn contents(row: Row) -> Vec<(String, String)> {
-        let Row::Chat(chat) = row else { panic!("not a chat") };
-        let part = |value: &Value| value.as_str().unwrap().to_owned();
-        chat.messages.iter().map(|message| (part(&message["role"]), part(&message["content"]))).collect()
-    }
-
-    #[test]
-    fn alpaca_keeps_instruction_and_input() {
-        let row = parse(json!({"instruction": "Sort.", "input": "b a", "output": "a b"})).unwrap();
-        assert_eq!(contents(row)[0].1, "Sort.\n\nb a");
-        let row = parse(json!({"instruction": "Sort.", "input": "", "output": "a b"})).unwrap();
-        assert_eq!(contents(row)[0].1, "Sort.");
-    }
-
-    #[test]
-    fn every_question_and_answer_name_makes_a_pair() {
-        for question in QUESTION {
-            for answer in ANSWER {
-                let row = parse(json!({question: "q", answer: "a", "id": 7})).unwrap();
-                assert_eq!(contents(row), [("user".into(), "q".into()), ("assistant".into(), "a".into())]);
-            }
-        }
-    }
-
-    #[test]
-    fn all_turns_are_kept() {
-        let turns = [("system", "s"), ("human", "1"), ("gpt", "2"), ("human", "3"), ("gpt", "4")];
-        let turns: Vec<Value> = turns.iter().map(|(from, value)| json!({"from": from, "value": value})).collect();
-        let roles: Vec<String> =
-            contents(parse(json!({"conversations": turns})).unwrap()).into_iter().map(|(role, _)| role).collect();
-        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
-    }
-
-    #[test]
-    fn preference_rows_are_named_with_what_can_be_done() {
-        let turns = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]);
-        for (row, name) in [
-            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "completion"),
-            (json!({"chosen": turns, "rejected": turns}), "messages"),
-            (json!({"chosen": "a", "rejected": "b"}), "text"),
-        ] {
-            let error = parse(row.clone()).unwrap_err();
-            assert!(error.message().contains("preference rows (chosen, rejected)"), "{error}");
-            assert!(error.hint_text().unwrap().contains(&format!("rename `chosen` to `{name}`")), "{error}");
-            let mut renamed = row.as_object().unwrap().clone();
-            let chosen = renamed.shift_remove("chosen").unwrap();
-            renamed.insert(name.to_owned(), chosen);
-            parse(renamed.into()).unwrap();
-        }
-    }
-
-    #[test]
-    fn malformed_rows_say_what_was_found() {
-        let cases = [
-            (json!([1]), "a list"),
-            (json!({"question": "q"}), "[question]"),
-            (json!({"text": 7}), "a number"),
-            (json!({"messages": []}), "no messages"),
-            (json!({"messages": [{"role": "user", "content": 1}]}), "message 1"),
-            (json!({"messages": [{"content": "x"}]}), "\"role\""),
-            (json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}), "message 2: \"content\""),
-            (json!({"conversations": [{"from": "narrator", "value": "x"}]}), "narrator"),
-            (json!({"input_ids": [1, 2], "labels": [1]}), "2 input_ids but 1 labels"),
-            (json!({"input_ids": [1, -5]}), "-5"),
-            (json!({"input_ids": [1], "labels": [-1]}), "-1"),
-            (json!({"question": "q", "answer": "a", "response": "b"}), "answer, response"),
-        ];
-        for (row, part) in cases {
-            let error = parse(row).unwrap_err();
-            assert!(error.message().contains(part), "{error} lacks {part}");
-        }
-    }
-}
+mod tests;

@@ -44,7 +44,7 @@ impl Walker<'_> {
         let mut rows = 0;
         for path in &input.paths {
             let left = self.max_rows.map(|most| most - rows);
-            let (bytes, mut told) = (Cell::new(0_u64), 0);
+            let (bytes, mut reported) = (Cell::new(0_u64), 0);
             let (mut chunk, mut chunk_bytes) = (Vec::new(), 0);
             let mut forms_of_file = Vec::new();
             let mut flush = |chunk: &mut Vec<RawRow>, forms: &[Form]| -> Result<()> {
@@ -63,8 +63,8 @@ impl Walker<'_> {
                 let done: Vec<Option<Result<T>>> =
                     self.threads.install(|| chunk.par_drain(..).enumerate().map(one).collect());
                 done.into_iter().flatten().try_for_each(|outcome| outcome.and_then(&mut *take))?;
-                self.progress.advance(bytes.get() - told);
-                told = bytes.get();
+                self.progress.advance(bytes.get() - reported);
+                reported = bytes.get();
                 Ok(())
             };
             let read = source::read(path, input.format, left, &bytes, &mut |row, forms| {

@@ -13,11 +13,11 @@ const PACKING_STREAM: u64 = u64::MAX;
 /// The settings that decide the order and the size of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerOptions {
-    /// Rows per micro-batch.
+    /// Rows per micro-batch (`train.batch_size`).
     pub batch_size: usize,
     /// Micro-batches per step, of all ranks together.
     pub grad_accum: usize,
-    /// `train.data_seed`.
+    /// The seed of every order (`train.data_seed`).
     pub seed: u64,
     /// Whether each epoch has a new random order. Without, rows keep the order of the files.
     pub shuffle: bool,
@@ -32,7 +32,7 @@ pub struct SamplerOptions {
 pub struct SamplerState {
     /// The seed of the order.
     pub seed: u64,
-    /// The epoch, from 0.
+    /// The number of the epoch, from 0.
     pub epoch: u64,
     /// Steps of that epoch that are done.
     pub step: usize,

@@ -44,7 +44,7 @@ impl Split {
     pub fn from_examples<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Result<Self> {
         let dir = std::env::temp_dir();
         let mut writer =
-            TokenWriter::scratch(&dir).map_err(|error| Error::io("write tokenized data to", &dir, &error))?;
+            TokenWriter::temporary(&dir).map_err(|error| Error::io("write tokenized data to", &dir, &error))?;
         for example in examples {
             writer.push(Some((from_ref(example), 1.0)))?;
         }
@@ -60,7 +60,7 @@ impl Split {
         Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
     }
 
-    /// The number of examples.
+    /// The number of examples. A row that is cut has several.
     pub const fn len(&self) -> usize {
         self.rows.len()
     }
@@ -300,17 +300,10 @@ impl Split {
 
     /// Moves examples to a new split. Both parts keep their order.
     fn take(&mut self, indices: impl IntoIterator<Item = u32>) -> Self {
-        let mut goes = vec![false; self.len()];
-        indices.into_iter().for_each(|index| goes[index as usize] = true);
-        let mut taken = Vec::new();
-        let mut fates = goes.into_iter();
-        self.rows.retain(|&row| {
-            let goes = fates.next() == Some(true);
-            if goes {
-                taken.push(row);
-            }
-            !goes
-        });
+        let mut moves = vec![false; self.len()];
+        indices.into_iter().for_each(|index| moves[index as usize] = true);
+        let mut moves = moves.into_iter();
+        let taken = self.rows.extract_if(.., |_| moves.next() == Some(true)).collect();
         Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
     }
 

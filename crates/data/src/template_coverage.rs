@@ -15,7 +15,7 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
     let learned = || renderings.iter().flat_map(|one| one.spans.iter().filter_map(|span| one.text.get(span.clone())));
     for (index, message) in conversation.messages.iter().enumerate() {
         let Some(calls) = message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) else { continue };
-        if calls.iter().all(|call| called(call).is_some_and(|name| learned().any(|text| text.contains(name)))) {
+        if calls.iter().all(|call| tool_name(call).is_some_and(|name| learned().any(|text| text.contains(name)))) {
             continue;
         }
         // Renamed tools change the text if the template writes their names.
@@ -29,7 +29,7 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
                 "message {}: the chat template ({}) does not write its call of {:?}",
                 index + 1,
                 template.origin(),
-                called(&calls[0]).unwrap_or_default()
+                tool_name(&calls[0]).unwrap_or_default()
             ))
             .hint("set data.template_path to a template that knows tools, or leave such rows out"));
         }
@@ -52,7 +52,7 @@ pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
         }
     }
     let tools = conversation.tools.as_ref().and_then(Value::as_array).into_iter().flatten();
-    if tools.filter_map(called).any(|name| !text.contains(name)) {
+    if tools.filter_map(tool_name).any(|name| !text.contains(name)) {
         found.push("tools".to_owned());
     }
     let mut assistants = conversation.messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant");
@@ -72,7 +72,7 @@ fn reasoning(message: &Value) -> Option<&str> {
 }
 
 /// The name of a tool or of a tool call.
-fn called(call: &Value) -> Option<&str> {
+fn tool_name(call: &Value) -> Option<&str> {
     call["function"]["name"].as_str().or(call["name"].as_str())
 }
 

@@ -5,7 +5,7 @@ use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
 use super::jinja_limits::{failed, guard, measure, stopped};
-use super::print;
+use super::python_text;
 
 /// `tojson` as Transformers defines it: `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`,
 /// without escaping for HTML.
@@ -135,6 +135,6 @@ fn float(value: f64) -> String {
     match value {
         _ if value.is_nan() => "NaN".into(),
         _ if value.is_infinite() => if value > 0.0 { "Infinity" } else { "-Infinity" }.into(),
-        _ => print::float(value),
+        _ => python_text::float(value),
     }
 }

@@ -1,31 +1,17 @@
 //! The tokenizer of a model folder: `tokenizer.json`, with special tokens from the files beside it.
-use std::io::Read as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
+use super::bounded_tokenizer::{BoundedTokenizer, Encoded};
 use super::catch_panic::isolated;
-use super::growth::{self, Growth, Words};
-use super::thread_time::thread_time;
+use super::model_files::{read_file, read_json};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// The largest tokenizer file, in bytes. The largest known `tokenizer.json` has 40 MB.
-pub const MAX_FILE_BYTES: u64 = 512 << 20;
-
-/// The token ids of a text, with the byte range of each.
-#[derive(Debug, Clone, Default)]
-pub struct Encoded {
-    /// Token ids.
-    pub ids: Vec<u32>,
-    /// One byte range `start..end` of the text per id; empty for a token that the post-processor adds.
-    pub offsets: Vec<(usize, usize)>,
-}
-
 /// A tokenizer with its special tokens and the ids that end an answer.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    bounded: BoundedTokenizer,
     config: Map<String, Value>,
     special_tokens: Map<String, Value>,
     special_texts: Vec<String>,
@@ -34,7 +20,6 @@ pub struct Tokenizer {
     stop_ids: Vec<u32>,
     eos_id: Option<u32>,
     hash: blake3::Hash,
-    growth: Growth,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -64,8 +49,8 @@ impl Tokenizer {
         if !new_tokens.is_empty() {
             bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
         }
-        let (mut inner, growth) = parse(&path, &bytes)?;
-        // Whatever the file says: batches have no padding, and the encoder truncates rows itself.
+        let BoundedTokenizer { mut inner, growth } = BoundedTokenizer::parse(&path, &bytes)?;
+        // The file's padding and truncation do not apply: batches have no padding, and the encoder truncates rows.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
 
@@ -97,7 +82,8 @@ impl Tokenizer {
         let mut special_ids: Vec<u32> = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         special_ids.sort_unstable();
         let hash = blake3::hash(&bytes);
-        Ok(Self { inner, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash, growth })
+        let bounded = BoundedTokenizer { inner, growth };
+        Ok(Self { bounded, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash })
     }
 
     /// Tokenizes a text. With `add_special`, the post-processor adds its tokens (BOS).
@@ -114,7 +100,7 @@ impl Tokenizer {
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_first(&self, text: &str, add_special: bool, most: Option<usize>) -> Result<Encoded> {
-        encode_first((&self.inner, self.growth), text, add_special, most).map(|(encoded, _)| encoded)
+        self.bounded.encode_first(text, add_special, most).map(|(encoded, _)| encoded)
     }
 
     /// The ids of a text with the tokens that the post-processor adds, and for each id whether it was added.
@@ -130,14 +116,7 @@ impl Tokenizer {
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn ids_first(&self, text: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<bool>)> {
-        if self.growth.slow || most.is_some() && text.len() > MAX_RUN {
-            return encode_first((&self.inner, self.growth), text, true, most)
-                .map(|(encoded, added)| (encoded.ids, added));
-        }
-        check_length(text, self.growth)?;
-        // `encode_fast` omits offsets.
-        let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?.map_err(untokenized)?;
-        Ok((encoding.get_ids().to_vec(), added(&encoding)))
+        self.bounded.ids_first(text, most)
     }
 
     /// Whether all `texts` have the same tokens with another `pre_tokenizer`, a value of this field of
@@ -148,7 +127,7 @@ impl Tokenizer {
     pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
         let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
         let other = other.map_err(|error| Error::data(format!("not a pre-tokenizer: {error}")))?;
-        let mut tokenizer = self.inner.clone();
+        let mut tokenizer = self.bounded.inner.clone();
         tokenizer.with_pre_tokenizer(Some(other));
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
             isolated("tokenizing", || tokenizer.encode_fast(text, false))?
@@ -156,7 +135,7 @@ impl Tokenizer {
                 .map_err(|error| Error::data(format!("cannot tokenize: {error}")))
         };
         for text in texts {
-            if ids(&self.inner, text)? != ids(&tokenizer, text)? {
+            if ids(&self.bounded.inner, text)? != ids(&tokenizer, text)? {
                 return Ok(false);
             }
         }
@@ -168,33 +147,29 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        isolated("decoding", || self.inner.decode(ids, skip_special))?
+        isolated("decoding", || self.bounded.inner.decode(ids, skip_special))?
             .map_err(|error| Error::data(format!("cannot decode token ids: {error}")))
     }
 
     /// The vocabulary entry of an id.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.bounded.inner.id_to_token(id)
     }
 
     /// The id of a vocabulary entry.
     pub fn id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        self.bounded.inner.token_to_id(token)
     }
 
-    /// The tokenizer of the `tokenizers` crate.
-    pub(super) const fn inner(&self) -> &tokenizers::Tokenizer {
-        &self.inner
-    }
-
-    /// Bounds on the work that the tokenizer may do for a text.
-    pub(super) const fn growth(&self) -> Growth {
-        self.growth
+    /// The tokenizer of the `tokenizers` crate, with bounds on its work.
+    pub(super) const fn bounded(&self) -> &BoundedTokenizer {
+        &self.bounded
     }
 
     /// The added tokens and their ids.
     pub(super) fn added_tokens(&self) -> Vec<(u32, tokenizers::AddedToken)> {
-        self.inner
+        self.bounded
+            .inner
             .get_added_vocabulary()
             .get_added_tokens_decoder()
             .iter()
@@ -205,7 +180,7 @@ impl Tokenizer {
     /// The id for unknown characters, if the model has one.
     pub(super) fn unknown_id(&self) -> Option<u32> {
         use tokenizers::ModelWrapper::{BPE, Unigram, WordLevel, WordPiece};
-        match self.inner.get_model() {
+        match self.bounded.inner.get_model() {
             BPE(model) => model.get_unk_token().as_deref().and_then(|token| self.id(token)),
             WordPiece(model) => self.id(&model.unk_token),
             WordLevel(model) => self.id(&model.unk_token),
@@ -254,188 +229,10 @@ impl Tokenizer {
     }
 }
 
-/// Texts up to this size, in bytes, are always tokenized as a whole.
-const SMALL: usize = 1 << 20;
-/// The longest text that is tokenized as a whole, in bytes. Each byte takes about 30 bytes of memory.
-const MAX_WHOLE: usize = 128 << 20;
-/// How long a tokenizer with suspicious regular expressions may take for a short text, and for each 64 KiB of a longer
-/// one.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// When only the beginning of a text is tokenized, tokens within this many bytes of its end may be wrong.
-const MARGIN: usize = 64 << 10;
-
-/// The longest run of letters and digits, of white space or of other characters, in bytes. Tokenizers treat it as one
-/// word, which takes about 160 bytes of memory per byte.
-const MAX_RUN: usize = 256 << 10;
-/// The longest word, in bytes, of a tokenizer whose words can be longer than such runs. Legitimate text without spaces
-/// may be long; 8 MiB take about a gigabyte of memory and 15 seconds.
-const MAX_WORD: usize = 8 << 20;
-
-/// The first word of `text` that is too long, and how many bytes it may have.
-fn long_word(text: &str, words: Words) -> Option<(std::ops::Range<usize>, usize)> {
-    if let Some(run) = Some(text).filter(|text| text.len() > MAX_RUN).and_then(long_run) {
-        return Some((run, MAX_RUN));
-    }
-    let text = Some(text).filter(|text| text.len() > MAX_WORD)?;
-    let word = match words {
-        Words::Runs => None,
-        Words::Text => Some(0..text.len()),
-        Words::Spaced => {
-            let start = |word: &str| word.as_ptr() as usize - text.as_ptr() as usize;
-            let long = text.split_whitespace().find(|word| word.len() > MAX_WORD);
-            long.map(|word| start(word)..start(word) + word.len())
-        }
-    };
-    word.map(|word| (word, MAX_WORD))
-}
-
-/// The first run of `text` of more than [`MAX_RUN`] bytes.
-fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
-    let class = |letter: char| match letter {
-        _ if letter.is_alphanumeric() => 0,
-        _ if letter.is_whitespace() => 1,
-        _ => 2,
-    };
-    let (mut start, mut current) = (0, None);
-    let mut letters = text.char_indices().map(|(at, letter)| (at, Some(class(letter)))).chain([(text.len(), None)]);
-    letters.find_map(|(at, class)| {
-        if class == current {
-            return None;
-        }
-        let run = std::mem::replace(&mut start, at)..at;
-        current = class;
-        (run.len() > MAX_RUN).then_some(run)
-    })
-}
-
-/// Refuses a text with a word that is too long.
-fn check_words(text: &str, words: Words) -> Result<()> {
-    let Some((word, most)) = long_word(text, words) else { return Ok(()) };
-    let (length, most) = (word.len() >> 10, most >> 10);
-    let place = word.start + 1;
-    if words == Words::Text && word == (0..text.len()) && most == MAX_WORD >> 10 {
-        return Err(Error::data(format!(
-            "the text has {length} KiB, and this tokenizer takes it for one word, which is too long (at most {most} KiB)"
-        ))
-        .hint("split the row; with data.truncation: right only the beginning of a text is looked at"));
-    }
-    Err(Error::data(format!(
-        "the text has a word of {length} KiB from its byte {place} on, which is too long to be tokenized (at most {most} KiB)"
-    ))
-    .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is looked at"))
-}
-
-/// Refuses a text that is too long.
-fn check_length(text: &str, growth: Growth) -> Result<()> {
-    let longest = text.len().saturating_mul(growth.factor);
-    if longest > MAX_WHOLE.saturating_add(text.len().saturating_mul(8)) {
-        return Err(Error::model(format!(
-            "the tokenizer can make a text {} times longer, which is too much for one of {} bytes",
-            growth.factor,
-            text.len()
-        ))
-        .hint("look at the normalizer in tokenizer.json"));
-    }
-    if text.len() <= MAX_WHOLE {
-        return check_words(text, growth.words);
-    }
-    let (length, most) = (text.len() >> 20, MAX_WHOLE >> 20);
-    Err(Error::data(format!("the text has {length} MiB, which is too long to be tokenized whole (at most {most} MiB)"))
-        .hint("split the row, or set data.truncation: right, which looks only at the beginning"))
-}
-
-/// The last character boundary of `text` up to `at`.
-fn char_boundary(text: &str, at: usize) -> usize {
-    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
-}
-
-/// Refuses a tokenizer that takes too long for the beginning of a text.
-fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
-    let mut length = 256;
-    while length < text.len() {
-        let end = char_boundary(text, length);
-        let (began, before) = (Instant::now(), thread_time());
-        isolated("tokenizing", || inner.encode_fast(&text[..end], false))?.map_err(untokenized)?;
-        let spent = before.and_then(|before| thread_time()?.checked_sub(before)).unwrap_or_else(|| began.elapsed());
-        let allowed = PATIENCE + PATIENCE * u32::try_from(length / (64 << 10)).unwrap_or(u32::MAX);
-        if spent > allowed {
-            return Err(Error::model(format!(
-                "the tokenizer takes {:.1} s for the first {end} bytes of a text",
-                spent.as_secs_f64()
-            ))
-            .hint("a regular expression in tokenizer.json repeats what is repeated already"));
-        }
-        length *= 2;
-    }
-    Ok(())
-}
-
-fn untokenized(error: impl std::fmt::Display) -> Error {
-    Error::data(format!("cannot tokenize: {error}"))
-}
-
-/// For each id, whether the post-processor has added it.
-fn added(encoding: &tokenizers::Encoding) -> Vec<bool> {
-    encoding.get_special_tokens_mask().iter().map(|&added| added != 0).collect()
-}
-
-/// Tokenizes a text, and says for each id whether the post-processor has added it. `most` is as in
-/// [`Tokenizer::encode_first`].
-pub(super) fn encode_first(
-    (inner, growth): (&tokenizers::Tokenizer, Growth),
-    text: &str,
-    add_special: bool,
-    most: Option<usize>,
-) -> Result<(Encoded, Vec<bool>)> {
-    let encode = |text: &str| {
-        check_length(text, growth)?;
-        if growth.slow {
-            check_time(inner, text)?;
-        }
-        isolated("tokenizing", || inner.encode(text, add_special)).and_then(|done| done.map_err(untokenized))
-    };
-    // Tokens of ordinary text have fewer than 16 bytes on average.
-    let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN));
-    // A text with a word that is too long must be cut before the word. For any other, a longer beginning costs little.
-    let long = most.is_some() && long_word(text, growth.words).is_some();
-    let cut_from = if long { text.len() } else { text.len() / 2 };
-    length = if long { length } else { length.max(SMALL) };
-    while let Some(most) = most.filter(|_| length < cut_from) {
-        let end = char_boundary(text, length);
-        let last = char_boundary(text, end - MARGIN);
-        // In most tokenizers no token crosses a space. The margin is for the others, and for very long words.
-        let cut = text[last..end].rfind(char::is_whitespace).map_or(end, |space| last + space);
-        let encoding = encode(&text[..cut])?;
-        let sure = cut - MARGIN;
-        let offsets = encoding.get_offsets();
-        let first = offsets.iter().position(|(start, end)| start < end && *end > sure).unwrap_or(0);
-        if first > most {
-            let encoded = Encoded { ids: encoding.get_ids()[..first].to_vec(), offsets: offsets[..first].to_vec() };
-            return Ok((encoded, added(&encoding)[..first].to_vec()));
-        }
-        length = length.saturating_mul(4);
-    }
-    let encoding = encode(text)?;
-    let encoded = Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() };
-    Ok((encoded, added(&encoding)))
-}
-
 fn read_tokenizer(model_dir: &Path) -> Result<Vec<u8>> {
     read_file(&model_dir.join("tokenizer.json"), files::open_member)?.ok_or_else(|| {
         Error::model(format!("{} has no tokenizer.json", model_dir.display()))
             .hint("copy tokenizer.json and tokenizer_config.json of the model into the folder")
-    })
-}
-
-fn parse(path: &Path, bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Growth)> {
-    let read = || {
-        let growth = growth::check(bytes).map_err(Error::model)?;
-        let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
-        Ok((loaded.map_err(|error| Error::model(error.to_string()))?, growth))
-    };
-    read().map_err(|error: Error| {
-        let error = error.context(path.display()).with_kind(tunesmith_base::Kind::Model);
-        error.hint("expected the tokenizer.json of a Hugging Face model")
     })
 }
 
@@ -455,12 +252,14 @@ pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
 /// [`tunesmith_base::Kind::Model`] as in [`Tokenizer::load`].
 pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u32>)> {
     let path = model_dir.join("tokenizer.json");
-    let (mut inner, _) = parse(&path, &read_tokenizer(model_dir)?)?;
+    let mut inner = BoundedTokenizer::parse(&path, &read_tokenizer(model_dir)?)?.inner;
     let mut ids = Vec::new();
     for token in tokens {
         if let Some(id) = inner.token_to_id(token) {
-            return Err(Error::config(format!("tuning.new_tokens: {token:?} is no new token, it has the id {id}"))
-                .hint("remove it, or the second of two"));
+            return Err(Error::config(format!(
+                "tuning.new_tokens: {token:?} is already in the vocabulary, with the id {id}"
+            ))
+            .hint("remove it, or the second of two"));
         }
         inner
             .add_tokens([tokenizers::AddedToken::from(token.clone(), false)])
@@ -491,32 +290,12 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     single.chain(lists).collect()
 }
 
-/// How to open a file: [`files::open`], or [`files::open_member`] for files of a model folder.
-pub(super) type Opener = fn(&Path) -> std::io::Result<std::fs::File>;
-
-/// The bytes of a file; `None` if it does not exist.
-pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
-    let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Model);
-    let file = match open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
-    let size = file.metadata().map_err(failed)?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display()))
-            .hint("copy the file of the model again"));
+#[cfg(test)]
+impl Tokenizer {
+    /// The tokenizer of a model folder that has only this `tokenizer.json`.
+    pub(super) fn of_json(json: &Value) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Self::load(folder.path()).unwrap()
     }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
-    Ok(Some(bytes))
-}
-
-/// The JSON object in a file of the model folder; empty if the file does not exist.
-pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
-    let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
-    serde_json::from_slice(&bytes).map_err(|error| {
-        Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line()))
-            .hint("copy the file of the model again")
-    })
 }

@@ -21,31 +21,34 @@
 //! trailer  u64 each: words in rows, number of rows, bytes of JSON
 //!          BLAKE3 of rows and sizes [32], BLAKE3 of all other parts [32]
 //! ```
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+mod writer;
+
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::batch::{Example, IGNORE};
 use super::report::Counts;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
-use tunesmith_base::files::atomic::AtomicFile;
-use tunesmith_base::files::temporary;
+
+pub use self::writer::TokenWriter;
 
 const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
 const HEADER: usize = MAGIC.len() + 32;
 const TRAILER: usize = 3 * 8 + 2 * 32;
 const PIECE: usize = 1 << 20;
-/// In an id: the token has no label. In a count of tokens: labels are stored beside the ids.
-const FLAG: u32 = 1 << 31;
-/// In a count of tokens: the row has a loss weight.
-const WEIGHED: u32 = 1 << 30;
-/// In a count of tokens: the row has one label for a classification or regression.
-const WHOLE: u32 = 1 << 29;
-/// In a count of tokens: the row has several examples.
-const SEVERAL: u32 = 1 << 28;
+/// In an id: the token has no label.
+const NO_LABEL: u32 = 1 << 31;
 /// In an id of a row with several examples: an example begins here.
-const BEGINS: u32 = 1 << 30;
+const EXAMPLE_START: u32 = 1 << 30;
+/// In a count of tokens: labels are stored beside the ids.
+const HAS_LABELS: u32 = 1 << 31;
+/// In a count of tokens: the row has a loss weight.
+const HAS_WEIGHT: u32 = 1 << 30;
+/// In a count of tokens: the row has one label for a classification or regression.
+const HAS_TARGET: u32 = 1 << 29;
+/// In a count of tokens: the row has several examples.
+const HAS_SEVERAL: u32 = 1 << 28;
 
 /// The cache folder if `data.cache_dir` is not set; `None` if the system has none.
 pub fn default_dir() -> Option<PathBuf> {
@@ -62,14 +65,14 @@ pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
 /// The size of a row, as the file stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
-    /// The number of tokens, with the flags [`FLAG`], [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
+    /// The number of tokens, with the flags [`HAS_LABELS`], [`HAS_WEIGHT`], [`HAS_TARGET`] and [`HAS_SEVERAL`].
     tokens: u32,
     label_tokens: u32,
 }
 
 impl Size {
     const fn len(self) -> usize {
-        (self.tokens & !(FLAG | WEIGHED | WHOLE | SEVERAL)) as usize
+        (self.tokens & !(HAS_LABELS | HAS_WEIGHT | HAS_TARGET | HAS_SEVERAL)) as usize
     }
 
     /// The u32 words of the ids, and of labels beside them.
@@ -86,7 +89,7 @@ impl Size {
 #[derive(Debug)]
 pub struct TokenSet {
     file: File,
-    /// For error messages.
+    /// The path, for messages only: a temporary file has none.
     path: PathBuf,
     /// Where each row starts, in u32 words.
     starts: Vec<u64>,
@@ -159,7 +162,7 @@ impl TokenSet {
 
     /// Whether a row has several examples.
     pub fn has_several(&self, row: u32) -> bool {
-        self.sizes[row as usize].tokens & SEVERAL != 0
+        self.sizes[row as usize].tokens & HAS_SEVERAL != 0
     }
 
     /// An upper bound of the tokens of an example of this row.
@@ -193,24 +196,24 @@ impl TokenSet {
         read_at(&self.file, &mut bytes, HEADER as u64 + 4 * self.starts[row as usize])
             .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
         let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        let weight = words.last().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, |&word| f32::from_bits(word));
+        let weight = words.last().filter(|_| size.tokens & HAS_WEIGHT != 0).map_or(1.0, |&word| f32::from_bits(word));
         let (first, rest) = words.split_at(size.len());
         let whole = || {
             let place = size.inner_words() as usize;
-            words.get(place).filter(|_| size.tokens & WHOLE != 0).map(|&word| word as i32)
+            words.get(place).filter(|_| size.tokens & HAS_TARGET != 0).map(|&word| word as i32)
         };
-        if size.tokens & FLAG != 0 {
+        if size.tokens & HAS_LABELS != 0 {
             let labels = rest.iter().take(size.len()).map(|&word| word as i32).chain(whole()).collect();
             return Ok((vec![Example { input_ids: first.to_vec(), labels }], weight));
         }
-        let several = size.tokens & SEVERAL != 0;
-        let flags = if several { FLAG | BEGINS } else { FLAG };
-        let label = |&word: &u32| if word & FLAG == 0 { (word & !flags) as i32 } else { IGNORE };
+        let several = size.tokens & HAS_SEVERAL != 0;
+        let flags = if several { NO_LABEL | EXAMPLE_START } else { NO_LABEL };
+        let label = |&word: &u32| if word & NO_LABEL == 0 { (word & !flags) as i32 } else { IGNORE };
         let example = |words: &[u32]| Example {
             input_ids: words.iter().map(|word| word & !flags).collect(),
             labels: words.iter().map(label).chain(whole()).collect(),
         };
-        let examples = first.chunk_by(|_, word| !several || word & BEGINS == 0).map(example).collect();
+        let examples = first.chunk_by(|_, word| !several || word & EXAMPLE_START == 0).map(example).collect();
         Ok((examples, weight))
     }
 
@@ -220,7 +223,7 @@ impl TokenSet {
     /// Those of [`TokenSet::read`].
     pub fn target(&self, row: u32) -> Result<Option<i32>> {
         let size = self.sizes[row as usize];
-        if size.tokens & WHOLE == 0 {
+        if size.tokens & HAS_TARGET == 0 {
             return Ok(None);
         }
         let mut bytes = [0; 4];
@@ -247,165 +250,6 @@ fn hash_rest(key: &blake3::Hash, counts: &[u8], lengths: &[u8], content: &blake3
     hasher.finalize()
 }
 
-/// Writes a set row by row. If it is dropped before [`Self::finish`], the file is removed.
-pub struct TokenWriter {
-    file: BufWriter<File>,
-    path: PathBuf,
-    key: blake3::Hash,
-    /// The unfinished cache file; `None` for a temporary file, which has no name.
-    unfinished: Option<AtomicFile<'static>>,
-    hasher: blake3::Hasher,
-    sizes: Vec<Size>,
-    record: Vec<u8>,
-}
-
-impl TokenWriter {
-    /// Starts the cache file `target` of a key.
-    ///
-    /// # Errors
-    /// The file cannot be created.
-    pub fn kept(target: &Path, key: &blake3::Hash) -> std::io::Result<Self> {
-        if let Some(dir) = target.parent() {
-            fs::create_dir_all(dir)?;
-            temporary::sweep_folder(dir);
-        }
-        let unfinished = AtomicFile::create(target)?;
-        Self::begin(unfinished.file().try_clone()?, target.to_owned(), *key, Some(unfinished))
-    }
-
-    /// Starts a temporary file in `dir`, which lasts as long as its set.
-    ///
-    /// # Errors
-    /// The file cannot be created.
-    pub fn scratch(dir: &Path) -> std::io::Result<Self> {
-        let path = dir.join("tunesmith-tokens");
-        Self::begin(temporary::unnamed(&path)?, path, blake3::Hash::from_bytes([0; 32]), None)
-    }
-
-    fn begin(
-        file: File,
-        path: PathBuf,
-        key: blake3::Hash,
-        unfinished: Option<AtomicFile<'static>>,
-    ) -> std::io::Result<Self> {
-        let mut writer = Self {
-            file: BufWriter::with_capacity(PIECE, file),
-            path,
-            key,
-            unfinished,
-            hasher: blake3::Hasher::new(),
-            sizes: Vec::new(),
-            record: Vec::new(),
-        };
-        writer.file.write_all(MAGIC)?;
-        writer.file.write_all(key.as_bytes())?;
-        Ok(writer)
-    }
-
-    /// Appends the examples of a row with the factor of its loss; `None` for a row that is left out. With several
-    /// examples, each label must be its token or [`IGNORE`].
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: the file cannot be written. [`tunesmith_base::Kind::Data`]: more than 4 billion
-    /// rows, or 260 million tokens in a row.
-    pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
-        let Some((examples, weight)) = row else {
-            self.sizes.push(Size::default());
-            return Ok(());
-        };
-        let tokens: usize = examples.iter().map(|example| example.input_ids.len()).sum();
-        if self.sizes.len() >= u32::MAX as usize || tokens >= SEVERAL as usize {
-            return Err(Error::data("more than 4 billion rows, or 260 million tokens in a row")
-                .hint("split the set, or set data.max_rows"));
-        }
-        self.record.clear();
-        let mut flags = 0;
-        if let [Example { input_ids, labels }] = examples {
-            let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
-            let (labels, whole) = labels.split_at(labels.len().min(input_ids.len()));
-            if input_ids.iter().zip(labels).all(plain) {
-                self.record.extend(input_ids.iter().zip(labels).flat_map(|pair| word(pair).to_le_bytes()));
-            } else {
-                flags |= FLAG;
-                self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
-                self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
-            }
-            self.record.extend(whole.iter().flat_map(|label| label.to_le_bytes()));
-            flags |= if whole.is_empty() { 0 } else { WHOLE };
-        } else {
-            flags |= SEVERAL;
-            for Example { input_ids, labels } in examples {
-                if input_ids.iter().any(|&id| id >= BEGINS) {
-                    return Err(Error::data(format!(
-                        "a token id is {BEGINS} or larger in a row of several renderings"
-                    )));
-                }
-                let words = input_ids.iter().zip(labels).map(word).enumerate();
-                let marked = words.map(|(index, word)| if index == 0 { word | BEGINS } else { word });
-                self.record.extend(marked.flat_map(u32::to_le_bytes));
-            }
-        }
-        if weight != 1.0 {
-            flags |= WEIGHED;
-            self.record.extend(weight.to_le_bytes());
-        }
-        let label_tokens = examples.iter().map(Example::label_tokens).sum::<usize>() as u32;
-        self.sizes.push(Size { tokens: tokens as u32 | flags, label_tokens });
-        self.hasher.update(&self.record);
-        self.file.write_all(&self.record).map_err(|error| self.failed(&error))
-    }
-
-    fn failed(&self, error: &std::io::Error) -> Error {
-        Error::io("write tokenized data to", &self.path, error)
-            .hint("it takes about 4 bytes a token; free some space, or set data.cache_dir")
-    }
-
-    /// Completes the file. `counts` are stored in it.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: the file cannot be written.
-    pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
-        let sizes = std::mem::take(&mut self.sizes);
-        let starts = starts(&sizes);
-        let words = starts.last().map_or(0, |start| start + sizes[sizes.len() - 1].words());
-        let written = (|| {
-            let mut numbers = Vec::with_capacity(PIECE);
-            for piece in sizes.chunks(PIECE / 8) {
-                numbers.clear();
-                numbers.extend(
-                    piece
-                        .iter()
-                        .flat_map(|size| (u64::from(size.tokens) | u64::from(size.label_tokens) << 32).to_le_bytes()),
-                );
-                self.hasher.update(&numbers);
-                self.file.write_all(&numbers)?;
-            }
-            let content = self.hasher.finalize();
-            let json = serde_json::to_vec(counts)?;
-            let lengths: Vec<u8> =
-                [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
-            let whole = hash_rest(&self.key, &json, &lengths, &content);
-            for part in [&json[..], &lengths, content.as_bytes(), whole.as_bytes()] {
-                self.file.write_all(part)?;
-            }
-            self.file.flush()?;
-            let file = self.file.get_ref().try_clone()?;
-            if let Some(unfinished) = self.unfinished.take() {
-                unfinished.commit_without_sync()?; // after a loss of power, the hash reveals a damaged file
-            }
-            Ok((file, content))
-        })();
-        let (file, content) = written.map_err(|error| self.failed(&error))?;
-        let longest_of_several = counts.turns.longest as usize;
-        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several })
-    }
-}
-
-/// A token id, with [`FLAG`] if it has no label.
-const fn word((&id, &label): (&u32, &i32)) -> u32 {
-    if label == IGNORE { id | FLAG } else { id }
-}
-
 /// Fills `bytes` from offset `at` of the file, without moving its position.
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
     #[cfg(unix)]
@@ -426,6 +270,7 @@ fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::slice::from_ref;
 
     use super::*;
@@ -435,13 +280,13 @@ mod tests {
         let rows = [
             Example { input_ids: vec![1, 2, 3], labels: vec![IGNORE, 2, 3] },
             Example { input_ids: vec![7, 8], labels: vec![9, IGNORE] },
-            Example { input_ids: vec![FLAG | 5, 6], labels: vec![IGNORE, 6] },
+            Example { input_ids: vec![NO_LABEL | 5, 6], labels: vec![IGNORE, 6] },
             Example { input_ids: vec![5, 6], labels: vec![IGNORE, IGNORE, 3] },
             Example { input_ids: vec![5], labels: vec![8, (-0.5f32).to_bits() as i32] },
         ];
         let weights = [1.0, 0.5, 0.0, 1.0, 2.0];
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        let mut writer = TokenWriter::temporary(folder.path()).unwrap();
         for (row, weight) in rows.iter().zip(weights) {
             writer.push(Some((from_ref(row), weight))).unwrap();
             writer.push(None).unwrap();
@@ -463,7 +308,7 @@ mod tests {
         let example = |ids: [u32; 2]| Example { input_ids: ids.to_vec(), labels: vec![IGNORE, ids[1] as i32] };
         let row = [example([1, 2]), example([1, 3]), example([1, 4])];
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        let mut writer = TokenWriter::temporary(folder.path()).unwrap();
         writer.push(Some((&row[..1], 1.0))).unwrap();
         writer.push(Some((&row, 0.5))).unwrap();
         let mut counts = Counts::default();
@@ -479,7 +324,7 @@ mod tests {
     fn a_file_that_is_not_finished_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let key = blake3::hash(b"key");
-        drop(TokenWriter::kept(&path(folder.path(), &key), &key).unwrap());
+        drop(TokenWriter::cached(&path(folder.path(), &key), &key).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -1,32 +1,44 @@
 //! White space and line ends as Python's `str` methods define them: more characters than in Rust.
 
 /// Python's `str.isspace` of one character: Unicode white space and the four ASCII separators U+001C to U+001F.
-pub(super) fn is(letter: char) -> bool {
+pub(super) fn is_space(letter: char) -> bool {
     letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }
 
-/// Python's `strip`, at the start, the end or both. It strips white space, or any of `letters`.
-pub(super) fn strip<'a>(text: &'a str, letters: Option<&str>, (start, end): (bool, bool)) -> &'a str {
-    let goes = |letter: char| letters.map_or_else(|| is(letter), |letters| letters.contains(letter));
-    let text = if start { text.trim_start_matches(goes) } else { text };
-    if end { text.trim_end_matches(goes) } else { text }
+/// Python's `strip`: removes white space, or any of `letters`, at both ends.
+pub(super) fn strip<'a>(text: &'a str, letters: Option<&str>) -> &'a str {
+    lstrip(rstrip(text, letters), letters)
+}
+
+/// Python's `lstrip`: [`strip`] at the start only.
+pub(super) fn lstrip<'a>(text: &'a str, letters: Option<&str>) -> &'a str {
+    text.trim_start_matches(|letter| is_stripped(letter, letters))
+}
+
+/// Python's `rstrip`: [`strip`] at the end only.
+pub(super) fn rstrip<'a>(text: &'a str, letters: Option<&str>) -> &'a str {
+    text.trim_end_matches(|letter| is_stripped(letter, letters))
+}
+
+fn is_stripped(letter: char, letters: Option<&str>) -> bool {
+    letters.map_or_else(|| is_space(letter), |letters| letters.contains(letter))
 }
 
 /// Python's `split` without a separator, with at most `most` splits.
 pub(super) fn split(text: &str, most: usize) -> Vec<&str> {
     let mut words = Vec::new();
-    let mut rest = text.trim_start_matches(is);
+    let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
-        let end = if words.len() < most { rest.find(is) } else { None };
+        let end = if words.len() < most { rest.find(is_space) } else { None };
         let (word, after) = rest.split_at(end.unwrap_or(rest.len()));
         words.push(word);
-        rest = after.trim_start_matches(is);
+        rest = after.trim_start_matches(is_space);
     }
     words
 }
 
-/// Python's `splitlines`.
-pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
+/// Python's `splitlines`: it knows ten line ends, not only `\n` and `\r`.
+pub(super) fn splitlines(text: &str, keep_ends: bool) -> Vec<&str> {
     let ends = |letter: char| matches!(letter, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
     let mut lines = Vec::new();
     let mut rest = text;
@@ -55,20 +67,20 @@ mod tests {
     #[test]
     fn every_character_is_what_python_takes_it_for() {
         let all = || (0..=0x0010_ffff).filter_map(char::from_u32);
-        let found: Vec<u32> = all().filter(|letter| is(*letter)).map(u32::from).collect();
+        let found: Vec<u32> = all().filter(|letter| is_space(*letter)).map(u32::from).collect();
         assert_eq!(found, SPACES);
         let found: Vec<u32> =
-            all().filter(|letter| lines(&format!("a{letter}b"), false).len() > 1).map(u32::from).collect();
+            all().filter(|letter| splitlines(&format!("a{letter}b"), false).len() > 1).map(u32::from).collect();
         assert_eq!(found, LINE_ENDS);
     }
 
     #[test]
     fn strip_and_split_are_pythons() {
-        assert_eq!(strip("\u{1c}\u{1f} a \u{1f}", None, (true, true)), "a");
-        assert_eq!(strip(" a ", None, (true, false)), "a ");
-        assert_eq!(strip(" a ", None, (false, true)), " a");
-        assert_eq!(strip("xyaxy", Some("yx"), (true, true)), "a");
-        assert_eq!(strip(" a ", Some(""), (true, true)), " a ");
+        assert_eq!(strip("\u{1c}\u{1f} a \u{1f}", None), "a");
+        assert_eq!(lstrip(" a ", None), "a ");
+        assert_eq!(rstrip(" a ", None), " a");
+        assert_eq!(strip("xyaxy", Some("yx")), "a");
+        assert_eq!(strip(" a ", Some("")), " a ");
         assert_eq!(split("  a\u{1f}b  c ", usize::MAX), ["a", "b", "c"]);
         assert_eq!(split("  a  b  c ", 1), ["a", "b  c "]);
         assert_eq!(split("  a ", 0), ["a "]);
@@ -77,9 +89,9 @@ mod tests {
 
     #[test]
     fn lines_are_pythons() {
-        assert_eq!(lines("a\r\nb\rc\n\nd", false), ["a", "b", "c", "", "d"]);
-        assert_eq!(lines("a\r\nb\u{85}", true), ["a\r\n", "b\u{85}"]);
-        assert_eq!(lines("a\n", false), ["a"]);
-        assert_eq!(lines("", false), [""; 0]);
+        assert_eq!(splitlines("a\r\nb\rc\n\nd", false), ["a", "b", "c", "", "d"]);
+        assert_eq!(splitlines("a\r\nb\u{85}", true), ["a\r\n", "b\u{85}"]);
+        assert_eq!(splitlines("a\n", false), ["a"]);
+        assert_eq!(splitlines("", false), [""; 0]);
     }
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::checkout::Checkout;
-use super::{glob, models};
+use super::models;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::glob;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::{Node, parse_yaml};
 
@@ -235,9 +236,10 @@ fn matching<'a>(paths: &[&'a str], pattern: &str) -> Vec<&'a str> {
     if let Some(found) = paths.iter().find(|path| **path == plain) {
         return vec![found];
     }
-    let regex = glob::compile(plain);
+    let pattern = glob::compile(plain).ok();
     // A folder stands for all that is in it.
-    let is_match = |path: &&str| regex.as_ref().is_some_and(|regex| regex.is_match(path)) || is_inside(path, plain);
+    let is_match =
+        |path: &&str| pattern.as_ref().is_some_and(|pattern| pattern.is_match(path)) || is_inside(path, plain);
     paths.iter().copied().filter(is_match).collect()
 }
 

@@ -23,7 +23,6 @@ mod datasets;
 mod digest;
 #[cfg(feature = "hub")]
 mod failure;
-mod glob;
 mod models;
 mod name;
 #[cfg(feature = "hub")]

@@ -53,7 +53,7 @@ pub fn set(config: &mut Config, arch: &mut Arch, source: Option<&Path>, observer
             }
         }
         (Task::Classification, None) if given.is_empty() => {
-            ScoreHead { labels: data::labels::found(config, observer)? }
+            ScoreHead { labels: data::labels::find(config, observer)? }
         }
         (Task::Classification, None) => ScoreHead { labels: given },
         (Task::CausalLm, None) => return Ok(()),

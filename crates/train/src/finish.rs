@@ -250,7 +250,7 @@ impl Ending<'_> {
     fn ask(&self) -> Ask {
         let dataset = self.dataset;
         let chat = dataset.template.is_some();
-        let any = || question::Asked { system: None, question: "Hello".to_owned(), chat };
+        let any = || question::Question { system: None, question: "Hello".to_owned(), chat };
         let row = question::first(&dataset.inputs).unwrap_or_else(any);
         Ask { row, scores: self.source.arch.score.is_some() }
     }

@@ -41,7 +41,7 @@ pub struct Summary {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// A row to ask.
-    pub row: question::Asked,
+    pub row: question::Question,
     /// The model has a classification head: it returns labels or a number, no text.
     pub scores: bool,
 }

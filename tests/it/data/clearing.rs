@@ -111,7 +111,7 @@ fn repeated_rows_go_and_the_first_stays() {
     assert_eq!((data.train.len(), data.report.train.duplicates.rows), (6, 1));
     assert!(data.report.train.duplicates.places[0].ends_with("rows.jsonl:3"), "{:?}", data.report.train.duplicates);
     assert!(
-        data.report.warnings.iter().any(|warning| warning.contains("1 row left out, repeating an earlier one")),
+        data.report.warnings.iter().any(|warning| warning.contains("1 row left out, duplicating an earlier one")),
         "{:?}",
         data.report.warnings
     );

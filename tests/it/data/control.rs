@@ -17,7 +17,7 @@ fn tokens(source: &str, tokenizer: &Tokenizer, row: Value, split: bool) -> (Vec<
     let template = ChatTemplate::compile(source, "test", tokenizer).unwrap();
     let conversation = conversation(row);
     let text = template.render(&conversation, false).unwrap().text;
-    let found = template.tokens(tokenizer, &conversation, &text, false, (split, None)).unwrap();
+    let found = template.tokens(tokenizer, &conversation, &text, false, split, None).unwrap();
     let whole: String = text.clone();
     let (first, last) = (found.encoded.offsets.first().unwrap().0, found.encoded.offsets.last().unwrap().1);
     assert_eq!((first, last), (0, whole.len()), "offsets are those of the text");
@@ -133,7 +133,7 @@ fn a_text_without_special_tokens_is_encoded_as_ever() {
             let prompt = case["add_generation_prompt"].as_bool().unwrap();
             let text = template.render(&conversation, prompt).unwrap().text;
             let ids: Vec<u32> = serde_json::from_value(case[name]["ids"].clone()).unwrap();
-            let of = |split| template.tokens(&tokenizer, &conversation, &text, prompt, (split, None)).unwrap();
+            let of = |split| template.tokens(&tokenizer, &conversation, &text, prompt, split, None).unwrap();
             assert_eq!(of(false).encoded.ids, ids, "{name} {conversation_name}: as tokens, as in Transformers");
             if conversation_name == "special_in_text" {
                 assert_ne!(of(true).encoded.ids, ids);

@@ -87,7 +87,10 @@ fn a_call_that_the_template_does_not_write_is_refused_and_what_else_it_leaves_ou
     let data = load(calls).unwrap();
     assert!(texts(&data, 0).1.contains("add({\"a\": 1})"), "{:?}", texts(&data, 0));
     let warnings = data.report.warnings.join("\n");
-    for part in ["the field \"notes\" that no model sees", "a message of role \"system\" that no model sees"] {
+    for part in [
+        "the field \"notes\", which the model does not see",
+        "a message of role \"system\", which the model does not see",
+    ] {
         assert!(warnings.contains(part), "{warnings} lacks {part}");
     }
     assert!(!warnings.contains("have tools"), "its name is in the call: {warnings}");

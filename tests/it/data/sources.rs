@@ -129,7 +129,7 @@ fn refusals_of_files_name_one_place_and_fit_the_form() {
     assert!(ragged.contains("rows.csv:3: malformed CSV: found 3 fields, expected 2"), "{ragged}");
 
     let semicolons = load_text("rows.csv", "question;answer\nq;a\n").unwrap_err();
-    assert!(semicolons.message().contains("rows.csv:1: between the cells are semicolons"), "{semicolons}");
+    assert!(semicolons.message().contains("rows.csv:1: semicolons separate the cells"), "{semicolons}");
     assert!(semicolons.hint_text().is_some_and(|hint| hint.contains("commas")), "{semicolons}");
 
     let plain = load_text("rows.txt", "once upon a time\n").unwrap_err();

@@ -398,7 +398,7 @@ fn renderings_are_cut_one_by_one_and_limited_in_all() {
         assert_eq!(data.report.train.turns.limited.rows, 1);
         let warnings = data.report.warnings.join("\n");
         assert!(
-            warnings.contains("1 row of which first turns are not learned: raise data.max_turn_growth to"),
+            warnings.contains("1 row whose first turns are not trained on: raise data.max_turn_growth"),
             "{warnings}"
         );
     }
@@ -412,5 +412,9 @@ fn reasoning_that_no_template_writes_is_named() {
     std::fs::write(&path, json!({"messages": [{"role": "user", "content": "2+2?"}, answer]}).to_string()).unwrap();
     let data = load_with(&config(&path)).unwrap();
     assert!(texts(&data, 0).1.starts_with('4'));
-    assert!(data.report.warnings.join("\n").contains("reasoning that no model sees"), "{:?}", data.report.warnings);
+    assert!(
+        data.report.warnings.join("\n").contains("reasoning, which the model does not see"),
+        "{:?}",
+        data.report.warnings
+    );
 }

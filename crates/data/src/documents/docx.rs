@@ -1,29 +1,21 @@
-//! Extracts the text of a DOCX file. The file is a zip archive of XML parts, of which three are read: the document, the
-//! styles (for headings) and the numbering (for ordered lists). Unpacked sizes are bounded, and no entity is expanded.
-//! The XML is read as a stream of events, so deep nesting costs nothing.
+//! Extracts the text of a DOCX file. Three of its XML parts are read: the document, the styles (for headings) and the
+//! numbering (for ordered lists). No entity is expanded. The XML is read as a stream of events, so deep nesting costs
+//! nothing.
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use quick_xml::Reader;
 use quick_xml::escape::resolve_xml_entity;
 use quick_xml::events::{BytesStart, Event};
-use zip::{CompressionMethod, ZipArchive};
 
 use super::MAX_BYTES;
+use super::docx_archive::{DocxArchive, broken};
 use super::page::{Line, Page, Table};
-use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::files;
 
 const DOCUMENT: &str = "word/document.xml";
 /// The largest styles or numbering part, in bytes. A document may lack these parts.
 const MAX_HELPER: u64 = 16 << 20;
-/// The end record of a zip archive is within this many bytes of its end.
-const TAIL: u64 = (64 << 10) + 64;
-/// The signature of a zip64 archive: more than 65,535 entries, or more than 4 GiB.
-const ZIP64: &[u8] = b"PK\x06\x07";
 /// The deepest nesting of paragraphs (text boxes). Deeper ones are left out.
 const BOXES: usize = 16;
 /// The most levels of a list in Word.
@@ -34,73 +26,15 @@ const LEVELS: usize = 9;
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: the file is not a DOCX file, is broken or encrypted, or unpacks to too much.
 pub(super) fn text(path: &Path) -> Result<String> {
-    let broken = |what: String| {
-        Error::data(format!("{}: {what}", path.display()))
-            .hint("expected a DOCX file; a .doc file has to be saved as .docx")
-    };
-    let mut file =
-        files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
-    let read = (|| {
-        let size = file.seek(SeekFrom::End(0))?;
-        file.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
-        let mut tail = Vec::new();
-        (&file).take(TAIL).read_to_end(&mut tail)?;
-        file.rewind()?;
-        std::io::Result::Ok(tail)
-    })();
-    let tail = read.map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
-    // Entries are held in memory. Without zip64 there are at most 65,535 of them.
-    if tail.windows(ZIP64.len()).any(|bytes| bytes == ZIP64) {
-        return Err(broken("a zip archive of the 64-bit form, which no DOCX file needs".into()));
-    }
-    let archive = isolated("reading a zip archive", || ZipArchive::new(BufReader::new(file)))
-        .map_err(|error| error.context(path.display()))?;
-    let mut archive = archive.map_err(|error| broken(format!("broken zip archive: {error}")))?;
-    let mut part = |name: &str, most: u64| -> Result<Option<String>> {
-        isolated("reading a zip archive", || unpack(&mut archive, name, most))
-            .and_then(|part| part)
-            .map_err(|error| error.context(path.display()))
-    };
-    let document = part(DOCUMENT, MAX_BYTES)?.ok_or_else(|| broken(format!("a zip archive without {DOCUMENT}")))?;
-    let styles = part("word/styles.xml", MAX_HELPER)?;
-    let numbering = part("word/numbering.xml", MAX_HELPER)?;
+    let mut archive = DocxArchive::open(path)?;
+    let document = archive.part(DOCUMENT, MAX_BYTES)?;
+    let document = document.ok_or_else(|| broken(path, &format!("a zip archive without {DOCUMENT}")))?;
+    let styles = archive.part("word/styles.xml", MAX_HELPER)?;
+    let numbering = archive.part("word/numbering.xml", MAX_HELPER)?;
     let place = |name: &'static str| move |error: Error| error.context(format!("{}: {name}", path.display()));
     let styles = styles.as_deref().map_or(Ok(HashMap::new()), self::styles).map_err(place("word/styles.xml"))?;
     let ordered = numbering.as_deref().map_or(Ok(HashMap::new()), ordered).map_err(place("word/numbering.xml"))?;
     body(&document, &styles, &ordered).map_err(place(DOCUMENT))
-}
-
-/// A part of the archive as text; `None` if there is no such part.
-fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> Result<Option<String>> {
-    let broken = |what: String| Error::data(format!("{name}: {what}"));
-    let Some(index) = archive.index_for_name(name) else { return Ok(None) };
-    let entry = archive.by_index_raw(index).map_err(|error| broken(format!("broken zip archive: {error}")))?;
-    if entry.encrypted() {
-        return Err(broken("encrypted".into()).hint("save it without a password"));
-    }
-    let (method, sum) = (entry.compression(), entry.crc32());
-    let mut bytes = Vec::new();
-    // The size in the archive is untrusted, so reading is bounded too.
-    let read = match method {
-        CompressionMethod::STORE => entry.take(most + 1).read_to_end(&mut bytes),
-        CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
-        other => return Err(broken(format!("packed by {other}, expected Deflate or none"))),
-    };
-    read.map_err(|error| broken(format!("broken zip archive: {error}")))?;
-    if bytes.len() as u64 > most {
-        return Err(broken(format!("unpacks to more than {} MiB", most >> 20)));
-    }
-    let mut check = flate2::Crc::new();
-    check.update(&bytes);
-    if check.sum() != sum {
-        return Err(broken("broken zip archive: the checksum is another".into()));
-    }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| broken(format!("invalid UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1)))?;
-    Ok(Some(match text.strip_prefix('\u{feff}') {
-        Some(rest) => rest.to_owned(),
-        None => text,
-    }))
 }
 
 /// Passes the events of an XML text to `take`. An empty element becomes a start and an end.
@@ -224,7 +158,6 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
     Ok(found)
 }
 
-/// A paragraph so far.
 #[derive(Default)]
 struct Paragraph {
     line: Line,
@@ -352,7 +285,7 @@ impl Body<'_> {
             (Some(level), _) => self.page.heading(level, &text),
             (None, Some(list)) => {
                 let counts = self.ordered.get(&list).copied().unwrap_or(false);
-                let number = counts.then(|| self.count(&list));
+                let number = counts.then(|| self.next_number(&list.0, list.1));
                 self.page.item(list.1, number, &text);
             }
             (None, None) => self.page.paragraph(&text),
@@ -360,11 +293,11 @@ impl Body<'_> {
     }
 
     /// The number of a list's next item. Deeper levels start again at 1.
-    fn count(&mut self, (number, level): &(String, usize)) -> u32 {
-        let counted = self.counted.entry(number.clone()).or_default();
+    fn next_number(&mut self, list: &str, level: usize) -> u32 {
+        let counted = self.counted.entry(list.to_owned()).or_default();
         counted[level + 1..].fill(0);
-        counted[*level] = counted[*level].saturating_add(1);
-        counted[*level]
+        counted[level] = counted[level].saturating_add(1);
+        counted[level]
     }
 }
 

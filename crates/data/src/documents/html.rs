@@ -1,5 +1,9 @@
 //! Extracts the text of an HTML page. As in a browser, any input is a page: unclosed and unknown tags do no harm.
 //! Scripts, styles, navigation and controls are left out.
+use std::borrow::Cow;
+
+use quick_xml::escape::resolve_html5_entity;
+
 use super::page::{Line, Page, Table};
 
 /// Elements whose content is left out.
@@ -39,8 +43,8 @@ const BLOCKS: [&str; 25] = [
 ];
 /// The deepest nesting of lists. Deeper lists count as this level.
 const LISTS: usize = 64;
-/// The longest character reference, with `&` and `;`, in bytes.
-const LONGEST_ENTITY: usize = 32;
+/// The longest name of a character, in bytes: `CounterClockwiseContourIntegral`.
+const LONGEST_NAME: usize = 31;
 
 /// The text of a page as Markdown.
 pub(super) fn text(html: &str) -> String {
@@ -79,11 +83,8 @@ impl Reader {
         let mut rest = text;
         while let Some(at) = rest.find('&') {
             self.push(&rest[..at]);
-            let (meant, length) = entity(&rest[at..]);
-            match meant {
-                Some(letter) => self.push(letter.encode_utf8(&mut [0; 4])),
-                None => self.push(&rest[at..at + length]),
-            }
+            let (meant, length) = reference(&rest[at..]).unwrap_or(("&".into(), 1));
+            self.push(&meant);
             rest = &rest[at + length..];
         }
         self.push(rest);
@@ -100,12 +101,17 @@ impl Reader {
     /// Processes the markup at the start of `rest`, which begins with `<`, and returns the text after it.
     fn markup<'a>(&mut self, rest: &'a str) -> &'a str {
         let bytes = rest.as_bytes();
-        if let Some(comment) = rest.strip_prefix("<!--") {
-            return comment.find("-->").map_or("", |end| &comment[end + 3..]);
+        if rest.starts_with("<!--") {
+            // `<!-->` is a whole comment, and `--!>` ends one too.
+            let ends = |at: &usize| rest[..*at].ends_with("--") || rest[4..*at].ends_with("--!");
+            let end = rest.match_indices('>').map(|(at, _)| at).find(ends);
+            return end.map_or("", |end| &rest[end + 1..]);
         }
         let closes = bytes.get(1) == Some(&b'/');
         let start = 1 + usize::from(closes);
-        if matches!(bytes.get(1), Some(b'!' | b'?')) {
+        // To a browser, `</>` and the like are comments too.
+        let is_comment = closes && bytes.get(2).is_some_and(|byte| !byte.is_ascii_alphabetic());
+        if is_comment || matches!(bytes.get(1), Some(b'!' | b'?')) {
             return rest.find('>').map_or("", |end| &rest[end + 1..]);
         }
         if !bytes.get(start).is_some_and(u8::is_ascii_alphabetic) {
@@ -227,7 +233,7 @@ impl Reader {
         }
     }
 
-    /// Ends the paragraph.
+    /// Ends the paragraph: it becomes a block of the page, or a part of a table's cell.
     fn flush(&mut self) {
         let raw = self.preformatted > 0 && self.table.is_none();
         let text = if raw { self.line.take_raw() } else { self.line.take() };
@@ -280,60 +286,44 @@ fn find_end(text: &str, name: &str) -> usize {
     text.len()
 }
 
-/// The character of the reference at the start of the text, and the reference's length in bytes. The length of a plain
-/// `&` is 1.
-fn entity(text: &str) -> (Option<char>, usize) {
-    let head = &text.as_bytes()[..text.len().min(LONGEST_ENTITY)];
-    let Some(end) = head.iter().position(|&byte| byte == b';') else { return (None, 1) };
-    let name = &text[1..end];
-    let number = |digits: &str, radix| u32::from_str_radix(digits, radix).ok().and_then(char::from_u32);
-    let meant = match name.strip_prefix('#') {
-        Some(code) => match code.strip_prefix(['x', 'X']) {
-            Some(digits) => number(digits, 16),
-            None => number(code, 10),
-        },
-        None => named(name),
-    };
-    meant.map_or((None, 1), |letter| (Some(letter), end + 1))
-}
-
-/// The names of the characters from U+00A0 to U+00FF, in order.
-const LATIN_1: &str = "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 acute \
-    micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil Egrave \
-    Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc Uuml \
-    Yacute THORN szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave iacute icirc iuml eth \
-    ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute ucirc uuml yacute thorn yuml";
-/// The names of the lower-case letters from U+03B1 on, in order. Upper-case letters begin at U+0391.
-const GREEK: &str = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigmaf sigma tau upsilon \
-    phi chi psi omega";
-/// Other names, each followed by its character.
-const OTHERS: &str = "amp& lt< gt> quot\" apos' ndash– mdash— lsquo‘ rsquo’ sbquo‚ ldquo“ rdquo” bdquo„ dagger† Dagger‡ bull• hellip… \
-    permil‰ prime′ Prime″ lsaquo‹ rsaquo› euro€ trade™ larr← uarr↑ rarr→ darr↓ harr↔ rArr⇒ hArr⇔ forall∀ part∂ exist∃ empty∅ isin∈ \
-    notin∉ sum∑ prod∏ minus− radic√ infin∞ cap∩ cup∪ int∫ asymp≈ ne≠ equiv≡ le≤ ge≥ sub⊂ sup⊃ sube⊆ supe⊇ oplus⊕ otimes⊗ loz◊ \
-    OElig\u{152} oelig\u{153} Scaron\u{160} scaron\u{161} Yuml\u{178} fnof\u{192} circ\u{2c6} tilde\u{2dc} ensp\u{2002} emsp\u{2003} \
-    thinsp\u{2009} zwnj\u{200c} zwj\u{200d} num# excl! dollar$ percnt% lpar( rpar) ast* plus+ comma, period. sol/ colon: semi; \
-    equals= quest? commat@ lsqb[ bsol\\ rsqb] Hat^ lowbar_ grave` lbrace{ verbar| vert| rbrace} NewLine\u{a} Tab\u{9}";
-
-fn named(name: &str) -> Option<char> {
-    let nth = |list: &str, name: &str| list.split(' ').filter(|word| !word.is_empty()).position(|word| word == name);
-    if let Some(at) = nth(LATIN_1, name) {
-        return char::from_u32(0xa0 + at as u32);
+/// The text that a character reference at the start of `text` stands for, and the length of the reference in bytes.
+/// `None` if the `&` stands for itself.
+fn reference(text: &str) -> Option<(Cow<'static, str>, usize)> {
+    let with_semicolon = |length: usize| length + usize::from(text[length..].starts_with(';'));
+    let run = |from: usize, goes: fn(&u8) -> bool| from + text[from..].bytes().take_while(goes).count();
+    if let Some(code) = text.strip_prefix("&#") {
+        let (start, radix) = if code.starts_with(['x', 'X']) { (3, 16) } else { (2, 10) };
+        let end = run(start, if radix == 16 { u8::is_ascii_hexdigit } else { u8::is_ascii_digit });
+        let letter = match u32::from_str_radix(text.get(start..end).filter(|digits| !digits.is_empty())?, radix) {
+            Ok(code @ 0x80..=0x9f) => WINDOWS_1252.chars().nth(code as usize - 0x80),
+            Ok(0) | Err(_) => None,
+            Ok(code) => char::from_u32(code),
+        };
+        let letter = letter.unwrap_or(char::REPLACEMENT_CHARACTER);
+        return Some((letter.to_string().into(), with_semicolon(end)));
     }
-    if let Some(at) = nth(GREEK, name) {
-        return char::from_u32(0x3b1 + at as u32);
-    }
-    let lower = name.to_lowercase();
-    if name.starts_with(char::is_uppercase)
-        && let Some(at) = nth(GREEK, &lower)
+    let end = run(1, u8::is_ascii_alphanumeric).min(1 + LONGEST_NAME);
+    if text[end..].starts_with(';')
+        && let Some(meant) = resolve_html5_entity(&text[1..end])
     {
-        return char::from_u32(0x391 + at as u32);
+        return Some((meant.into(), end + 1));
     }
-    OTHERS.split(' ').find_map(|entry| {
-        let letter = entry.strip_prefix(name)?;
-        let mut letters = letter.chars();
-        letters.next().filter(|letter| letters.next().is_none() && !letter.is_ascii_alphanumeric())
-    })
+    let end = (1..end.min(7))
+        .rev()
+        .map(|last| last + 1)
+        .find(|end| WITHOUT_SEMICOLON.split(' ').any(|name| name == &text[1..*end]))?;
+    Some((resolve_html5_entity(&text[1..end])?.into(), with_semicolon(end)))
 }
+
+/// The characters that browsers show for `&#128;` to `&#159;`. Old editors wrote quotation marks and dashes like this.
+const WINDOWS_1252: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
+/// The names that browsers also know without a semicolon, whatever follows them: `&nbsp`, `&copy2024`.
+const WITHOUT_SEMICOLON: &str = "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 \
+    acute micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil \
+    Egrave Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc \
+    Uuml Yacute THORN szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave iacute icirc iuml \
+    eth ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute ucirc uuml yacute thorn yuml amp lt gt quot AMP LT GT \
+    QUOT COPY REG";
 
 #[cfg(test)]
 mod tests {
@@ -355,13 +345,19 @@ mod tests {
     }
 
     #[test]
-    fn names_of_letters_are_those_of_the_standard() {
-        for (name, letter) in
-            [("eacute", 'é'), ("yuml", 'ÿ'), ("omega", 'ω'), ("Delta", 'Δ'), ("amp", '&'), ("euro", '€')]
-        {
-            assert_eq!(named(name), Some(letter));
+    fn characters_are_those_that_browsers_show() {
+        for (page, shown) in [
+            ("&eacute;&yuml;&omega;&Delta;&amp;&euro;&hearts;&check;", "éÿωΔ&€♥✓"),
+            ("a &ampb &copy2024 &frac12; &frac12 &notit; &AMP", "a &b ©2024 ½ ½ ¬it; &"),
+            ("it&#146;s &#8212 &#x263a; &#X41;b", "it’s — ☺ Ab"),
+            ("&#0; &#xd800; &#99999999999;", "\u{fffd} \u{fffd} \u{fffd}"),
+            ("AT&T & &; &#; &#x; &bogus; &a", "AT&T & &; &#; &#x; &bogus; &a"),
+        ] {
+            assert_eq!(text(page), shown, "{page}");
         }
-        assert_eq!([named(""), named("am"), named("le "), named("ampx")], [None; 4]);
+        for name in WITHOUT_SEMICOLON.split(' ') {
+            assert!(resolve_html5_entity(name).is_some(), "{name}");
+        }
     }
 
     #[test]
@@ -371,6 +367,7 @@ mod tests {
         assert_eq!(text("<p title='>'>x</p><p title=\"a"), "x");
         assert_eq!(text("<p>x</p><nav>never closed <p>y</body> after"), "x\n\nafter");
         assert_eq!(text("x<!-- never closed"), "x");
+        assert_eq!(text("a<!-->b<!--->c<!--x--!>d<!--[if IE]>no<![endif]-->e<![CDATA[no]]>f</>g</ p>h"), "abcdefgh");
         assert_eq!(text("x<script>never closed"), "x");
         assert_eq!(
             text("<table><tr><td>a<table><tr><td>b</td><td>c</td></tr></table></td><td>d</td></tr></table>"),

@@ -1,9 +1,9 @@
 //! Converts documents (plain text, Markdown, HTML, DOCX) to text to train on, for `tunesmith ingest`.
 //!
 //! Headings, lists and tables become Markdown. Markdown files stay as they are, without front matter and comments. The
-//! input is untrusted: sizes are bounded, whatever an archive claims, and a broken file is an error with the file's
-//! name.
+//! input is untrusted: sizes are bounded, and a broken file is an error with the file's name.
 mod docx;
+mod docx_archive;
 mod html;
 mod page;
 
@@ -24,13 +24,13 @@ const MAX_DEPTH: usize = 32;
 /// The kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// `.txt`, `.text`
+    /// Plain text: `.txt`, `.text`.
     Text,
-    /// `.md`, `.markdown`
+    /// Kept as it is, but for front matter and comments: `.md`, `.markdown`.
     Markdown,
-    /// `.html`, `.htm`, `.xhtml`
+    /// A web page of any quality: `.html`, `.htm`, `.xhtml`.
     Html,
-    /// `.docx`
+    /// A document of Word 2007 or later: `.docx`.
     Docx,
 }
 
@@ -46,7 +46,7 @@ impl Kind {
         })
     }
 
-    /// The name for messages.
+    /// The name of the format, for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -60,7 +60,7 @@ impl Kind {
 /// The result of a search for documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Supported files, in order.
+    /// Supported files, in the order of their names.
     pub documents: Vec<(PathBuf, Kind)>,
     /// The number of other files in the folders, by extension.
     pub others: BTreeMap<String, u64>,
@@ -82,7 +82,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
             let root = path
                 .canonicalize()
                 .map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
-            walk(path, (&root, 0), &mut found)?;
+            walk(path, &root, 0, &mut found)?;
             continue;
         }
         if let Err(error) = fs::metadata(path) {
@@ -108,7 +108,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
 }
 
 /// Searches `folder`, which is `depth` levels below `root`.
-fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Result<()> {
+fn walk(folder: &Path, root: &Path, depth: usize, found: &mut Found) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("read", folder, &error).with_kind(tunesmith_base::Kind::Data);
     let mut entries: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -129,7 +129,7 @@ fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Resu
                 continue;
             }
             if depth < MAX_DEPTH {
-                walk(&path, (root, depth + 1), found)?;
+                walk(&path, root, depth + 1, found)?;
             } else {
                 found.too_deep.push(path);
             }
@@ -151,7 +151,7 @@ fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Resu
     Ok(())
 }
 
-/// The text of a document, [`normalised`]; empty if the document has no text.
+/// The text of a document, [`normalized`]; empty if the document has no text.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
@@ -162,7 +162,7 @@ pub fn read(path: &Path, kind: Kind) -> Result<String> {
         Kind::Markdown => markdown(&file(path)?),
         Kind::Html => html::text(&file(path)?),
     };
-    Ok(normalised(&text))
+    Ok(normalized(&text))
 }
 
 /// The content of a text file, of at most [`MAX_BYTES`].
@@ -178,7 +178,7 @@ fn file(path: &Path) -> Result<String> {
         return refused("found UTF-16, expected UTF-8".into(), "convert it: iconv -f utf-16 -t utf-8");
     }
     if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
-        return refused(format!("a zero at byte {}: no text", at + 1), "is it named after its format?");
+        return refused(format!("found a zero at byte {}, expected text", at + 1), "is it named after its format?");
     }
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text),
@@ -238,7 +238,7 @@ fn markdown(text: &str) -> String {
 /// Normalizes a text. Line breaks become `\n`, and all white space but tabs becomes plain spaces. Control characters,
 /// soft hyphens, zero-width spaces and byte order marks are removed. So are white space at the ends of lines, empty
 /// lines at both ends, and all but one of several empty lines.
-pub fn normalised(text: &str) -> String {
+pub fn normalized(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut empty = 0;
     let mut line = String::new();
@@ -277,10 +277,10 @@ mod tests {
 
     #[test]
     fn text_is_normalised() {
-        assert_eq!(normalised("\u{feff}\n\n a\u{a0}b \r\n\r\n\r\n\u{c}c\td\u{7}\u{ad}e\rf \n \n"), " a b\n\nc\tde\nf");
-        assert_eq!(normalised(" \n\t\n"), "");
-        let once = normalised("x\n\n\n  y  \n");
-        assert_eq!(normalised(&once), once);
+        assert_eq!(normalized("\u{feff}\n\n a\u{a0}b \r\n\r\n\r\n\u{c}c\td\u{7}\u{ad}e\rf \n \n"), " a b\n\nc\tde\nf");
+        assert_eq!(normalized(" \n\t\n"), "");
+        let once = normalized("x\n\n\n  y  \n");
+        assert_eq!(normalized(&once), once);
     }
 
     #[test]

@@ -19,13 +19,12 @@ impl Page {
         self.item = item;
     }
 
-    /// Adds a paragraph.
     pub fn paragraph(&mut self, text: &str) {
         self.begin(false);
         self.text.push_str(text);
     }
 
-    /// Adds a heading, level 1 to 6.
+    /// Adds a heading of level 1 to 6.
     pub fn heading(&mut self, level: usize, text: &str) {
         self.begin(false);
         self.text.extend(std::iter::repeat_n('#', level.clamp(1, 6)));
@@ -94,7 +93,6 @@ impl Page {
 pub(super) struct Line(String);
 
 impl Line {
-    /// Adds text.
     pub fn push(&mut self, text: &str) {
         for letter in text.chars() {
             if !letter.is_whitespace() {
@@ -110,7 +108,6 @@ impl Line {
         self.0.push_str(text);
     }
 
-    /// Begins a new line.
     pub fn end_line(&mut self) {
         while self.0.ends_with(' ') {
             self.0.pop();
@@ -158,20 +155,17 @@ impl Table {
         self.cell = Some(String::new());
     }
 
-    /// Ends the open cell.
     pub fn end_cell(&mut self) {
         if let Some(cell) = self.cell.take() {
             self.row.get_or_insert_default().push(cell);
         }
     }
 
-    /// Ends the open row.
     pub fn end_row(&mut self) {
         self.end_cell();
         self.rows.extend(self.row.take());
     }
 
-    /// Ends the table.
     pub fn finish(mut self) -> Vec<Vec<String>> {
         self.end_row();
         self.rows

@@ -13,7 +13,7 @@ pub(super) const SHAPE: Shape = Shape {
             && count(row, &ANSWER) == 1
     },
     parse,
-    asks: |row| {
+    source_text: |row| {
         let mut texts = ["input", "context"].into_iter().filter_map(|field| row.get(field).and_then(Value::as_str));
         texts.find(|input| !input.is_empty())
     },

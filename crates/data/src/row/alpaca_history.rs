@@ -10,7 +10,7 @@ pub(super) const SHAPE: Shape = Shape {
     plain: false,
     fits: |row| row.get("history").is_some_and(Value::is_array) && (alpaca::SHAPE.fits)(row),
     parse,
-    asks: alpaca::SHAPE.asks,
+    source_text: alpaca::SHAPE.source_text,
 };
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {

@@ -9,5 +9,5 @@ pub(super) const SHAPE: Shape = Shape {
         let (question, answer) = (text(row, "user")?, text(row, "assistant")?);
         pair(&question, &answer, row)
     },
-    asks: |_| None,
+    source_text: |_| None,
 };

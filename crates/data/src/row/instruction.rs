@@ -9,5 +9,5 @@ pub(super) const SHAPE: Shape = Shape {
         let (question, answer) = (text_of(row, &QUESTION)?, text_of(row, &ANSWER)?);
         pair(&question, &answer, row)
     },
-    asks: |_| None,
+    source_text: |_| None,
 };

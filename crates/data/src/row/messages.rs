@@ -6,5 +6,5 @@ pub(super) const SHAPE: Shape = Shape {
     plain: false,
     fits: |row| has(row, "messages"),
     parse: |row| chat(list(row, "messages")?, row),
-    asks: |_| None,
+    source_text: |_| None,
 };

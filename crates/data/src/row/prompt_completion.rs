@@ -10,7 +10,7 @@ pub(super) const SHAPE: Shape = Shape {
     plain: false,
     fits: |row| has(row, "prompt") && has(row, "completion"),
     parse,
-    asks: |_| None,
+    source_text: |_| None,
 };
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {

@@ -11,5 +11,5 @@ pub(super) const SHAPE: Shape = Shape {
         let turns = list(row, "conversations")?;
         chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, row)
     },
-    asks: |_| None,
+    source_text: |_| None,
 };

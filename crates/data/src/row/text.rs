@@ -6,5 +6,5 @@ pub(super) const SHAPE: Shape = Shape {
     plain: true,
     fits: |row| has(row, "text"),
     parse: |row| text(row, "text").map(Row::Text),
-    asks: |_| None,
+    source_text: |_| None,
 };

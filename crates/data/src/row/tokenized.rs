@@ -7,7 +7,7 @@ use crate::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
 
 pub(super) const SHAPE: Shape =
-    Shape { fields: "input_ids", plain: true, fits: |row| has(row, "input_ids"), parse, asks: |_| None };
+    Shape { fields: "input_ids", plain: true, fits: |row| has(row, "input_ids"), parse, source_text: |_| None };
 
 /// Parses a row. Tokens that the mask excludes at either end are padding and are removed.
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {

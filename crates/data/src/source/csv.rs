@@ -36,7 +36,7 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         ('\t', "tabs", "put commas between the cells, or rename the file to .tsv"),
     ] {
         if other(mark) {
-            let message = format!("{}:1: between the cells are {name}, expected commas", path.display());
+            let message = format!("{}:1: {name} separate the cells, expected commas", path.display());
             return Err(Error::data(message).hint(hint));
         }
     }

@@ -1,17 +1,16 @@
-//! Patterns in paths: `*`, `?` and `[abc]` within a name, and `**` for any folders. Matches are sorted, so a pattern
-//! has the same rows in the same order everywhere.
+//! Finds the files that a pattern matches: `*`, `?`, `[abc]` and `{a,b}` within a name, and `**` for any folders.
+//! Matches are sorted, so a pattern has the same rows in the same order everywhere.
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use regex::Regex;
-
 use tunesmith_base::error::{Error, Result};
+use tunesmith_base::glob::{compile, is_pattern};
 
 /// How many levels of folders `**` matches.
 const MAX_DEPTH: usize = 32;
 
 /// Replaces patterns among `paths` by the files that they match. Other paths stay as they are. `setting` names the
-/// setting in errors.
+/// setting in errors. Braces cannot contain a `/`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a pattern matches no file, or is invalid.
@@ -19,7 +18,7 @@ pub fn expand(paths: &[PathBuf], setting: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         let text = path.to_string_lossy();
-        if !text.contains(['*', '?', '[']) || path.exists() {
+        if !is_pattern(&text) || path.exists() {
             files.push(path.clone());
             continue;
         }
@@ -58,7 +57,7 @@ fn walk(base: PathBuf, rest: &[Component<'_>], depth: usize, found: &mut Vec<Pat
         }
         return Ok(());
     }
-    if !name.contains(['*', '?', '[']) {
+    if !is_pattern(&name) {
         return walk(base.join(first), rest, depth, found);
     }
     let pattern = compile(&name)?;
@@ -78,31 +77,6 @@ fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
         .flatten()
         .map(|entry| (entry.file_name().to_string_lossy().into_owned(), folder.join(entry.file_name())))
         .collect()
-}
-
-fn compile(pattern: &str) -> Result<Regex> {
-    let mut source = String::from("(?s)^");
-    let mut letters = pattern.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '*' => source.push_str(".*"),
-            '?' => source.push('.'),
-            '[' => {
-                source.push('[');
-                if letters.next_if(|&next| next == '!' || next == '^').is_some() {
-                    source.push('^');
-                }
-                // Within brackets, only a hyphen is special.
-                for inner in letters.by_ref().take_while(|&inner| inner != ']') {
-                    if inner == '-' { source.push('-') } else { source.push_str(&regex::escape(&inner.to_string())) }
-                }
-                source.push(']');
-            }
-            other => source.push_str(&regex::escape(&other.to_string())),
-        }
-    }
-    source.push('$');
-    Regex::new(&source).map_err(|_| Error::data(format!("{pattern} is no pattern; found an open or empty bracket")))
 }
 
 #[cfg(test)]
@@ -125,10 +99,15 @@ mod tests {
         assert_eq!(expanded("a?.jsonl"), ["a2.jsonl"]);
         assert_eq!(expanded("[!a-b]*.csv"), ["c.csv"]);
         assert_eq!(expanded("deep/**/*.jsonl"), ["deep/er/x.jsonl", "deep/y.jsonl"]);
+        assert_eq!(expanded("{b1,a?}.jsonl"), ["a2.jsonl", "b1.jsonl"]);
+        assert_eq!(expanded("{deep,gone}/y.jsonl"), ["deep/y.jsonl"]);
         assert_eq!(expanded("**/y.jsonl"), ["deep/y.jsonl"]);
         assert_eq!(expanded("plain-name.jsonl"), ["plain-name.jsonl"], "the reader says that it is not there");
         let error = expand(&[folder.path().join("*.parquet")], "data.train_path").unwrap_err();
         assert!(error.message().contains("*.parquet") && error.message().contains("data.train_path"), "{error}");
-        assert!(expand(&[folder.path().join("[*.jsonl")], "data.train_path").is_err());
+        for (wrong, what) in [("[*.jsonl", "character class"), ("{a,b/c}.jsonl", "{a,b is not a valid pattern")] {
+            let error = expand(&[folder.path().join(wrong)], "data.train_path").unwrap_err();
+            assert!(error.message().contains(what), "{error}");
+        }
     }
 }

@@ -38,7 +38,7 @@ fn holds_data(reader: &mut dyn BufRead) -> bool {
 fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
     let seen = Rc::default();
     let mut sink = Sink { path: path.into(), take, row: 0, outcome: None, seen: Rc::clone(&seen) };
-    let mut deserializer = serde_json::Deserializer::from_reader(Kept { reader, seen });
+    let mut deserializer = serde_json::Deserializer::from_reader(Recording { reader, seen });
     let parsed = deserializer.deserialize_any(Document(&mut sink)).and_then(|()| deserializer.end());
     match (sink.outcome, parsed) {
         (Some(outcome), _) => outcome,
@@ -56,12 +56,12 @@ fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result
 }
 
 /// A reader that keeps the text since the last row, from which [`crate::numbers`] takes the floats.
-struct Kept<R> {
+struct Recording<R> {
     reader: R,
     seen: Rc<RefCell<Vec<u8>>>,
 }
 
-impl<R: BufRead> Read for Kept<R> {
+impl<R: BufRead> Read for Recording<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let read = self.reader.read(buffer)?;
         self.seen.borrow_mut().extend_from_slice(&buffer[..read]);

@@ -14,7 +14,7 @@ fn read(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> 
     lines(path, reader, take)
 }
 
-/// Reads the remaining lines.
+/// Reads the lines that `reader` has not read yet.
 pub(super) fn lines(path: &Path, mut reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
     let path: Arc<Path> = path.into();
     for line in 1.. {

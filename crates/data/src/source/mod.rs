@@ -30,10 +30,10 @@ use tunesmith_base::files;
 /// The longest line or JSON row, in bytes.
 const MAX_ROW_BYTES: usize = 256 << 20;
 
-/// Where a row is.
+/// The file and line of a row, for messages.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// The file.
+    /// The file, as the configuration names it.
     pub path: Arc<Path>,
     /// The line, from 1. In JSON documents, Parquet and Arrow, the number of the row instead.
     pub line: u64,
@@ -201,7 +201,6 @@ pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
 /// Receives a row. Returns false to stop reading.
 type TakeRow<'a> = &'a mut dyn FnMut(RawRow) -> Result<bool>;
 
-/// A file format.
 struct Format {
     /// Extensions in lower case, the most common one first.
     extensions: &'static [&'static str],
@@ -220,7 +219,6 @@ macro_rules! formats {
     ($($module:ident = $($extension:literal)|+;)+) => {
         $( mod $module; )+
 
-        /// All formats.
         const FORMATS: &[Format] = &[$( Format { extensions: &[$($extension),+], read: $module::READ } ),+];
     };
 }
@@ -238,7 +236,7 @@ impl Format {
             Some(format) if plain || format.is_text() => Ok((format, compression)),
             found => Err(Error::data(format!("{}: found no known extension, expected {}", path.display(), known()))
                 .hint(match (found, &*inner) {
-                    (Some(_), _) => "unpack it: these formats compress by themselves",
+                    (Some(_), _) => "decompress it: this format has its own compression",
                     (None, "txt") => "make it a .jsonl file with one {\"text\": …} object a line",
                     (None, _) => "rename the file after its format",
                 })),

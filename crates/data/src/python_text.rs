@@ -14,7 +14,7 @@ pub fn text(value: &Value) -> Option<String> {
     })
 }
 
-/// Python's `str`.
+/// Python's `str` of any value.
 pub fn string(value: &Value) -> String {
     text(value).unwrap_or_else(|| value.to_string())
 }

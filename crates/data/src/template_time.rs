@@ -21,47 +21,46 @@ const PER_KIB: Duration = Duration::from_millis(5);
 
 /// The time limit of one rendering.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Meter {
+pub(super) struct RenderTime {
     limit: Duration,
     began: Instant,
-    next_look: Instant,
+    next_read: Instant,
     /// The thread's processor time when it was first read.
-    spent_before: Option<Duration>,
+    first_read: Option<Duration>,
 }
 
-impl Meter {
-    /// Starts to measure. `spent_before` is the thread's processor time, where it is already known.
-    pub(super) fn start(limit: Duration, spent_before: Option<Duration>) -> Self {
+impl RenderTime {
+    /// Starts to measure. `thread_time` is the thread's processor time, where it is already known.
+    pub(super) fn start(limit: Duration, thread_time: Option<Duration>) -> Self {
         let began = Instant::now();
-        Self { limit, began, next_look: began + STEP, spent_before }
+        Self { limit, began, next_read: began + STEP, first_read: thread_time }
     }
 
-    /// Whether the rendering has exceeded its limit. Reads the processor time at most every [`STEP`].
+    /// Whether the rendering has exceeded its limit. Reads the processor time at most once every [`STEP`].
     pub(super) fn is_over(&mut self) -> bool {
         let now = Instant::now();
-        now >= self.next_look && self.is_over_at(now, thread_time())
+        now >= self.next_read && self.is_over_at(now, thread_time())
     }
 
     fn is_over_at(&mut self, now: Instant, spent: Option<Duration>) -> bool {
-        self.next_look = now + STEP;
+        self.next_read = now + STEP;
         let Some(spent) = spent else { return now.duration_since(self.began) >= self.limit * WAITING };
-        spent.saturating_sub(*self.spent_before.get_or_insert(spent)) >= self.limit
+        spent.saturating_sub(*self.first_read.get_or_insert(spent)) >= self.limit
     }
 
     /// The processor time since it was first read; `None` if it never was.
-    pub(super) fn since_look(&self) -> Option<Duration> {
-        thread_time()?.checked_sub(self.spent_before?)
+    pub(super) fn since_first_read(&self) -> Option<Duration> {
+        thread_time()?.checked_sub(self.first_read?)
     }
 
-    /// The limit, in seconds.
-    pub(super) const fn seconds(&self) -> u64 {
+    pub(super) const fn limit_seconds(&self) -> u64 {
         self.limit.as_secs()
     }
 }
 
 /// The time that all renderings by a template have taken.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct TotalTime {
     /// Whether the last rendering was slow.
     slow: AtomicBool,
     nanoseconds: AtomicU64,
@@ -69,27 +68,34 @@ pub(super) struct Tally {
     bytes: AtomicU64,
 }
 
-impl Tally {
+impl TotalTime {
     /// The thread's processor time, if the next rendering is to be measured from its start.
-    pub(super) fn before(&self) -> Option<Duration> {
+    pub(super) fn thread_time_before(&self) -> Option<Duration> {
         self.slow.load(Ordering::Relaxed).then(thread_time).flatten()
     }
 
-    /// Adds a rendering with variables of `bytes`. `began` is when it started, and `before` the thread's processor time
-    /// then, where that is known. `looked` is [`Meter::since_look`].
+    /// Adds a rendering with variables of `bytes`. `began` is when it started, and `thread_time_before` the thread's
+    /// processor time then, where that is known. `since_first_read` is that of [`RenderTime`].
     ///
     /// # Errors
     /// A message: all renderings together have taken too long.
     pub(super) fn add(
         &self,
-        (began, before): (Instant, Option<Duration>),
-        looked: Option<Duration>,
+        began: Instant,
+        thread_time_before: Option<Duration>,
+        since_first_read: Option<Duration>,
         bytes: usize,
     ) -> Result<(), String> {
         let elapsed = began.elapsed();
         self.slow.store(elapsed >= SLOW, Ordering::Relaxed);
-        let exact = before.and_then(|before| thread_time()?.checked_sub(before));
-        self.add_spent(exact.unwrap_or_else(|| estimate(elapsed, looked)), bytes)
+        let exact = thread_time_before.and_then(|before| thread_time()?.checked_sub(before));
+        self.add_spent(exact.unwrap_or_else(|| estimate(elapsed, since_first_read)), bytes)
+    }
+
+    /// Takes more time than any number of renderings may take.
+    #[cfg(test)]
+    pub(super) fn use_up(&self) {
+        self.nanoseconds.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
     fn add_spent(&self, spent: Duration, bytes: usize) -> Result<(), String> {
@@ -111,8 +117,8 @@ impl Tally {
 
 /// The processor time of a rendering that was not measured from its start: the wall-clock time until the first reading,
 /// at most [`STEP`], plus the processor time since then.
-fn estimate(elapsed: Duration, looked: Option<Duration>) -> Duration {
-    elapsed.min(STEP) + looked.unwrap_or_default().min(elapsed)
+fn estimate(elapsed: Duration, since_first_read: Option<Duration>) -> Duration {
+    elapsed.min(STEP) + since_first_read.unwrap_or_default().min(elapsed)
 }
 
 #[cfg(test)]
@@ -126,11 +132,11 @@ mod tests {
         assert_eq!(estimate(ms(5000), None), STEP, "a thread that only waits");
         assert_eq!(estimate(ms(900), Some(ms(880))), ms(900));
         // Each slow rendering follows a fast one, so it is not measured from its start.
-        let tally = Tally::default();
+        let total = TotalTime::default();
         let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
         let stopped = (0..100).any(|_| {
-            tally.add((ago(ms(0)), tally.before()), None, 100).unwrap();
-            tally.add((ago(ms(900)), tally.before()), Some(ms(880)), 100).is_err()
+            total.add(ago(ms(0)), total.thread_time_before(), None, 100).unwrap();
+            total.add(ago(ms(900)), total.thread_time_before(), Some(ms(880)), 100).is_err()
         });
         assert!(stopped);
     }
@@ -139,9 +145,9 @@ mod tests {
 
     /// How many steps a rendering runs before it is stopped, if its thread gets `percent` of a core.
     fn steps(percent: u32) -> Option<u32> {
-        let mut meter = Meter::start(LIMIT, None);
-        let (began, before) = (meter.began, Duration::from_secs(7));
-        (1..100_000).find(|step| meter.is_over_at(began + STEP * *step, Some(before + STEP * *step * percent / 100)))
+        let mut time = RenderTime::start(LIMIT, None);
+        let (began, before) = (time.began, Duration::from_secs(7));
+        (1..100_000).find(|step| time.is_over_at(began + STEP * *step, Some(before + STEP * *step * percent / 100)))
     }
 
     #[test]
@@ -159,26 +165,26 @@ mod tests {
 
     #[test]
     fn without_the_processors_time_the_clock_decides() {
-        let mut meter = Meter::start(LIMIT, None);
-        assert!(!meter.is_over_at(meter.began + LIMIT, None));
-        assert!(meter.is_over_at(meter.began + LIMIT * WAITING, None));
+        let mut time = RenderTime::start(LIMIT, None);
+        assert!(!time.is_over_at(time.began + LIMIT, None));
+        assert!(time.is_over_at(time.began + LIMIT * WAITING, None));
     }
 
     #[test]
     fn a_template_that_is_slow_for_every_row_is_stopped() {
-        let tally = Tally::default();
-        let stopped_at = (1..1000).find(|_| tally.add_spent(Duration::from_millis(900), 100).is_err());
+        let total = TotalTime::default();
+        let stopped_at = (1..1000).find(|_| total.add_spent(Duration::from_millis(900), 100).is_err());
         assert_eq!(stopped_at, Some(12));
-        let message = tally.add_spent(Duration::ZERO, 0).unwrap_err();
+        let message = total.add_spent(Duration::ZERO, 0).unwrap_err();
         assert_eq!(message, "the template took 10.8 s of processor time for 13 renderings of 1 KiB in all");
     }
 
     #[test]
     fn an_honest_template_is_not_stopped_on_a_slow_machine() {
-        let tally = Tally::default();
+        let total = TotalTime::default();
         for _ in 0..100_000 {
-            tally.add_spent(Duration::from_millis(2), 500).unwrap();
+            total.add_spent(Duration::from_millis(2), 500).unwrap();
         }
-        tally.add_spent(Duration::from_secs(1), 1 << 20).unwrap();
+        total.add_spent(Duration::from_secs(1), 1 << 20).unwrap();
     }
 }
