@@ -143,7 +143,7 @@ def modes(_):
         ("embedding", "......#"), ("blocks 0 … n-2: norms", ".....##"), ("… q_proj, o_proj, up, gate", "+++...#"), ("… k_proj, v_proj, down_proj", "++++..#"),
         ("last block: norms", "....###"), ("… its linear layers", "++++#.#"), ("last norm", ".....##"), ("head", "......#"),
     ]
-    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "frozen (with qlora in 4 bits)"), (360, GREEN, "a narrow one: beside the weight")], 190, 104)
+    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "frozen (with qlora in 4 bits)"), (360, GREEN, "narrow: an adapter beside the weight")], 190, 104)
 
 
 def instruction(_):
@@ -155,7 +155,7 @@ def instruction(_):
 def big_data(_):
     stations = [
         ("files", "JSONL, CSV, Parquet", "gz, zst, patterns"), ("rows", "one by one", "form, length, repeats"), ("tokens", "in parallel", "template, mask"),
-        ("cache", "a file, by content", "about 4 bytes a token"), ("batches", "shuffled, packed", "30 bytes a row"),
+        ("cache", "a file, by content", "about 4 bytes per token"), ("batches", "shuffled, packed", "24 bytes per row"),
     ]
     parts = []
     for index, (name, first, second) in enumerate(stations):
