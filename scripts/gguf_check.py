@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Exports tiny models of all families as GGUF and holds llama.cpp's greedy tokens against Transformers'.
+"""Exports tiny models of all families as GGUF and compares llama.cpp's greedy tokens with those of Transformers.
 
     python3 -m venv llama && llama/bin/pip install xllamacpp==2026.10.11549 cffi torch transformers peft
     PYTHON=llama/bin/python just gguf-check [--families llama,qwen2,gemma2,…]
 
-Each model is first taught three texts by heart, and its adapter three others: a model with random weights has nearly equal logits, of which
-rounding alone picks another than Transformers does. For each family: 24 greedy tokens of three prompts from f32, f16, q8_0 and q4_0 files, from f32
-and f16 files with the adapter merged, and from the f32 file with the adapter's own file (f32, f16) at work beside it; `tunesmith infer` with that
-adapter; and the tokens of a few texts by llama.cpp's tokenizer. llama.cpp keeps keys and values in f32 here.
+Each model is first overfitted on three texts, and its adapter on three others. With random weights, logits are nearly equal, and rounding
+decides between tokens. For each family, the check compares:
 
-Prints a JSON line each: for each file `equal`, the share of equal tokens, `logits`, the largest difference of a logit on the texts that Transformers
-wrote, and `margin`, the smallest lead of a best token over the second. Exits 1 if tokens differ (but for q4_0, which is coarse), or logits of f32 do by
-more than 1e-3; 0.02 for the Gemmas, whose GELU llama.cpp reads from a table in f16. llama.cpp is that inside of xllamacpp, whose C functions are called: nothing is built.
+- 24 greedy tokens of three prompts from f32, f16, q8_0 and q4_0 files
+- the same from f32 and f16 files with the adapter merged, and from the f32 file with the adapter's own file (f32, f16)
+- `tunesmith infer` with that adapter
+- the tokens of a few texts by llama.cpp's tokenizer
+
+llama.cpp stores keys and values in f32 here. It is the library inside xllamacpp, whose C functions are called, so nothing is built.
+
+Prints a JSON line per family. For each file, `equal` is the share of equal tokens. `logits` is the largest difference of a logit on the texts
+that Transformers wrote. `margin` is the smallest lead of a best token over the second. Exits 1 if tokens differ (except for q4_0, which is
+coarse), or if logits of f32 differ by more than 1e-3. The limit is 0.02 for the Gemmas, whose GELU llama.cpp reads from a table in f16.
 """
 import argparse
 import json

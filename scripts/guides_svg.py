@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the guides' pictures; those with curves from runs of the examples, which it makes (`just guide-pictures`).
+"""Draws the pictures of the guides. Those with curves come from runs of the examples, which the script makes (`just guide-pictures`).
 
     python3 scripts/guides_svg.py target/release/tunesmith docs/guides
 """

@@ -7,8 +7,9 @@
     python3 scripts/peft_check.py --run runs/my-run --base models/my-model --rows rows.jsonl [--below ADAPTER]...
 
 Prints the largest difference of a logit and of a token's loss as one JSON line; exits 1 above --limit.
-With --run: the loss of the run's final adapter/ or model/ on rows {input_ids, labels}, held against the last validation loss of the run
-on the same rows. New tokens: the base gets the rows that the saved tokenizer needs. --below: adapters merged first (tuning.adapters).
+
+--run compares the loss of the run's final adapter/ or model/ on rows {input_ids, labels} with the last validation loss of the run on the same
+rows. With new tokens, the base gets the rows that the saved tokenizer needs. --below names adapters that are merged first (tuning.adapters).
 scripts/peft_roundtrip.py does this for every mode.
 """
 import argparse

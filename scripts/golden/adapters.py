@@ -1,10 +1,10 @@
-"""Adapters of PEFT on what is no linear module of a block: rows of the vocabulary's tables, whole tables that have grown, routers and
-experts. On the models of `tests/golden/a`.
+"""PEFT's adapters on anything but linear modules of a block: rows of the vocabulary's tables, grown tables, routers and experts. On the models
+of `tests/golden/a`.
 
     python scripts/golden/adapters.py --models tests/golden/a --out tests/golden/adapters
 
-Of each case: the adapter, every trained value random; the logits and the loss of two rows; the gradients of what is trained, but for
-whole tables. Of a model whose embedding and head share a table, unless it has grown: the losses of a few steps, as well.
+For each case: the adapter with random values, the logits and the loss of two rows, and the gradients of the trained tensors, except whole
+tables. If the embedding and the head share a table that has not grown, also the losses of a few steps.
 """
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""The part of parity.py that goes beyond plain LoRA: on the llama model DoRA, rsLoRA, patterns, modules_to_save, full training, packing; on
-the qwen2 model, some of whose modules have biases, adapters that are not LoRA.
+"""The part of parity.py that goes beyond plain LoRA. On the llama model: DoRA, rsLoRA, patterns, modules_to_save, full training, packing. On
+the qwen2 model, some of whose modules have biases: adapters that are not LoRA.
 
     python3 scripts/golden/variants.py --only ia3 tests/golden/a/variants    # one of these alone
 """

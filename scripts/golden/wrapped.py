@@ -3,13 +3,14 @@
 
     python3 scripts/golden/wrapped.py --models tests/golden/a --out tests/golden/wrapped
 
-Each wrapped model gets the language model of tests/golden/a unchanged and a small random rest. Asserted here: on text it computes what
-the language model alone computes (logits, with PEFT's adapter too, the adapter's gradients, twenty training steps, greedy answers), so
-that the goldens of tests/golden/a are its goldens; Transformers loads the stored files in both namings; PEFT's adapters load in both.
-Stored: config.json, the names in the file that Transformers saves, its tensors beside the language model, and PEFT's adapter. A test
-puts the model together from them and tests/golden/a.
+Each wrapped model gets the language model of tests/golden/a unchanged and a small random rest. The script asserts that on text it computes
+the same as the language model alone: logits, with PEFT's adapter too, the adapter's gradients, twenty training steps, and greedy generation.
+So the goldens of tests/golden/a are its goldens. The script also asserts that Transformers and PEFT load the files in both naming schemes.
 
-defaults.json has what the configuration classes of language models assume, wrappers.json what the multimodal classes do.
+Stored are config.json, the names in the file that Transformers saves, the tensors outside the language model, and PEFT's adapter. A test
+assembles the model from them and tests/golden/a.
+
+defaults.json has what the configuration classes of language models assume, and wrappers.json what the multimodal classes assume.
 """
 import argparse
 import json
