@@ -172,7 +172,7 @@ def main():
               "by spinning and fall far behind then, so the ratio would flatter tunesmith", file=sys.stderr)
     kept = tempfile.TemporaryDirectory()
     if args.mode == "qlora" and "PyTorch" in sides:
-        # bitsandbytes quantizes on loading: what was drawn must lie in a folder first, and must not count as memory of the run.
+        # bitsandbytes quantizes while it loads. So the random model is written to a folder first, which must not count as the run's memory.
         drawn = [argument if argument != "qlora" else "lora" for argument in sides["PyTorch"]]
         child([*drawn, "--torch-model", kept.name], environment)
         sides["PyTorch"] += ["--torch-model", kept.name]

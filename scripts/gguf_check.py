@@ -71,7 +71,7 @@ def tokenizer():
 
 
 def whole_words():
-    """The tokens that are a space and a word: any row of them is the same row when it is read again as text."""
+    """The tokens that are a space and a word. A sequence of them stays the same after decoding and encoding."""
     coder = tokenizer()
     texts = {token: coder.decode([token]) for token in range(3, coder.get_vocab_size())}
     fits = lambda token, text: text[:1] == " " and text[1:].isalpha() and coder.encode(text, add_special_tokens=False).ids == [token]
@@ -79,7 +79,7 @@ def whole_words():
 
 
 def learn(model, texts, steps, rate):
-    """Trains what can be trained until the texts are known by heart."""
+    """Trains until the texts are overfitted."""
     import torch
 
     ids = torch.tensor(texts)
@@ -93,7 +93,7 @@ def learn(model, texts, steps, rate):
 
 
 def make(family, folder):
-    """A model with the tokenizer of the text goldens, an adapter for it, the prompts, and what both say of them: tokens and logits."""
+    """A model with the tokenizer of the text goldens, an adapter, the prompts, and the tokens and logits of both."""
     import peft
     import torch
     import transformers
@@ -105,7 +105,7 @@ def make(family, folder):
     config = getattr(transformers, kind)(**arguments)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        # So that no bias, norm or new factor is what it is by default.
+        # No bias, norm or new factor has its default value.
         for name, parameter in model.named_parameters():
             scale = 0.2 if "norm" in name or name.endswith("bias") else 0.3 / parameter.shape[-1] ** 0.5
             parameter.add_(torch.randn_like(parameter) * scale)
@@ -139,7 +139,7 @@ def make(family, folder):
     return prompts, plain, greedy(tuned)
 
 
-# What of llama.h is used, as in the version above. Pointers to what is not used are plain ones.
+# The used part of llama.h, in the version above. Unused pointers are `void *`.
 HEADER = """
 struct llama_model_params {
     void *devices, *tensor_buft_overrides; int32_t n_gpu_layers, split_mode, load_mode, lazy_mode, main_gpu;
@@ -173,7 +173,7 @@ float *llama_get_logits_ith(void *, int32_t);
 
 
 class Llama:
-    """A GGUF file in llama.cpp, an adapter beside it if one is named."""
+    """A GGUF file in llama.cpp, with an adapter if one is named."""
 
     def __init__(self, path, adapter=None):
         import cffi
@@ -200,7 +200,7 @@ class Llama:
         return list(room[0 : self.lib.llama_tokenize(self.vocabulary, data, len(data), room, 256, False, True)])
 
     def walk(self, prompt, follow=None):
-        """24 tokens, each the best one or the one to follow, and the logits before each."""
+        """24 tokens and the logits before each. Each token is the best one, or the given one."""
         import numpy as np
 
         params = self.lib.llama_context_default_params()
@@ -225,7 +225,7 @@ class Llama:
 
 
 def compare(llama, prompts, wanted):
-    """How llama.cpp's greedy tokens and logits compare with those wanted."""
+    """Compares llama.cpp's greedy tokens and logits with the expected ones."""
     import numpy as np
 
     equal, difference, margin = 0, 0.0, float("inf")
@@ -239,7 +239,7 @@ def compare(llama, prompts, wanted):
 
 
 def answers_equal(tunesmith, folder, prompts, wanted):
-    """Whether `tunesmith infer` with the adapter gives the texts of the wanted tokens."""
+    """Whether `tunesmith infer` with the adapter gives the expected texts."""
     coder = tokenizer()
     with open(f"{folder}/prompts.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps(dict(prompt=coder.decode(prompt))) + "\n" for prompt in prompts)

@@ -64,7 +64,7 @@ class Program:
         return os.path.join(out, "metrics.jsonl")
 
     def stopped(self, name, example, step, *words):
-        """A run that gets a signal as soon as it has made so many steps."""
+        """A run that gets a signal after this many steps."""
         out, command = self.command(name, example, *words)
         metrics = os.path.join(out, "metrics.jsonl")
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -94,7 +94,7 @@ def optimizers(program):
 
 
 def resume(program):
-    """The loss of a run, and of the same one that a signal has stopped and `--resume` ended."""
+    """The loss of a run, and of the same run stopped by a signal and finished with `--resume`."""
     words = ["train.max_steps=80", "train.eval_strategy=no"]
     whole = steps(program.train("whole", "instruction", *words), "loss")
     path = program.stopped("parts", "instruction", 30, *words)
@@ -121,7 +121,7 @@ def dapt(program):
 
 
 def table(head, lines, note, left=170, width=88):
-    """A line a thing, a column a way; what is trained or learned is green."""
+    """A table with a row per part and a column per setting. Trained parts are green."""
     parts = [text(left + index * width + width / 2, 24, word, TEXT, 600, "middle") for index, word in enumerate(head)]
     for number, (name, marks) in enumerate(lines):
         y = 36 + 26 * number

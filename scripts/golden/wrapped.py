@@ -94,7 +94,7 @@ def make(name, models, seed):
 
 
 def text_base(model):
-    """What stands before `layers` in the names of the language model."""
+    """The prefix of `layers` in the names of the language model."""
     found = [key for key in model.state_dict() if key.endswith("_model.embed_tokens.weight")]
     assert len(found) == 1, found
     return found[0].removesuffix("embed_tokens.weight")
@@ -120,7 +120,7 @@ def adapted(model, init):
 
 
 def hold(model, models, language, name):
-    """Holds a wrapped model with an adapter against the goldens of its language model."""
+    """Compares a wrapped model with an adapter with the goldens of its language model."""
     golden = load_file(f"{models}/{language}/forward.safetensors")
     ids, mask, labels = golden["input_ids"].long(), golden["attention_mask"].long(), golden["labels"].long()
     rows, places = golden["sel_row"].long(), golden["sel_pos"].long()
@@ -169,7 +169,7 @@ def store(name, models, out, seed):
         tensors = load_file(f"{saved}/model.safetensors")
         shutil.copy(f"{saved}/config.json", folder)
         if name == "qwen2_5_vl":
-            # The files on the hub have the language model's keys and names beside the rest.
+            # The files on the hub have the language model's keys and names at the top level.
             with open(f"{saved}/config.json", encoding="utf-8") as file:
                 written = json.load(file)
             text = written.pop("text_config")
