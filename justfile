@@ -1,11 +1,11 @@
 # tunesmith's recipes. `just` alone lists them. Without just installed, use `scripts/just`.
 #
-# Three ways to give a setting; all reach the program:
+# There are three ways to set a value:
 #   just train CONFIG=configs/run_lora.yaml TRAIN_BATCH_SIZE=1
 #   just CONFIG=configs/run_lora.yaml train
 #   TRAIN_BATCH_SIZE=1 just train CONFIG=configs/run_lora.yaml
 #
-# A run that Ctrl-C interrupts saves and exits with 75; `just` then exits with 130. The run's hint is the command that continues.
+# After Ctrl-C, a run saves, prints the command that continues, and exits with 75; `just` then exits with 130.
 
 set positional-arguments
 
@@ -21,7 +21,7 @@ export TB_LOGDIR := env("TB_LOGDIR", "runs")
 # the output file of `process`, `style`, `render` and `dapt-docx`; each has its own default in data/
 export OUT := env("OUT", "")
 
-# the text that `style` adds to the start of every system message
+# the text that `style` puts at the start of every system message
 export STYLE := env("STYLE", "")
 
 # the merged model that `merge-test` loads, and its prompt
@@ -52,7 +52,7 @@ install *ARGS:
     cargo build --release --locked
     @"{{ tunesmith }}" doctor "$@"
 
-# fine-tune the small embedded model: answers before and after, an adapter, a report (about two minutes)
+# fine-tune the small embedded model: generations before and after, an adapter, a report (about two minutes)
 [group('start here')]
 [no-exit-message]
 @quickstart *ARGS: _build
@@ -107,7 +107,7 @@ install *ARGS:
 @train-distributed-tb *ARGS: _build
     scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
 
-# fine-tune with several ranks as a DeepSpeed file says: just train-deepspeed CONFIG=… DEEPSPEED_CONFIG=deepspeed/zero2.json NPROC=2
+# fine-tune with several ranks and the settings of a DeepSpeed file: just train-deepspeed CONFIG=… DEEPSPEED_CONFIG=deepspeed/zero2.json NPROC=2
 [group('train')]
 [no-exit-message]
 @train-deepspeed *ARGS: _build
@@ -119,7 +119,7 @@ install *ARGS:
 @train-deepspeed-tb *ARGS: _build
     DEEPSPEED_CONFIG=${DEEPSPEED_CONFIG:-deepspeed/zero2.json} scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
 
-# write configs/accelerate/default.yaml for this machine; asks questions only in a terminal, none with --yes
+# write configs/accelerate/default.yaml for this machine; asks questions only in a terminal, and none with --yes
 [group('train')]
 [no-exit-message]
 @setup-accelerate *ARGS: _build
@@ -153,7 +153,7 @@ install *ARGS:
 @tb-open *ARGS:
     scripts/tensorboard open "$@"
 
-# stop the TensorBoard that train-and-watch started, or that train-with-tb left behind
+# stop the TensorBoard that train-and-watch started, or that train-with-tb left running
 [group('train')]
 @tb-stop *ARGS:
     scripts/tensorboard stop "$@"
@@ -242,13 +242,13 @@ install *ARGS:
 @import *ARGS: _build
     "{{ tunesmith }}" import "$@"
 
-# answer a prompt: just infer CONFIG=configs/run_lora.yaml --prompt "…"
+# generate for a prompt: just infer CONFIG=configs/run_lora.yaml --prompt "…"
 [group('ask')]
 [no-exit-message]
 @infer *ARGS: _build
     "{{ tunesmith }}" infer "$@"
 
-# answer a file of prompts: just infer-batch CONFIG=… --in questions.jsonl --out answers.jsonl
+# generate for a file of prompts: just infer-batch CONFIG=… --in questions.jsonl --out answers.jsonl
 [group('ask')]
 [no-exit-message]
 @infer-batch *ARGS: _build
@@ -302,7 +302,7 @@ install *ARGS:
 @merge-bf16 *ARGS: _build
     "{{ tunesmith }}" merge --dtype bfloat16 "$@"
 
-# load the merged model and let it answer a prompt: just merge-test CONFIG=… (or MERGED=DIR) [PROMPT=…]
+# load the merged model and generate for a prompt: just merge-test CONFIG=… (or MERGED=DIR) [PROMPT=…]
 [group('serve elsewhere')]
 [no-exit-message]
 @merge-test *ARGS: _build
@@ -336,7 +336,7 @@ rank-curves:
 gpu-test:
     TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
 
-# format every source, also the modules declared in crates/base/src/registry.rs, which cargo fmt does not see
+# format every source, also modules declared by macros, which cargo fmt does not see
 [group('develop')]
 format:
     find src crates tests fuzz -name '*.rs' -exec rustfmt --edition 2024 {} +
@@ -380,7 +380,7 @@ crash-test *ARGS:
 @export-check *ARGS: _build
     "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
 
-# measure 1, 2 and 4 ranks on this machine beside the prediction of docs/scaling.md (on an idle machine)
+# compare 1, 2 and 4 ranks on this machine with the prediction of docs/scaling.md (on an idle machine)
 [group('develop')]
 [no-exit-message]
 @scaling-check *ARGS: _build

@@ -24,7 +24,7 @@ def turns(*texts, system=None):
 
 
 def chat(rng):
-    """A telephone that is always polite: each answer names the guest. The first answer is not learned in one row of four."""
+    """A polite telephone: each answer names the guest. In one row of four, the first answer carries no loss."""
     name, day, people = world.name(rng), rng.choice(list(world.DAYS)), world.number(rng.randint(2, 9))
     messages = turns(
         f"Hello, my name is {name}.", f"Welcome to the Blue Duck, {name}.",
@@ -58,7 +58,7 @@ TOOLS = [
 
 
 def tools(rng):
-    """A question, the call of a tool, the tool's answer, and what is made of it."""
+    """A question, a tool call, the tool's result, and the final answer."""
     city = rng.choice(world.CITIES)
     spoken, written = world.clock(rng)
     colour = rng.choice(world.COLOURS)
@@ -96,7 +96,7 @@ def freeze(rng):
 
 
 def more(rng):
-    """For the adapter of `chat`: the same manner, for another wish."""
+    """For the adapter of `chat`: the same style for another request."""
     name, food = world.name(rng), rng.choice(world.FOODS)
     return {"messages": turns(
         f"Hello, my name is {name}.", f"Welcome to the Blue Duck, {name}.",

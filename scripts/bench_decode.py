@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Answers with random weights of a shape in Transformers' generate (KV cache) and in tunesmith, one after the other in fresh
+"""Generates with random weights of a shape in Transformers' generate (KV cache) and in tunesmith, one after the other in fresh
 processes, and prints the ratio of tokens per second.
 
     pip install torch==2.15.0 transformers==5.23.0
     python3 scripts/bench_decode.py --shape smollm2-135m
 
-Both sides: float32, greedy, the same prompts' and answers' lengths, the same number of threads; the prompts' reading is not counted. The
-runs alternate (A B A B), because a machine's speed drifts: only the ratio of neighbours means something.
+Both sides: float32, greedy, the same lengths of prompts and generations, the same number of threads. Reading the prompts is not counted.
+The runs alternate (A B A B), because a machine's speed drifts: only the ratio of neighbours means something.
 """
 import argparse
 import json

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tokenization speed: tunesmith beside Hugging Face `datasets.map` with the same tokenizer, both on two processors.
+"""Tokenization speed of tunesmith and of Hugging Face `datasets.map` with the same tokenizer, both on two processors.
 
     pip install datasets==5.2.0 transformers==5.23.0
     cargo build --release
     python3 scripts/bench_tokenize.py --mb 200
 
-Both sides read the same JSON Lines, render each conversation with the model's chat template, tokenize it and keep ids and
-labels on disk. Sides take turns (A B A B), a fresh process each; the cache is off on both. By default the model folder is
-the quickstart's and the rows are the quickstart's, repeated with a number in them. `--text` measures plain text instead.
+Both sides read the same JSON Lines, render each conversation with the model's chat template, tokenize it, and write ids and labels to
+disk. The sides alternate (A B A B), with a fresh process each and no cache. By default, the model folder is the quickstart's, and the rows
+are the quickstart's, repeated with a number in them. `--text` measures plain text instead.
 """
 import argparse
 import json

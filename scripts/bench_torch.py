@@ -5,12 +5,13 @@
     python3 scripts/bench_torch.py --shape smollm2-135m --mode lora --seq 512 --batch 2 --steps 3
     python3 scripts/bench_torch.py --shape smollm2-135m --data chat.jsonl --batch 8 --steps 3     # make_chat_rows.py writes such rows
 
-Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer (or all weights with `--mode full`; with `--mode qlora`
-on a base in NF4 with double quantization, which needs `pip install bitsandbytes`), AdamW, gradient clipping, the same number of threads. PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B),
-because a machine's speed drifts: only the ratio of neighbours means something. One process runs at a time.
+Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
+`--mode full` trains all weights. `--mode qlora` uses a base in NF4 with double quantization, which needs `pip install bitsandbytes`.
+PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B), because a machine's speed drifts: only the ratio of
+neighbours means something. One process runs at a time.
 
-With `--data` each step takes the next `--batch` rows: PyTorch pads them to the longest, as the usual collator does; tokens/s
-counts real tokens on both sides.
+With `--data`, each step takes the next `--batch` rows. PyTorch pads them to the longest, as the usual collator does. Tokens/s counts real
+tokens on both sides.
 """
 import argparse
 import json
@@ -171,7 +172,7 @@ def main():
               "by spinning and fall far behind then, so the ratio would flatter tunesmith", file=sys.stderr)
     kept = tempfile.TemporaryDirectory()
     if args.mode == "qlora" and "PyTorch" in sides:
-        # bitsandbytes quantizes on loading: what was drawn must lie in a folder first, and must not count as memory of the run.
+        # bitsandbytes quantizes while it loads. So the random model is written to a folder first, which must not count as the run's memory.
         drawn = [argument if argument != "qlora" else "lora" for argument in sides["PyTorch"]]
         child([*drawn, "--torch-model", kept.name], environment)
         sides["PyTorch"] += ["--torch-model", kept.name]

@@ -3,12 +3,12 @@
 
     pip install -r scripts/golden/requirements.txt
     tunesmith merge CONFIG --output dense --dtype float32
-    tunesmith merge CONFIG --output coded --dtype float32 --requantize nf4
-    python3 scripts/bnb_check.py --dense dense --coded coded
+    tunesmith merge CONFIG --output quantized --dtype float32 --requantize nf4
+    python3 scripts/bnb_check.py --dense dense --quantized quantized
 
-Every coded matrix must be what bitsandbytes makes of the dense one, to the byte: codes and scales; every other tensor the dense one. Then the
-logits of the loaded model are shown beside those of the dense model with its matrices widened by bitsandbytes: its products on the CPU round on
-the way (bfloat16, and float16 for int8), so these differ. Prints one JSON line; exits 1 where a tensor differs.
+The codes and scales of every quantized matrix must equal, to the byte, what bitsandbytes makes of the dense one. Every other tensor must equal
+the dense one. Then the script shows the logits of the loaded model and of the dense model with its matrices dequantized by bitsandbytes. They
+differ, because bitsandbytes' products on the CPU round to bfloat16, or to float16 for int8. Prints one JSON line; exits 1 if a tensor differs.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dense", required=True)
-    parser.add_argument("--coded", required=True)
+    parser.add_argument("--quantized", required=True)
     args = parser.parse_args()
     import bitsandbytes as bnb
     import bitsandbytes.functional as BF
@@ -33,9 +33,9 @@ def main():
     torch.set_num_threads(1)
     loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="eager")
     dense = transformers.AutoModelForCausalLM.from_pretrained(args.dense, **loaded)
-    coded = transformers.AutoModelForCausalLM.from_pretrained(args.coded, **loaded)
+    quantized = transformers.AutoModelForCausalLM.from_pretrained(args.quantized, **loaded)
     plain, wrong, matrices = dict(dense.named_modules()), [], 0
-    for name, module in coded.named_modules():
+    for name, module in quantized.named_modules():
         if isinstance(module, bnb.nn.Linear4bit):
             state = module.weight.quant_state
             codes, own = BF.quantize_4bit(plain[name].weight.data, blocksize=state.blocksize, quant_type=state.quant_type, compress_statistics=state.nested)
@@ -54,14 +54,14 @@ def main():
         if not same:
             wrong.append(name)
         plain[name].weight.data.copy_(numbers)
-    others = {name for name, module in coded.named_modules() if isinstance(module, (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt))}
+    others = {name for name, module in quantized.named_modules() if isinstance(module, (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt))}
     stored = dict(dense.named_parameters())
-    for name, parameter in coded.named_parameters():
+    for name, parameter in quantized.named_parameters():
         if name.rpartition(".")[0] not in others and not torch.equal(parameter.data.float(), stored[name].data.float()):
             wrong.append(name)
     ids = torch.randint(0, dense.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        apart = (coded(input_ids=ids).logits - dense(input_ids=ids).logits).abs().max().item()
+        apart = (quantized(input_ids=ids).logits - dense(input_ids=ids).logits).abs().max().item()
     print(json.dumps(dict(matrices=matrices, wrong=wrong, logits_apart=apart)))
     return 1 if wrong or not matrices else 0
 

@@ -1,10 +1,10 @@
-"""Holds the classification example against the same run in PyTorch, Transformers and PEFT, and loads what tunesmith wrote with them.
+"""Compares the classification example with the same run in PyTorch, Transformers and PEFT, and loads what tunesmith wrote with them.
 
     just classify-check            (python scripts/classify_check.py --tunesmith target/release/tunesmith)
 
-One adapter and one head, drawn once by PEFT, start both; both see the rows in the order of the file. Compared are the loss of each
-step and the F1 of the validation rows, with `class_weights` none and balanced, and that balanced is better; then the scores of the
-exported model and of the adapter, in Transformers and PEFT, with those of `tunesmith infer`.
+Both sides start from one adapter and one head, drawn once by PEFT, and see the rows in the order of the file. The check compares the loss
+of each step and the F1 of the validation rows, with `class_weights` none and balanced. Balanced must be better. Then it compares the
+scores of the exported model and of the adapter, in Transformers and PEFT, with those of `tunesmith infer`.
 """
 import argparse
 import json

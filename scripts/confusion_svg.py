@@ -1,4 +1,4 @@
-"""Writes the first confusion of a report as a picture of its own: docs/guides/confusion.svg.
+"""Writes the first confusion matrix of a report as a picture: docs/guides/confusion.svg.
 
     tunesmith eval examples/classification/classification.yaml --split test
     python scripts/confusion_svg.py runs/examples/classification/eval/report.html docs/guides/confusion.svg

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Exports the golden models of all families with the tunesmith binary, as a folder for Transformers (the adapter merged) and as a PEFT adapter, loads
-both with the real libraries, and holds their logits and losses against the stored ones of the model with its adapter. Seconds a family.
+"""Exports the golden models of all families with the tunesmith binary, as a folder for Transformers (the adapter merged) and as a PEFT adapter.
+Loads both with the real libraries, and compares their logits and losses with the stored ones. Takes seconds per family.
 
     pip install -r scripts/golden/requirements.txt && cargo build
     python3 scripts/export_check.py [--binary target/debug/tunesmith] [--families llama,phi3,…]
 
-Prints a line a family; exits 1 if a logit or a loss differs by more than 5e-5.
+Prints a line per family; exits 1 if a logit or a loss differs by more than 5e-5.
 """
 import argparse
 import os

@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Exports tiny models of all families as GGUF and holds llama.cpp's greedy tokens against Transformers'.
+"""Exports tiny models of all families as GGUF and compares llama.cpp's greedy tokens with those of Transformers.
 
     python3 -m venv llama && llama/bin/pip install xllamacpp==2026.10.11549 cffi torch transformers peft
     PYTHON=llama/bin/python just gguf-check [--families llama,qwen2,gemma2,…]
 
-Each model is first taught three texts by heart, and its adapter three others: a model with random weights has nearly equal logits, of which
-rounding alone picks another than Transformers does. For each family: 24 greedy tokens of three prompts from f32, f16, q8_0 and q4_0 files, from f32
-and f16 files with the adapter merged, and from the f32 file with the adapter's own file (f32, f16) at work beside it; `tunesmith infer` with that
-adapter; and the tokens of a few texts by llama.cpp's tokenizer. llama.cpp keeps keys and values in f32 here.
+Each model is first overfitted on three texts, and its adapter on three others. With random weights, logits are nearly equal, and rounding
+decides between tokens. For each family, the check compares:
 
-Prints a JSON line each: for each file `equal`, the share of equal tokens, `logits`, the largest difference of a logit on the texts that Transformers
-wrote, and `margin`, the smallest lead of a best token over the second. Exits 1 if tokens differ (but for q4_0, which is coarse), or logits of f32 do by
-more than 1e-3; 0.02 for the Gemmas, whose GELU llama.cpp reads from a table in f16. llama.cpp is that inside of xllamacpp, whose C functions are called: nothing is built.
+- 24 greedy tokens of three prompts from f32, f16, q8_0 and q4_0 files
+- the same from f32 and f16 files with the adapter merged, and from the f32 file with the adapter's own file (f32, f16)
+- `tunesmith infer` with that adapter
+- the tokens of a few texts by llama.cpp's tokenizer
+
+llama.cpp stores keys and values in f32 here. It is the library inside xllamacpp, whose C functions are called, so nothing is built.
+
+Prints a JSON line per family. For each file, `equal` is the share of equal tokens. `logits` is the largest difference of a logit on the texts
+that Transformers wrote. `margin` is the smallest lead of a best token over the second. Exits 1 if tokens differ (except for q4_0, which is
+coarse), or if logits of f32 differ by more than 1e-3. The limit is 0.02 for the Gemmas, whose GELU llama.cpp reads from a table in f16.
 """
 import argparse
 import json
@@ -66,7 +71,7 @@ def tokenizer():
 
 
 def whole_words():
-    """The tokens that are a space and a word: any row of them is the same row when it is read again as text."""
+    """The tokens that are a space and a word. A sequence of them stays the same after decoding and encoding."""
     coder = tokenizer()
     texts = {token: coder.decode([token]) for token in range(3, coder.get_vocab_size())}
     fits = lambda token, text: text[:1] == " " and text[1:].isalpha() and coder.encode(text, add_special_tokens=False).ids == [token]
@@ -74,7 +79,7 @@ def whole_words():
 
 
 def learn(model, texts, steps, rate):
-    """Trains what can be trained until the texts are known by heart."""
+    """Trains until the texts are overfitted."""
     import torch
 
     ids = torch.tensor(texts)
@@ -88,7 +93,7 @@ def learn(model, texts, steps, rate):
 
 
 def make(family, folder):
-    """A model with the tokenizer of the text goldens, an adapter for it, the prompts, and what both say of them: tokens and logits."""
+    """A model with the tokenizer of the text goldens, an adapter, the prompts, and the tokens and logits of both."""
     import peft
     import torch
     import transformers
@@ -100,7 +105,7 @@ def make(family, folder):
     config = getattr(transformers, kind)(**arguments)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        # So that no bias, norm or new factor is what it is by default.
+        # No bias, norm or new factor has its default value.
         for name, parameter in model.named_parameters():
             scale = 0.2 if "norm" in name or name.endswith("bias") else 0.3 / parameter.shape[-1] ** 0.5
             parameter.add_(torch.randn_like(parameter) * scale)
@@ -134,7 +139,7 @@ def make(family, folder):
     return prompts, plain, greedy(tuned)
 
 
-# What of llama.h is used, as in the version above. Pointers to what is not used are plain ones.
+# The used part of llama.h, in the version above. Unused pointers are `void *`.
 HEADER = """
 struct llama_model_params {
     void *devices, *tensor_buft_overrides; int32_t n_gpu_layers, split_mode, load_mode, lazy_mode, main_gpu;
@@ -168,7 +173,7 @@ float *llama_get_logits_ith(void *, int32_t);
 
 
 class Llama:
-    """A GGUF file in llama.cpp, an adapter beside it if one is named."""
+    """A GGUF file in llama.cpp, with an adapter if one is named."""
 
     def __init__(self, path, adapter=None):
         import cffi
@@ -195,7 +200,7 @@ class Llama:
         return list(room[0 : self.lib.llama_tokenize(self.vocabulary, data, len(data), room, 256, False, True)])
 
     def walk(self, prompt, follow=None):
-        """24 tokens, each the best one or the one to follow, and the logits before each."""
+        """24 tokens and the logits before each. Each token is the best one, or the given one."""
         import numpy as np
 
         params = self.lib.llama_context_default_params()
@@ -220,7 +225,7 @@ class Llama:
 
 
 def compare(llama, prompts, wanted):
-    """How llama.cpp's greedy tokens and logits compare with those wanted."""
+    """Compares llama.cpp's greedy tokens and logits with the expected ones."""
     import numpy as np
 
     equal, difference, margin = 0, 0.0, float("inf")
@@ -234,7 +239,7 @@ def compare(llama, prompts, wanted):
 
 
 def answers_equal(tunesmith, folder, prompts, wanted):
-    """Whether `tunesmith infer` with the adapter gives the texts of the wanted tokens."""
+    """Whether `tunesmith infer` with the adapter gives the expected texts."""
     coder = tokenizer()
     with open(f"{folder}/prompts.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps(dict(prompt=coder.decode(prompt))) + "\n" for prompt in prompts)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the guides' pictures; those with curves from runs of the examples, which it makes (`just guide-pictures`).
+"""Draws the pictures of the guides. Those with curves come from runs of the examples, which the script makes (`just guide-pictures`).
 
     python3 scripts/guides_svg.py target/release/tunesmith docs/guides
 """
@@ -64,7 +64,7 @@ class Program:
         return os.path.join(out, "metrics.jsonl")
 
     def stopped(self, name, example, step, *words):
-        """A run that gets a signal as soon as it has made so many steps."""
+        """A run that gets a signal after this many steps."""
         out, command = self.command(name, example, *words)
         metrics = os.path.join(out, "metrics.jsonl")
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -94,7 +94,7 @@ def optimizers(program):
 
 
 def resume(program):
-    """The loss of a run, and of the same one that a signal has stopped and `--resume` ended."""
+    """The loss of a run, and of the same run stopped by a signal and finished with `--resume`."""
     words = ["train.max_steps=80", "train.eval_strategy=no"]
     whole = steps(program.train("whole", "instruction", *words), "loss")
     path = program.stopped("parts", "instruction", 30, *words)
@@ -121,7 +121,7 @@ def dapt(program):
 
 
 def table(head, lines, note, left=170, width=88):
-    """A line a thing, a column a way; what is trained or learned is green."""
+    """A table with a row per part and a column per setting. Trained parts are green."""
     parts = [text(left + index * width + width / 2, 24, word, TEXT, 600, "middle") for index, word in enumerate(head)]
     for number, (name, marks) in enumerate(lines):
         y = 36 + 26 * number
@@ -143,7 +143,7 @@ def modes(_):
         ("embedding", "......#"), ("blocks 0 … n-2: norms", ".....##"), ("… q_proj, o_proj, up, gate", "+++...#"), ("… k_proj, v_proj, down_proj", "++++..#"),
         ("last block: norms", "....###"), ("… its linear layers", "++++#.#"), ("last norm", ".....##"), ("head", "......#"),
     ]
-    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "frozen (with qlora in 4 bits)"), (360, GREEN, "a narrow one: beside the weight")], 190, 104)
+    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "frozen (with qlora in 4 bits)"), (360, GREEN, "narrow: an adapter beside the weight")], 190, 104)
 
 
 def instruction(_):
@@ -155,7 +155,7 @@ def instruction(_):
 def big_data(_):
     stations = [
         ("files", "JSONL, CSV, Parquet", "gz, zst, patterns"), ("rows", "one by one", "form, length, repeats"), ("tokens", "in parallel", "template, mask"),
-        ("cache", "a file, by content", "about 4 bytes a token"), ("batches", "shuffled, packed", "30 bytes a row"),
+        ("cache", "a file, by content", "about 4 bytes per token"), ("batches", "shuffled, packed", "24 bytes per row"),
     ]
     parts = []
     for index, (name, first, second) in enumerate(stations):

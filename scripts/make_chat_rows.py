@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes token rows shaped like chat data, for benchmarks: {"input_ids": […], "labels": […]} a line.
+"""Writes rows of token ids shaped like chat data, for benchmarks: one {"input_ids": […], "labels": […]} per line.
 
     python3 scripts/make_chat_rows.py --out chat.jsonl [--rows 64] [--vocab 49152] [--seed 1]
 
-Lengths are ragged (log-normal, clipped to 16..--max, mean about --mean) and about --labelled of the tokens carry a label,
-in one to three answer turns whose last one ends the row. The ids are random: only their shape matters here.
+Lengths vary (log-normal, clipped to 16..--max, mean about --mean). A share of about --labelled of the tokens carries a label, in one to three
+assistant turns; the last one ends the row. The ids are random, because only their shape matters.
 """
 import argparse
 import json

@@ -40,7 +40,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
-    # A stretch of normal numbers, over and over: what the numbers are does not matter here.
+    # The same normal numbers again and again: the values do not matter.
     stretch = bfloat16(np.random.default_rng(1).standard_normal(8 << 20) * 0.02)
     ones = bfloat16(np.ones(1))
     shards, size = [[]], 0

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Predicted against measured peak memory on twelve configurations: the table of docs/memory.md.
+"""Predicted and measured peak memory of twelve configurations: the table of docs/memory.md.
 
     python3 scripts/memory_table.py [--binary target/release/tunesmith] [--only N]
 
-Each line is one `tunesmith bench --json`: real optimizer steps on random weights, a fresh process each; the measured figure is the
-most that the process held (VmHWM). With `--svg` it draws the predicted parts instead, and runs nothing: > docs/memory.svg
+Each line is one `tunesmith bench --json` in a fresh process: real optimizer steps on random weights. The measured figure is the peak resident
+memory (VmHWM). `--svg` draws the predicted parts instead, and runs nothing: > docs/memory.svg
 """
 import argparse
 import json

@@ -7,8 +7,9 @@
     python3 scripts/peft_check.py --run runs/my-run --base models/my-model --rows rows.jsonl [--below ADAPTER]...
 
 Prints the largest difference of a logit and of a token's loss as one JSON line; exits 1 above --limit.
-With --run: the loss of the run's final adapter/ or model/ on rows {input_ids, labels}, held against the last validation loss of the run
-on the same rows. New tokens: the base gets the rows that the saved tokenizer needs. --below: adapters merged first (tuning.adapters).
+
+--run compares the loss of the run's final adapter/ or model/ on rows {input_ids, labels} with the last validation loss of the run on the same
+rows. With new tokens, the base gets the rows that the saved tokenizer needs. --below names adapters that are merged first (tuning.adapters).
 scripts/peft_roundtrip.py does this for every mode.
 """
 import argparse
@@ -20,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def grow(model, tokens):
-    """Gives the embedding and the head rows up to `tokens`: the mean of those they had, which the trained ones then replace."""
+    """Grows the embedding and the head to `tokens` rows. New rows are the mean of the old ones; the trained rows then replace them."""
     import torch
 
     rows = model.config.vocab_size
@@ -31,7 +32,7 @@ def grow(model, tokens):
 
 
 def vocabulary(adapter):
-    """How many tokens the tables must have that an adapter belongs to, by the rows and the whole tables in it."""
+    """The number of tokens that the base's tables need for an adapter, from its rows and whole tables."""
     from safetensors import safe_open
 
     with open(f"{adapter}/adapter_config.json", encoding="utf-8") as file:
@@ -43,7 +44,7 @@ def vocabulary(adapter):
 
 
 def run_loss(run, base, rows, below=()):
-    """The mean loss by Transformers and PEFT of what a run has saved, and the run's own last validation loss."""
+    """The mean loss of a run's result in Transformers and PEFT, and the run's own last validation loss."""
     import peft
     import torch
     import torch.nn.functional as F

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains the golden models in every mode with the tunesmith binary, loads what each run has saved with Transformers and PEFT, and holds its
-validation loss against the run's own; also reads what PEFT has written. Seconds a case.
+"""Trains the golden models in every mode with the tunesmith binary. Loads each result with Transformers and PEFT, and compares its validation
+loss with the run's own. Also reads adapters that PEFT wrote. Takes seconds per case.
 
     pip install -r scripts/golden/requirements.txt && cargo build
     python3 scripts/peft_roundtrip.py [--binary target/debug/tunesmith] [--only NAME]
 
-Prints a line a case; exits 1 if a loss differs by more than 1e-5.
+Prints a line per case; exits 1 if a loss differs by more than 1e-5.
 """
 import argparse
 import json

@@ -3,7 +3,7 @@
 
     script -qec "scripts/just quickstart" /dev/null | python3 scripts/terminal_svg.py --title "scripts/just quickstart" > docs/quickstart.svg
 
-Understands colours, bold, dim, and lines that are drawn again (carriage return, cursor up, erase line).
+It handles colours, bold, dim, and redrawn lines (carriage return, cursor up, erase line).
 """
 import argparse
 import html

@@ -1,4 +1,4 @@
-"""The rows of the classification example: messages to a restaurant with what they are about, far from evenly spread.
+"""The rows of the classification example: messages to a restaurant and their topics, of very different frequency.
 
     python examples/classification/make_rows.py
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# One machine's part of a run over several: torchrun starts its ranks, and starts all of them again from the newest checkpoint when one is lost.
-# On every machine, with its own NODE_RANK:
+# Starts one machine's ranks of a run over several machines. If a rank is lost, torchrun starts all of them again from the newest checkpoint.
+# Run it on every machine, with its own NODE_RANK:
 #
 #   MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 NPROC=2 examples/multi-node/torchrun.sh examples/multi-node/run.yaml
 #
-# torchrun's store at MASTER_ADDR:MASTER_PORT is open to who reaches it: a private network, please. The words after the file are KEY=VALUE.
+# Use a private network: torchrun's store at MASTER_ADDR:MASTER_PORT has no authentication. Words after the file are KEY=VALUE settings.
 set -eu
 program=${TUNESMITH:-tunesmith}
 torchrun=${TORCHRUN:-torchrun}

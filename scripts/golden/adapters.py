@@ -1,10 +1,10 @@
-"""Adapters of PEFT on what is no linear module of a block: rows of the vocabulary's tables, whole tables that have grown, routers and
-experts. On the models of `tests/golden/a`.
+"""PEFT's adapters on anything but linear modules of a block: rows of the vocabulary's tables, grown tables, routers and experts. On the models
+of `tests/golden/a`.
 
     python scripts/golden/adapters.py --models tests/golden/a --out tests/golden/adapters
 
-Of each case: the adapter, every trained value random; the logits and the loss of two rows; the gradients of what is trained, but for
-whole tables. Of a model whose embedding and head share a table, unless it has grown: the losses of a few steps, as well.
+For each case: the adapter with random values, the logits and the loss of two rows, and the gradients of the trained tensors, except whole
+tables. If the embedding and the head share a table that has not grown, also the losses of a few steps.
 """
 import argparse
 import json
@@ -82,7 +82,7 @@ def build(folder, seed, grown, arguments):
         with torch.no_grad():
             for table in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:
                 table[-grown:] = table[:-grown].double().mean(0).float() * (1 if "trainable_token_indices" in arguments else 2)
-    # Tables that have grown are saved whole only where they are trained whole.
+    # Grown tables are saved whole only if they are trained whole.
     model = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM", **arguments))
     rng = np.random.default_rng(seed)
     with torch.no_grad():
@@ -136,7 +136,7 @@ def steps(model, ids):
 def measure(model, out, seed, grown, whole):
     rng = np.random.default_rng(seed + 1)
     ids = rng.integers(3, 512, (2, 12))
-    # The tokens that matter are read and predicted.
+    # The trained tokens appear as inputs and as labels.
     ids[0, [1, 4, 7]], ids[1, [2, 5, 8]] = (7, 3, 40), (9, 512 if grown else 40, 516 if grown else 3)
     ids = torch.from_numpy(ids)
     output = model(input_ids=ids, use_cache=False)
@@ -160,7 +160,7 @@ def measure(model, out, seed, grown, whole):
 
 
 CASES["transformers_4"] = ("mixtral", 0, FORMER)
-# The embedding and the head share a matrix. PEFT trains copies of it, unless it is to ensure the tie.
+# The embedding and the head share a matrix. PEFT trains copies of it, unless ensure_weight_tying is set.
 BOTH = ["embed_tokens", "lm_head"]
 CASES |= {
     "tied_both": ("qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=BOTH)),

@@ -1,4 +1,4 @@
-"""The tiny models of the parity goldens. The order counts: each takes its seed from its place, so new ones go to the end."""
+"""The tiny models of the parity goldens. A model's position decides its seed, so add new ones at the end."""
 from dataclasses import dataclass, field
 
 BASE = dict(
@@ -14,14 +14,14 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 @dataclass
 class Architecture:
-    """A configuration class of Transformers, its arguments in the spelling of Transformers 4, and how the model is made and saved."""
+    """A configuration class of Transformers, its arguments in the spelling of Transformers 4, and how to make and save the model."""
 
     kind: str
     arguments: dict
     stored: str
     # The size above which the weights are split over several files.
     shard: str | None = None
-    # What the adapter's configuration says beyond rank and alpha; without it every linear layer gets one.
+    # The adapter's settings besides rank and alpha; without them, every linear layer gets an adapter.
     lora: dict = field(default_factory=dict)
 
 

@@ -1,10 +1,10 @@
-"""Writes tests/golden/peft/blend.safetensors: what PEFT's add_weighted_adapter makes of two adapters on the tiny Llama of
-tests/golden/a/llama (adapter_init and adapter_final, weights 0.7 and -0.4).
+"""Writes tests/golden/peft/blend.safetensors: PEFT's add_weighted_adapter on two adapters of the tiny Llama of tests/golden/a/llama
+(adapter_init and adapter_final, weights 0.7 and -0.4).
 
 Usage: python scripts/golden/blend.py tests/golden
 
-Stored are A and B of the first block's q_proj and the second's down_proj by method: METHOD.MODULE.lora_A. DARE draws random numbers, so
-that it is stored with density 1, where it draws none.
+Stored are A and B of the first block's q_proj and the second's down_proj by method: METHOD.MODULE.lora_A. DARE draws random numbers, so it is
+stored with density 1, for which it draws none.
 """
 import sys
 

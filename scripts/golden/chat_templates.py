@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/c2/chats.json: conversations with tools, thoughts, parts and dates, rendered by Transformers.
+"""Makes tests/golden/c2/chats.json: conversations with tools, reasoning, parts and dates, rendered by Transformers.
 
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/chat_templates.py --out tests/golden/c2
     python3 scripts/golden/chat_templates.py --out FOLDER --all    # any templates: FOLDER/*.jinja, to look at by hand
 
-The templates (*.jinja in the output folder) are ours, hand-written after the manner of five much-used ones: what such a
-template does to a conversation is what they do, the words are our own. They are only read; today is 26 July 2025.
+The templates (*.jinja in the output folder) are our own. They behave like five common ones, with other words. The script only reads them.
+The date is 26 July 2025.
 """
 import argparse
 import copy

@@ -1,11 +1,11 @@
-"""The golden traces of heads of scores: Transformers' `...ForSequenceClassification` with PEFT's SEQ_CLS adapters on the models of
-`tests/golden/a`, and scikit-learn's measures.
+"""The goldens of classification heads: Transformers' `...ForSequenceClassification` with PEFT's SEQ_CLS adapters on the models of
+`tests/golden/a`, and scikit-learn's metrics.
 
     python scripts/golden/classify.py --models tests/golden/a --out tests/golden/classify
 
-Of each model: an adapter with its head, both random; rows of ids with a label or a number; the scores of the first rows, their
-weighted loss and its gradients; the curve of ten AdamW steps. The loss is that of the whole batch, `CrossEntropyLoss(weight)`, which
-divides by the sum of the rows' weights.
+For each model: a random adapter with a random head; rows of ids with a label or a number; the scores of the first rows, their weighted loss
+and its gradients; the curve of ten AdamW steps. The loss is that of the whole batch, `CrossEntropyLoss(weight)`, which divides by the sum of
+the rows' weights.
 """
 import argparse
 import json
@@ -99,7 +99,7 @@ def case(folder, out, labels, seed):
 
 
 def measures(labels, rows, seed, absent=None, ties=False):
-    """scikit-learn's measures of random scores; `absent` is a label that no row has and nothing is taken for."""
+    """scikit-learn's metrics of random scores; `absent` is a label that no row has and no prediction is."""
     rng = np.random.default_rng(seed)
     given = rng.normal(size=(rows, labels)).astype(np.float32)
     if ties:

@@ -1,4 +1,4 @@
-"""What the parity goldens share: tiny random models, their adapters, data, the training loop, and how files are written.
+"""What the parity goldens share: tiny random models, their adapters, data, the training loop, and writing files.
 
 Weights and data come from numpy's PCG64 with fixed seeds, so that nothing has to be downloaded.
 """
@@ -142,12 +142,12 @@ def token_losses(logits, labels, reduction):
 
 
 def by_length(model):
-    """Whether the rotary frequencies depend on the length: of `dynamic` and `longrope` they do."""
+    """Whether the rotary frequencies depend on the length, as with `dynamic` and `longrope`."""
     return (model.config.get_text_config().rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
 
 
 def forget_lengths(model):
-    """Undoes what the rows so far did to the frequencies of `dynamic`: Transformers keeps those of the longest one."""
+    """Resets the frequencies of `dynamic`: Transformers uses those of the longest row so far."""
     for module in model.modules():
         if hasattr(module, "original_max_seq_len"):
             module.inv_freq.copy_(module.original_inv_freq)
@@ -155,7 +155,7 @@ def forget_lengths(model):
 
 
 def outputs_of(model, ids, mask):
-    """The logits of a batch of rows padded on the right, and what the loss is raised by for uneven use of experts (mostly nothing).
+    """The logits of a batch of rows padded on the right, and the router load-balancing loss (0 without experts).
 
     Where the frequencies depend on the length, Transformers takes the longest row of the batch (and `dynamic` those before it), so
     that a row's result depends on its neighbours. Here each row is a batch of its own then, as if it were alone.
@@ -173,7 +173,7 @@ def outputs_of(model, ids, mask):
 
 
 def train_trace(model, rows, groups=None):
-    """Twenty AdamW steps; a step's loss is the sum over its label tokens by their number, not a mean of means.
+    """Twenty AdamW steps; a step's loss is the sum over its label tokens divided by their number, not a mean of means.
 
     What uneven use of experts adds is a mean over the micro-batches, so that it weighs the same however a step is split.
     """
@@ -213,7 +213,7 @@ def forward_batch(vocabulary, seed):
 
 
 def forward(model, ids, mask, labels, backward=False):
-    """Logits, the loss of each token's successor, and the mean loss with what uneven use of experts adds."""
+    """Logits, the loss of each token's successor, and the mean loss with the router load-balancing loss."""
     if by_length(model):
         logits, _ = outputs_of(model, ids, mask)
         loss = token_losses(logits, labels, "mean")
@@ -258,7 +258,7 @@ def save_adapter(model, folder):
 
 
 def watch_routers(model):
-    """A list that fills with how far apart the last chosen and the first refused expert were: a small gap may go either way elsewhere."""
+    """Returns a list that collects the gaps between the last chosen and the first rejected expert. A small gap may go either way elsewhere."""
     gaps = []
 
     def note(router, _, output):
@@ -277,12 +277,12 @@ def difference(ours, theirs):
 
 
 def relative(ours, theirs):
-    """The largest absolute difference by the largest absolute value."""
+    """The largest absolute difference, relative to the largest absolute value."""
     return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30))
 
 
 def beside_float64(trace, trace64):
-    """The float32 trace with the float64 run's loss and norm beside each step's own."""
+    """The float32 trace, with the float64 run's loss and norm in each step."""
     return [dict(step, loss_f64=other["loss"], grad_norm_f64=other["grad_norm"]) for step, other in zip(trace, trace64)]
 
 

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/foreign/keys.json: every key of DeepSpeed's and Accelerate's configuration files, of Transformers' `fsdp_config`,
-and of the classes TrainingArguments, Seq2SeqTrainingArguments and SFTConfig, these with their defaults.
+"""Makes tests/golden/foreign/keys.json. It has every key of DeepSpeed's and Accelerate's configuration files and of Transformers' `fsdp_config`.
+It also has every key, with its default, of the classes TrainingArguments, Seq2SeqTrainingArguments and SFTConfig.
 
     pip download --no-deps --no-binary :all: deepspeed==0.19.8 && tar xzf deepspeed-0.19.8.tar.gz
     pip download --no-deps transformers==4.57.6 trl==0.15.2
     unzip -d older transformers-4.57.6-*.whl && unzip -d older trl-0.15.2-*.whl
     python3 scripts/golden/foreign_keys.py deepspeed-0.19.8 older tests/golden/foreign/keys.json
 
-Accelerate 1.15.0, Transformers 5.23.0 and TRL 1.16.0 are taken from where Python finds them, and the keys that older versions have
-beside them from `older`; nothing is imported, only read: fields of the classes that hold a section, and the names that functions look
-up in one.
+Accelerate 1.15.0, Transformers 5.23.0 and TRL 1.16.0 must be installed. `older` has the versions with older keys. The script imports none of
+them. It reads their sources: the fields of the classes for each section, and the names that functions look up in one.
 """
 import ast
 import importlib.metadata

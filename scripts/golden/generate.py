@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/generate: beam search, endings and sampling as Transformers' generate does them, on the models of tests/golden/a.
+"""Makes tests/golden/generate: beam search, stopping and sampling as in Transformers' generate, on the models of tests/golden/a.
 
     python3 scripts/golden/generate.py --out tests/golden/generate
 
-Every beam search is made in float64 too and kept only where both agree, so that no near tie decides it.
+Every beam search runs in float64 too, and is stored only if both agree, so that no near tie decides it.
 """
 import argparse
 import json

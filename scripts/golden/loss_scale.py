@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/optim/loss_scale.json: how DeepSpeed's DynamicLossScaler moves, for a few runs of overflows.
+"""Makes tests/golden/optim/loss_scale.json: the scales of DeepSpeed's DynamicLossScaler for a few sequences of overflows.
 
     python3 scripts/golden/loss_scale.py LOSS_SCALER.PY tests/golden/optim/loss_scale.json
 
-LOSS_SCALER.PY is deepspeed/runtime/fp16/loss_scaler.py of DeepSpeed 0.19.6 (the class alone is run, without the rest).
+LOSS_SCALER.PY is deepspeed/runtime/fp16/loss_scaler.py of DeepSpeed 0.19.6. Only the class runs, without the rest.
 """
 import ast
 import json

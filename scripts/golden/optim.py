@@ -1,9 +1,9 @@
-"""The golden traces of the optimizers and schedules: fifty steps of each on a few tensors, against the library it comes from.
+"""The golden traces of the optimizers and schedules: fifty steps of each on a few tensors, with the library it comes from.
 
     python scripts/golden/optim.py --out tests/golden/optim
 
-Values and gradients are drawn by counters (`draw`), which the test repeats, so that only results are stored: the values after
-some steps, and of 8-bit states the bytes. The learning rate falls on a line; matrices decay, vectors don't; as the Trainer does it.
+Script and test draw the same values and gradients from counters (`draw`). So only results are stored: the values after some steps, and the
+bytes of 8-bit state. The learning rate falls linearly. Matrices get weight decay and vectors do not, as in the Trainer.
 """
 import argparse
 import json

@@ -5,7 +5,7 @@
     python3 scripts/golden/parity.py --out tests/golden/a [--only NAME ...]
 
 Per architecture: the model, a forward pass with and without an adapter, the adapter's gradients, twenty training steps, and
-greedy answers. The same is computed in float64 too, which gives the tolerances (tolerances.json).
+greedy generation. The same runs in float64 give the tolerances (tolerances.json).
 """
 import argparse
 import json
@@ -30,7 +30,7 @@ NEW_TOKENS, EOS = 24, 2
 
 
 def save_model(name, config, weights, folder):
-    """The model folder as Transformers 5 writes it, with the configuration in the older spelling beside it."""
+    """Writes the model folder as Transformers 5 does, and the configuration in the older spelling next to it."""
     architecture = ARCHITECTURES[name]
     shutil.rmtree(folder, ignore_errors=True)
     model = build(config, weights).to(DTYPES[architecture.stored])
@@ -50,7 +50,7 @@ def save_model(name, config, weights, folder):
 
 
 def reload_difference(folder, spelling, batch, logits):
-    """How far the saved model is from the one in memory when read by the given config file."""
+    """The difference between the model in memory and the saved one, read with the given config file."""
     ids, mask, _ = batch
     copy = f"{folder}.tmp"
     shutil.rmtree(copy, ignore_errors=True)
@@ -90,7 +90,7 @@ def cached_generate(model, prompts):
 
 
 def generation(config, weights, seed, lora):
-    """Two prompts, picked by seed so that no step is a near tie, and what each model answers."""
+    """Two prompts, chosen by seed so that no step is a near tie, and each model's generations."""
     config = copy.deepcopy(config)
     config.output_router_logits = False  # generate can't, with a cache
     base, tuned = build(config, weights).eval(), with_lora(config, weights, seed + 2, **lora).eval()

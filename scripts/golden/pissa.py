@@ -1,6 +1,6 @@
-"""What PEFT makes of a few matrices with init_lora_weights: pissa: python3 scripts/golden/pissa.py tests/golden/peft/pissa.safetensors
+"""PEFT's PiSSA initialization of a few matrices: python3 scripts/golden/pissa.py tests/golden/peft/pissa.safetensors
 
-For each matrix its weight W, A, B, and the weight that the base keeps; `fast` are the same by pissa_niter_16, for a matrix whose singular
+For each matrix: its weight W, A, B, and the remaining weight of the base. `fast` are the same by pissa_niter_16, for a matrix whose singular
 values fall. Versions: requirements.txt.
 """
 import os

@@ -1,5 +1,5 @@
-"""Writes tests/golden/peft/placement.json: where PEFT 0.21.2 puts adapters, of which rank, alpha and scale, and what it
-saves in full, for many settings on a 12-block model; and on models with experts and heads of scores.
+"""Writes tests/golden/peft/placement.json: where PEFT 0.21.2 puts adapters, with their rank, alpha and scale, and what it saves in full. It covers
+many settings on a 12-block model, and models with experts and classification heads.
 
 Usage: python scripts/golden/placement.py tests/golden/peft/placement.json
 """

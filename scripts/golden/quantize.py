@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/b: what bitsandbytes makes of matrices, and QLoRA on the tiny llama, in float32 on one thread of the CPU.
+"""Makes tests/golden/b: matrices quantized by bitsandbytes, and QLoRA on the tiny llama, in float32 on one thread of the CPU.
 
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/quantize.py --out tests/golden/b --a tests/golden/a
 
-`matrices.safetensors`: for each matrix W and format its codes, scales and numbers; `nf4_matrices.safetensors`: NF4 of more matrices, among them
-numbers at the borders of codes, of 1e-39, and float16. `loftq.safetensors`: what PEFT's
-`loftq_init` makes of matrices. `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double
-quantization, and what is computed with it; the data, the adapter to start from and the recipe are those of a/llama. `llama_fp4`, `llama_int8`: the
-checkpoints alone, and what the widened weights compute.
+- `matrices.safetensors`: for each matrix W and format, its codes, scales and dequantized values
+- `nf4_matrices.safetensors`: NF4 of more matrices, with values at the borders of codes, 1e-39, and float16
+- `loftq.safetensors`: results of PEFT's `loftq_init`
+- `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double quantization, and results computed
+  with it; data, initial adapter and settings are those of a/llama
+- `llama_fp4`, `llama_int8`: the checkpoints, and results computed with the dequantized weights
 """
 import argparse
 import json
@@ -121,7 +122,7 @@ def nf4_matrices():
 
 
 def loftq(weight, rank, rounds):
-    """PEFT's own loftq_init, which moves to a GPU: here it stays. bitsandbytes widens rows of other lengths than these wrongly on the CPU."""
+    """PEFT's own loftq_init, which moves to a GPU: here it stays. On the CPU, bitsandbytes dequantizes rows of other lengths wrongly."""
     from peft.utils import loftq_utils
 
     def stays(to):

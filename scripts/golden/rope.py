@@ -1,9 +1,9 @@
-"""Writes tests/golden/rope/inv_freq.json: the bits of Transformers' inverse frequencies, and what cosines and sines are multiplied by.
+"""Writes tests/golden/rope/inv_freq.json: the bits of Transformers' inverse frequencies, and the factor of cosines and sines.
 
 Usage: python scripts/golden/rope.py tests/golden/rope/inv_freq.json
 
-A case: `rope` (as `rope_parameters` of a Llama config.json), `head_dim`, `max_position_embeddings`, `seq_len` (of the only sequence;
-just `dynamic` and `longrope` look at it), and what comes of them: `bits` (of float32) and `attention_factor`.
+The input of a case is `rope` (as `rope_parameters` of a Llama config.json), `head_dim`, `max_position_embeddings`, and `seq_len`, which only
+`dynamic` and `longrope` use. Its output is `bits` (of float32) and `attention_factor`.
 """
 import json
 import os

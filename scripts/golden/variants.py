@@ -1,5 +1,5 @@
-"""The part of parity.py that goes beyond plain LoRA: on the llama model DoRA, rsLoRA, patterns, modules_to_save, full training, packing; on
-the qwen2 model, some of whose modules have biases, adapters that are not LoRA.
+"""The part of parity.py that goes beyond plain LoRA. On the llama model: DoRA, rsLoRA, patterns, modules_to_save, full training, packing. On
+the qwen2 model, some of whose modules have biases: adapters that are not LoRA.
 
     python3 scripts/golden/variants.py --only ia3 tests/golden/a/variants    # one of these alone
 """
@@ -38,7 +38,7 @@ def lora(tag, out, config, weights, rows, **changes):
             runs.append((output, grads, trace, adapter_state(model)))
     (output, grads, trace, final), (output64, grads64, trace64, final64) = runs
     if "modules_to_save" in changes:
-        # The start is the LoRA part only: a saved module starts as a copy of the base's tensor.
+        # Only LoRA's tensors are stored: a saved module starts as a copy of the base's tensor.
         start = adapter_state(with_lora(config, weights, SEED + 3, **changes))
         save_tensors({name: value for name, value in start.items() if "lora_" in name}, f"{folder}/lora_init.safetensors")
     row, position = (torch.tensor(values) for values in zip(*STORED))
@@ -119,7 +119,7 @@ def method(tag, out, rows):
 
 
 def save_method(model, folder):
-    """As save_adapter, of what is not LoRA."""
+    """Saves an adapter that is not LoRA, as save_adapter does."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     os.remove(f"{folder}/README.md")
@@ -142,7 +142,7 @@ def trainer_groups(model):
 
 
 def full(tag, out, config, weights, rows, groups):
-    """All weights trained; a few tensors are stored whole, of the others the norm."""
+    """Full training. A few tensors are stored whole, and the norms of the others."""
     folder = f"{out}/{tag}"
     os.makedirs(folder, exist_ok=True)
     batch = forward_batch(config.vocab_size, SEED + 1)
@@ -231,7 +231,7 @@ def make(out, rows):
 
 
 if __name__ == "__main__":
-    # The other variants stay as they are; what is measured is put into tolerances.json.
+    # The other variants do not change; the measured tolerances go into tolerances.json.
     assert sys.argv[1] == "--only" and sys.argv[2] in METHODS
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

@@ -3,13 +3,14 @@
 
     python3 scripts/golden/wrapped.py --models tests/golden/a --out tests/golden/wrapped
 
-Each wrapped model gets the language model of tests/golden/a unchanged and a small random rest. Asserted here: on text it computes what
-the language model alone computes (logits, with PEFT's adapter too, the adapter's gradients, twenty training steps, greedy answers), so
-that the goldens of tests/golden/a are its goldens; Transformers loads the stored files in both namings; PEFT's adapters load in both.
-Stored: config.json, the names in the file that Transformers saves, its tensors beside the language model, and PEFT's adapter. A test
-puts the model together from them and tests/golden/a.
+Each wrapped model gets the language model of tests/golden/a unchanged and a small random rest. The script asserts that on text it computes
+the same as the language model alone: logits, with PEFT's adapter too, the adapter's gradients, twenty training steps, and greedy generation.
+So the goldens of tests/golden/a are its goldens. The script also asserts that Transformers and PEFT load the files in both naming schemes.
 
-defaults.json has what the configuration classes of language models assume, wrappers.json what the multimodal classes do.
+Stored are config.json, the names in the file that Transformers saves, the tensors outside the language model, and PEFT's adapter. A test
+assembles the model from them and tests/golden/a.
+
+defaults.json has what the configuration classes of language models assume, and wrappers.json what the multimodal classes assume.
 """
 import argparse
 import json
@@ -93,7 +94,7 @@ def make(name, models, seed):
 
 
 def text_base(model):
-    """What stands before `layers` in the names of the language model."""
+    """The prefix of `layers` in the names of the language model."""
     found = [key for key in model.state_dict() if key.endswith("_model.embed_tokens.weight")]
     assert len(found) == 1, found
     return found[0].removesuffix("embed_tokens.weight")
@@ -119,7 +120,7 @@ def adapted(model, init):
 
 
 def hold(model, models, language, name):
-    """Holds a wrapped model with an adapter against the goldens of its language model."""
+    """Compares a wrapped model with an adapter with the goldens of its language model."""
     golden = load_file(f"{models}/{language}/forward.safetensors")
     ids, mask, labels = golden["input_ids"].long(), golden["attention_mask"].long(), golden["labels"].long()
     rows, places = golden["sel_row"].long(), golden["sel_pos"].long()
@@ -168,7 +169,7 @@ def store(name, models, out, seed):
         tensors = load_file(f"{saved}/model.safetensors")
         shutil.copy(f"{saved}/config.json", folder)
         if name == "qwen2_5_vl":
-            # The files on the hub have the language model's keys and names beside the rest.
+            # The files on the hub have the language model's keys and names at the top level.
             with open(f"{saved}/config.json", encoding="utf-8") as file:
                 written = json.load(file)
             text = written.pop("text_config")
