@@ -174,7 +174,7 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
             let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots, model.params.values());
             let mut sharing = Sharing::copies(&model.params, &optimizer, comm.world());
             let mut step = |batches: &[Batch]| {
-                attempt(&mut model, &mut optimizer, (&*comm, &mut sharing), batches, 1e-4, 1.0).and_then(Attempt::done)
+                attempt(&mut model, &mut optimizer, &*comm, &mut sharing, batches, 1e-4, 1.0).and_then(Attempt::done)
             };
             step(&batches(0)?)?;
             comm.barrier()?;

@@ -125,7 +125,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
             memory::reset_peak();
             model.forward_backward(&batch, 1.0 / batch.label_tokens().max(1) as f32, 1.0, 0)?;
             let activations = memory::peak().saturating_sub(before);
-            let done = attempt(&mut model, &mut optimizer, (&Single, &mut sharing), &[batch], 1e-9, 1.0)?;
+            let done = attempt(&mut model, &mut optimizer, &Single, &mut sharing, &[batch], 1e-9, 1.0)?;
             let stepping = memory::peak().max(loading);
             if let Attempt::Done(_) = done {
                 let moment = stepping.saturating_sub(loaded + state + activations);

@@ -32,8 +32,15 @@ impl Session<'_> {
         loop {
             let batches = micro_batches::batches_of(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.plan.optimizer.max_grad_norm;
-            let ranks = (&*self.comm, &mut self.sharing);
-            match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
+            match attempt(
+                &mut self.model,
+                &mut self.optimizer,
+                &*self.comm,
+                &mut self.sharing,
+                &batches,
+                rate,
+                max_grad_norm,
+            )? {
                 Attempt::Done(stats) => return Ok(stats),
                 Attempt::TooLarge { micro_batch, error } => {
                     // Ranks that are threads share the budget: what lies idle here may be what another lacks.

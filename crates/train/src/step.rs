@@ -69,7 +69,7 @@ pub fn step(
     max_grad_norm: f64,
 ) -> Result<StepStats> {
     let mut sharing = Sharing::copies(&model.params, optimizer, comm.world());
-    attempt(model, optimizer, (comm, &mut sharing), micro_batches, rate, max_grad_norm)?.done()
+    attempt(model, optimizer, comm, &mut sharing, micro_batches, rate, max_grad_norm)?.done()
 }
 
 /// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
@@ -83,7 +83,8 @@ pub fn step(
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
-    (comm, sharing): (&dyn Collectives, &mut Sharing),
+    comm: &dyn Collectives,
+    sharing: &mut Sharing,
     micro_batches: &[Batch],
     rate: f64,
     max_grad_norm: f64,

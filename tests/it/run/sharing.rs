@@ -449,7 +449,7 @@ fn steps(
             let all = (0..passes - usize::from(step == 3)).map(|at| batches[(at + step) % batches.len()].clone());
             let own: Vec<Batch> =
                 all.enumerate().filter(|(at, _)| at % world.size == world.rank).map(|(_, batch)| batch).collect();
-            match attempt(&mut model, &mut optimizer, (comm, &mut sharing), &own, 0.01, 0.5).unwrap() {
+            match attempt(&mut model, &mut optimizer, comm, &mut sharing, &own, 0.01, 0.5).unwrap() {
                 Attempt::Done(stats) => last = Some(stats),
                 Attempt::TooLarge { error, .. } => panic!("{error}"),
             }
@@ -526,7 +526,7 @@ fn a_rank_that_fails_while_sums_go_on_ends_the_others() {
                 if comm.world().rank == 1 {
                     own[1].tokens[0] = 1 << 20;
                 }
-                attempt(&mut model, &mut optimizer, (&comm, &mut sharing), &own, 0.01, 0.5).unwrap_err()
+                attempt(&mut model, &mut optimizer, &comm, &mut sharing, &own, 0.01, 0.5).unwrap_err()
             };
             let running: Vec<_> =
                 threads::world(3, limits).into_iter().map(|rank| scope.spawn(move || work(rank))).collect();
