@@ -219,8 +219,8 @@ mod tests {
             self.0.barrier()
         }
 
-        fn beside(&self, who: super::super::Among) -> Result<Box<dyn Collectives>> {
-            self.0.beside(who)
+        fn new_group(&self, group: super::super::Group) -> Result<Box<dyn Collectives>> {
+            self.0.new_group(group)
         }
     }
 

@@ -8,7 +8,7 @@ use super::optimizer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
-use tunesmith_comm::{Among, Collectives, Partition, bytes};
+use tunesmith_comm::{Group, Collectives, Partition, bytes};
 use tunesmith_config::{Sharding, Strategy, TrainConfig};
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
@@ -48,9 +48,9 @@ impl Gatherer {
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
     pub fn new(train: &TrainConfig, comm: &dyn Collectives) -> Result<Option<Self>> {
         let Some(how) = sharding(train).filter(|_| comm.world().size > 1) else { return Ok(None) };
-        let line = |who| comm.beside(who).and_then(CommThread::new).map(Arc::new);
-        let all = line(Among::All)?;
-        let group = if how == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
+        let line = |who| comm.new_group(who).and_then(CommThread::new).map(Arc::new);
+        let all = line(Group::All)?;
+        let group = if how == Sharding::HybridShard { line(Group::Node)? } else { Arc::clone(&all) };
         Ok(Some(Self { all, group, how, train: Arc::new(train.clone()) }))
     }
 
