@@ -27,7 +27,7 @@ use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::scored::{Bootstrap, Scored, best, softmax};
 use crate::export::merge::{Parts, plain_model};
-use crate::files::output::claim_file;
+use crate::files::output::check_output_file;
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::human_seconds;
@@ -254,7 +254,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
     let (inputs, existing) = (data::named_inputs(&config), existing(args.overwrite));
     for name in ["metrics.json", "report.html"] {
-        claim_file(&target.join(name), existing, &inputs)?;
+        check_output_file(&target.join(name), existing, &inputs)?;
     }
     let mut samples = AtomicLines::create(&target.join("samples.jsonl"), existing, &inputs)?;
     let began = Instant::now();

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row};
 use crate::eval::{AnswerDecoder, Settings};
 use crate::export::merge::{Parts, plain_model};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
     let (inputs, existing) = (data::named_inputs(&config), existing(args.overwrite));
     for name in ["metrics.json", "report.html"] {
-        claim_file(&target.join(name), existing, &inputs)?;
+        check_output_file(&target.join(name), existing, &inputs)?;
     }
     let mut samples = AtomicLines::create(&target.join("samples.jsonl"), existing, &inputs)?;
     Metrics::new(&config.eval, 0)?;

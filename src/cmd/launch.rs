@@ -25,7 +25,7 @@ use crate::comm::{gloo, gloo_library, process};
 use crate::config::{RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::files;
-use crate::files::temporary::{self, Watched};
+use crate::files::temporary::{self, TemporaryFolder};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
@@ -428,7 +428,7 @@ fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
 struct Reports {
     folder: PathBuf,
     /// Its lock tells other launchers that this one lives.
-    _watched: Watched,
+    _temporary: TemporaryFolder,
 }
 
 /// Removes the folders of this kind beside `own` that launchers of this user which were killed have left.
@@ -453,9 +453,9 @@ impl Reports {
             std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| Error::io("create", &folder, &error))?;
-        let watched = Watched::new(folder.clone());
+        let temporary = TemporaryFolder::new(folder.clone());
         sweep(&folder);
-        Ok(Self { folder, _watched: watched })
+        Ok(Self { folder, _temporary: temporary })
     }
 
     fn of(&self, rank: usize) -> PathBuf {

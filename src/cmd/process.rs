@@ -9,7 +9,7 @@ use crate::config::arch::Arch;
 use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::hub::{self, Part};
 use crate::words::count;
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (inputs, existing) = (data::named_inputs(&resolved.config), atomic_lines::existing(args.overwrite));
     let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
-        claim_file(target, existing, &inputs)?;
+        check_output_file(target, existing, &inputs)?;
     }
     // Also that it can be written.
     drop(AtomicLines::create(&args.out, existing, &inputs)?);

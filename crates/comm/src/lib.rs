@@ -46,7 +46,7 @@ use tunesmith_base::error::Result;
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
-    /// This rank's number, `0..size`.
+    /// This rank's number among all ranks, `0..size`.
     pub rank: usize,
     /// How many ranks take part.
     pub size: usize,
@@ -121,7 +121,7 @@ impl Default for Limits {
 pub trait Collectives: Send + Sync {
     /// The place of this rank.
     fn world(&self) -> World;
-    /// Timeout and buffer size.
+    /// How long an operation may take, and how much it moves at a time.
     fn limits(&self) -> Limits;
     /// The engine's name in messages.
     fn name(&self) -> &'static str;

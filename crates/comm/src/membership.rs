@@ -179,7 +179,7 @@ impl Membership {
         self.gone.iter().copied()
     }
 
-    /// Ranks that have connected.
+    /// Ranks that have connected, also those whose connections have ended.
     pub fn present(&self) -> Vec<u32> {
         self.seen.iter().map(|seen| seen.claim.rank).collect()
     }

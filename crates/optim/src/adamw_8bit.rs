@@ -29,7 +29,7 @@ pub struct AdamW8bit {
 /// The 256 values that a byte can mean, rising, and the bounds between them.
 #[derive(Debug, Clone)]
 pub struct CodeMap {
-    /// What each byte means.
+    /// By byte, the value that it means.
     pub values: Vec<f32>,
     bounds: Vec<f32>,
 }

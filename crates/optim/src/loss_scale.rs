@@ -26,7 +26,7 @@ pub struct Settings {
 pub struct LossScaler {
     settings: Settings,
     scale: f64,
-    /// Steps so far.
+    /// Steps so far, skipped ones included.
     step: u64,
     /// The number of the step after the last overflow, counted from 0.
     since: u64,

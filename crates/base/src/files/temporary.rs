@@ -46,7 +46,7 @@ impl<'d> Temporary<'d> {
         }
     }
 
-    /// Its temporary path.
+    /// The path until [`Temporary::move_to`].
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -83,13 +83,13 @@ pub fn unnamed(target: &Path) -> io::Result<File> {
 
 /// A temporary folder that other code creates and removes. While this lives it is locked, and a signal removes it.
 #[derive(Debug)]
-pub struct Watched {
+pub struct TemporaryFolder {
     path: PathBuf,
     /// Without a lock the next process that writes the same may take it for left over.
     _lock: Option<File>,
 }
 
-impl Watched {
+impl TemporaryFolder {
     /// Locks the folder at `path`, where the file system can.
     pub fn new(path: PathBuf) -> Self {
         let lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
@@ -98,14 +98,14 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         ours().retain(|path| *path != self.path);
     }
 }
 
 /// Does `work`, such as two renames that belong together; a signal is answered before or after, not between.
-pub fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     let _ours = ours();
     work()
 }
