@@ -230,7 +230,8 @@ impl Exam<'_> {
             for lines in &mut told {
                 let line = lines.next().transpose()?.unwrap_or_default();
                 let line: Value = serde_json::from_str(&line).map_err(|error| {
-                    Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}"))
+                    Error::new(crate::Kind::Io, "the answers' file has changed")
+                        .caused_by(error)
                         .hint("leave it alone until eval has ended, and start eval again")
                 })?;
                 of_row.push(line);

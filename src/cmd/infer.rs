@@ -171,8 +171,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     let mut rows = Vec::new();
     for (number, line) in BufReader::new(file).lines().enumerate() {
         let place = || format!("{}:{}", path.display(), number + 1);
-        let line =
-            line.map_err(|error| Error::data(format!("{}: {error}", place())).unless_of_machine(path, &error))?;
+        let line = line.map_err(|error| Error::data(place()).unless_of_machine(path, &error))?;
         if line.trim().is_empty() {
             continue;
         }

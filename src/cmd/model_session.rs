@@ -133,7 +133,8 @@ impl AskArgs {
             flag(name, "gen.do_sample", &Some((!zero).to_string()));
         }
         if !self.stop.is_empty() {
-            let stops = serde_json::to_string(&self.stop).map_err(|error| Error::config(error.to_string()))?;
+            let stops = serde_json::to_string(&self.stop)
+                .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
             flag("--stop", "gen.stop_strings", &Some(stops));
         }
         Ok(flags)

@@ -133,7 +133,7 @@ fn write(
 
 /// A row in our form, with `style` at the beginning of its system message, or as one.
 fn styled(row: &str, style: &str) -> Result<String> {
-    let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()))?;
+    let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()).caused_by(error))?;
     let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     let refused = || Error::config(format!("--style: rows of {{{}}} have no system message", form.join(", ")));
     if !row["messages"].is_array() {

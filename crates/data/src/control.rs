@@ -210,7 +210,7 @@ impl Control {
         }
         let build = || self.build_twin(tokenizer, mark);
         let twin = isolated("copying the tokenizer", build)?
-            .map_err(|error| Error::model(format!("cannot rename the tokenizer's special tokens: {error}")))?;
+            .map_err(|error| Error::model("cannot rename the tokenizer's special tokens").caused_by(error))?;
         let twin = Arc::new(twin);
         twins.push((mark, twin.clone()));
         Ok(twin)

@@ -140,7 +140,7 @@ fn written(message: &Value) -> Result<Option<Value>> {
         let function = if call["function"].is_object() { &mut call["function"] } else { call };
         let Some(arguments) = function.get_mut("arguments").filter(|arguments| arguments.is_object()) else { continue };
         let text = to_json(&jinja_value(arguments), None, &Kwargs::from_iter([] as [(&str, JinjaValue); 0]));
-        let text = text.map_err(|error| Error::data(format!("arguments of a tool call: {error}")))?;
+        let text = text.map_err(|error| Error::data("arguments of a tool call").caused_by(error))?;
         (*arguments, any) = (text.to_string().into(), true);
     }
     Ok(any.then_some(message))
@@ -521,9 +521,9 @@ fn read_template(path: &Path, open: Opener) -> Result<Option<String>> {
         ))
         .hint(OTHER_TEMPLATE));
     }
-    String::from_utf8(bytes)
-        .map(Some)
-        .map_err(|error| Error::model(format!("{}: invalid UTF-8: {error}", path.display())).hint(OTHER_TEMPLATE))
+    String::from_utf8(bytes).map(Some).map_err(|error| {
+        Error::model(format!("{}: invalid UTF-8", path.display())).caused_by(error).hint(OTHER_TEMPLATE)
+    })
 }
 
 /// The template in the field `chat_template`: a string, or a list of named templates.

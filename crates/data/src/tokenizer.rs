@@ -67,7 +67,7 @@ impl Tokenizer {
         let (mut inner, growth) = parse(&path, &bytes)?;
         // Whatever the file says: batches have no padding, and the encoder truncates rows itself.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| Error::model(error.to_string()).caused_by(error))?;
 
         let config = read_json(&model_dir.join("tokenizer_config.json"))?;
         let mut special_tokens = special_tokens(&config);
@@ -147,13 +147,13 @@ impl Tokenizer {
     /// The value is not a pre-tokenizer, or the tokenizer fails with a text.
     pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
         let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
-        let other = other.map_err(|error| Error::data(format!("not a pre-tokenizer: {error}")))?;
+        let other = other.map_err(|error| Error::data("not a pre-tokenizer").caused_by(error))?;
         let mut tokenizer = self.inner.clone();
         tokenizer.with_pre_tokenizer(Some(other));
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
             isolated("tokenizing", || tokenizer.encode_fast(text, false))?
                 .map(|encoding| encoding.get_ids().to_vec())
-                .map_err(|error| Error::data(format!("cannot tokenize: {error}")))
+                .map_err(untokenized)
         };
         for text in texts {
             if ids(&self.inner, text)? != ids(&tokenizer, text)? {
@@ -169,7 +169,7 @@ impl Tokenizer {
     /// The tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         isolated("decoding", || self.inner.decode(ids, skip_special))?
-            .map_err(|error| Error::data(format!("cannot decode token ids: {error}")))
+            .map_err(|error| Error::data("cannot decode token ids").caused_by(error))
     }
 
     /// The vocabulary entry of an id.
@@ -370,8 +370,8 @@ fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn untokenized(error: impl std::fmt::Display) -> Error {
-    Error::data(format!("cannot tokenize: {error}"))
+fn untokenized(error: tokenizers::Error) -> Error {
+    Error::data("cannot tokenize").caused_by(error)
 }
 
 /// For each id, whether the post-processor has added it.
@@ -431,7 +431,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Growth)> {
     let read = || {
         let growth = growth::check(bytes).map_err(Error::model)?;
         let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
-        Ok((loaded.map_err(|error| Error::model(error.to_string()))?, growth))
+        Ok((loaded.map_err(|error| Error::model(error.to_string()).caused_by(error))?, growth))
     };
     read().map_err(|error: Error| {
         let error = error.context(path.display()).with_kind(tunesmith_base::Kind::Model);
@@ -464,13 +464,13 @@ pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u
         }
         inner
             .add_tokens([tokenizers::AddedToken::from(token.clone(), false)])
-            .map_err(|error| Error::config(format!("tuning.new_tokens: {token:?} cannot be added: {error}")))?;
+            .map_err(|error| Error::config(format!("tuning.new_tokens: {token:?} cannot be added")).caused_by(error))?;
         ids.extend(inner.token_to_id(token));
     }
     if ids.len() != tokens.len() {
         return Err(Error::config("tuning.new_tokens: a token cannot be added").hint("no token may be empty"));
     }
-    let text = inner.to_string(true).map_err(|error| Error::model(format!("{}: {error}", path.display())))?;
+    let text = inner.to_string(true).map_err(|error| Error::model(path.display().to_string()).caused_by(error))?;
     Ok((text, ids))
 }
 
@@ -516,7 +516,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes).map_err(|error| {
-        Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line()))
+        Error::model(format!("{}:{}: expected a JSON object", path.display(), error.line()))
+            .caused_by(error)
             .hint("copy the file of the model again")
     })
 }

@@ -126,7 +126,7 @@ impl WeightFiles {
         }
         file.take(INDEX_BYTES).read_to_end(&mut text).map_err(|error| Error::io("read", index, &error))?;
         let parsed: Index =
-            serde_json::from_slice(&text).map_err(|error| fail(format!("not a valid index: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| fail("not a valid index".to_owned()).caused_by(error))?;
         let map = parsed.weight_map.0;
         let shards: BTreeSet<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
         if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
@@ -413,7 +413,7 @@ impl WeightFiles {
 
     /// A tensor whose bytes the system does not give.
     fn unread(&self, entry: &Entry, name: &str, error: &std::io::Error) -> Error {
-        let fault = self.fail(entry, name, format!("cannot be read: {error}"));
+        let fault = self.fail(entry, name, "cannot be read");
         fault.unless_of_machine(&self.files[entry.file].0, error)
     }
 

@@ -40,7 +40,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.prepared.sampler.state())
-        .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
+        .map_err(|error| Error::checkpoint("the position in the data cannot be written").caused_by(error))?;
     let adapter = adapter_config(session)?;
     let tokenizer = grown_tokenizer(session)?;
     let train = &session.prepared.config.train;
@@ -60,7 +60,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
         let write = |name: &str, writer: &mut dyn Write| {
             // The values come first.
-            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(io::Error::other)?;
             gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
         };
         // An adapter is put together at once, a model tensor by tensor as it is written.
@@ -322,7 +322,7 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
-        .map_err(|error| Error::checkpoint(format!("{} cannot be written: {error}", path.display())))?;
+        .map_err(|error| Error::checkpoint(format!("{} cannot be written", path.display())).caused_by(error))?;
     atomic::replace_file(&RealDisk, path, &(text + "\n"))
 }
 

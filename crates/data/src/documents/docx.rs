@@ -55,7 +55,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
     }
     let archive = isolated("reading a zip archive", || ZipArchive::new(BufReader::new(file)))
         .map_err(|error| error.context(path.display()))?;
-    let mut archive = archive.map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    let mut archive = archive.map_err(|error| broken("broken zip archive".into()).caused_by(error))?;
     let mut part = |name: &str, most: u64| -> Result<Option<String>> {
         isolated("reading a zip archive", || unpack(&mut archive, name, most))
             .and_then(|part| part)
@@ -74,7 +74,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
 fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> Result<Option<String>> {
     let broken = |what: String| Error::data(format!("{name}: {what}"));
     let Some(index) = archive.index_for_name(name) else { return Ok(None) };
-    let entry = archive.by_index_raw(index).map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    let entry = archive.by_index_raw(index).map_err(|error| broken("broken zip archive".into()).caused_by(error))?;
     if entry.encrypted() {
         return Err(broken("encrypted".into()).hint("save it without a password"));
     }
@@ -86,7 +86,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
         CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
         other => return Err(broken(format!("packed by {other}, expected Deflate or none"))),
     };
-    read.map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    read.map_err(|error| broken("broken zip archive".into()).caused_by(error))?;
     if bytes.len() as u64 > most {
         return Err(broken(format!("unpacks to more than {} MiB", most >> 20)));
     }
@@ -124,7 +124,7 @@ fn events(xml: &str, take: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()
                 take(event)?;
             }
             Err(error) => {
-                return Err(Error::data(format!("malformed XML at byte {}: {error}", reader.error_position())));
+                return Err(Error::data(format!("malformed XML at byte {}", reader.error_position())).caused_by(error));
             }
         }
     }

@@ -19,12 +19,16 @@ use tunesmith_base::error::{Error, Result};
 pub(super) const ROWS: usize = 64;
 
 /// Adds the file and its format to an error of a library.
-pub(super) fn library<T, E: std::fmt::Display>(path: &Path, format: &str, outcome: Result<Result<T, E>>) -> Result<T> {
-    let malformed = |what: String| Error::data(format!("{}: malformed {format} file: {what}", path.display()));
+pub(super) fn library<T, E: std::error::Error + Send + Sync + 'static>(
+    path: &Path,
+    format: &str,
+    outcome: Result<Result<T, E>>,
+) -> Result<T> {
+    let malformed = format!("{}: malformed {format} file", path.display());
     match outcome {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(malformed(error.to_string())),
-        Err(panic) => Err(malformed(panic.message().to_owned())),
+        Ok(Err(error)) => Err(Error::data(malformed).caused_by(error)),
+        Err(panic) => Err(Error::data(format!("{malformed}: {}", panic.message()))),
     }
 }
 
@@ -48,7 +52,7 @@ impl<'a> Rows<'a> {
             writer.write(&as_text(batch)).map(|()| writer.into_inner().0)
         };
         let lines = isolated("writing rows as JSON", write)
-            .and_then(|written| written.map_err(|error| Error::data(error.to_string())))
+            .and_then(|written| written.map_err(|error| Error::data(error.to_string()).caused_by(error)))
             .map_err(|error| error.context(format!("{}: row {} or after it", self.path.display(), self.row + 1)))?;
         for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             self.row += 1;
