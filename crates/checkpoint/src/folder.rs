@@ -96,7 +96,7 @@ pub fn stage(
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
 /// model cannot be copied.
-pub fn stage_weights(
+pub(crate) fn stage_weights(
     staging: &mut Staging<'_>,
     file: &str,
     wrapping: Option<&Wrapping>,

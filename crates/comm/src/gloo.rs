@@ -205,7 +205,7 @@ impl Gloo {
         Self::connect_as(rendezvous, world, "gloo", limits, Arc::default())
     }
 
-    /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
+    /// As a rank of `world`, whose ranks meet in the store under the key `group`. All groups of a rank share `failed`.
     fn connect_as(
         rendezvous: Rendezvous,
         world: World,

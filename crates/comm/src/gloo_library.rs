@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, atomic};
 
 /// The file name of the shared object that contains Gloo.
-pub const LIBRARY: &str = "libtunesmith_gloo.so";
+const LIBRARY: &str = "libtunesmith_gloo.so";
 /// Says where it is, when it is nowhere near the program.
 pub const LIBRARY_VARIABLE: &str = "TUNESMITH_GLOO";
 const SCRIPT: &str = include_str!("../../../shim/gloo/build");

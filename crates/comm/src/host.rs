@@ -113,7 +113,7 @@ impl Host {
     }
 
     /// Waits until all ranks have learned of a disagreement, at most four seconds.
-    pub fn linger(&self) {
+    pub(crate) fn linger(&self) {
         let began = Instant::now();
         while began.elapsed() < LINGER && !lock(&self.state).members.all_notified() {
             std::thread::sleep(Duration::from_millis(20));

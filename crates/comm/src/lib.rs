@@ -161,10 +161,10 @@ pub trait Collectives: Send + Sync {
 /// Up to this many bytes, every rank gathers and sums everything, which saves a message.
 const SMALL: usize = 4096;
 
-/// The hint if another rank does not answer.
+/// The hint when another rank does not answer.
 const LOST: &str =
     "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
-/// The hint if a rank cannot reach the others.
+/// The hint when a rank cannot reach the others.
 const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
 
 impl dyn Collectives + '_ {

@@ -14,7 +14,7 @@ pub type Facts = BTreeMap<String, String>;
 
 /// What a rank sends when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub(crate) struct Claim {
     /// The rank that it claims to be.
     pub rank: u32,
     /// The world size it expects.
@@ -26,7 +26,7 @@ pub struct Claim {
 }
 
 /// The longest claim, in bytes.
-pub const LONGEST_CLAIM: usize = 32 << 10;
+pub(crate) const LONGEST_CLAIM: usize = 32 << 10;
 /// How long a peer with a wrong token must keep retrying as a missing rank before the run fails. A single attempt, or a
 /// replayed greeting, fails nothing.
 const INSISTS: Duration = Duration::from_secs(5);
@@ -53,7 +53,7 @@ impl Claim {
 
 /// The answer to a peer with the right token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// The peer is a rank of this run.
     Accepted,
     /// The run has lost a rank; the peer belongs to a restart.
@@ -85,7 +85,7 @@ struct WrongToken {
 
 /// The ranks that have connected.
 #[derive(Debug, Default)]
-pub struct Membership {
+pub(crate) struct Membership {
     /// In the order in which they connected.
     seen: Vec<Seen>,
     gone: BTreeSet<u32>,

@@ -140,7 +140,7 @@ impl Rendezvous {
 
     /// Tells the other ranks that `operation` has failed here, and returns the cause as text: the ranks that have ended, or
     /// that do not report the failure themselves.
-    pub fn find_failed(&self, operation: &str) -> String {
+    pub(crate) fn find_failed(&self, operation: &str) -> String {
         let name = |rank: usize| format!("fault/{rank}");
         let host_is_gone =
             |error: &Error| error.message().split_once(": ").map_or(error.message(), |(_, what)| what).to_owned();

@@ -28,7 +28,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreReply {
+pub(crate) struct StoreReply {
     /// The value, if it has been set.
     pub value: Option<Vec<u8>>,
     /// Ranks whose connections have ended.
@@ -37,7 +37,7 @@ pub struct StoreReply {
 
 /// Why the host did not accept a rank.
 #[derive(Debug)]
-pub enum ConnectError {
+pub(crate) enum ConnectError {
     /// Nobody listens there, or the network fails.
     Unreachable(Error),
     /// The process that listens there is not this run's rendezvous: it sends nothing, speaks another protocol, has another
@@ -131,7 +131,7 @@ impl Store {
     ///
     /// # Errors
     /// Why the host did not accept this rank.
-    pub fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, ConnectError> {
+    pub(crate) fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, ConnectError> {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
         let unreachable = |error: std::io::Error| {
@@ -206,7 +206,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::set`].
-    pub fn get(&self, name: &str) -> Result<StoreReply> {
+    pub(crate) fn get(&self, name: &str) -> Result<StoreReply> {
         self.ask(GET, name, &[])
     }
 
@@ -214,7 +214,7 @@ impl Store {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the ranks disagree; as [`Store::set`].
-    pub fn members(&self) -> Result<(Vec<usize>, Vec<usize>)> {
+    pub(crate) fn members(&self) -> Result<(Vec<usize>, Vec<usize>)> {
         let StoreReply { value, gone } = self.ask(MEMBERS, "", &[])?;
         let called: MembersReply = serde_json::from_slice(&value.unwrap_or_default()).unwrap_or_default();
         match called.dispute {

@@ -21,7 +21,7 @@ struct Contribution {
     /// Every rank's parts of every piece, to notice ranks that would write where others read.
     parts: Vec<Range<usize>>,
     buffers: Vec<SharedBuffer>,
-    /// It waits no longer, and its memory may be gone.
+    /// The rank has given up, and its memory may be freed.
     withdrawn: bool,
 }
 
@@ -29,7 +29,7 @@ struct Contribution {
 struct State {
     /// By rank; `None` until the rank has come.
     contributions: Vec<Option<Arc<Contribution>>>,
-    /// Number of ranks that have read what they need.
+    /// How many ranks have read what they need from this exchange.
     taken: usize,
     /// Ranks that have ended, by rank.
     gone: Vec<bool>,
@@ -167,7 +167,7 @@ impl Threads {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
-    pub fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
+    pub(crate) fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
         let buffers = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
@@ -187,7 +187,7 @@ impl Threads {
     ///
     /// # Errors
     /// As [`Threads::sum_parts`].
-    pub fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
+    pub(crate) fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
         let buffers: Vec<SharedBuffer> =
             pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
@@ -228,7 +228,7 @@ fn together<'a>(pieces: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<Range<u
     all
 }
 
-/// Counts a rank out of an exchange, and waits for the others to have looked.
+/// Ends a rank's part in an exchange when dropped: waits until all other ranks have read its buffers.
 struct LeaveGuard<'a>(&'a Threads);
 
 impl Drop for LeaveGuard<'_> {

@@ -42,11 +42,12 @@ mod upload;
 pub use checkout::{Checkout, Snapshot};
 pub use datasets::choose;
 pub use models::Part;
-pub use name::{HubPath, Kind, Repo, is_hub_path};
+pub use name::{Kind, Repo};
 pub use settings::{Pace, Settings, Token};
 
 use std::path::{Path, PathBuf};
 
+use name::{HubPath, is_hub_path};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
 
@@ -210,7 +211,7 @@ impl<'a> Hub<'a> {
 ///
 /// # Errors
 /// Those of [`Hub::dataset`].
-pub fn dataset_files(
+fn dataset_files(
     name: &str,
     config: Option<&str>,
     split: Option<&str>,

@@ -11,12 +11,12 @@ use crate::{Error, Kind, Result};
 /// What happens to a file that exists already.
 #[derive(Debug, Clone, Copy)]
 pub enum Existing {
-    /// It stays: an error, whose hint names the flag that would replace it.
+    /// Refuses to write; the hint names the flag that replaces the file.
     Keep(&'static str),
-    /// It is replaced: the user gave the flag.
+    /// Replaces the file: the user gave the flag.
     Replace,
-    /// It is replaced if the function says that an earlier run of the same command wrote it. Otherwise it stays, and
-    /// the hint names the flag that would replace it, unless that is empty.
+    /// Replaces the file if the function returns true: an earlier run of the same command wrote it. Otherwise refuses,
+    /// and the hint names the flag that replaces it, unless that is empty.
     Ours(fn(&Path) -> bool, &'static str),
 }
 

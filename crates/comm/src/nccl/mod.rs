@@ -65,7 +65,7 @@ impl Nccl {
         Self::connect_as(rendezvous, world, ID, limits)
     }
 
-    /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
+    /// As a rank of `world`, whose first rank puts the NCCL id into the store under the key `group`.
     fn connect_as(rendezvous: Rendezvous, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let functions = Functions::load()?;

@@ -37,7 +37,7 @@ impl Storage {
     }
 
     /// Whether its numbers are dequantized before they are multiplied.
-    pub const fn is_quantized(self) -> bool {
+    pub(crate) const fn is_quantized(self) -> bool {
         matches!(self, Self::FourBit { .. } | Self::Int8)
     }
 
