@@ -82,7 +82,8 @@ pub struct Args {
 /// Ranks, predicted and measured.
 fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
     if json {
-        let text = serde_json::to_string_pretty(lines).map_err(|error| Error::config(error.to_string()))?;
+        let text = serde_json::to_string_pretty(lines)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return print_exact(&(text + "\n"));
     }
     let row = |line: &Line| {
@@ -195,7 +196,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     .keep();
     if args.json {
-        let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
+        let text = serde_json::to_string(&outcome)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         print_exact(&(text + "\n"))
     } else {
         print(&show(&request, &outcome))
@@ -214,7 +216,8 @@ fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
 
 fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::Outcome) -> Result<()> {
     if args.json {
-        let text = serde_json::to_string(outcome).map_err(|error| Error::config(error.to_string()))?;
+        let text = serde_json::to_string(outcome)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return print_exact(&(text + "\n"));
     }
     let giga = |bytes: f64| bytes / 1e9;

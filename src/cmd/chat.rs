@@ -13,7 +13,7 @@ use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
 use crate::eval::chat::Memory;
 use crate::files;
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
@@ -170,7 +170,7 @@ impl Chat {
         }
         let path = Path::new(file);
         let line = format!("{}\n", json!({ "messages": self.whole() }));
-        let place = claim_file(
+        let place = check_output_file(
             path,
             Existing::Ours(ends_in_a_conversation, ""),
             &crate::data::named_inputs(&self.session.config),

@@ -51,9 +51,9 @@ impl ChatInput {
             return Ok(Self::Lines(stdin.lines()));
         }
         let config = Config::builder().auto_add_history(true).history_ignore_space(true).max_history_size(KEPT);
-        let config = config.map_err(|error| failed(&error))?.build();
+        let config = config.map_err(failed)?.build();
         let history = FileHistory::with_config(&config);
-        let mut editor = Editor::with_history(config, history).map_err(|error| failed(&error))?;
+        let mut editor = Editor::with_history(config, history).map_err(failed)?;
         let history = state_dir().map(|folder| folder.join("chat_history"));
         let history = history.and_then(|path| match prepare(&path) {
             Ok(()) => Some(path),
@@ -112,15 +112,16 @@ impl Prompt {
                 Ok(Said::Nothing)
             }
             Err(ReadlineError::Eof) => Ok(Said::End),
-            Err(error) => Err(failed(&error)),
+            Err(error) => Err(failed(error)),
         }
     }
 }
 
-fn failed(error: &ReadlineError) -> Error {
+fn failed(error: ReadlineError) -> Error {
     match error {
-        ReadlineError::Io(error) => Error::io("read", "the terminal", error),
-        error => Error::new(crate::Kind::Io, format!("cannot read the terminal: {error}"))
+        ReadlineError::Io(error) => Error::io("read", "the terminal", &error),
+        error => Error::new(crate::Kind::Io, "cannot read the terminal")
+            .caused_by(error)
             .hint("give the question with -p, or a file of them with --in"),
     }
 }

@@ -66,7 +66,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Settings, then the keys that are not needed.
 fn json(resolved: &Resolved) -> Result<String> {
-    let value = |one: serde_json::Result<serde_json::Value>| one.map_err(|error| Error::config(error.to_string()));
+    let value = |one: serde_json::Result<serde_json::Value>| {
+        one.map_err(|error| Error::config("cannot be written as JSON").caused_by(error))
+    };
     let settings = resolved.settings.iter().map(|setting| value(serde_json::to_value(setting)));
     let others = resolved.not_needed.iter().map(|one| value(serde_json::to_value(one)));
     let all: Vec<serde_json::Value> = settings.chain(others).collect::<Result<_>>()?;

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::terminal;
 use crate::error::shown::shown;
 use crate::error::{Error, Result};
-use crate::hub::{Hub, Part, Place, Settings, Watch};
+use crate::hub::{DownloadProgress, Hub, Part, Place, Settings};
 use crate::plan::{human_bytes, human_seconds};
 
 /// The arguments of `tunesmith download`.
@@ -91,7 +91,7 @@ fn line(text: &str) {
     terminal::print_text(&format!("{text}\n"));
 }
 
-impl Watch for Downloads {
+impl DownloadProgress for Downloads {
     fn begin(&self, what: &str, total: u64) {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}");

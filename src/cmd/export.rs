@@ -17,7 +17,7 @@ use crate::export::gguf::{self, Format, Vocabulary};
 use crate::export::merge::Parts;
 use crate::files;
 use crate::files::disk::RealDisk;
-use crate::files::output::{Existing, OutputFile, apart, claim_file};
+use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::telemetry::metrics::{self, Line};
@@ -105,11 +105,11 @@ pub fn run(args: &Args) -> Result<()> {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
         let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
         let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
-        apart(&path, &reads)?;
+        check_no_overlap(&path, &reads)?;
         // What cannot be written is said before all the work.
         let existing = Existing::unless("--overwrite", args.overwrite);
         drop(OutputFile::create(&path, existing, &reads)?);
-        let path = claim_file(&path, existing, &reads)?;
+        let path = check_output_file(&path, existing, &reads)?;
         let bytes = if args.adapter_only {
             let top = top.ok_or_else(no_adapter)?;
             gguf::write_adapter(&path, &parts.arch, &top, format)?

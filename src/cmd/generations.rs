@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::config::arch::ScoreHead;
 use crate::data;
 use crate::error::{Error, Result};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::files::{self, real};
 use crate::words::are;
 
@@ -146,7 +146,7 @@ impl<'a> Lines<'a> {
             return Err(another(out, 0));
         }
         // By now the model's files are known, too.
-        let place = claim_file(out, Existing::Replace, &data::named_inputs(config))?;
+        let place = check_output_file(out, Existing::Replace, &data::named_inputs(config))?;
         let open = files::open_to_write(&place, true);
         let file = open.and_then(|file| if done.rows == 0 { file.set_len(0).map(|()| file) } else { Ok(file) });
         let file = file.map_err(|error| Error::io("write", out, &error))?;

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
 use crate::eval::{Answer, Go, Settings, Watcher, generate};
 use crate::files;
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
 
 /// What `infer` takes.
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
                 return Err(Error::config(format!("--out {}: that is --in", out.display())).hint("name another file"));
             }
             // Which file it may be shows in its rows.
-            claim_file(out, Existing::Replace, std::slice::from_ref(input))?;
+            check_output_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
             let done = if args.overwrite { Done::NONE } else { Done::read(out, &rows)? };
             if done.rows == rows.len() {
@@ -167,8 +167,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     let mut rows = Vec::new();
     for (number, line) in BufReader::new(file).lines().enumerate() {
         let place = || format!("{}:{}", path.display(), number + 1);
-        let line =
-            line.map_err(|error| Error::data(format!("{}: {error}", place())).unless_of_machine(path, &error))?;
+        let line = line.map_err(|error| Error::data(place()).unless_of_machine(path, &error))?;
         if line.trim().is_empty() {
             continue;
         }

@@ -16,7 +16,7 @@ use crate::data::documents::{self, Found, Kind};
 use crate::data::threads;
 use crate::data::{Progress as _, Tokenizer, process};
 use crate::error::{Error, Result};
-use crate::files::output::claim_file;
+use crate::files::output::check_output_file;
 use crate::hub::{self, Part};
 use crate::plan::grouped;
 use crate::words::count;
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     let config = resolved.config;
     let existing = atomic_lines::existing(args.overwrite);
     let report_file = args.out.with_extension("report.json");
-    claim_file(&report_file, existing, &[])?;
+    check_output_file(&report_file, existing, &[])?;
     let found = documents::find(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())?;
     let inputs: Vec<PathBuf> = found.documents.iter().map(|(path, _)| path.clone()).collect();
     // What cannot be written is said before all the work.

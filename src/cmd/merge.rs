@@ -13,7 +13,7 @@ use crate::export::folder::{self, Form, Written};
 use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
 use crate::export::requantize::Coding;
 use crate::files::disk::RealDisk;
-use crate::files::output::claim_folder;
+use crate::files::output::check_output_folder;
 use crate::files::temporary;
 use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
@@ -218,11 +218,11 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
 /// Refuses to write over something, or into what is read; clears what a killed process has left of the folder.
 ///
 /// # Errors
-/// Those of [`claim_folder`]; [`crate::Kind::Io`]: nothing can be written there.
+/// Those of [`check_output_folder`]; [`crate::Kind::Io`]: nothing can be written there.
 pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     let written = |dir: &Path| Some(Manifest::read(dir).ok()?.names());
     atomic::recover(&RealDisk, output)?;
-    claim_folder(output, overwrite, reads, written)?;
+    check_output_folder(output, overwrite, reads, written)?;
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;
     }

@@ -54,7 +54,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let report = report(args)?;
     if args.json {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::config(error.to_string()))?;
+        let text = serde_json::to_string_pretty(&report)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return terminal::print_exact(&(text + "\n"));
     }
     terminal::print(&show(&report))

@@ -9,7 +9,7 @@ use crate::config::arch::Arch;
 use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::hub::{self, Part};
 use crate::words::count;
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (inputs, existing) = (data::named_inputs(&resolved.config), atomic_lines::existing(args.overwrite));
     let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
-        claim_file(target, existing, &inputs)?;
+        check_output_file(target, existing, &inputs)?;
     }
     // Also that it can be written.
     drop(AtomicLines::create(&args.out, existing, &inputs)?);
@@ -133,7 +133,7 @@ fn write(
 
 /// A row in our form, with `style` at the beginning of its system message, or as one.
 fn styled(row: &str, style: &str) -> Result<String> {
-    let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()))?;
+    let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()).caused_by(error))?;
     let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     let refused = || Error::config(format!("--style: rows of {{{}}} have no system message", form.join(", ")));
     if !row["messages"].is_array() {

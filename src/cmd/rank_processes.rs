@@ -12,7 +12,7 @@ use crate::comm::process;
 use crate::comm::token::Token;
 use crate::error::{Error, Kind, Result};
 use crate::files;
-use crate::files::temporary::{self, Watched};
+use crate::files::temporary::{self, TemporaryFolder};
 
 /// Shows each line of `from` behind `prefix`.
 pub(super) fn pass_on(from: impl Read + Send + 'static, prefix: String, show: impl Fn(&str) + Send + 'static) -> JoinHandle<()> {
@@ -102,7 +102,7 @@ pub(super) fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
 pub(super) struct Reports {
     folder: PathBuf,
     /// Its lock tells other launchers that this one lives.
-    _watched: Watched,
+    _watched: TemporaryFolder,
 }
 
 /// Removes the folders of this kind beside `own` that launchers of this user which were killed have left.
@@ -127,7 +127,7 @@ impl Reports {
             std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| Error::io("create", &folder, &error))?;
-        let watched = Watched::new(folder.clone());
+        let watched = TemporaryFolder::new(folder.clone());
         sweep(&folder);
         Ok(Self { folder, _watched: watched })
     }

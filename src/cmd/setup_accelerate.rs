@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{atomic_lines, devices, terminal};
 use crate::config::foreign;
 use crate::error::{Error, Result};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::plan::platform::{self, Engine, Host, Layout};
 use crate::telemetry::machine;
 use crate::words::count;
@@ -50,7 +50,7 @@ struct Answers {
 /// [`crate::Kind::Config`]: the file is there already; [`crate::Kind::Io`].
 pub fn run(args: &Args) -> Result<()> {
     let existing = Existing::unless("--overwrite", args.overwrite);
-    claim_file(&args.out, existing, &[])?;
+    check_output_file(&args.out, existing, &[])?;
     let host = machine::host();
     let asks = !args.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let question = |text: &str, fallback: String, fits: &dyn Fn(&str) -> bool| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use tunesmith::comm::env::{Launch, Place};
+use tunesmith::comm::env::{Endpoint, Launch};
 use tunesmith::comm::gloo::{self, Gloo};
 use tunesmith::comm::host::Host;
 use tunesmith::comm::membership::Facts;
@@ -82,8 +82,8 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
     let ranks: Vec<_> = (0..size)
         .map(|rank| {
             let world = World { rank, size, local_rank: rank, local_size: size };
-            let place = Place::Held(host.address().to_string());
-            let launch = Launch { launcher: "test", world, place, token: Some(token.clone()) };
+            let endpoint = Endpoint::Launcher(host.address().to_string());
+            let launch = Launch { launcher: "test", world, endpoint, token: Some(token.clone()) };
             std::thread::spawn(move || -> Box<dyn Collectives> {
                 let meeting = Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap();
                 match engine {
@@ -304,8 +304,8 @@ fn nccl_agrees_with_the_oracle_over_a_stand_in() {
 fn nccl_alone() {
     let token = Token::fresh().unwrap();
     let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
-    let place = Place::Held(host.address().to_string());
-    let launch = Launch { launcher: "test", world: World::ALONE, place, token: Some(token) };
+    let endpoint = Endpoint::Launcher(host.address().to_string());
+    let launch = Launch { launcher: "test", world: World::ALONE, endpoint, token: Some(token) };
     let comm =
         nccl::Nccl::connect(Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap(), Limits::default())
             .unwrap();

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use server::{Reply, Request, Server, git_name, sha256};
-use tunesmith::hub::{Hub, Kind, Pace, Part, Place, Repo, Settings, Snapshot, Token, Watch};
+use tunesmith::hub::{DownloadProgress, Hub, Kind, Pace, Part, Place, Repo, Settings, Snapshot, Token};
 use tunesmith::{Error, Result};
 
 /// Hears everything.
@@ -21,7 +21,7 @@ struct Heard {
     bytes: Mutex<(u64, u64)>,
 }
 
-impl Watch for Heard {
+impl DownloadProgress for Heard {
     fn begin(&self, _what: &str, total: u64) {
         self.bytes.lock().unwrap().1 += total;
     }

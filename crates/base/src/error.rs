@@ -82,7 +82,7 @@ pub struct Error {
     of_machine: bool,
 }
 
-/// `std::result::Result` with [`Error`].
+/// `std::result::Result` with this crate's [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! constructors {
@@ -191,7 +191,7 @@ impl Error {
         self
     }
 
-    /// The class.
+    /// The class, which decides the exit code.
     pub const fn kind(&self) -> Kind {
         self.kind
     }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_comm::env::{Launch, Place};
+use tunesmith_comm::env::{Endpoint, Launch};
 use tunesmith_comm::gloo::{self, Gloo};
 use tunesmith_comm::host::Host;
 use tunesmith_comm::membership::Facts;
@@ -117,8 +117,8 @@ fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
     let host = Host::serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), token.clone())?;
     let connect = |rank: usize| {
         let world = World { rank, size, local_rank: rank, local_size: size };
-        let place = Place::Held(host.address().to_string());
-        let launch = Launch { launcher: "bench", world, place, token: Some(token.clone()) };
+        let endpoint = Endpoint::Launcher(host.address().to_string());
+        let launch = Launch { launcher: "bench", world, endpoint, token: Some(token.clone()) };
         Gloo::connect(Rendezvous::join(&launch, Facts::new(), Wait::default())?, limits)
             .map(|rank| Box::new(rank) as Box<dyn Collectives>)
     };

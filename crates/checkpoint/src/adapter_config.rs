@@ -93,7 +93,7 @@ impl AdapterConfig {
         })
     }
 
-    /// Which modules it selects.
+    /// The rules by which its settings select modules of a model.
     pub fn targets(&self) -> Targets {
         Targets { strict: false, layers_pattern: self.layers_pattern.clone(), ..Targets::of(&self.tuning) }
     }

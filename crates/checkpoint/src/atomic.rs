@@ -19,7 +19,7 @@ use super::manifest::{FileSum, Manifest, write_json};
 use super::own_files::{discard, foreign_in, kept_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::{Disk, DiskFile};
-use tunesmith_base::files::temporary::{self, Watched, undisturbed};
+use tunesmith_base::files::temporary::{self, TemporaryFolder, without_signals};
 use tunesmith_base::files::{self, atomic, parent};
 
 /// A folder with a temporary name beside its final place, open for writing.
@@ -104,10 +104,10 @@ impl Write for Summing {
     }
 }
 
-/// The outcome of [`publish`].
+/// What [`publish`] did besides writing the folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Time spent on hashing.
+    /// Time spent on the hashes of the manifest.
     pub hashing: Duration,
     /// The new name of an older folder or file in the same place that holds files of others; such files are never removed.
     pub kept: Option<PathBuf>,
@@ -126,11 +126,11 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
         discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
     }
     disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
-    let _watched = Watched::new(staged.clone());
+    let _temporary = TemporaryFolder::new(staged.clone());
     let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
-        .and_then(|()| undisturbed(|| put_in_place(disk, &staged, target)));
+        .and_then(|()| without_signals(|| put_in_place(disk, &staged, target)));
     if done.is_err() && staged.exists() {
         // The error that matters is the first one; what cannot be removed now is removed at the next start.
         let _ = discard(disk, &staged, target);

@@ -100,7 +100,7 @@ impl Owned {
     }
 }
 
-/// One checkpoint to write.
+/// Everything that the thread needs to write one checkpoint.
 struct Job {
     root: PathBuf,
     stamp: Stamp,
@@ -142,7 +142,7 @@ impl std::fmt::Debug for Background {
 }
 
 impl Background {
-    /// Starts idle, without memory.
+    /// A saver that has no buffers until the first save.
     pub fn new(disk: &'static dyn Disk) -> Self {
         Self { disk, spare: Buffers::default(), thread: None }
     }

@@ -24,7 +24,7 @@ pub fn companion_bytes(model_dir: &Path) -> u64 {
 /// The source model of a folder, and what the run changed in its vocabulary and head.
 #[derive(Debug, Clone, Copy)]
 pub struct Source<'a> {
-    /// Its folder.
+    /// The folder of the model whose companion files are copied.
     pub dir: &'a Path,
     /// The new `tokenizer.json` and the new number of rows of the embedding, if tokens were added.
     pub grown: Option<(&'a str, usize)>,
@@ -38,7 +38,7 @@ pub struct Source<'a> {
 
 /// Tensors that are not in memory; they are fetched one at a time, while the file is written.
 pub struct Rest<'a> {
-    /// Names and shapes.
+    /// Names and shapes of the tensors to fetch.
     pub tensors: &'a [(String, Vec<usize>)],
     /// Returns the values of the tensor of that name.
     pub fetch: &'a dyn Fn(&str) -> Result<Vec<f32>>,
@@ -96,7 +96,7 @@ pub fn stage(
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
 /// model cannot be copied.
-pub fn stage_weights(
+pub(crate) fn stage_weights(
     staging: &mut Staging<'_>,
     file: &str,
     wrapping: Option<&Wrapping>,

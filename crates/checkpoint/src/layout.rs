@@ -12,9 +12,9 @@ pub const MANIFEST: &str = "manifest.json";
 pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 /// The trained tensors alone, with `mode: freeze`.
 pub(crate) const PART: &str = "trained.safetensors";
-/// [`crate::TrainState`] as JSON.
+/// Where the run stood: [`crate::TrainState`] as JSON.
 pub(crate) const STATE: &str = "state.json";
-/// [`crate::Stamp`] as JSON.
+/// What the checkpoint belongs to: [`crate::Stamp`] as JSON.
 pub(crate) const STAMP: &str = "backend.json";
 /// A whole model's weights, as Transformers names the file.
 pub const MODEL_WEIGHTS: &str = "model.safetensors";

@@ -20,13 +20,13 @@ use tunesmith_optim::{Ema, Optimizer, State};
 /// A verified checkpoint. Its tensors are still on disk.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// The folder that it was read from.
     pub dir: PathBuf,
-    /// What it belongs to.
+    /// The run that it belongs to; resume compares it.
     pub stamp: Stamp,
-    /// Where the run stood.
+    /// Step, data position and counters of the run.
     pub state: TrainState,
-    /// Time spent on hashing.
+    /// Time spent on checking hashes.
     pub hashing: Duration,
     weights: WeightFiles,
     weights_path: PathBuf,

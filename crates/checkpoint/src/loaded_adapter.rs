@@ -15,7 +15,7 @@ use tunesmith_model::targets::Placement;
 /// An adapter that fits a model.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// Its folder.
+    /// The folder that it was read from.
     pub dir: PathBuf,
     /// Its settings, in the form for this model.
     pub config: AdapterConfig,

@@ -29,7 +29,7 @@ pub struct Manifest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileSum {
     pub bytes: u64,
-    /// In hexadecimal digits.
+    /// The BLAKE3 hash in hexadecimal digits.
     pub blake3: String,
 }
 
@@ -145,11 +145,11 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
 /// A folder that passed [`verify`].
 #[derive(Debug)]
 pub struct Complete {
-    /// The folder.
+    /// The folder of the checkpoint.
     pub dir: PathBuf,
-    /// Its list of files.
+    /// The files with sizes and hashes.
     pub manifest: Manifest,
-    /// Time spent on hashing.
+    /// Time spent on checking hashes.
     pub hashing: Duration,
 }
 

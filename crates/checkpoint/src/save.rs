@@ -39,17 +39,17 @@ pub type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
 pub struct Snapshot<'a> {
     /// What the checkpoint belongs to.
     pub stamp: &'a Stamp,
-    /// Where the run stands.
+    /// Step, data position and counters of the run.
     pub state: &'a TrainState,
     /// The form of the weights.
     pub weights: Weights<'a>,
     /// Names, shapes and offsets of the trained tensors.
     pub specs: &'a [ParamSpec],
-    /// The values to publish.
+    /// The values to evaluate and publish: trained ones, or averages.
     pub values: &'a [f32],
     /// The raw values, if `values` are averages.
     pub trained: Option<&'a [f32]>,
-    /// The optimizer's state.
+    /// The optimizer's state; empty if ranks hold shares of it.
     pub optimizer: StateTensors<'a>,
     /// The optimizer's state if ranks hold shares of it; `trained` and `optimizer` are then empty.
     pub shared: Option<Shared<'a>>,
@@ -125,9 +125,9 @@ pub struct Keep {
 /// A checkpoint that is safely on disk.
 #[derive(Debug, Clone)]
 pub struct Written {
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub dir: PathBuf,
-    /// Its step.
+    /// Optimizer steps that the run had done.
     pub step: u64,
     /// Time of the whole save.
     pub took: Duration,

@@ -32,19 +32,19 @@ pub struct Stamp {
     pub quantization: String,
     /// Dtype of base weights and activations.
     pub dtype: String,
-    /// `tuning.mode`.
+    /// The value of `tuning.mode`, such as `lora`.
     pub mode: String,
     /// Which modules have adapters, of which rank and scale, and what is trained in full.
     pub adapter: String,
     /// Hash of the base model's weights.
     pub base_model: String,
-    /// Hash of the tokenizer.
+    /// Hash of the tokenizer that made the training tokens.
     pub tokenizer: String,
     /// Hash of the chat template.
     pub chat_template: String,
     /// Fingerprint of the tokenized training data.
     pub data: String,
-    /// Number of ranks.
+    /// Number of ranks that trained together.
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,

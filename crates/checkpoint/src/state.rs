@@ -33,7 +33,7 @@ pub struct TrainState {
     pub nonfinite_in_a_row: u64,
     /// All steps that were skipped because of NaN or infinity.
     pub nonfinite_total: u64,
-    /// Tokens seen in training.
+    /// Tokens of the batches trained on so far.
     pub tokens: u64,
     /// Label tokens seen in training.
     pub label_tokens: u64,

@@ -16,7 +16,7 @@ pub fn checkpoint_dir(root: &Path, step: u64) -> PathBuf {
     root.join(format!("checkpoint-{step:06}"))
 }
 
-/// The step in `checkpoint-000200`.
+/// The step in a folder's name: 200 in `checkpoint-000200`.
 fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("checkpoint-")?;
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::wire::{Until, read_exactly};
+use super::wire::{DeadlineStream, read_exactly};
 use tunesmith_base::error::{Error, Result};
 
 const VALIDATE: u8 = 0;
@@ -61,8 +61,8 @@ impl Agent {
         }
     }
 
-    fn talk<T>(&mut self, talk: impl FnOnce(&mut Until<'_>) -> IoResult<T>) -> Result<T> {
-        let talked = self.stream.set_nodelay(true).and_then(|()| talk(&mut Until::after(&self.stream, ANSWER)));
+    fn talk<T>(&mut self, talk: impl FnOnce(&mut DeadlineStream<'_>) -> IoResult<T>) -> Result<T> {
+        let talked = self.stream.set_nodelay(true).and_then(|()| talk(&mut DeadlineStream::new(&self.stream, ANSWER)));
         talked.map_err(|error| {
             Error::peer(format!("torchrun's store at {} does not answer as one", self.address))
                 .caused_by(error)

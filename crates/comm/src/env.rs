@@ -12,27 +12,27 @@ pub const ERROR_FILE: &str = "TUNESMITH_ERROR_FILE";
 /// The default port of the rendezvous, the same as torchrun's.
 const PORT: u16 = 29500;
 
-/// Where the rendezvous is.
+/// The `address:port` at which the ranks of a run meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// At a host that is already running.
-    Held(String),
-    /// At rank 0, whose endpoint torchrun's store at this address has.
-    Agent(String),
-    /// At rank 0, which listens at this address.
-    First(String),
+pub enum Endpoint {
+    /// Of the store that the launcher serves.
+    Launcher(String),
+    /// Of torchrun's store, where rank 0 leaves the address of its own.
+    TorchStore(String),
+    /// Of the store that rank 0 serves.
+    RankZero(String),
 }
 
-/// The place of a rank, as its launcher gives it.
+/// What a launcher tells a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The launcher's name, for messages.
     pub launcher: &'static str,
-    /// This rank's place.
+    /// The rank's number and the number of ranks.
     pub world: World,
-    /// Where the rendezvous is.
-    pub place: Place,
-    /// The run's token; `None` with [`Place::Agent`], where rank 0 makes one.
+    /// Where the ranks meet.
+    pub endpoint: Endpoint,
+    /// The run's token; `None` with [`Endpoint::TorchStore`], where rank 0 makes one.
     pub token: Option<Token>,
 }
 
@@ -53,10 +53,10 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>>
     if world.size == 1 {
         return Ok(None);
     }
-    let place = variables.place(launcher, world)?;
-    let token = match (variables.get(TOKEN), &place) {
+    let endpoint = variables.endpoint(launcher, world)?;
+    let token = match (variables.get(TOKEN), &endpoint) {
         (Some(token), _) => Some(Token::given(&token)?),
-        (None, Place::Agent(_)) => None,
+        (None, Endpoint::TorchStore(_)) => None,
         (None, _) => {
             return Err(Error::config(format!(
                 "{launcher}: env {TOKEN} is not set: any process could pass for a rank"
@@ -64,7 +64,7 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>>
             .hint(MAKE_TOKEN));
         }
     };
-    Ok(Some(Launch { launcher, world, place, token }))
+    Ok(Some(Launch { launcher, world, endpoint, token }))
 }
 
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
@@ -130,9 +130,9 @@ impl Variables<'_> {
         Ok(None)
     }
 
-    fn place(&self, launcher: &'static str, world: World) -> Result<Place> {
+    fn endpoint(&self, launcher: &'static str, world: World) -> Result<Endpoint> {
         if let Some(address) = self.get(STORE) {
-            return Ok(Place::Held(address));
+            return Ok(Endpoint::Launcher(address));
         }
         let port = match self.number("MASTER_PORT")? {
             Some(port) => u16::try_from(port)
@@ -157,7 +157,7 @@ impl Variables<'_> {
         };
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let agent = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        Ok(if agent { Place::Agent(address) } else { Place::First(address) })
+        Ok(if agent { Endpoint::TorchStore(address) } else { Endpoint::RankZero(address) })
     }
 }
 
@@ -169,11 +169,11 @@ mod tests {
         read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
     }
 
-    fn place_of(variables: &[(&str, &str)]) -> (&'static str, [usize; 4], Place) {
+    fn endpoint_of(variables: &[(&str, &str)]) -> (&'static str, [usize; 4], Endpoint) {
         let token = [(TOKEN, "0123456789abcdef")];
         let found = launch(&[variables, &token[..]].concat()).unwrap().unwrap();
         let World { rank, size, local_rank, local_size } = found.world;
-        (found.launcher, [rank, size, local_rank, local_size], found.place)
+        (found.launcher, [rank, size, local_rank, local_size], found.endpoint)
     }
 
     const TORCH4: [(&str, &str); 6] = [
@@ -187,15 +187,23 @@ mod tests {
 
     #[test]
     fn every_launcher_is_understood() {
-        let first = |address: &str| Place::First(address.to_owned());
-        assert_eq!(place_of(&TORCH4), ("torchrun", [3, 4, 1, 2], first("10.0.0.1:4000")));
+        let first = |address: &str| Endpoint::RankZero(address.to_owned());
+        assert_eq!(endpoint_of(&TORCH4), ("torchrun", [3, 4, 1, 2], first("10.0.0.1:4000")));
         let agent = [&TORCH4[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
-        assert_eq!(place_of(&agent).2, Place::Agent("10.0.0.1:4000".to_owned()));
+        assert_eq!(endpoint_of(&agent).2, Endpoint::TorchStore("10.0.0.1:4000".to_owned()));
         let ours = [&TORCH4[..], &[(STORE, "127.0.0.1:9")]].concat();
-        assert_eq!(place_of(&ours), ("tunesmith launch", [3, 4, 1, 2], Place::Held("127.0.0.1:9".to_owned())));
+        assert_eq!(
+            endpoint_of(&ours),
+            ("tunesmith launch", [3, 4, 1, 2], Endpoint::Launcher("127.0.0.1:9".to_owned()))
+        );
         // PyTorchJob.
         assert_eq!(
-            place_of(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-master-0"), ("MASTER_PORT", "23456")]),
+            endpoint_of(&[
+                ("RANK", "1"),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "job-master-0"),
+                ("MASTER_PORT", "23456")
+            ]),
             ("torchrun", [1, 2, 0, 1], first("job-master-0:23456"))
         );
         let mpi = [
@@ -204,9 +212,9 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
         ];
-        assert_eq!(place_of(&mpi), ("mpirun", [1, 2, 1, 2], first("127.0.0.1:29500")));
+        assert_eq!(endpoint_of(&mpi), ("mpirun", [1, 2, 1, 2], first("127.0.0.1:29500")));
         assert_eq!(
-            place_of(&[("PMI_RANK", "0"), ("PMI_SIZE", "3"), ("MASTER_ADDR", "::1")]),
+            endpoint_of(&[("PMI_RANK", "0"), ("PMI_SIZE", "3"), ("MASTER_ADDR", "::1")]),
             ("PMI", [0, 3, 0, 3], first("[::1]:29500"))
         );
         let slurm = [
@@ -218,7 +226,7 @@ mod tests {
             ("SLURM_TASKS_PER_NODE", "4,3"),
             ("SLURM_JOB_NODELIST", "gpu[07-08]"),
         ];
-        assert_eq!(place_of(&slurm), ("Slurm", [5, 7, 1, 3], first("gpu07:29500")));
+        assert_eq!(endpoint_of(&slurm), ("Slurm", [5, 7, 1, 3], first("gpu07:29500")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::gloo_library::{self, BUILD};
 use super::rendezvous::Rendezvous;
-use super::{Among, Collectives, LOST, Limits, World};
+use super::{Collectives, Group, LOST, Limits, World};
 pub use gloo_library::LIBRARY_VARIABLE;
 use tunesmith_base::error::{Error, Result};
 
@@ -205,7 +205,7 @@ impl Gloo {
         Self::connect_as(rendezvous, world, "gloo", limits, Arc::default())
     }
 
-    /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
+    /// As a rank of `world`, whose ranks meet in the store under the key `group`. All groups of a rank share `failed`.
     fn connect_as(
         rendezvous: Rendezvous,
         world: World,
@@ -239,7 +239,7 @@ impl Gloo {
             }
         });
         connected.map_err(|why| {
-            let cause = rendezvous.roll_call("connect");
+            let cause = rendezvous.find_failed("connect");
             let rank = rendezvous.world.rank;
             Error::peer(format!("rank {rank}: connect: {cause} ({why})")).hint(LOST)
         })?;
@@ -254,7 +254,7 @@ impl Gloo {
         done.map_err(|why| {
             self.failed.store(true, std::sync::atomic::Ordering::Relaxed);
             let waited = began.elapsed().as_secs_f64();
-            let cause = self.rendezvous.roll_call(operation);
+            let cause = self.rendezvous.find_failed(operation);
             let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({})", cut(&why))).hint(LOST)
         })
@@ -334,14 +334,14 @@ impl Collectives for Gloo {
         })
     }
 
-    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+    fn new_group(&self, group: Group) -> Result<Box<dyn Collectives>> {
         let World { rank, local_rank, .. } = self.rendezvous.world;
-        let group = match who {
-            Among::All => "gloo beside".to_owned(),
-            Among::Machine => format!("gloo of rank {}", rank - local_rank.min(rank)),
+        let key = match group {
+            Group::All => "gloo of all".to_owned(),
+            Group::Node => format!("gloo of rank {}", rank - local_rank.min(rank)),
         };
-        let world = self.rendezvous.world.among(who);
-        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, self.limits, Arc::clone(&self.failed))?))
+        let world = self.rendezvous.world.within(group);
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &key, self.limits, Arc::clone(&self.failed))?))
     }
 }
 

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, atomic};
 
-/// The shared object's name.
-pub const LIBRARY: &str = "libtunesmith_gloo.so";
+/// The file name of the shared object that contains Gloo.
+const LIBRARY: &str = "libtunesmith_gloo.so";
 /// Says where it is, when it is nowhere near the program.
 pub const LIBRARY_VARIABLE: &str = "TUNESMITH_GLOO";
 const SCRIPT: &str = include_str!("../../../shim/gloo/build");

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::membership::{Claim, LONGEST_CLAIM, Membership, Welcome};
+use super::membership::{Admission, Claim, LONGEST_CLAIM, Membership};
 use super::token::{Token, random};
-use super::wire::{Until, notice_loss, put_bytes, read_bytes, read_u32};
+use super::wire::{DeadlineStream, notice_loss, put_bytes, read_bytes, read_u32};
 use tunesmith_base::error::{Error, Result};
 
 /// The first bytes of both sides: the protocol and its version.
 pub(super) const MAGIC: [u8; 8] = *b"tsmith02";
-/// The longest name.
+/// Bytes of the longest name.
 const LONGEST_NAME: usize = 1 << 10;
-/// The longest value.
+/// Bytes of the longest value.
 pub(super) const LONGEST: usize = 1 << 20;
 /// The most bytes of all values together.
 const ALL_VALUES: usize = 64 << 20;
@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(4);
 
 pub(super) const SET: u8 = 1;
 pub(super) const GET: u8 = 2;
-pub(super) const ROLL: u8 = 3;
+pub(super) const MEMBERS: u8 = 3;
 /// The length that stands for a value that is not set.
 pub(super) const NOTHING: u32 = u32::MAX;
 
@@ -42,16 +42,16 @@ pub(super) const OVER: u8 = 1;
 pub(super) const FULL: u8 = 2;
 pub(super) const DISPUTE: u8 = 3;
 
-/// The answer to [`ROLL`], as JSON.
+/// The answer to [`MEMBERS`], as JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Called {
+pub(super) struct MembersReply {
     pub present: Vec<u32>,
     pub dispute: Option<String>,
 }
 
-/// What the host knows.
+/// The values that ranks have set, and the ranks themselves.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
+pub(super) struct ServerState {
     values: HashMap<String, Vec<u8>>,
     /// Bytes of the values and their names.
     bytes: usize,
@@ -62,7 +62,7 @@ pub(super) struct Shelf {
 #[derive(Debug)]
 pub struct Host {
     address: SocketAddr,
-    shelf: Arc<Mutex<Shelf>>,
+    state: Arc<Mutex<ServerState>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,8 +82,8 @@ impl Host {
         };
         let listener = TcpListener::bind(address).map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let shelf: Arc<Mutex<Shelf>> = Arc::default();
-        let served = Arc::clone(&shelf);
+        let state: Arc<Mutex<ServerState>> = Arc::default();
+        let served = Arc::clone(&state);
         let accept = move || {
             let visitors: Arc<Mutex<Visitors>> = Arc::default();
             for stream in listener.incoming() {
@@ -92,10 +92,10 @@ impl Host {
                     std::thread::sleep(Duration::from_millis(20));
                     continue;
                 };
-                let (shelf, token, visitors) = (Arc::clone(&served), token.clone(), Arc::clone(&visitors));
+                let (state, token, visitors) = (Arc::clone(&served), token.clone(), Arc::clone(&visitors));
                 let number = lock(&visitors).enter(&stream);
                 // A visitor that says something else than it should is left alone: nobody is to be told.
-                let receive = move || drop(receive(&stream, &token, &shelf, || lock(&visitors).leave(number)));
+                let receive = move || drop(receive(&stream, &token, &state, || lock(&visitors).leave(number)));
                 // Where the system has no thread left the visitor is turned away by the drop of its connection.
                 drop(std::thread::Builder::new().name("visitor".into()).spawn(receive));
             }
@@ -104,18 +104,18 @@ impl Host {
             .name("rendezvous".into())
             .spawn(accept)
             .map_err(|error| Error::no_thread(&error))?;
-        Ok(Self { address, shelf })
+        Ok(Self { address, state })
     }
 
-    /// Where it listens.
+    /// The address that it listens on, with the port that the system chose.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Waits until all ranks have learned of a disagreement, at most four seconds.
-    pub fn linger(&self) {
+    pub(crate) fn linger(&self) {
         let began = Instant::now();
-        while began.elapsed() < LINGER && !lock(&self.shelf).members.all_told() {
+        while began.elapsed() < LINGER && !lock(&self.state).members.all_notified() {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -149,15 +149,15 @@ impl Visitors {
 }
 
 /// Serves one visitor, from its greeting to the end of its connection.
-fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: impl FnOnce()) -> IoResult<()> {
+fn receive(stream: &TcpStream, token: &Token, state: &Mutex<ServerState>, greeted: impl FnOnce()) -> IoResult<()> {
     let from = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
     stream.set_nodelay(true)?;
     notice_loss(stream);
-    let admitted = admit(&mut Until::after(stream, GREETING), token, shelf, from);
+    let admitted = admit(&mut DeadlineStream::new(stream, GREETING), token, state, from);
     greeted();
     let Some(rank) = admitted? else { return Ok(()) };
-    let served = serve(stream, shelf, rank);
-    lock(shelf).members.leave(rank);
+    let served = serve(stream, state, rank);
+    lock(state).members.leave(rank);
     served
 }
 
@@ -165,7 +165,7 @@ fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: imp
 pub(super) fn admit(
     stream: &mut (impl Read + Write),
     token: &Token,
-    shelf: &Mutex<Shelf>,
+    state: &Mutex<ServerState>,
     from: IpAddr,
 ) -> IoResult<Option<u32>> {
     let refuse = |_| std::io::Error::from(ErrorKind::PermissionDenied);
@@ -182,18 +182,18 @@ pub(super) fn admit(
     stream.read_exact(&mut proof)?;
     // blake3's own type compares in constant time.
     if token.proof("rank", &[&ours, &theirs, &rank.to_le_bytes(), &claim]) != blake3::Hash::from(proof) {
-        lock(shelf).members.stranger(rank, from, Instant::now());
+        lock(state).members.wrong_token(rank, from, Instant::now());
         return Err(ErrorKind::PermissionDenied.into());
     }
     let claim: Claim = serde_json::from_slice(&claim)?;
     if claim.rank != rank {
         return Err(ErrorKind::InvalidData.into());
     }
-    let (status, text) = match lock(shelf).members.come(claim, from) {
-        Welcome::In => (IN, String::new()),
-        Welcome::Over => (OVER, String::new()),
-        Welcome::Full(text) => (FULL, text),
-        Welcome::Dispute(text) => (DISPUTE, text),
+    let (status, text) = match lock(state).members.join(claim, from) {
+        Admission::Accepted => (IN, String::new()),
+        Admission::RunEnded => (OVER, String::new()),
+        Admission::Full(text) => (FULL, text),
+        Admission::Dispute(text) => (DISPUTE, text),
     };
     let mut answer = vec![status];
     put_bytes(&mut answer, text.as_bytes());
@@ -203,40 +203,45 @@ pub(super) fn admit(
         return answered.map(|()| None);
     }
     if answered.is_err() {
-        lock(shelf).members.leave(rank);
+        lock(state).members.leave(rank);
     }
     answered.map(|()| Some(rank))
 }
 
-fn serve(stream: &TcpStream, shelf: &Mutex<Shelf>, rank: u32) -> IoResult<()> {
+fn serve(stream: &TcpStream, state: &Mutex<ServerState>, rank: u32) -> IoResult<()> {
     loop {
         let mut operation = [0];
         stream.set_read_timeout(None)?;
         (&mut &*stream).read_exact(&mut operation)?;
-        answer(operation[0], &mut Until::after(stream, REQUEST), shelf, rank)?;
+        answer(operation[0], &mut DeadlineStream::new(stream, REQUEST), state, rank)?;
     }
 }
 
 /// Answers one request, of which the operation has been read.
-pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mutex<Shelf>, rank: u32) -> IoResult<()> {
+pub(super) fn answer(
+    operation: u8,
+    stream: &mut (impl Read + Write),
+    state: &Mutex<ServerState>,
+    rank: u32,
+) -> IoResult<()> {
     let name = String::from_utf8_lossy(&read_bytes(stream, LONGEST_NAME)?).into_owned();
     let value = read_bytes(stream, LONGEST)?;
-    let mut shelf = lock(shelf);
+    let mut state = lock(state);
     let found = match operation {
         SET => {
             let new = name.len() + value.len();
-            let old = shelf.values.get(&name).map_or(0, |old| name.len() + old.len());
-            if shelf.bytes - old + new > ALL_VALUES {
+            let old = state.values.get(&name).map_or(0, |old| name.len() + old.len());
+            if state.bytes - old + new > ALL_VALUES {
                 return Err(ErrorKind::InvalidData.into());
             }
-            shelf.bytes = shelf.bytes - old + new;
-            shelf.values.insert(name, value);
+            state.bytes = state.bytes - old + new;
+            state.values.insert(name, value);
             None
         }
-        GET => shelf.values.get(&name).cloned(),
-        ROLL => {
-            let dispute = shelf.members.dispute(rank, Instant::now());
-            Some(serde_json::to_vec(&Called { present: shelf.members.present(), dispute })?)
+        GET => state.values.get(&name).cloned(),
+        MEMBERS => {
+            let dispute = state.members.dispute(rank, Instant::now());
+            Some(serde_json::to_vec(&MembersReply { present: state.members.present(), dispute })?)
         }
         _ => return Err(ErrorKind::InvalidData.into()),
     };
@@ -245,8 +250,8 @@ pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mu
         Some(value) => put_bytes(&mut answer, &value),
         None => answer.extend(NOTHING.to_le_bytes()),
     }
-    let gone: Vec<u8> = shelf.members.gone().flat_map(u32::to_le_bytes).collect();
-    drop(shelf);
+    let gone: Vec<u8> = state.members.gone().flat_map(u32::to_le_bytes).collect();
+    drop(state);
     put_bytes(&mut answer, &gone);
     stream.write_all(&answer)
 }

@@ -46,7 +46,7 @@ use tunesmith_base::error::Result;
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
-    /// This rank's number, `0..size`.
+    /// This rank's number among all ranks, `0..size`.
     pub rank: usize,
     /// How many ranks take part.
     pub size: usize,
@@ -60,12 +60,12 @@ impl World {
     /// A rank that is alone.
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 
-    /// This rank's place among the ranks that `who` selects.
+    /// This rank's place in a group.
     #[must_use]
-    pub const fn among(self, who: Among) -> Self {
-        match who {
-            Among::All => self,
-            Among::Machine => Self { rank: self.local_rank, size: self.local_size, ..self },
+    pub const fn within(self, group: Group) -> Self {
+        match group {
+            Group::All => self,
+            Group::Node => Self { rank: self.local_rank, size: self.local_size, ..self },
         }
     }
 
@@ -86,13 +86,13 @@ pub fn part(length: usize, size: usize, rank: usize) -> Range<usize> {
     end(rank)..end(rank + 1)
 }
 
-/// Which ranks take part in a second world ([`Collectives::beside`]).
+/// The ranks of a new group ([`Collectives::new_group`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Among {
-    /// All ranks.
+pub enum Group {
+    /// All ranks of the run.
     All,
-    /// The ranks of this machine.
-    Machine,
+    /// The ranks on this machine.
+    Node,
 }
 
 /// Timeout and buffer size of an engine.
@@ -121,7 +121,7 @@ impl Default for Limits {
 pub trait Collectives: Send + Sync {
     /// The place of this rank.
     fn world(&self) -> World;
-    /// Timeout and buffer size.
+    /// How long an operation may take, and how much it moves at a time.
     fn limits(&self) -> Limits;
     /// The engine's name in messages.
     fn name(&self) -> &'static str;
@@ -150,21 +150,21 @@ pub trait Collectives: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn barrier(&self) -> Result<()>;
-    /// Creates a second world, of all ranks or of this machine's ranks, numbered by `local_rank` there. Its operations are
-    /// independent of this world's. Every rank must call it, at most once for each kind.
+    /// Creates a group like `torch.distributed.new_group`: of all ranks, or of this machine's ranks, numbered by `local_rank`
+    /// there. Its operations are independent of this group's. Every rank must call it, at most once for each kind.
     ///
     /// # Errors
     /// As the trait says.
-    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>>;
+    fn new_group(&self, group: Group) -> Result<Box<dyn Collectives>>;
 }
 
 /// Up to this many bytes, every rank gathers and sums everything, which saves a message.
 const SMALL: usize = 4096;
 
-/// The hint if another rank does not answer.
+/// The hint when another rank does not answer.
 const LOST: &str =
     "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
-/// The hint if a rank cannot reach the others.
+/// The hint when a rank cannot reach the others.
 const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
 
 impl dyn Collectives + '_ {

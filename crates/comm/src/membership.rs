@@ -14,19 +14,19 @@ pub type Facts = BTreeMap<String, String>;
 
 /// What a rank sends when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
-    /// Its rank number.
+pub(crate) struct Claim {
+    /// The rank that it claims to be.
     pub rank: u32,
     /// The world size it expects.
     pub size: u32,
     /// Its process id and machine, for messages.
     pub who: String,
-    /// Its facts.
+    /// What must be equal on all ranks.
     pub facts: Facts,
 }
 
 /// The longest claim, in bytes.
-pub const LONGEST_CLAIM: usize = 32 << 10;
+pub(crate) const LONGEST_CLAIM: usize = 32 << 10;
 /// How long a peer with a wrong token must keep retrying as a missing rank before the run fails. A single attempt, or a
 /// replayed greeting, fails nothing.
 const INSISTS: Duration = Duration::from_secs(5);
@@ -53,14 +53,14 @@ impl Claim {
 
 /// The answer to a peer with the right token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Welcome {
-    /// It is a rank of this run.
-    In,
+pub(crate) enum Admission {
+    /// The peer is a rank of this run.
+    Accepted,
     /// The run has lost a rank; the peer belongs to a restart.
-    Over,
+    RunEnded,
     /// All ranks are connected already.
     Full(String),
-    /// The ranks disagree.
+    /// The ranks disagree, in the words of this message.
     Dispute(String),
 }
 
@@ -77,7 +77,7 @@ impl Seen {
 }
 
 #[derive(Debug)]
-struct Stranger {
+struct WrongToken {
     from: IpAddr,
     first: Instant,
     last: Instant,
@@ -85,42 +85,42 @@ struct Stranger {
 
 /// The ranks that have connected.
 #[derive(Debug, Default)]
-pub struct Membership {
+pub(crate) struct Membership {
     /// In the order in which they connected.
     seen: Vec<Seen>,
     gone: BTreeSet<u32>,
-    strangers: BTreeMap<u32, Stranger>,
+    wrong_tokens: BTreeMap<u32, WrongToken>,
     dispute: Option<String>,
     /// Ranks that have received the dispute.
-    told: BTreeSet<u32>,
+    notified: BTreeSet<u32>,
 }
 
 impl Membership {
     /// Registers a peer with the right token.
-    pub fn come(&mut self, claim: Claim, from: IpAddr) -> Welcome {
+    pub fn join(&mut self, claim: Claim, from: IpAddr) -> Admission {
         let rank = claim.rank;
         if let Some(dispute) = self.dispute.clone() {
-            self.told.insert(rank);
-            return Welcome::Dispute(dispute);
+            self.notified.insert(rank);
+            return Admission::Dispute(dispute);
         }
         if !self.gone.is_empty() {
-            return Welcome::Over;
+            return Admission::RunEnded;
         }
         let new = Seen { claim, from };
         if self.is_complete() {
             let there = self.seen.iter().find(|seen| seen.claim.rank == rank).map_or(String::new(), Seen::name);
             let size = self.seen.len();
             let there = if there.is_empty() { there } else { format!(", including {there}") };
-            return Welcome::Full(format!("all {size} ranks of its run are connected{there}"));
+            return Admission::Full(format!("all {size} ranks of its run are connected{there}"));
         }
         let dispute = self.against(&new);
         self.seen.push(new);
         if let Some(dispute) = dispute {
-            self.told.insert(rank);
+            self.notified.insert(rank);
             self.dispute = Some(dispute.clone());
-            return Welcome::Dispute(dispute);
+            return Admission::Dispute(dispute);
         }
-        Welcome::In
+        Admission::Accepted
     }
 
     /// Why `new` cannot join the connected ranks.
@@ -158,14 +158,14 @@ impl Membership {
     }
 
     /// Registers a peer that claims to be `rank` and has a wrong token.
-    pub fn stranger(&mut self, rank: u32, from: IpAddr, now: Instant) {
+    pub fn wrong_token(&mut self, rank: u32, from: IpAddr, now: Instant) {
         // At most one entry for each rank of the world.
         let awaited = self.seen.first().map_or(1, |first| first.claim.size);
         if rank < awaited && !self.is_complete() {
-            let stranger = self.strangers.entry(rank).or_insert(Stranger { from, first: now, last: now });
+            let wrong = self.wrong_tokens.entry(rank).or_insert(WrongToken { from, first: now, last: now });
             // A long pause starts the count again.
-            let first = if now - stranger.last > RECENT { now } else { stranger.first };
-            *stranger = Stranger { from, first, last: now };
+            let first = if now - wrong.last > RECENT { now } else { wrong.first };
+            *wrong = WrongToken { from, first, last: now };
         }
     }
 
@@ -179,7 +179,7 @@ impl Membership {
         self.gone.iter().copied()
     }
 
-    /// Ranks that have connected.
+    /// Ranks that have connected, also those whose connections have ended.
     pub fn present(&self) -> Vec<u32> {
         self.seen.iter().map(|seen| seen.claim.rank).collect()
     }
@@ -191,28 +191,28 @@ impl Membership {
     /// Why the ranks disagree, for `rank`.
     pub fn dispute(&mut self, rank: u32, now: Instant) -> Option<String> {
         if self.dispute.is_none() && !self.is_complete() {
-            self.dispute = self.insisting(now);
+            self.dispute = self.insistent(now);
         }
         if self.dispute.is_some() {
-            self.told.insert(rank);
+            self.notified.insert(rank);
         }
         self.dispute.clone()
     }
 
-    fn insisting(&self, now: Instant) -> Option<String> {
+    fn insistent(&self, now: Instant) -> Option<String> {
         let first = self.seen.first()?;
         let here = |rank: &u32| self.seen.iter().any(|seen| seen.claim.rank == *rank);
-        let insists = |(rank, stranger): &(&u32, &Stranger)| {
-            !here(rank) && stranger.last - stranger.first >= INSISTS && now - stranger.last <= RECENT
+        let insists = |(rank, wrong): &(&u32, &WrongToken)| {
+            !here(rank) && wrong.last - wrong.first >= INSISTS && now - wrong.last <= RECENT
         };
-        let (rank, stranger) = self.strangers.iter().find(insists)?;
-        Some(format!("rank {rank} (at {}) does not have the token of {}", stranger.from, first.name()))
+        let (rank, wrong) = self.wrong_tokens.iter().find(insists)?;
+        Some(format!("rank {rank} (at {}) does not have the token of {}", wrong.from, first.name()))
     }
 
     /// Whether every rank has received the dispute.
-    pub fn all_told(&self) -> bool {
+    pub fn all_notified(&self) -> bool {
         let most = self.seen.iter().map(|seen| seen.claim.size).max().unwrap_or(0);
-        self.told.len() >= most as usize
+        self.notified.len() >= most as usize
     }
 }
 
@@ -228,9 +228,9 @@ mod tests {
         Claim { rank, size, who: format!("process {rank}"), facts }
     }
 
-    fn said(welcome: Welcome) -> String {
+    fn said(welcome: Admission) -> String {
         match welcome {
-            Welcome::Dispute(text) | Welcome::Full(text) => text,
+            Admission::Dispute(text) | Admission::Full(text) => text,
             other => panic!("{other:?}"),
         }
     }
@@ -239,38 +239,38 @@ mod tests {
     fn those_that_do_not_fit_are_named_with_both_sides() {
         let facts = |version| [("version", version), ("engine", "gloo")];
         let mut members = Membership::default();
-        assert_eq!(members.come(claim(0, 2, &facts("1")), HERE), Welcome::In);
-        let text = said(members.come(claim(1, 3, &facts("2")), HERE));
+        assert_eq!(members.join(claim(0, 2, &facts("1")), HERE), Admission::Accepted);
+        let text = said(members.join(claim(1, 3, &facts("2")), HERE));
         for side in ["rank 0 (process 0", "rank 1 (process 1", "world size: 2 on rank 0, 3 on rank 1"] {
             assert!(text.contains(side), "{text}");
         }
         assert!(text.contains("version: 1 on rank 0, 2 on rank 1") && !text.contains("engine"), "{text}");
         // Everybody hears the same, also who comes later.
         assert_eq!(members.dispute(0, Instant::now()).unwrap(), text);
-        assert_eq!(said(members.come(claim(2, 3, &facts("1")), HERE)), text);
-        assert!(members.all_told());
+        assert_eq!(said(members.join(claim(2, 3, &facts("1")), HERE)), text);
+        assert!(members.all_notified());
 
         let mut members = Membership::default();
-        members.come(claim(1, 3, &[]), HERE);
-        assert!(said(members.come(claim(1, 3, &[]), HERE)).contains("rank 1 connected twice"));
-        assert!(said(Membership::default().come(claim(3, 3, &[]), HERE)).contains("rank 3"));
+        members.join(claim(1, 3, &[]), HERE);
+        assert!(said(members.join(claim(1, 3, &[]), HERE)).contains("rank 1 connected twice"));
+        assert!(said(Membership::default().join(claim(3, 3, &[]), HERE)).contains("rank 3"));
     }
 
     #[test]
     fn a_run_that_is_complete_lets_nobody_in_and_nothing_disturbs_it() {
         let mut members = Membership::default();
         for rank in 0..2 {
-            assert_eq!(members.come(claim(rank, 2, &[]), HERE), Welcome::In);
+            assert_eq!(members.join(claim(rank, 2, &[]), HERE), Admission::Accepted);
         }
-        let text = said(members.come(claim(1, 4, &[]), HERE));
+        let text = said(members.join(claim(1, 4, &[]), HERE));
         assert!(text.contains("all 2 ranks") && text.contains("rank 1 (process 1"), "{text}");
         let now = Instant::now();
         for second in 0..9 {
-            members.stranger(1, HERE, now + Duration::from_secs(second));
+            members.wrong_token(1, HERE, now + Duration::from_secs(second));
         }
         assert_eq!(members.dispute(0, now + Duration::from_secs(9)), None);
         members.leave(1);
-        assert_eq!(members.come(claim(1, 2, &[]), HERE), Welcome::Over);
+        assert_eq!(members.join(claim(1, 2, &[]), HERE), Admission::RunEnded);
     }
 
     #[test]
@@ -278,21 +278,21 @@ mod tests {
         let now = Instant::now();
         let after = |milliseconds| now + Duration::from_millis(milliseconds);
         let mut members = Membership::default();
-        members.come(claim(0, 2, &[]), HERE);
-        members.stranger(1, HERE, now);
-        members.stranger(7, HERE, now);
+        members.join(claim(0, 2, &[]), HERE);
+        members.wrong_token(1, HERE, now);
+        members.wrong_token(7, HERE, now);
         assert_eq!(members.dispute(0, after(60_000)), None, "once is not enough");
         for try_at in (0..6000).step_by(500) {
-            members.stranger(1, HERE, after(60_000 + try_at));
+            members.wrong_token(1, HERE, after(60_000 + try_at));
         }
         let text = members.dispute(0, after(66_000)).unwrap();
         assert!(text.contains("rank 1 (at 127.0.0.1) does not have the token of rank 0 (process 0"), "{text}");
         let mut members = Membership::default();
-        members.come(claim(0, 2, &[]), HERE);
+        members.join(claim(0, 2, &[]), HERE);
         for try_at in (0..6000).step_by(500) {
-            members.stranger(1, HERE, after(try_at));
+            members.wrong_token(1, HERE, after(try_at));
         }
-        assert_eq!(members.come(claim(1, 2, &[]), HERE), Welcome::In);
+        assert_eq!(members.join(claim(1, 2, &[]), HERE), Admission::Accepted);
         assert_eq!(members.dispute(0, after(6000)), None, "the right one came");
     }
 }

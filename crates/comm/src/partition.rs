@@ -51,7 +51,7 @@ impl Partition {
         self.cuts.len()
     }
 
-    /// A segment's flat range.
+    /// The range of a segment in the flat buffer of values.
     pub fn segment(&self, segment: usize) -> Range<usize> {
         self.cuts[segment][0]..self.cuts[segment][self.ranks]
     }

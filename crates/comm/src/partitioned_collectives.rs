@@ -57,7 +57,7 @@ fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> 
 
 /// One message: the same number of values of each rank, or fewer at the end of its parts.
 struct Message {
-    /// Every rank's stretches.
+    /// By rank: the stretches that it owns.
     stretches: Vec<Vec<Stretch>>,
     /// The byte range of each rank's values in the message.
     parts: Vec<Range<usize>>,
@@ -219,8 +219,8 @@ mod tests {
             self.0.barrier()
         }
 
-        fn beside(&self, who: super::super::Among) -> Result<Box<dyn Collectives>> {
-            self.0.beside(who)
+        fn new_group(&self, group: super::super::Group) -> Result<Box<dyn Collectives>> {
+            self.0.new_group(group)
         }
     }
 

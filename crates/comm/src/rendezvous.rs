@@ -1,5 +1,5 @@
 //! Connects the ranks of several processes to one store, whatever the launcher. Also lets the first rank of a machine work before
-//! the others ([`Door`]), and finds out which rank has failed.
+//! the others ([`LocalMainFirst`]), and finds out which rank has failed.
 use std::cell::Cell;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::c10d::Agent;
-use super::env::{Launch, Place};
+use super::env::{Endpoint, Launch};
 use super::host::Host;
 use super::membership::{Claim, Facts};
-use super::store::{Refused, Store};
+use super::store::{ConnectError, Store};
 use super::token::Token;
 use super::{LOST, NO_WAY, World};
 use tunesmith_base::error::{Error, Result};
@@ -23,17 +23,18 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// that is ten seconds.
 const FOREIGN: Duration = Duration::from_secs(7);
 /// After an operation has failed: how long the others may take to say that they have noticed.
-const ROLL_CALL: Duration = Duration::from_secs(2);
+const FAILURE_REPORTS: Duration = Duration::from_secs(2);
 /// The name of rank 0's endpoint in torchrun's store.
 const ENDPOINT: &str = "tunesmith/endpoint";
 
-/// Lets the first rank of a machine do something before the others, such as filling a cache.
-pub trait Door: Send + Sync {
-    /// Called by the first rank when it is done.
+/// Lets the first rank of a machine do something before the others, such as filling a cache: Accelerate's
+/// `local_main_process_first`.
+pub trait LocalMainFirst: Send + Sync {
+    /// Lets the others go on; the first rank calls it when it is done.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the others cannot be told.
-    fn open(&self) -> Result<()>;
+    fn release(&self) -> Result<()>;
     /// Waits until the first rank is done, without a time limit.
     ///
     /// # Errors
@@ -56,7 +57,7 @@ impl Default for Wait<'_> {
     }
 }
 
-/// A wait that has begun.
+/// A wait in progress.
 struct Waiting<'a> {
     wait: Wait<'a>,
     began: Instant,
@@ -72,7 +73,6 @@ impl<'a> Waiting<'a> {
         self.began.elapsed() >= self.wait.limit
     }
 
-    /// The time left.
     fn left(&self) -> Duration {
         self.wait.limit.saturating_sub(self.began.elapsed())
     }
@@ -88,9 +88,9 @@ impl<'a> Waiting<'a> {
 /// A rank's connection to the store that all ranks share.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
-    /// This rank's place.
+    /// The rank's number and the number of ranks.
     pub world: World,
-    /// Its connection.
+    /// The rank's connection to the store.
     pub store: Arc<Store>,
 }
 
@@ -105,30 +105,32 @@ impl Rendezvous {
         let world = launch.world;
         let claim = Claim::of(world, facts);
         let token = || launch.token.clone().map_or_else(Token::fresh, Ok);
-        let mut held = None;
-        let store = match &launch.place {
-            Place::Held(address) => connect(address, &token()?, &claim, true, &waiting),
-            Place::First(address) => {
+        let mut server = None;
+        let store = match &launch.endpoint {
+            Endpoint::Launcher(address) => connect(address, &token()?, &claim, true, &waiting),
+            Endpoint::RankZero(address) => {
                 let token = token()?;
                 match world.rank {
-                    0 => connect(&hold(held.insert(serve(address, &token)?)), &token, &claim, true, &waiting),
+                    0 => {
+                        connect(&local_address(server.insert(serve(address, &token)?)), &token, &claim, true, &waiting)
+                    }
                     _ => connect(address, &token, &claim, false, &waiting),
                 }
             }
-            Place::Agent(address) => {
+            Endpoint::TorchStore(address) => {
                 let mut agent = Agent::connect(address, waiting.left())?;
                 if world.rank == 0 {
                     let token = token()?;
-                    let host = held.insert(Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?);
+                    let host = server.insert(Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?);
                     agent.set(ENDPOINT, &format!("{} {}", host.address(), token.text()))?;
-                    connect(&hold(host), &token, &claim, true, &waiting)
+                    connect(&local_address(host), &token, &claim, true, &waiting)
                 } else {
                     through_agent(&mut agent, &claim, &waiting)
                 }
             }
         };
         let gathered = store.and_then(|store| gather(&store, world, &waiting).map(|()| store));
-        if let (Err(error), Some(host)) = (&gathered, &held)
+        if let (Err(error), Some(host)) = (&gathered, &server)
             && error.kind() == tunesmith_base::Kind::Config
         {
             host.linger();
@@ -136,8 +138,9 @@ impl Rendezvous {
         Ok(Self { world, store: Arc::new(gathered?) })
     }
 
-    /// Reports that `operation` has failed here, and finds the cause: the ranks that do not report a failure.
-    pub fn roll_call(&self, operation: &str) -> String {
+    /// Tells the other ranks that `operation` has failed here, and returns the cause as text: the ranks that have ended, or
+    /// that do not report the failure themselves.
+    pub(crate) fn find_failed(&self, operation: &str) -> String {
         let name = |rank: usize| format!("fault/{rank}");
         let host_is_gone =
             |error: &Error| error.message().split_once(": ").map_or(error.message(), |(_, what)| what).to_owned();
@@ -150,7 +153,7 @@ impl Rendezvous {
             let mut ended = Vec::new();
             let mut still = Vec::new();
             for &rank in &silent {
-                match self.store.look(&name(rank)) {
+                match self.store.get(&name(rank)) {
                     Err(error) => return host_is_gone(&error),
                     Ok(look) if look.value.is_some() => {}
                     Ok(look) if look.gone.contains(&rank) => ended.push(rank),
@@ -161,26 +164,27 @@ impl Rendezvous {
             match (ended.is_empty(), still.is_empty()) {
                 (false, true) => return format!("{} ended", ranks(&ended)),
                 (true, true) => return "the connection broke, but every rank is alive".to_owned(),
-                _ if began.elapsed() < ROLL_CALL => std::thread::sleep(Duration::from_millis(20)),
+                _ if began.elapsed() < FAILURE_REPORTS => std::thread::sleep(Duration::from_millis(20)),
                 (false, false) => return format!("{} ended", ranks(&ended)),
                 (true, false) => return format!("{} did not answer", ranks(&still)),
             }
         }
     }
 
-    fn door(&self) -> String {
+    /// The key in the store that the first rank of this machine sets.
+    fn release_key(&self) -> String {
         // Ranks of a machine are numbered one behind the other.
         format!("prepared/{}", self.world.rank - self.world.local_rank.min(self.world.rank))
     }
 }
 
-impl Door for Rendezvous {
-    fn open(&self) -> Result<()> {
-        self.store.set(&self.door(), b"1")
+impl LocalMainFirst for Rendezvous {
+    fn release(&self) -> Result<()> {
+        self.store.set(&self.release_key(), b"1")
     }
 
     fn wait(&self) -> Result<()> {
-        self.store.wait(&self.door(), None).map(drop)
+        self.store.wait(&self.release_key(), None).map(drop)
     }
 }
 
@@ -198,7 +202,7 @@ pub fn ranks(numbers: &[usize]) -> String {
 fn gather(store: &Store, world: World, waiting: &Waiting<'_>) -> Result<()> {
     let mut pause = Duration::from_millis(2);
     loop {
-        let (present, gone) = store.roll()?;
+        let (present, gone) = store.members()?;
         if present.len() >= world.size {
             return Ok(());
         }
@@ -226,46 +230,46 @@ fn gather(store: &Store, world: World, waiting: &Waiting<'_>) -> Result<()> {
     }
 }
 
-/// Decides how long a refused rank tries again.
-struct Patience<'a> {
+/// Decides whether a rank that was not accepted tries again.
+struct Retries<'a> {
     waiting: &'a Waiting<'a>,
-    /// Since when someone else is there, where, and what came of the last try.
+    /// Another process listens there: since when, at which address, and the error of the last try.
     foreign: Option<(Instant, String, Error)>,
-    /// The host is of this run alone: where that is over, nothing comes after it.
+    /// The store is this run's alone: if it has lost a rank, no restart will use it.
     own: bool,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Retries<'a> {
     const fn new(own: bool, waiting: &'a Waiting<'a>) -> Self {
         Self { waiting, foreign: None, own }
     }
 
-    /// Waits a moment before the next try at `address`.
+    /// Waits before the next try at `address`.
     ///
     /// # Errors
-    /// There shall be none.
-    fn try_again(&mut self, address: &str, refused: Refused) -> Result<()> {
+    /// `refused`, if another try is useless or time is up.
+    fn try_again(&mut self, address: &str, refused: ConnectError) -> Result<()> {
         let mut pause = Duration::from_millis(50);
         // Somewhere else is a new start.
         self.foreign.take_if(|(_, place, _)| place != address);
         match refused {
-            Refused::Dispute(error) => return Err(error),
-            Refused::Over(error) if self.own => return Err(error),
-            Refused::Foreign(error) => {
+            ConnectError::Dispute(error) => return Err(error),
+            ConnectError::RunEnded(error) if self.own => return Err(error),
+            ConnectError::Foreign(error) => {
                 let since = self.foreign.take().map_or_else(Instant::now, |(since, ..)| since);
                 self.foreign = Some((since, address.to_owned(), error));
                 // The host counts tries that go on.
                 pause = Duration::from_millis(500);
             }
-            Refused::Over(error) | Refused::Unreachable(error) if self.waiting.is_over() => {
+            ConnectError::RunEnded(error) | ConnectError::Unreachable(error) if self.waiting.is_over() => {
                 let waited = self.waiting.wait.limit.as_secs();
                 return Err(error
                     .with_more(&format!("rank 0 did not come within {waited} s"))
                     .hint("check that rank 0 has started, and that MASTER_ADDR and MASTER_PORT name its machine"));
             }
             // Its host has the token: whoever was there before is gone.
-            Refused::Over(_) => self.foreign = None,
-            Refused::Unreachable(_) => self.waiting.tell(&[0], &address),
+            ConnectError::RunEnded(_) => self.foreign = None,
+            ConnectError::Unreachable(_) => self.waiting.tell(&[0], &address),
         }
         if let Some((_, _, error)) = self.foreign.take_if(|(since, ..)| since.elapsed() >= FOREIGN) {
             return Err(error);
@@ -277,12 +281,12 @@ impl<'a> Patience<'a> {
 
 /// Connects to a host that may not have started yet.
 fn connect(address: &str, token: &Token, claim: &Claim, own: bool, waiting: &Waiting<'_>) -> Result<Store> {
-    let mut patience = Patience::new(own, waiting);
+    let mut retries = Retries::new(own, waiting);
     loop {
-        let tried = resolve(address).map_err(Refused::Unreachable);
+        let tried = resolve(address).map_err(ConnectError::Unreachable);
         match tried.and_then(|address| Store::connect(address, token, claim)) {
             Ok(store) => return Ok(store),
-            Err(refused) => patience.try_again(address, refused)?,
+            Err(refused) => retries.try_again(address, refused)?,
         }
     }
 }
@@ -296,7 +300,7 @@ fn serve(address: &str, token: &Token) -> Result<Host> {
 }
 
 /// Where a host of this process is reached from within.
-fn hold(host: &Host) -> String {
+fn local_address(host: &Host) -> String {
     let address = host.address();
     let local = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), address.port());
     if address.ip().is_unspecified() { local.to_string() } else { address.to_string() }
@@ -305,20 +309,20 @@ fn hold(host: &Host) -> String {
 /// Connects through torchrun's store. The endpoint there may be that of a rank 0 before a restart, which no longer answers or whose
 /// run is over; then it is read again.
 fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Result<Store> {
-    let mut patience = Patience::new(false, waiting);
+    let mut retries = Retries::new(false, waiting);
     loop {
         let endpoint = agent.get(ENDPOINT)?;
         let refused = match endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
             None => {
                 let missing = format!("rank {}: rank 0 has not said where it is", claim.rank);
-                Refused::Unreachable(Error::peer(missing).hint(LOST))
+                ConnectError::Unreachable(Error::peer(missing).hint(LOST))
             }
             Some((address, token)) => match Store::connect(resolve(address)?, &Token::given(token)?, claim) {
                 Ok(store) => return Ok(store),
                 Err(refused) => refused,
             },
         };
-        patience.try_again(endpoint.as_deref().unwrap_or_default(), refused)?;
+        retries.try_again(endpoint.as_deref().unwrap_or_default(), refused)?;
     }
 }
 

@@ -2,7 +2,7 @@
 //! have read. The only `unsafe` here is to read and write through these pointers.
 use std::ops::Range;
 
-/// A rank's bytes. Until the operation ends, others may read them, and the owner may write where others do not read.
+/// A rank's bytes. DeadlineStream the operation ends, others may read them, and the owner may write where others do not read.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedBuffer {
     start: *mut u8,
@@ -10,7 +10,7 @@ pub struct SharedBuffer {
 }
 
 // SAFETY: a place and a length; whoever reads or writes there does so by the functions below, whose callers keep the
-// rules of a meeting ([`super::threads`]).
+// rules of an exchange ([`super::threads`]).
 unsafe impl Send for SharedBuffer {}
 // SAFETY: as for `Send`: a shared reference gives the place and the length, and nothing else.
 unsafe impl Sync for SharedBuffer {}
@@ -37,10 +37,7 @@ impl SharedBuffer {
     /// # Panics
     /// If `range` exceeds the buffer, or has another length than `into`.
     pub unsafe fn read(self, range: &Range<usize>, into: &mut [u8]) {
-        assert!(
-            range.start <= range.end && range.end <= self.length && range.len() == into.len(),
-            "within what is lent"
-        );
+        assert!(range.start <= range.end && range.end <= self.length && range.len() == into.len(), "within the buffer");
         // SAFETY: within, by the assertion; valid and unchanged, as the caller says; `into` is exclusive, so that they
         // do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(range.start), into.as_mut_ptr(), range.len()) }
@@ -49,14 +46,14 @@ impl SharedBuffer {
     /// Copies `range` of another rank's buffer to the same place in this one.
     ///
     /// # Safety
-    /// Both owners are in a meeting, this one's by this thread, made by [`SharedBuffer::to_change`]; nobody writes in `range`
+    /// Both owners are in an exchange, this one's by this thread, made by [`SharedBuffer::to_change`]; nobody writes in `range`
     /// of the other, and nobody reads or writes in `range` of this one.
     ///
     /// # Panics
     /// If `range` exceeds one of the buffers.
     pub unsafe fn copy(self, other: Self, range: &Range<usize>) {
         let shorter = self.length.min(other.length);
-        assert!(range.start <= range.end && range.end <= shorter, "within what both have lent");
+        assert!(range.start <= range.end && range.end <= shorter, "within both buffers");
         // SAFETY: within both, by the assertion; two ranks' memory does not overlap; the rest is the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(other.start.add(range.start), self.start.add(range.start), range.len()) }
     }

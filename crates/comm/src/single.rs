@@ -1,7 +1,7 @@
 //! The engine for one rank, where every sum is already complete.
 use std::ops::Range;
 
-use super::{Among, Collectives, Limits, World};
+use super::{Collectives, Group, Limits, World};
 use tunesmith_base::error::Result;
 
 /// A world of one rank.
@@ -38,7 +38,7 @@ impl Collectives for Single {
         Ok(())
     }
 
-    fn beside(&self, _: Among) -> Result<Box<dyn Collectives>> {
+    fn new_group(&self, _: Group) -> Result<Box<dyn Collectives>> {
         Ok(Box::new(Self))
     }
 }

@@ -16,10 +16,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::host::{Called, DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, NOTHING, OVER, ROLL, SET};
+use super::host::{DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, MEMBERS, MembersReply, NOTHING, OVER, SET};
 use super::membership::{Claim, LONGEST_CLAIM};
 use super::token::{Token, random};
-use super::wire::{Sent, Until, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
+use super::wire::{DeadlineStream, Sent, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
 use super::{LOST, NO_WAY};
 use tunesmith_base::error::{Error, Result};
 
@@ -28,7 +28,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
+pub(crate) struct StoreReply {
     /// The value, if it has been set.
     pub value: Option<Vec<u8>>,
     /// Ranks whose connections have ended.
@@ -37,22 +37,24 @@ pub struct Look {
 
 /// Why the host did not accept a rank.
 #[derive(Debug)]
-pub enum Refused {
+pub(crate) enum ConnectError {
     /// Nobody listens there, or the network fails.
     Unreachable(Error),
     /// The process that listens there is not this run's rendezvous: it sends nothing, speaks another protocol, has another
     /// token, or all ranks of its run are connected.
     Foreign(Error),
     /// The run there has lost a rank: this rank belongs to a restart.
-    Over(Error),
-    /// The ranks disagree.
+    RunEnded(Error),
+    /// The ranks disagree; the message says on what.
     Dispute(Error),
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
-        let (Refused::Unreachable(error) | Refused::Foreign(error) | Refused::Over(error) | Refused::Dispute(error)) =
-            refused;
+impl From<ConnectError> for Error {
+    fn from(refused: ConnectError) -> Self {
+        let (ConnectError::Unreachable(error)
+        | ConnectError::Foreign(error)
+        | ConnectError::RunEnded(error)
+        | ConnectError::Dispute(error)) = refused;
         error
     }
 }
@@ -70,21 +72,21 @@ pub struct Store {
 }
 
 /// A host's answer to a greeting.
-enum Greeted {
-    /// Its status and text.
+enum Handshake {
+    /// A status, and the text of a refusal.
     Answer(u8, String),
-    /// It does not know the token.
-    Stranger,
-    /// It speaks another protocol.
-    Other,
+    /// The host does not know the token.
+    WrongToken,
+    /// The process there speaks another protocol.
+    OtherProtocol,
 }
 
-/// Greets a host as `claim` says.
-fn greet(stream: &mut (impl Read + Write), token: &Token, claim: &Claim) -> IoResult<Greeted> {
+/// Proves to each side that the other knows the token, and asks to join as `claim` says.
+fn handshake(stream: &mut (impl Read + Write), token: &Token, claim: &Claim) -> IoResult<Handshake> {
     let (mut magic, mut theirs) = ([0; 8], [0; 32]);
     stream.read_exact(&mut magic)?;
     if magic != MAGIC {
-        return Ok(Greeted::Other);
+        return Ok(Handshake::OtherProtocol);
     }
     stream.read_exact(&mut theirs)?;
     let ours = random().map_err(|_| ErrorKind::PermissionDenied)?;
@@ -102,18 +104,18 @@ fn greet(stream: &mut (impl Read + Write), token: &Token, claim: &Claim) -> IoRe
         Ok(said) => said,
         // A host hangs up on who does not know its token.
         Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
-            return Ok(Greeted::Stranger);
+            return Ok(Handshake::WrongToken);
         }
         Err(error) => return Err(error),
     };
     if token.proof("host", &[&ours, &theirs, &status, &said]) != blake3::Hash::from(proof) {
-        return Ok(Greeted::Stranger);
+        return Ok(Handshake::WrongToken);
     }
-    Ok(Greeted::Answer(status[0], String::from_utf8_lossy(&said).into_owned()))
+    Ok(Handshake::Answer(status[0], String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// Sends a request and reads its answer.
-fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> IoResult<Look> {
+fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> IoResult<StoreReply> {
     stream.write_all(request)?;
     let value = match read_u32(stream)? {
         NOTHING => None,
@@ -121,7 +123,7 @@ fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> IoResult<Look> 
     };
     let gone = read_bytes(stream, LONGEST)?;
     let rank = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-    Ok(Look { value, gone: gone.chunks_exact(4).map(rank).collect() })
+    Ok(StoreReply { value, gone: gone.chunks_exact(4).map(rank).collect() })
 }
 
 impl Store {
@@ -129,15 +131,15 @@ impl Store {
     ///
     /// # Errors
     /// Why the host did not accept this rank.
-    pub fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, Refused> {
+    pub(crate) fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, ConnectError> {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
         let unreachable = |error: std::io::Error| {
             let message = format!("{me}: cannot reach the rendezvous at {host}");
-            Refused::Unreachable(Error::peer(message).caused_by(error).hint(NO_WAY))
+            ConnectError::Unreachable(Error::peer(message).caused_by(error).hint(NO_WAY))
         };
         let foreign = |what: &str| {
-            Refused::Foreign(
+            ConnectError::Foreign(
                 Error::peer(format!("{me}: the process that listens at {host} {what}"))
                     .hint("another program may hold the port, or MASTER_ADDR and MASTER_PORT name another place"),
             )
@@ -145,17 +147,17 @@ impl Store {
         let stream = TcpStream::connect_timeout(&host, GREETING).map_err(unreachable)?;
         stream.set_nodelay(true).map_err(unreachable)?;
         notice_loss(&stream);
-        match greet(&mut Until::after(&stream, GREETING), token, claim) {
-            Ok(Greeted::Answer(IN, _)) => {}
-            Ok(Greeted::Answer(OVER, _)) => {
+        match handshake(&mut DeadlineStream::new(&stream, GREETING), token, claim) {
+            Ok(Handshake::Answer(IN, _)) => {}
+            Ok(Handshake::Answer(OVER, _)) => {
                 let text = format!("rank {rank}: the run at {host} has lost a rank already");
-                return Err(Refused::Over(Error::peer(text).hint(LOST)));
+                return Err(ConnectError::RunEnded(Error::peer(text).hint(LOST)));
             }
-            Ok(Greeted::Answer(FULL, text)) => return Err(foreign(&format!("accepts no more ranks: {text}"))),
-            Ok(Greeted::Answer(DISPUTE, text)) => return Err(Refused::Dispute(dispute(rank, &text))),
-            Ok(Greeted::Answer(status, _)) => return Err(foreign(&format!("sends the unknown status {status}"))),
-            Ok(Greeted::Stranger) => return Err(Refused::Foreign(stranger(&me, host))),
-            Ok(Greeted::Other) => {
+            Ok(Handshake::Answer(FULL, text)) => return Err(foreign(&format!("accepts no more ranks: {text}"))),
+            Ok(Handshake::Answer(DISPUTE, text)) => return Err(ConnectError::Dispute(dispute(rank, &text))),
+            Ok(Handshake::Answer(status, _)) => return Err(foreign(&format!("sends the unknown status {status}"))),
+            Ok(Handshake::WrongToken) => return Err(ConnectError::Foreign(wrong_token(&me, host))),
+            Ok(Handshake::OtherProtocol) => {
                 return Err(foreign("speaks another protocol: another program, or another version of this one"));
             }
             Err(error) if is_late(&error) => return Err(foreign("sends nothing, or sends too slowly")),
@@ -169,7 +171,7 @@ impl Store {
         Ok(Self { stream: Mutex::new(stream), rank, host, here })
     }
 
-    /// Where the host listens.
+    /// The address at which the host listens.
     pub const fn host(&self) -> SocketAddr {
         self.host
     }
@@ -179,12 +181,12 @@ impl Store {
         self.here
     }
 
-    fn ask(&self, operation: u8, name: &str, value: &[u8]) -> Result<Look> {
+    fn ask(&self, operation: u8, name: &str, value: &[u8]) -> Result<StoreReply> {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let mut request = vec![operation];
         put_bytes(&mut request, name.as_bytes());
         put_bytes(&mut request, value);
-        exchange(&mut Until::after(&stream, ANSWER), &request).map_err(|error| {
+        exchange(&mut DeadlineStream::new(&stream, ANSWER), &request).map_err(|error| {
             let what = if is_late(&error) { "does not answer" } else { "is gone" };
             Error::peer(format!("rank {}: the rendezvous at {} {what}", self.rank, self.host))
                 .caused_by(error)
@@ -204,7 +206,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::set`].
-    pub fn look(&self, name: &str) -> Result<Look> {
+    pub(crate) fn get(&self, name: &str) -> Result<StoreReply> {
         self.ask(GET, name, &[])
     }
 
@@ -212,9 +214,9 @@ impl Store {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the ranks disagree; as [`Store::set`].
-    pub fn roll(&self) -> Result<(Vec<usize>, Vec<usize>)> {
-        let Look { value, gone } = self.ask(ROLL, "", &[])?;
-        let called: Called = serde_json::from_slice(&value.unwrap_or_default()).unwrap_or_default();
+    pub(crate) fn members(&self) -> Result<(Vec<usize>, Vec<usize>)> {
+        let StoreReply { value, gone } = self.ask(MEMBERS, "", &[])?;
+        let called: MembersReply = serde_json::from_slice(&value.unwrap_or_default()).unwrap_or_default();
         match called.dispute {
             Some(text) => Err(dispute(self.rank, &text)),
             None => Ok((called.present.into_iter().map(|rank| rank as usize).collect(), gone)),
@@ -228,7 +230,7 @@ impl Store {
     pub fn wait(&self, name: &str, limit: Option<Duration>) -> Result<Vec<u8>> {
         let (began, mut pause) = (Instant::now(), Duration::from_millis(1));
         loop {
-            let look = self.look(name)?;
+            let look = self.get(name)?;
             if let Some(value) = look.value {
                 return Ok(value);
             }
@@ -250,31 +252,31 @@ fn dispute(rank: usize, text: &str) -> Error {
     Error::config(format!("rank {rank}: {text}")).hint(ALIKE)
 }
 
-fn stranger(me: &str, host: SocketAddr) -> Error {
+fn wrong_token(me: &str, host: SocketAddr) -> Error {
     Error::config(format!("{me}: the process that listens at {host} does not have this run's token"))
         .hint("every rank needs the same token; another run may hold the port")
 }
 
-/// What other processes may send in place of a visitor, a rank, and a host: for fuzzing. Every read is bounded, and none
-/// panics, whatever the bytes are.
+/// Reads `bytes` as if a new connection, a rank and a host had sent them: for fuzzing. Every read is bounded, and none
+/// panics.
 pub fn read_anything(bytes: &[u8]) {
     let Ok(token) = Token::given("the token of a fuzzed run") else { return };
-    let shelf = Mutex::default();
+    let state = Mutex::default();
     let from = IpAddr::from([127, 0, 0, 1]);
-    let taken = super::host::admit(&mut Sent(bytes), &token, &shelf, from);
+    let taken = super::host::admit(&mut Sent(bytes), &token, &state, from);
     debug_assert!(!matches!(taken, Ok(Some(_))), "nobody who does not know the token is taken in");
     let mut frames = Sent(bytes);
     let mut operation = [0];
     while frames.read_exact(&mut operation).is_ok()
-        && super::host::answer(operation[0] % 4, &mut frames, &shelf, 1).is_ok()
+        && super::host::answer(operation[0] % 4, &mut frames, &state, 1).is_ok()
     {}
     let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::membership::Facts::new() };
     // What comes of them is of no interest.
-    let _ = greet(&mut Sent(bytes), &token, &claim);
-    let _ = greet(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
+    let _ = handshake(&mut Sent(bytes), &token, &claim);
+    let _ = handshake(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
     let _ = exchange(&mut Sent(bytes), &[]);
     let _ = serde_json::from_slice::<Claim>(bytes);
-    let _ = serde_json::from_slice::<Called>(bytes);
+    let _ = serde_json::from_slice::<MembersReply>(bytes);
 }
 
 #[cfg(test)]

@@ -7,33 +7,34 @@ use std::time::Instant;
 
 use super::bytes;
 use super::partitioned_collectives::Piece;
-use super::rendezvous::Door;
+use super::rendezvous::LocalMainFirst;
 use super::shared_buffer::SharedBuffer;
-use super::{Among, Collectives, LOST, Limits, World};
+use super::{Collectives, Group, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
 
-/// What a rank shares in an operation.
+/// What a rank contributes to an operation.
 #[derive(Debug)]
-struct Shown {
+struct Contribution {
     operation: &'static str,
     /// Bytes of the operation, compared to notice ranks that run different operations.
     size: usize,
     /// Every rank's parts of every piece, to notice ranks that would write where others read.
     parts: Vec<Range<usize>>,
-    lent: Vec<SharedBuffer>,
-    /// It waits no longer, and its memory may be gone.
+    buffers: Vec<SharedBuffer>,
+    /// The rank has given up, and its memory may be freed.
     withdrawn: bool,
 }
 
 #[derive(Debug)]
 struct State {
-    shown: Vec<Option<Arc<Shown>>>,
-    /// Number of ranks that have read what they need.
+    /// By rank; `None` until the rank has come.
+    contributions: Vec<Option<Arc<Contribution>>>,
+    /// How many ranks have read what they need from this exchange.
     taken: usize,
     /// Ranks that have ended, by rank.
     gone: Vec<bool>,
-    /// Rank 0 has opened the [`Door`].
-    open: bool,
+    /// Rank 0 has called [`LocalMainFirst::release`].
+    released: bool,
 }
 
 #[derive(Debug)]
@@ -47,11 +48,11 @@ struct Table {
 pub struct Threads {
     world: World,
     limits: Limits,
-    /// Held by the thread that is in a meeting for this rank: what a rank shows is one thread's.
+    /// Held during an exchange: one thread at a time acts for this rank.
     turn: Mutex<()>,
     table: Arc<Table>,
-    /// The tables for second worlds: of all ranks, and of this machine's. `None` in a second world.
-    beside: Option<[Arc<Table>; 2]>,
+    /// The tables of new groups: of all ranks, and of this machine's. `None` in such a group.
+    groups: Option<[Arc<Table>; 2]>,
 }
 
 /// All ranks of a world of `size` threads.
@@ -62,7 +63,7 @@ pub fn world(size: usize, limits: Limits) -> Vec<Threads> {
 /// As [`world`], but as if the ranks were spread over machines with `sizes` ranks each.
 pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
     let table = |size: usize| {
-        let state = State { shown: vec![None; size], taken: 0, gone: vec![false; size], open: false };
+        let state = State { contributions: vec![None; size], taken: 0, gone: vec![false; size], released: false };
         Arc::new(Table { state: Mutex::new(state), changed: Condvar::new() })
     };
     let size = sizes.iter().sum();
@@ -76,7 +77,7 @@ pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
         limits,
         turn: Mutex::new(()),
         table: Arc::clone(&all),
-        beside: Some([Arc::clone(&again), machine]),
+        groups: Some([Arc::clone(&again), machine]),
     };
     places.enumerate().map(rank).collect()
 }
@@ -94,9 +95,10 @@ impl Threads {
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, operation: &str) -> (MutexGuard<'a, State>, Result<()>) {
         let deadline = Instant::now() + self.limits.timeout;
         loop {
-            let absent: Vec<usize> = (0..self.world.size).filter(|&rank| state.shown[rank].is_none()).collect();
+            let absent: Vec<usize> = (0..self.world.size).filter(|&rank| state.contributions[rank].is_none()).collect();
             let gone = absent.iter().find(|&&rank| state.gone[rank]);
-            let given_up = || state.shown.iter().position(|shown| shown.as_ref().is_some_and(|shown| shown.withdrawn));
+            let given_up =
+                || state.contributions.iter().position(|shown| shown.as_ref().is_some_and(|shown| shown.withdrawn));
             let left = deadline.saturating_duration_since(Instant::now());
             let ended = match (absent.is_empty(), gone) {
                 (true, _) => match given_up() {
@@ -118,42 +120,43 @@ impl Threads {
         }
     }
 
-    /// Shows `lent`, and lets `take` look at what every rank shows, in the order of ranks. `take` is called only where all
-    /// ranks came with the same operation, `size` and `parts`. When this returns nobody looks at `lent` any more.
-    fn meet(
+    /// Contributes `buffers`, and gives `take` the contributions of all ranks, in rank order. `take` runs only if all ranks
+    /// came with the same operation, `size` and `parts`. After the return no other rank reads `buffers`.
+    fn exchange(
         &self,
         operation: &'static str,
         size: usize,
         parts: Vec<Range<usize>>,
-        lent: Vec<SharedBuffer>,
-        take: impl FnOnce(&[Arc<Shown>]),
+        buffers: Vec<SharedBuffer>,
+        take: impl FnOnce(&[Arc<Contribution>]),
     ) -> Result<()> {
         let rank = self.world.rank;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = Arc::new(Shown { operation, size, parts, lent, withdrawn: false });
+        let own = Arc::new(Contribution { operation, size, parts, buffers, withdrawn: false });
         let mut state = self.state();
-        state.shown[rank] = Some(Arc::clone(&own));
+        state.contributions[rank] = Some(Arc::clone(&own));
         self.table.changed.notify_all();
         let (mut state, all_there) = self.wait(state, operation);
         if let Err(error) = all_there {
             // Nobody looks before all are there, and from now on nobody will.
-            let (parts, lent) = (Vec::new(), Vec::new());
-            state.shown[rank] = Some(Arc::new(Shown { operation, size, parts, lent, withdrawn: true }));
+            let (parts, buffers) = (Vec::new(), Vec::new());
+            state.contributions[rank] =
+                Some(Arc::new(Contribution { operation, size, parts, buffers, withdrawn: true }));
             self.table.changed.notify_all();
             return Err(error);
         }
-        let shown: Vec<Arc<Shown>> = state.shown.iter().flatten().cloned().collect();
+        let shown: Vec<Arc<Contribution>> = state.contributions.iter().flatten().cloned().collect();
         drop(state);
         // Also when `take` panics: the others must not look at memory that is given up.
-        let leaving = Leaving(self);
-        let what = |shown: &Shown| (shown.operation, shown.size, &shown.parts) == (operation, size, &own.parts);
+        let leaving = LeaveGuard(self);
+        let what = |shown: &Contribution| (shown.operation, shown.size, &shown.parts) == (operation, size, &own.parts);
         let differs = shown.iter().position(|other| !what(other));
         if differs.is_none() {
             take(&shown);
         }
         drop(leaving);
         let Some(other) = differs else { return Ok(()) };
-        let Shown { operation: theirs, size: bytes, .. } = &*shown[other];
+        let Contribution { operation: theirs, size: bytes, .. } = &*shown[other];
         if (*theirs, *bytes) == (operation, size) {
             return Err(self.error(operation, format_args!("its parts are not those of rank {other}")));
         }
@@ -164,16 +167,16 @@ impl Threads {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
-    pub fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
+    pub(crate) fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
+        let buffers = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
-        self.meet("reduce_scatter", size, parts, lent, |all| {
+        self.exchange("reduce_scatter", size, parts, buffers, |all| {
             for (index, piece) in pieces.iter().enumerate() {
-                let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.lent[index]).collect();
-                // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
-                // same parts, as `meet` has compared, which do not overlap: this rank's part of everybody's memory is
+                let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.buffers[index]).collect();
+                // SAFETY: all ranks are in this exchange, which none leaves before all have looked; they came with the
+                // same parts, as `exchange` has compared, which do not overlap: this rank's part of everybody's memory is
                 // left to this thread.
                 unsafe { SharedBuffer::sum(&of_ranks, rank, &piece.parts[rank]) };
             }
@@ -184,27 +187,27 @@ impl Threads {
     ///
     /// # Errors
     /// As [`Threads::sum_parts`].
-    pub fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
+    pub(crate) fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let lent: Vec<SharedBuffer> =
+        let buffers: Vec<SharedBuffer> =
             pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
         let width = size_of::<f32>();
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
         let parts: Vec<&[Range<usize>]> = parts.iter().map(Vec::as_slice).collect();
         let shown = together(parts.iter().copied());
-        self.meet("all_gather", size, shown, lent, |all| self.fill(all, &parts))
+        self.exchange("all_gather", size, shown, buffers, |all| self.fill(all, &parts))
     }
 
     /// Copies every other rank's parts of what it shows, in bytes, to the same places here.
-    fn fill(&self, all: &[Arc<Shown>], parts: &[&[Range<usize>]]) {
+    fn fill(&self, all: &[Arc<Contribution>], parts: &[&[Range<usize>]]) {
         let rank = self.world.rank;
         for (other, shown) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
             for (index, parts) in parts.iter().enumerate() {
-                // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
-                // same parts, as `meet` has compared, which do not overlap. Others read this rank's part here; it
+                // SAFETY: all ranks are in this exchange, which none leaves before all have looked; they came with the
+                // same parts, as `exchange` has compared, which do not overlap. Others read this rank's part here; it
                 // writes only theirs, where nobody else looks.
-                unsafe { all[rank].lent[index].copy(shown.lent[index], &parts[other]) };
+                unsafe { all[rank].buffers[index].copy(shown.buffers[index], &parts[other]) };
             }
         }
     }
@@ -225,21 +228,21 @@ fn together<'a>(pieces: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<Range<u
     all
 }
 
-/// Counts a rank out of a meeting, and waits for the others to have looked.
-struct Leaving<'a>(&'a Threads);
+/// Ends a rank's part in an exchange when dropped: waits until all other ranks have read its buffers.
+struct LeaveGuard<'a>(&'a Threads);
 
-impl Drop for Leaving<'_> {
+impl Drop for LeaveGuard<'_> {
     fn drop(&mut self) {
         let Threads { world, table, .. } = self.0;
         let mut state = self.0.state();
         state.taken += 1;
         if state.taken == world.size {
             state.taken = 0;
-            state.shown.fill(None);
+            state.contributions.fill(None);
             table.changed.notify_all();
         }
         // They are copying: that ends.
-        while state.shown[world.rank].is_some() {
+        while state.contributions[world.rank].is_some() {
             state = table.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -264,63 +267,63 @@ impl Collectives for Threads {
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let own = &parts[self.world.rank];
-        self.meet("all_to_all", send.len(), Vec::new(), vec![SharedBuffer::to_read(send)], |all| {
+        self.exchange("all_to_all", send.len(), Vec::new(), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
-                // SAFETY: the owner is in this meeting, which it does not leave before all have looked. It lent `send`
+                // SAFETY: the owner is in this exchange, which it does not leave before all have looked. It buffers `send`
                 // for reading, so that nobody writes there.
-                unsafe { shown.lent[0].read(own, into) };
+                unsafe { shown.buffers[0].read(own, into) };
             }
         })
     }
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
         let shown = together(std::iter::once(parts));
-        self.meet("all_gather", data.len(), shown, vec![SharedBuffer::to_change(data)], |all| {
+        self.exchange("all_gather", data.len(), shown, vec![SharedBuffer::to_change(data)], |all| {
             self.fill(all, &[parts]);
         })
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let gives = self.world.rank == root;
-        let lent = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
-        self.meet("broadcast", data.len(), Vec::new(), lent, |all| {
+        let buffers = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
+        self.exchange("broadcast", data.len(), Vec::new(), buffers, |all| {
             if !gives {
-                // SAFETY: the root is in this meeting, which it does not leave before all have looked. It lent its data
+                // SAFETY: the root is in this exchange, which it does not leave before all have looked. It buffers its data
                 // for reading, so that nobody writes there.
-                unsafe { all[root].lent[0].read(&(0..data.len()), data) };
+                unsafe { all[root].buffers[0].read(&(0..data.len()), data) };
             }
         })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet("barrier", 0, Vec::new(), Vec::new(), |_| ())
+        self.exchange("barrier", 0, Vec::new(), Vec::new(), |_| ())
     }
 
-    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
-        let Some(tables) = &self.beside else {
-            return Err(self.error("beside", "this world is beside another already"));
+    fn new_group(&self, group: Group) -> Result<Box<dyn Collectives>> {
+        let Some(tables) = &self.groups else {
+            return Err(self.error("new_group", "this is such a group already"));
         };
-        let table = Arc::clone(&tables[who as usize]);
+        let table = Arc::clone(&tables[group as usize]);
         Ok(Box::new(Self {
-            world: self.world.among(who),
+            world: self.world.within(group),
             limits: self.limits,
             turn: Mutex::new(()),
             table,
-            beside: None,
+            groups: None,
         }))
     }
 }
 
-impl Door for Threads {
-    fn open(&self) -> Result<()> {
-        self.state().open = true;
+impl LocalMainFirst for Threads {
+    fn release(&self) -> Result<()> {
+        self.state().released = true;
         self.table.changed.notify_all();
         Ok(())
     }
 
     fn wait(&self) -> Result<()> {
         let mut state = self.state();
-        while !state.open {
+        while !state.released {
             if state.gone[0] {
                 return Err(self.error("prepare", "rank 0 has ended"));
             }
@@ -334,7 +337,7 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.state().gone[self.world.rank] = true;
         self.table.changed.notify_all();
-        for (table, rank) in self.beside.iter().flatten().zip([self.world.rank, self.world.local_rank]) {
+        for (table, rank) in self.groups.iter().flatten().zip([self.world.rank, self.world.local_rank]) {
             table.state.lock().unwrap_or_else(PoisonError::into_inner).gone[rank] = true;
             table.changed.notify_all();
         }

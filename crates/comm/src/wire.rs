@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 /// A connection whose reads and writes all end by the same moment. The clock is monotonic.
 #[derive(Debug)]
-pub struct Until<'a> {
+pub struct DeadlineStream<'a> {
     stream: &'a TcpStream,
     deadline: Instant,
 }
 
-impl<'a> Until<'a> {
-    /// Everything on `stream` from now on takes no longer than `limit`.
-    pub fn after(stream: &'a TcpStream, limit: Duration) -> Self {
+impl<'a> DeadlineStream<'a> {
+    /// Ends every read and write `limit` from now.
+    pub fn new(stream: &'a TcpStream, limit: Duration) -> Self {
         Self { stream, deadline: Instant::now() + limit }
     }
 
@@ -23,14 +23,14 @@ impl<'a> Until<'a> {
     }
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         (&mut &*self.stream).read(buffer)
     }
 }
 
-impl Write for Until<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, buffer: &[u8]) -> Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         (&mut &*self.stream).write(buffer)
@@ -156,7 +156,7 @@ mod tests {
             }
         });
         let began = Instant::now();
-        let error = Until::after(&stream, Duration::from_millis(150)).read_exact(&mut [0; 4096]).unwrap_err();
+        let error = DeadlineStream::new(&stream, Duration::from_millis(150)).read_exact(&mut [0; 4096]).unwrap_err();
         assert!(is_late(&error), "{error}");
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }

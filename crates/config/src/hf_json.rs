@@ -48,7 +48,7 @@ impl<'a> Source<'a> {
             Ok(other) => {
                 Err(Error::model(format!("{}: expected a JSON object, found {}", origin.display(), brief(&other))))
             }
-            Err(error) => Err(Error::model(format!("{}: not valid JSON: {error}", origin.display()))),
+            Err(error) => Err(Error::model(format!("{}: not valid JSON", origin.display())).caused_by(error)),
         }
     }
 

@@ -95,7 +95,8 @@ impl Walker<'_> {
 /// [`tunesmith_base::Kind::Memory`]: the threads cannot be started.
 pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
-        Error::memory(format!("data.num_proc: cannot start threads: {error}"))
+        Error::memory("data.num_proc: cannot start threads")
+            .caused_by(error)
             .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")
     })
 }

@@ -52,7 +52,7 @@ impl Tokenizer {
         let BoundedTokenizer { mut inner, growth } = BoundedTokenizer::parse(&path, &bytes)?;
         // The file's padding and truncation do not apply: batches have no padding, and the encoder truncates rows.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| Error::model(error.to_string()).caused_by(error))?;
 
         let config = read_json(&model_dir.join("tokenizer_config.json"))?;
         let mut special_tokens = special_tokens(&config);
@@ -132,7 +132,7 @@ impl Tokenizer {
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
             isolated("tokenizing", || tokenizer.encode_fast(text, false))?
                 .map(|encoding| encoding.get_ids().to_vec())
-                .map_err(|error| Error::data(format!("cannot tokenize: {error}")))
+                .map_err(untokenized)
         };
         for text in texts {
             if ids(&self.bounded.inner, text)? != ids(&tokenizer, text)? {
@@ -263,13 +263,13 @@ pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u
         }
         inner
             .add_tokens([tokenizers::AddedToken::from(token.clone(), false)])
-            .map_err(|error| Error::config(format!("tuning.new_tokens: {token:?} cannot be added: {error}")))?;
+            .map_err(|error| Error::config(format!("tuning.new_tokens: {token:?} cannot be added")).caused_by(error))?;
         ids.extend(inner.token_to_id(token));
     }
     if ids.len() != tokens.len() {
         return Err(Error::config("tuning.new_tokens: a token cannot be added").hint("no token may be empty"));
     }
-    let text = inner.to_string(true).map_err(|error| Error::model(format!("{}: {error}", path.display())))?;
+    let text = inner.to_string(true).map_err(|error| Error::model(path.display().to_string()).caused_by(error))?;
     Ok((text, ids))
 }
 

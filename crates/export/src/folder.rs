@@ -210,7 +210,7 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
     let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;
     let mut config: Value = serde_json::from_str(&text)
-        .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
+        .map_err(|error| Error::model(format!("{}: not valid JSON", path.display())).caused_by(error))?;
     if let Some(map) = config.as_object_mut() {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);

@@ -11,16 +11,16 @@ use tunesmith_base::error::{Error, Result};
 /// A folder with files of a repository at one commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The repository.
+    /// The repository that the files are from.
     pub repo: Repo,
-    /// The commit.
+    /// The hash of the commit.
     pub commit: String,
-    /// The folder.
+    /// Where the files lie on this machine.
     pub dir: PathBuf,
 }
 
 impl Snapshot {
-    /// `owner/name@0123456789ab`.
+    /// Repository and short commit: `owner/name@0123456789ab`.
     pub fn label(&self) -> String {
         format!("{}@{}", self.repo.id, &self.commit[..self.commit.len().min(12)])
     }
@@ -75,13 +75,13 @@ impl Hub<'_> {
             // The cache stands in for a hub that is away: no reason to wait for long.
             settings.pace.attempts = settings.pace.attempts.min(2);
         }
-        let remote = super::remote::Remote::new(&settings, self.watch, &repo);
+        let remote = super::remote::Remote::new(&settings, self.progress, &repo);
         let now = if is_commit(revision) { Ok(revision.to_owned()) } else { remote.commit(revision) };
         let commit = match now {
             Ok(commit) => commit,
             Err(failure) if failure.is_unreachable() && known.is_some() => {
                 let why = failure.brief(&self.settings);
-                self.watch.notice(&format!("{why}: using what the cache has of {repo}"));
+                self.progress.notice(&format!("{why}: using what the cache has of {repo}"));
                 return self.cached(repo.clone(), revision, place, "the hub cannot be reached");
             }
             Err(failure) => return Err(remote.explain(failure, revision)),
@@ -183,17 +183,17 @@ impl Checkout<'_> {
         use std::sync::{Mutex, PoisonError};
         /// Connections at a time.
         const WORKERS: usize = 4;
-        let (settings, watch) = (&self.hub.settings, self.hub.watch);
+        let (settings, progress) = (&self.hub.settings, self.hub.progress);
         let total = missing.iter().map(|file| file.size).sum();
         let count = match missing {
             [file] => file.path.clone(),
             files => format!("{} files", files.len()),
         };
-        watch.begin(&format!("downloading {count} of {}", self.repo), total);
+        progress.begin(&format!("downloading {count} of {}", self.repo), total);
         let queue = Mutex::new(missing.iter());
         let failed: Mutex<Option<Error>> = Mutex::new(None);
         let work = || {
-            let carrier = super::transfer::Carrier::new(settings, watch, &self.repo, &self.commit)
+            let carrier = super::transfer::Downloader::new(settings, progress, &self.repo, &self.commit)
                 .map_err(|failure| failure.into_error(settings, &self.repo, &self.revision, "the files"))?;
             loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -213,7 +213,7 @@ impl Checkout<'_> {
                 });
             }
         });
-        watch.end();
+        progress.end();
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 

@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use super::name::{Kind, Repo};
 use super::settings::Settings;
-use super::{Pace, Watch};
+use super::{DownloadProgress, Pace};
 use tunesmith_base::error::Error;
 
-/// A failed request.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The hub answered with a status that is no success.
@@ -14,18 +14,18 @@ pub(super) enum Failure {
     /// No connection, or one that broke.
     Network(String),
     /// An answer that makes no sense.
-    Odd(String),
+    InvalidAnswer(String),
     /// Something here, such as a full disk.
-    Here(Error),
+    Local(Error),
 }
 
-/// The hub's answer.
+/// An answer whose status is no success.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     pub status: u16,
     /// `X-Error-Code`, such as `GatedRepo`.
     pub code: Option<String>,
-    /// The hub's own words.
+    /// The hub's explanation: `X-Error-Message`, or `error` of the JSON.
     pub words: Option<String>,
     /// For how long it wants to be left alone.
     pub retry_after: Option<Duration>,
@@ -33,7 +33,7 @@ pub(super) struct Refused {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Here(error)
+        Self::Local(error)
     }
 }
 
@@ -42,8 +42,8 @@ impl From<ureq::Error> for Failure {
         use ureq::Timeout;
         match error {
             // Addresses of redirects are signed: they are left out.
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::Odd("an address that is none".to_owned()),
-            ureq::Error::BodyExceedsLimit(limit) => Self::Odd(format!("more than {limit} bytes")),
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".to_owned()),
+            ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes")),
             ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
                 Self::Network("no connection was made in time".to_owned())
             }
@@ -61,7 +61,7 @@ impl Failure {
         match self {
             Self::Status(refused) => matches!(refused.status, 408 | 429 | 500 | 502 | 503 | 504),
             Self::Network(_) => true,
-            Self::Odd(_) | Self::Here(_) => false,
+            Self::InvalidAnswer(_) | Self::Local(_) => false,
         }
     }
 
@@ -70,18 +70,18 @@ impl Failure {
         match self {
             Self::Status(refused) => matches!(refused.status, 500 | 502 | 503 | 504),
             Self::Network(_) => true,
-            Self::Odd(_) | Self::Here(_) => false,
+            Self::InvalidAnswer(_) | Self::Local(_) => false,
         }
     }
 
-    /// In a few words.
+    /// The failure in a few words, for a notice before the next try.
     pub fn brief(&self, settings: &Settings) -> String {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
             Self::Status(refused) => format!("the hub answered with status {}", refused.status),
             Self::Network(text) => format!("the hub cannot be reached: {}", settings.clean(text)),
-            Self::Odd(text) => settings.clean(text),
-            Self::Here(error) => error.message().to_owned(),
+            Self::InvalidAnswer(text) => settings.clean(text),
+            Self::Local(error) => error.message().to_owned(),
         }
     }
 
@@ -90,9 +90,9 @@ impl Failure {
         let host = settings.shown_endpoint();
         let about = format!("{what} of {repo} at {revision}");
         match self {
-            Self::Here(error) => error,
+            Self::Local(error) => error,
             Self::Status(refused) => refused.into_error(settings, repo, revision, &about),
-            Self::Odd(text) => repo
+            Self::InvalidAnswer(text) => repo
                 .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
                 .hint("check HF_ENDPOINT; a proxy may answer in the hub's place"),
             Self::Network(text) => {
@@ -187,9 +187,9 @@ pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Durati
 }
 
 /// Asks until there is an answer that will stay, with pauses.
-pub(super) fn patiently<T>(
+pub(super) fn with_retries<T>(
     settings: &Settings,
-    watch: &dyn Watch,
+    progress: &dyn DownloadProgress,
     mut ask: impl FnMut() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let mut count = 0;
@@ -200,13 +200,13 @@ pub(super) fn patiently<T>(
         };
         count += 1;
         let Some(pause) = pause(&failure, &settings.pace, count) else { return Err(failure) };
-        wait(&failure, settings, watch, pause);
+        wait(&failure, settings, progress, pause);
     }
 }
 
-/// Tells why and waits.
-pub(super) fn wait(failure: &Failure, settings: &Settings, watch: &dyn Watch, pause: Duration) {
-    watch.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
+/// Tells the user why the request is sent again, and sleeps.
+pub(super) fn wait(failure: &Failure, settings: &Settings, progress: &dyn DownloadProgress, pause: Duration) {
+    progress.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
     std::thread::sleep(pause);
 }
 

@@ -5,7 +5,7 @@
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
 //! settings, name -> upload (a folder's files, one commit)
-//! address, proxy -> wire (each request of these)
+//! address, proxy -> client (every request)
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
@@ -18,6 +18,8 @@ mod address;
 #[cfg(feature = "hub")]
 mod base64;
 mod checkout;
+#[cfg(feature = "hub")]
+mod client;
 mod datasets;
 #[cfg(feature = "hub")]
 mod digest;
@@ -35,22 +37,21 @@ mod store;
 mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
-#[cfg(feature = "hub")]
-mod wire;
 
 pub use checkout::{Checkout, Snapshot};
 pub use datasets::choose;
 pub use models::Part;
-pub use name::{HubPath, Kind, Repo, is_hub_path};
+pub use name::{Kind, Repo};
 pub use settings::{Pace, Settings, Token};
 
 use std::path::{Path, PathBuf};
 
+use name::{HubPath, is_hub_path};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
 
-/// Hears what happens while files are fetched; called from several threads.
-pub trait Watch: Sync {
+/// Is told how a download goes; called from several threads.
+pub trait DownloadProgress: Sync {
     /// A download of `total` bytes begins.
     fn begin(&self, what: &str, total: u64);
     /// `by` more bytes of it have arrived.
@@ -61,11 +62,11 @@ pub trait Watch: Sync {
     fn notice(&self, text: &str);
 }
 
-/// A [`Watch`] that says nothing.
+/// Ignores the progress of downloads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Quiet;
 
-impl Watch for Quiet {
+impl DownloadProgress for Quiet {
     fn begin(&self, _what: &str, _total: u64) {}
     fn advance(&self, _by: u64) {}
     fn end(&self) {}
@@ -75,7 +76,7 @@ impl Watch for Quiet {
 /// Where fetched files are put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// The shared cache.
+    /// The cache that every Hugging Face tool shares (`HF_HUB_CACHE`).
     Cache,
     /// A folder of the user's, under the names that the files have in the repository.
     Folder(PathBuf),
@@ -84,9 +85,9 @@ pub enum Place {
 /// What an upload came to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pushed {
-    /// The new commit.
+    /// The hash of the new commit.
     pub commit: String,
-    /// The repository's page.
+    /// The address of the repository's page.
     pub address: String,
     /// Files that the commit names.
     pub sent: usize,
@@ -95,26 +96,27 @@ pub struct Pushed {
 /// The hub as this machine sees it.
 pub struct Hub<'a> {
     settings: Settings,
-    watch: &'a dyn Watch,
+    progress: &'a dyn DownloadProgress,
 }
 
 impl<'a> Hub<'a> {
-    /// With explicit settings.
-    pub fn new(settings: Settings, watch: &'a dyn Watch) -> Self {
+    /// A hub with explicit settings, for tests and other endpoints.
+    pub fn new(settings: Settings, progress: &'a dyn DownloadProgress) -> Self {
         static WARNED: std::sync::Once = std::sync::Once::new();
         if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
             let file = &token.source;
-            WARNED.call_once(|| watch.notice(&format!("other users can read the token in {file}: chmod 600 {file}")));
+            WARNED
+                .call_once(|| progress.notice(&format!("other users can read the token in {file}: chmod 600 {file}")));
         }
-        Self { settings, watch }
+        Self { settings, progress }
     }
 
     /// With the settings of the environment.
     ///
     /// # Errors
     /// Those of [`Settings::from_env`].
-    pub fn from_env(watch: &'a dyn Watch) -> Result<Self> {
-        Ok(Self::new(Settings::from_env()?, watch))
+    pub fn from_env(progress: &'a dyn DownloadProgress) -> Result<Self> {
+        Ok(Self::new(Settings::from_env()?, progress))
     }
 
     /// The files of a data set: `config` and `split` as its repository names them (`split` is `train` where nothing is
@@ -177,7 +179,7 @@ impl<'a> Hub<'a> {
             // Only whether it could be done.
             return Ok(Pushed::default());
         }
-        upload::Uploader::new(&self.settings, self.watch, repo).push(files, private, message)
+        upload::Uploader::new(&self.settings, self.progress, repo).push(files, private, message)
     }
 
     #[cfg(not(feature = "hub"))]
@@ -208,20 +210,20 @@ impl<'a> Hub<'a> {
 ///
 /// # Errors
 /// Those of [`Hub::dataset`].
-pub fn dataset_files(
+fn dataset_files(
     name: &str,
     config: Option<&str>,
     split: Option<&str>,
     revision: Option<&str>,
-    watch: &dyn Watch,
+    progress: &dyn DownloadProgress,
 ) -> Result<Vec<PathBuf>> {
-    Hub::from_env(watch)?.dataset(name, config, split, revision)
+    Hub::from_env(progress)?.dataset(name, config, split, revision)
 }
 
 /// A folder that a configuration names, and where on the hub it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The folder.
+    /// A folder on this machine.
     pub dir: PathBuf,
     /// The snapshot, where it is one of the hub.
     pub snapshot: Option<Snapshot>,
@@ -232,11 +234,11 @@ pub struct Found {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`] when there is no such folder or repository; those of the hub.
-pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<Found> {
+pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgress) -> Result<Found> {
     match (&model.local_dir, &model.name) {
         (None, Some(name)) if is_hub_name(name) => {
             let revision = model.revision.as_deref();
-            let snapshot = Hub::from_env(watch)?
+            let snapshot = Hub::from_env(progress)?
                 .model(name, revision, part, Place::Cache)
                 .map_err(|error| error.context(format!("model.name: {name} is no folder here, and on the hub")))?;
             Ok(Found { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
@@ -260,18 +262,18 @@ pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<F
 ///
 /// # Errors
 /// Those of [`Hub::local_paths`].
-pub fn fetch_paths(data: &mut DataConfig, watch: &dyn Watch) -> Result<()> {
+pub fn fetch_paths(data: &mut DataConfig, progress: &dyn DownloadProgress) -> Result<()> {
     for paths in [&mut data.train_path, &mut data.val_path, &mut data.test_path] {
         if paths.iter().any(|path| is_hub_path(path)) {
-            *paths = Hub::from_env(watch)?.local_paths(paths)?;
+            *paths = Hub::from_env(progress)?.local_paths(paths)?;
         }
     }
     for spec in &mut data.datasets {
         if let Some(name) = &spec.name {
             let (config, split) = (spec.config.as_deref(), spec.split.as_deref());
-            spec.path = dataset_files(name, config, split, spec.revision.as_deref(), watch)?;
+            spec.path = dataset_files(name, config, split, spec.revision.as_deref(), progress)?;
         } else if spec.path.iter().any(|path| is_hub_path(path)) {
-            spec.path = Hub::from_env(watch)?.local_paths(&spec.path)?;
+            spec.path = Hub::from_env(progress)?.local_paths(&spec.path)?;
         }
     }
     Ok(())
@@ -282,13 +284,13 @@ pub fn fetch_paths(data: &mut DataConfig, watch: &dyn Watch) -> Result<()> {
 ///
 /// # Errors
 /// Those of the hub.
-pub fn adapter_dir(named: &Path, watch: &dyn Watch) -> Result<PathBuf> {
+pub fn adapter_dir(named: &Path, progress: &dyn DownloadProgress) -> Result<PathBuf> {
     let Some(text) = named.to_str().filter(|_| !named.exists()) else { return Ok(named.to_owned()) };
     let (name, revision) = text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)));
     if !is_hub_name(name) {
         return Ok(named.to_owned());
     }
-    let found = Hub::from_env(watch)?.adapter(name, revision);
+    let found = Hub::from_env(progress)?.adapter(name, revision);
     Ok(found.map_err(|error| error.context(format!("tuning.adapter: {text} is no folder here, and on the hub")))?.dir)
 }
 

@@ -11,7 +11,7 @@ use tunesmith_config::arch::COMPANIONS;
 pub enum Part {
     /// Configuration, tokenizer and the index of the weights: enough to read data, and to know the model's tensors.
     Description,
-    /// The weights too.
+    /// Everything that loading needs, the weights included.
     Whole,
 }
 

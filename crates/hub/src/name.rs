@@ -4,19 +4,19 @@ use std::path::Path;
 
 use tunesmith_base::error::{Error, Result};
 
-/// What a repository holds.
+/// The kind of a repository, which is part of its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A model or an adapter.
     Model,
-    /// A data set.
+    /// A data set: `datasets/owner/name`.
     Dataset,
 }
 
 /// A repository of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repo {
-    /// What it holds.
+    /// Whether it is a model or a data set.
     pub kind: Kind,
     /// `owner/name`; old repositories have only a name.
     pub id: String,
@@ -107,7 +107,7 @@ pub(super) fn is_commit(text: &str) -> bool {
 /// A path such as `hf://datasets/owner/name@revision/data/rows.jsonl`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubPath {
-    /// The repository.
+    /// The repository before the `@` or the path.
     pub repo: Repo,
     /// The revision, where one is named.
     pub revision: Option<String>,

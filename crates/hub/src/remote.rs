@@ -4,13 +4,13 @@ use serde::Deserialize;
 use ureq::http::header::LINK;
 use ureq::http::{HeaderMap, Method};
 
-use super::Watch;
+use super::DownloadProgress;
 use super::address::joined;
-use super::failure::{Failure, Refused, patiently};
+use super::client::{self, HubClient, HubRequest};
+use super::failure::{Failure, Refused, with_retries};
 use super::name::{Repo, is_commit, is_safe_path};
 use super::settings::Settings;
 use super::store::Listed;
-use super::wire::{self, Ask, Wire};
 use tunesmith_base::error::Error;
 use tunesmith_config::nearest;
 
@@ -20,9 +20,9 @@ const MAX_FILES: usize = 50_000;
 /// The hub's interface for one repository.
 pub(super) struct Remote<'a> {
     settings: &'a Settings,
-    watch: &'a dyn Watch,
+    progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
-    wire: Wire<'a>,
+    client: HubClient<'a>,
 }
 
 #[derive(Deserialize)]
@@ -53,21 +53,21 @@ struct Named {
 }
 
 impl<'a> Remote<'a> {
-    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Self {
-        Self { settings, watch, repo, wire: Wire::new(settings) }
+    pub fn new(settings: &'a Settings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
+        Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
     /// The commit that `revision` is now.
     pub fn commit(&self, revision: &str) -> Result<String, Failure> {
-        let api: ApiRepo = self.wire.api(self.repo, revision)?;
-        let info: Info = patiently(self.settings, self.watch, || {
+        let api: ApiRepo = self.client.api(self.repo, revision)?;
+        let info: Info = with_retries(self.settings, self.progress, || {
             // Its own `info` wants the list of files too, and tells no status from another.
-            wire::json(self.wire.carry(api.info_request().query("expand", "sha"))?)
+            client::json(self.client.carry(api.info_request().query("expand", "sha"))?)
         })?;
         match info.sha {
             Some(commit) if is_commit(&commit) => Ok(commit),
-            Some(other) => Err(Failure::Odd(format!("{other:?} as the commit of {revision}"))),
-            None => Err(Failure::Odd(format!("no commit of {revision}"))),
+            Some(other) => Err(Failure::InvalidAnswer(format!("{other:?} as the commit of {revision}"))),
+            None => Err(Failure::InvalidAnswer(format!("no commit of {revision}"))),
         }
     }
 
@@ -77,12 +77,12 @@ impl<'a> Remote<'a> {
         let (mut files, mut count) = (Vec::new(), 0);
         let mut page = Some(self.api(&format!("tree/{commit}?recursive=true")));
         while let Some(url) = page {
-            let (entries, next) = patiently(self.settings, self.watch, || self.page(&url))?;
+            let (entries, next) = with_retries(self.settings, self.progress, || self.page(&url))?;
             // An empty page counts too, so that this comes to an end.
             count += entries.len().max(1);
             if count > MAX_FILES {
                 let message = format!("{repo} has more than {MAX_FILES} files; that is taken for a mistake");
-                return Err(Failure::Here(
+                return Err(Failure::Local(
                     repo.error(message).hint("download the files in another way and name their folder"),
                 ));
             }
@@ -92,7 +92,7 @@ impl<'a> Remote<'a> {
                 }
                 if !is_safe_path(&path) {
                     let message = format!("{repo} lists a file {path:?}, which would be written outside of its folder");
-                    return Err(Failure::Here(repo.error(message).hint("nothing of this repository was downloaded")));
+                    return Err(Failure::Local(repo.error(message).hint("nothing of this repository was downloaded")));
                 }
                 files.push(Listed { path, size });
             }
@@ -103,9 +103,9 @@ impl<'a> Remote<'a> {
 
     /// A page of a listing, and the address of the next one.
     fn page(&self, url: &str) -> Result<(Vec<Entry>, Option<String>), Failure> {
-        let answer = self.wire.send(self.wire.signed(Ask::new(Method::GET, url)))?;
+        let answer = self.client.send(self.client.signed(HubRequest::new(Method::GET, url)))?;
         let next = next_page(answer.headers()).and_then(|next| joined(url, next.as_bytes()));
-        Ok((wire::json(answer)?, next))
+        Ok((client::json(answer)?, next))
     }
 
     /// The error for a revision that cannot be had, with the nearest one that there is.
@@ -115,8 +115,8 @@ impl<'a> Remote<'a> {
         if !not_found || is_commit(revision) {
             return error;
         }
-        let ask = self.wire.signed(Ask::new(Method::GET, self.api("refs")));
-        let Ok(refs) = self.wire.send(ask).and_then(wire::json::<Refs>) else { return error };
+        let ask = self.client.signed(HubRequest::new(Method::GET, self.api("refs")));
+        let Ok(refs) = self.client.send(ask).and_then(client::json::<Refs>) else { return error };
         let names: Vec<String> = refs.branches.into_iter().chain(refs.tags).map(|found| found.name).collect();
         let hint = match nearest(revision, names.iter().map(String::as_str)) {
             Some(near) => format!("did you mean {near}?"),
@@ -126,7 +126,7 @@ impl<'a> Remote<'a> {
     }
 
     fn api(&self, what: &str) -> String {
-        format!("{}/api/{}/{}/{what}", self.wire.endpoint(), self.repo.plural(), self.repo.id)
+        format!("{}/api/{}/{}/{what}", self.client.endpoint(), self.repo.plural(), self.repo.id)
     }
 }
 

@@ -44,7 +44,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How patiently downloads are tried again.
+/// How with_retries downloads are tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// How often a request is made before giving up; bytes that arrive begin the count anew.
@@ -73,13 +73,13 @@ impl Default for Pace {
 pub struct Settings {
     /// The hub's address, without a slash at its end.
     pub endpoint: String,
-    /// The cache.
+    /// The folder of the cache: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
     /// The token, if there is one.
     pub token: Option<Token>,
     /// Use only what is in the cache.
     pub offline: bool,
-    /// How patiently to try again.
+    /// How with_retries to try again.
     pub pace: Pace,
 }
 

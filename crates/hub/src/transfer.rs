@@ -9,12 +9,12 @@ use ureq::http::header::LOCATION;
 use ureq::http::{HeaderMap, Method};
 
 use super::address::joined;
-use super::failure::{Failure, patiently, pause, wait};
+use super::client::{HubClient, HubRequest, HubResponse, refused};
+use super::failure::{Failure, pause, wait, with_retries};
 use super::name::Repo;
 use super::settings::Settings;
 use super::store::{Listed, Store, make_parent};
-use super::wire::{Answer, Ask, Wire, refused};
-use super::{Place, Watch, digest};
+use super::{DownloadProgress, Place, digest};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
@@ -25,12 +25,12 @@ const PROGRESS: u64 = 1 << 20;
 const CHUNK: usize = 128 << 10;
 
 /// Fetches files of one repository at one commit, one after the other. Each thread has its own.
-pub(super) struct Carrier<'a> {
+pub(super) struct Downloader<'a> {
     settings: &'a Settings,
-    watch: &'a dyn Watch,
+    progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     commit: &'a str,
-    wire: Wire<'a>,
+    client: HubClient<'a>,
     /// Knows where files lie.
     api: ApiRepo,
 }
@@ -41,33 +41,38 @@ struct Announced {
     size: u64,
 }
 
-impl<'a> Carrier<'a> {
-    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo, commit: &'a str) -> Result<Self, Failure> {
-        let wire = Wire::new(settings);
-        let api = wire.api(repo, commit)?;
-        Ok(Self { settings, watch, repo, commit, wire, api })
+impl<'a> Downloader<'a> {
+    pub fn new(
+        settings: &'a Settings,
+        progress: &'a dyn DownloadProgress,
+        repo: &'a Repo,
+        commit: &'a str,
+    ) -> Result<Self, Failure> {
+        let client = HubClient::new(settings);
+        let api = client.api(repo, commit)?;
+        Ok(Self { settings, progress, repo, commit, client, api })
     }
 
     /// Makes sure that the file lies in `place`, whole and with the hash that the hub announces.
     pub fn fetch(&self, file: &Listed, store: &Store, place: &Place) -> Result<()> {
         let fail = |failure: Failure| failure.into_error(self.settings, self.repo, self.commit, &file.path);
-        let announced = patiently(self.settings, self.watch, || self.announced(file)).map_err(fail)?;
+        let announced = with_retries(self.settings, self.progress, || self.announced(file)).map_err(fail)?;
         let Announced { etag, size } = &announced;
         let mut seen = 0;
         let mut arrived = |position: u64| {
-            self.watch.advance(position.saturating_sub(seen));
+            self.progress.advance(position.saturating_sub(seen));
             seen = seen.max(position);
         };
         match place {
             Place::Cache => {
                 let blob = store.blob(etag);
-                let busy = || self.watch.notice(&format!("another process fetches {}; waiting for it", file.path));
+                let busy = || self.progress.notice(&format!("another process fetches {}; waiting for it", file.path));
                 let _lock = store.lock(etag, busy)?;
                 if fs::metadata(&blob).is_ok_and(|about| about.len() == *size) {
                     arrived(*size);
                 } else {
                     let incomplete = PathBuf::from(format!("{}.incomplete", blob.display()));
-                    self.bring(file, &announced, &incomplete, &blob, &mut arrived).map_err(fail)?;
+                    self.download(file, &announced, &incomplete, &blob, &mut arrived).map_err(fail)?;
                 }
                 store.link(self.commit, &file.path, etag)
             }
@@ -88,13 +93,13 @@ impl<'a> Carrier<'a> {
                 let name = target.file_name().unwrap_or_default().to_string_lossy();
                 let incomplete = target.with_file_name(format!(".{name}.{etag}.incomplete"));
                 sweep_partials(&target, &incomplete);
-                self.bring(file, &announced, &incomplete, &target, &mut arrived).map_err(fail)
+                self.download(file, &announced, &incomplete, &target, &mut arrived).map_err(fail)
             }
         }
     }
 
     /// Downloads into `incomplete`, going on with what is there, and makes it `done` when it is right.
-    fn bring(
+    fn download(
         &self,
         file: &Listed,
         announced: &Announced,
@@ -110,7 +115,7 @@ impl<'a> Carrier<'a> {
             let opened = files::open_to_write(incomplete, false);
             let mut partial = opened.map_err(|source| io("create", &source))?;
             if partial.try_lock().is_err() {
-                self.watch.notice(&format!("another process fetches {}; waiting for it", file.path));
+                self.progress.notice(&format!("another process fetches {}; waiting for it", file.path));
                 partial.lock().map_err(|source| io("lock", &source))?;
             }
             if !files::is_at(&partial, incomplete) {
@@ -127,15 +132,15 @@ impl<'a> Carrier<'a> {
                 have = 0;
             }
             arrived(have);
-            let pulled = if have < *size { self.pull(file, *size, have, &mut partial, arrived) } else { Ok(()) };
+            let pulled = if have < *size { self.append_rest(file, *size, have, &mut partial, arrived) } else { Ok(()) };
             if let Err(failure) = pulled {
                 let now = partial.metadata().map_or(0, |about| about.len());
                 failures = if now >= have + PROGRESS { 1 } else { failures + 1 };
-                if matches!(failure, Failure::Odd(_)) {
+                if matches!(failure, Failure::InvalidAnswer(_)) {
                     let _ = fs::remove_file(incomplete);
                 }
                 let Some(pause) = pause(&failure, &self.settings.pace, failures) else { return Err(failure) };
-                wait(&failure, self.settings, self.watch, pause);
+                wait(&failure, self.settings, self.progress, pause);
                 continue;
             }
             partial.sync_all().map_err(|source| io("write", &source))?;
@@ -150,16 +155,16 @@ impl<'a> Carrier<'a> {
                 let hint = format!(
                     "its hash is not the announced {etag}; nothing of it was kept; check the network, or HF_ENDPOINT"
                 );
-                return Err(Failure::Here(error.hint(hint)));
+                return Err(Failure::Local(error.hint(hint)));
             }
             damaged = true;
-            self.watch.notice(&format!("{} arrived damaged: fetching it again", file.path));
+            self.progress.notice(&format!("{} arrived damaged: fetching it again", file.path));
         }
     }
 
     /// What the hub says of a file before sending it.
     fn announced(&self, file: &Listed) -> Result<Announced, Failure> {
-        let ask = |url: &str| self.wire.send(self.wire.signed(Ask::new(Method::HEAD, url).staying()));
+        let ask = |url: &str| self.client.send(self.client.signed(HubRequest::new(Method::HEAD, url).staying()));
         let mut url = self.url(&file.path);
         let mut answer = ask(&url)?;
         // A renamed repository is a redirect on the same host; one to where large files lie has all that is asked here.
@@ -174,20 +179,20 @@ impl<'a> Carrier<'a> {
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
         if header("x-repo-commit").is_some_and(|commit| commit != self.commit) {
-            return Err(Failure::Odd(format!("{} of another commit", file.path)));
+            return Err(Failure::InvalidAnswer(format!("{} of another commit", file.path)));
         }
         let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
         let etag = etag.trim().trim_start_matches("W/").trim_matches('"').to_owned();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         if !(1..=128).contains(&etag.len()) || !etag.chars().all(is_plain) {
-            return Err(Failure::Odd(format!("no usable ETag for {}", file.path)));
+            return Err(Failure::InvalidAnswer(format!("no usable ETag for {}", file.path)));
         }
         let size = header("x-linked-size").and_then(|size| size.trim().parse().ok()).unwrap_or(file.size);
         Ok(Announced { etag, size })
     }
 
     /// Appends the file's bytes from `offset` on to `partial`.
-    fn pull(
+    fn append_rest(
         &self,
         file: &Listed,
         size: u64,
@@ -195,16 +200,18 @@ impl<'a> Carrier<'a> {
         partial: &mut File,
         arrived: &mut dyn FnMut(u64),
     ) -> Result<(), Failure> {
-        let ask = self.wire.signed(Ask::new(Method::GET, self.url(&file.path)));
+        let ask = self.client.signed(HubRequest::new(Method::GET, self.url(&file.path)));
         let ask = if offset > 0 { ask.with_foreign("range", &format!("bytes={offset}-"))? } else { ask };
-        let answer = self.wire.send(ask)?;
+        let answer = self.client.send(ask)?;
         let disk = |source: std::io::Error| {
             Error::io("write", &file.path, &source).hint("free some space, or set HF_HUB_CACHE")
         };
         let mut position = match answer.status().as_u16() {
             206 if starts_at(answer.headers(), offset) => offset,
             200 => 0,
-            206 | 416 => return Err(Failure::Odd(format!("another part of {} than was asked for", file.path))),
+            206 | 416 => {
+                return Err(Failure::InvalidAnswer(format!("another part of {} than was asked for", file.path)));
+            }
             _ => return Err(Failure::Status(refused(answer))),
         };
         partial.set_len(position).and_then(|()| partial.seek(SeekFrom::Start(position))).map_err(disk)?;
@@ -216,7 +223,7 @@ impl<'a> Carrier<'a> {
                 break;
             }
             if position + bytes.len() as u64 > size {
-                return Err(Failure::Odd(format!("more than the announced {size} bytes of {}", file.path)));
+                return Err(Failure::InvalidAnswer(format!("more than the announced {size} bytes of {}", file.path)));
             }
             partial.write_all(bytes).map_err(disk)?;
             position += bytes.len() as u64;
@@ -248,7 +255,7 @@ fn sweep_partials(target: &Path, incomplete: &Path) {
 }
 
 /// Where a redirect leads that stays on the host.
-fn relative_redirect(answer: &Answer) -> Option<&[u8]> {
+fn relative_redirect(answer: &HubResponse) -> Option<&[u8]> {
     let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection())?.as_bytes();
     (location.starts_with(b"/") && !location.starts_with(b"//")).then_some(location)
 }

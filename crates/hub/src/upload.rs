@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 use ureq::http::Method;
 use ureq::http::header::{ACCEPT, CONTENT_TYPE, ETAG};
 
-use super::failure::{Failure, Refused, patiently};
+use super::client::{self, HubClient, HubRequest, HubResponse};
+use super::failure::{Failure, Refused, with_retries};
 use super::name::Repo;
 use super::settings::Settings;
-use super::wire::{self, Answer, Ask, Wire};
-use super::{Pushed, Watch, base64, digest};
+use super::{DownloadProgress, Pushed, base64, digest};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
@@ -91,14 +91,14 @@ struct Committed {
 /// Sends files to one repository.
 pub(super) struct Uploader<'a> {
     settings: &'a Settings,
-    watch: &'a dyn Watch,
+    progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
-    wire: Wire<'a>,
+    client: HubClient<'a>,
 }
 
 impl<'a> Uploader<'a> {
-    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Self {
-        Self { settings, watch, repo, wire: Wire::new(settings) }
+    pub fn new(settings: &'a Settings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
+        Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
     /// Makes the repository if it is not there, sends the files, and commits them to `main`.
@@ -113,9 +113,9 @@ impl<'a> Uploader<'a> {
         let large: Vec<&Item> = kept.iter().copied().filter(|item| is_large(item)).collect();
         if !large.is_empty() {
             let bytes = large.iter().map(|item| item.size).sum();
-            self.watch.begin(&format!("large files to {} ({})", self.repo, large.len()), bytes);
+            self.progress.begin(&format!("large files to {} ({})", self.repo, large.len()), bytes);
             let sent = self.send_large(&large);
-            self.watch.end();
+            self.progress.end();
             sent.map_err(fail("send the large files"))?;
         }
         let mut lines = json!({"key": "header", "value": {"summary": message, "description": ""}}).to_string();
@@ -133,7 +133,7 @@ impl<'a> Uploader<'a> {
         let committed: Committed = self
             .again(|| {
                 let ask = self.post(self.api("commit/main")).with(CONTENT_TYPE, "application/x-ndjson");
-                wire::json(self.wire.send(ask.bytes(lines.as_bytes()))?)
+                client::json(self.client.send(ask.bytes(lines.as_bytes()))?)
             })
             .map_err(fail("commit"))?;
         let address = format!("{}/{}", self.settings.shown_endpoint(), self.repo.page());
@@ -144,7 +144,7 @@ impl<'a> Uploader<'a> {
         let (owner, name) = self.repo.id.split_once('/').unwrap_or(("", &self.repo.id));
         let body = json!({"name": name, "organization": owner, "private": private, "type": "model"}).to_string();
         self.again(|| {
-            let ask = self.post(format!("{}/api/repos/create", self.wire.endpoint())).with(CONTENT_TYPE, JSON);
+            let ask = self.post(format!("{}/api/repos/create", self.client.endpoint())).with(CONTENT_TYPE, JSON);
             match self.answer(ask.bytes(body.as_bytes())) {
                 // It is there; and a token for this one repository may not make any: whether it may write comes out
                 // with the next request.
@@ -161,7 +161,7 @@ impl<'a> Uploader<'a> {
             .collect();
         let body = json!({ "files": files }).to_string();
         let ask = self.post(self.api("preupload/main")).with(CONTENT_TYPE, JSON);
-        let modes: Modes = wire::json(self.wire.send(ask.bytes(body.as_bytes()))?)?;
+        let modes: Modes = client::json(self.client.send(ask.bytes(body.as_bytes()))?)?;
         Ok(modes.files)
     }
 
@@ -173,13 +173,13 @@ impl<'a> Uploader<'a> {
         });
         let body = body.to_string();
         let batch: BatchAnswer = self.again(|| {
-            let url = format!("{}/{}.git/info/lfs/objects/batch", self.wire.endpoint(), self.repo.page());
+            let url = format!("{}/{}.git/info/lfs/objects/batch", self.client.endpoint(), self.repo.page());
             let ask = self.post(url).with(ACCEPT, LFS).with(CONTENT_TYPE, LFS);
-            wire::json(self.wire.send(ask.bytes(body.as_bytes()))?)
+            client::json(self.client.send(ask.bytes(body.as_bytes()))?)
         })?;
         for item in items {
             let object = batch.objects.iter().find(|object| object.oid == item.sha256);
-            let object = object.ok_or_else(|| Failure::Odd(format!("no place for {}", item.path)))?;
+            let object = object.ok_or_else(|| Failure::InvalidAnswer(format!("no place for {}", item.path)))?;
             if let Some(error) = &object.error {
                 let refused = Refused { status: 422, words: Some(error.message.clone()), ..Refused::default() };
                 return Err(Failure::Status(refused));
@@ -197,14 +197,14 @@ impl<'a> Uploader<'a> {
                     })?;
                 }
             }
-            self.watch.advance(item.size);
+            self.progress.advance(item.size);
         }
         Ok(())
     }
 
     /// One request whose body is read from the file while it is sent.
     fn send_whole(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let mut ask = Ask::new(Method::PUT, &upload.href);
+        let mut ask = HubRequest::new(Method::PUT, &upload.href);
         for (name, value) in &upload.header {
             if let Some(value) = value.as_str() {
                 ask = ask.with_foreign(name, value)?;
@@ -215,7 +215,7 @@ impl<'a> Uploader<'a> {
 
     /// A request for each part, and one that says that these were all.
     fn send_parts(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let odd = |what: &str| Failure::Odd(format!("{what} for the parts of {}", item.path));
+        let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path));
         let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
         let part_bytes =
             upload.header.get("chunk_size").and_then(number).filter(|bytes| (1..=MAX_PART).contains(bytes));
@@ -234,34 +234,34 @@ impl<'a> Uploader<'a> {
         for (at, (_, place)) in (0u64..).zip(&places) {
             let start = at * part_bytes;
             let bytes = item.part(start, part_bytes.min(item.size - start))?;
-            let answer = self.again(|| self.answer(Ask::new(Method::PUT, *place).bytes(&bytes)))?;
+            let answer = self.again(|| self.answer(HubRequest::new(Method::PUT, *place).bytes(&bytes)))?;
             let etag =
                 answer.headers().get(ETAG).and_then(|value| value.to_str().ok()).ok_or_else(|| odd("no ETag"))?;
             parts.push(json!({"partNumber": at + 1, "etag": etag}));
         }
         let body = json!({"oid": item.sha256, "parts": parts}).to_string();
         self.again(|| {
-            let ask = Ask::new(Method::POST, &upload.href).with(ACCEPT, LFS).with(CONTENT_TYPE, LFS);
+            let ask = HubRequest::new(Method::POST, &upload.href).with(ACCEPT, LFS).with(CONTENT_TYPE, LFS);
             self.answer(ask.bytes(body.as_bytes()))
         })?;
         Ok(())
     }
 
     fn again<T>(&self, ask: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
-        patiently(self.settings, self.watch, ask)
+        with_retries(self.settings, self.progress, ask)
     }
 
     fn api(&self, what: &str) -> String {
-        format!("{}/api/{}/{}/{what}", self.wire.endpoint(), self.repo.plural(), self.repo.id)
+        format!("{}/api/{}/{}/{what}", self.client.endpoint(), self.repo.plural(), self.repo.id)
     }
 
     /// With the token, where that is the hub's address.
-    fn post<'b>(&self, url: impl Into<String>) -> Ask<'b> {
-        self.wire.signed(Ask::new(Method::POST, url))
+    fn post<'b>(&self, url: impl Into<String>) -> HubRequest<'b> {
+        self.client.signed(HubRequest::new(Method::POST, url))
     }
 
-    fn answer(&self, ask: Ask) -> Result<Answer, Failure> {
-        wire::succeeded(self.wire.send(ask)?)
+    fn answer(&self, ask: HubRequest) -> Result<HubResponse, Failure> {
+        client::succeeded(self.client.send(ask)?)
     }
 }
 
@@ -291,9 +291,9 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
     let source = settings.token.as_ref().map_or_else(String::new, |token| format!(" from {}", token.source));
     let tokens = format!("{host}/settings/tokens");
     let refused = match failure {
-        Failure::Here(error) => return error,
+        Failure::Local(error) => return error,
         Failure::Status(refused) => refused,
-        Failure::Odd(text) => {
+        Failure::InvalidAnswer(text) => {
             return repo
                 .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
                 .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");

@@ -75,7 +75,8 @@ impl Weight {
     /// # Errors
     /// Candle's, as [`tunesmith_base::Kind::Model`].
     pub fn frozen<T: candle_core::WithDType>(values: Vec<T>, shape: &[usize]) -> Result<Self> {
-        Tensor::from_vec(values, shape, &Device::Cpu).map(Self::Frozen).map_err(|error| Error::model(error.to_string()))
+        let tensor = Tensor::from_vec(values, shape, &Device::Cpu);
+        tensor.map(Self::Frozen).map_err(|error| Error::model("cannot make a tensor of weights").caused_by(error))
     }
 
     /// The values, out of `values` where the weight is trained.

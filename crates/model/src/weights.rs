@@ -239,7 +239,7 @@ impl WeightFiles {
 
     /// A tensor whose bytes the system does not give.
     fn unread(&self, entry: &Entry, name: &str, error: &std::io::Error) -> Error {
-        let fault = self.fail(entry, name, format!("cannot be read: {error}"));
+        let fault = self.fail(entry, name, "cannot be read");
         fault.unless_of_machine(&self.files[entry.file].0, error)
     }
 

@@ -29,7 +29,7 @@ pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
         threads /= 2;
     }
     let current = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
-    current.map(|pool| pool.install(work)).map_err(|error| no_threads(&error))
+    current.map(|pool| pool.install(work)).map_err(no_threads)
 }
 
 /// A pool of so many threads.
@@ -37,11 +37,12 @@ pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: the system does not give them.
 pub fn pool(threads: usize) -> Result<rayon::ThreadPool> {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| no_threads(&error))
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(no_threads)
 }
 
-fn no_threads(error: &rayon::ThreadPoolBuildError) -> Error {
-    Error::memory(format!("cannot start threads: {error}"))
+fn no_threads(error: rayon::ThreadPoolBuildError) -> Error {
+    Error::memory("cannot start threads")
+        .caused_by(error)
         .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max), or set train.num_threads")
 }
 

@@ -15,7 +15,7 @@ use tunesmith_ops::quant::map::dynamic;
 /// Moments that share a scale; ranks cut a tensor only between blocks.
 pub const BLOCK: usize = 256;
 /// Tensors of fewer values keep f32 moments.
-pub const MIN_8BIT_SIZE: usize = 4096;
+const MIN_8BIT_SIZE: usize = 4096;
 
 /// The rule. Its state has bitsandbytes' names: the codes `state1` and `state2`, a byte a value, and the scales
 /// `absmax1` and `absmax2`, an f32 a block.
@@ -29,7 +29,7 @@ pub struct AdamW8bit {
 /// The 256 values that a byte can mean, rising, and the bounds between them.
 #[derive(Debug, Clone)]
 pub struct CodeMap {
-    /// What each byte means.
+    /// By byte, the value that it means.
     pub values: Vec<f32>,
     bounds: Vec<f32>,
 }

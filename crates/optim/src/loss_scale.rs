@@ -26,7 +26,7 @@ pub struct Settings {
 pub struct LossScaler {
     settings: Settings,
     scale: f64,
-    /// Steps so far.
+    /// Steps so far, skipped ones included.
     step: u64,
     /// The number of the step after the last overflow, counted from 0.
     since: u64,
@@ -89,7 +89,7 @@ impl LossScaler {
     }
 
     /// Restores the state from [`LossScaler::numbers`]; the settings stay.
-    pub fn set_numbers(&mut self, [scale, step, since, hysteresis, overflows]: [f64; 5]) {
+    pub(crate) fn set_numbers(&mut self, [scale, step, since, hysteresis, overflows]: [f64; 5]) {
         (self.scale, self.step, self.since) = (scale, step as u64, since as u64);
         (self.hysteresis, self.overflows) = (hysteresis as u64, overflows as u64);
     }

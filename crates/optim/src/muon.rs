@@ -21,12 +21,12 @@ use tunesmith_ops::panel::{Act, Pool};
 /// `adjust_lr_fn`: the factor of the rate by a matrix's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdjustLr {
-    /// `sqrt(max(1, rows / cols))`.
+    /// The factor `sqrt(max(1, rows / cols))`.
     Original,
     /// `0.2 sqrt(max(rows, cols))`: steps as large as `AdamW`'s, so that its learning rates fit. Liu et al., "Muon is
     /// Scalable for LLM Training", 2025, <https://arxiv.org/abs/2502.16982>.
     MatchRmsAdamw,
-    /// `sqrt(rows / cols)`.
+    /// The factor `sqrt(rows / cols)`.
     SpectralUnclamped,
 }
 
@@ -37,7 +37,7 @@ pub struct Muon {
     pub momentum: f64,
     /// Takes the direction that the momentum will have after the next equal gradient.
     pub nesterov: bool,
-    /// Newton-Schulz iterations.
+    /// Newton-Schulz iterations of each step.
     pub ns_steps: usize,
     /// The factor of the rate by a matrix's sizes.
     pub adjust_lr: AdjustLr,

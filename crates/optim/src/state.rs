@@ -24,7 +24,7 @@ impl Slot {
 /// How a state tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
-    /// IEEE single.
+    /// float32.
     F32,
     /// A byte: an index into a code map.
     U8,
@@ -35,7 +35,7 @@ pub enum Dtype {
 pub struct StateSpec {
     /// The suffix of its name in a checkpoint, such as `exp_avg`.
     pub name: &'static str,
-    /// Row-major sizes.
+    /// The sizes of its dimensions, row-major.
     pub shape: Vec<usize>,
     /// How its numbers are stored.
     pub dtype: Dtype,
@@ -60,7 +60,7 @@ impl StateSpec {
         self.shape.iter().product()
     }
 
-    /// Its size in bytes.
+    /// The bytes that it takes in memory and in a checkpoint.
     pub fn bytes(&self) -> u64 {
         let count = self.count() as u64;
         match self.dtype {
@@ -78,7 +78,7 @@ impl StateSpec {
     }
 }
 
-/// A state tensor's numbers.
+/// The numbers of a state tensor, such as a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
     /// Of [`Dtype::F32`].

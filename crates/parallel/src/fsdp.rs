@@ -9,7 +9,7 @@ use super::plan::ParallelPlan;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
-use tunesmith_comm::{Among, Collectives, Partition, bytes};
+use tunesmith_comm::{Group, Collectives, Partition, bytes};
 use tunesmith_config::Sharding;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
@@ -36,9 +36,9 @@ impl Gatherer {
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
     pub fn new(plan: &ParallelPlan, rule: &Arc<dyn Rule>, comm: &dyn Collectives) -> Result<Option<Self>> {
         let Some(sharding) = plan.weights else { return Ok(None) };
-        let thread = |ranks| comm.beside(ranks).and_then(CommThread::new).map(Arc::new);
-        let all = thread(Among::All)?;
-        let group = if sharding == Sharding::HybridShard { thread(Among::Machine)? } else { Arc::clone(&all) };
+        let thread = |ranks| comm.new_group(ranks).and_then(CommThread::new).map(Arc::new);
+        let all = thread(Group::All)?;
+        let group = if sharding == Sharding::HybridShard { thread(Group::Machine)? } else { Arc::clone(&all) };
         let rule = plan.shards_values().then(|| Arc::clone(rule));
         Ok(Some(Self { all, group, sharding, rule }))
     }

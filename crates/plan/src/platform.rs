@@ -29,7 +29,7 @@ impl System {
         }
     }
 
-    /// Its name in messages.
+    /// The name of the system in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linux => "Linux",
@@ -43,13 +43,13 @@ impl System {
 /// An NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// Product name.
+    /// Product name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability, such as `(8, 9)`; `None` where the driver does not say.
     pub capability: Option<(u32, u32)>,
 }
 
-/// What a machine has.
+/// The parts of a machine that decide what runs on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// The operating system.
@@ -74,7 +74,7 @@ pub enum Engine {
 pub struct Layout {
     /// Ranks on all machines together.
     pub ranks: usize,
-    /// Ranks on this machine.
+    /// How many ranks run on this machine.
     pub local: usize,
     /// Ranks are threads of one process, not processes.
     pub in_process: bool,
@@ -89,7 +89,7 @@ pub struct Choice {
     pub value: String,
     /// The setting or environment variable that overrides it.
     pub key: &'static str,
-    /// The reason, a clause.
+    /// The reason, as a clause for a message.
     pub why: String,
 }
 

@@ -33,16 +33,16 @@ pub enum Pattern {
     Hierarchical,
 }
 
-/// The connections between ranks.
+/// The links between ranks, within a machine and between machines.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fabric {
-    /// Ranks on a machine.
+    /// How many ranks share a machine.
     pub local: u64,
     /// The link between two ranks of a machine.
     pub inside: Link,
     /// The link between machines: each rank's share of it.
     pub between: Link,
-    /// How ranks exchange messages.
+    /// The order in which ranks exchange messages.
     pub pattern: Pattern,
 }
 
@@ -53,7 +53,7 @@ pub struct Work {
     pub compute: f64,
     /// The share of `compute` that is the backward pass, in 0..1.
     pub backward: f64,
-    /// Micro-batches of the step.
+    /// How many micro-batches a step has.
     pub passes: u64,
     /// Bytes of all gradients; the trained values take as many.
     pub gradients: f64,
@@ -70,13 +70,13 @@ pub struct Work {
 /// The estimate of an optimizer step on `ranks` ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// How many ranks.
+    /// The number of ranks of this estimate.
     pub ranks: u64,
     /// How they share the run.
     pub strategy: Strategy,
     /// Bytes that a rank sends in a step.
     pub bytes: f64,
-    /// Seconds of all communication.
+    /// Seconds of a step's communication, hidden or not.
     pub communication: f64,
     /// Seconds of communication that do not overlap with computing.
     pub exposed: f64,

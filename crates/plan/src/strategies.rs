@@ -52,7 +52,7 @@ impl Fit {
         }
     }
 
-    /// Its word in tables.
+    /// The word in tables, such as `tight`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fits => "fits",
@@ -77,13 +77,13 @@ pub enum Limit {
 /// One line of the table: a way, and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// The way.
+    /// Strategy and offload of this line.
     pub way: Way,
     /// The bytes of the fullest rank, part by part.
     pub rank: Breakdown,
     /// The bytes of the fullest rank in all.
     pub total: u64,
-    /// Whether it fits.
+    /// Whether `total` fits the memory of a rank.
     pub fit: Fit,
     /// Tokens of the longest row that fits, alone in its pass.
     pub longest: Limit,

@@ -33,18 +33,18 @@ pub fn usable_memory() -> u64 {
 /// What the report says about the machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
-    /// Processor model.
+    /// The processor's model name.
     pub processor: String,
     /// Logical processors that this process may use.
     pub threads: usize,
-    /// Bytes of memory.
+    /// Bytes of memory that the machine has.
     pub memory: u64,
-    /// Operating system and architecture.
+    /// Operating system and architecture, such as `linux x86_64`.
     pub system: String,
 }
 
 impl Machine {
-    /// Looks.
+    /// Reads what `/proc` says about this machine.
     pub fn detect() -> Self {
         let field = |file: &str, key: &str| {
             let text = system(file).unwrap_or_default();

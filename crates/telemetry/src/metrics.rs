@@ -29,7 +29,7 @@ pub struct StepLine {
     pub grad_norm: Option<f64>,
     /// Tokens of the step that carry a loss.
     pub label_tokens: u64,
-    /// Tokens of the step.
+    /// Tokens of the step, with and without a loss.
     pub tokens: u64,
     /// Tokens of the step over its wall time.
     pub tokens_per_second: f64,
@@ -44,17 +44,17 @@ pub struct StepLine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalLine {
-    /// Optimizer steps done.
+    /// Optimizer steps done before the evaluation.
     pub step: u64,
     /// Epochs done, as a fraction.
     pub epoch: f64,
     /// Mean loss over the label tokens of the validation split; null where it was not finite.
     pub eval_loss: Option<f64>,
-    /// Those label tokens.
+    /// How many label tokens the validation split has.
     pub eval_label_tokens: u64,
-    /// Rows of the split.
+    /// How many rows the validation split has.
     pub eval_rows: u64,
-    /// Wall time.
+    /// Wall time of the evaluation in seconds.
     pub eval_seconds: f64,
     /// Scores by name: of the answers, with `train.predict_with_generate`, or those of another task than `causal_lm`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -123,7 +123,7 @@ impl Metrics {
         files::is_at(&self.file, &self.path)
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

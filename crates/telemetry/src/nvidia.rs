@@ -9,28 +9,28 @@ use tunesmith_base::error::{Error, Result};
 /// One GPU. What the driver does not tell is none.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Gpu {
-    /// Its number.
+    /// The number by which `nvidia-smi` calls it.
     pub index: usize,
-    /// Product name.
+    /// Product name, such as `NVIDIA H200`.
     pub name: String,
-    /// Bytes in use.
+    /// Bytes of GPU memory in use.
     pub used: Option<u64>,
-    /// Bytes in all.
+    /// Bytes of GPU memory in all.
     pub total: Option<u64>,
     /// The share of the last moments in which it computed, in percent.
     pub utilization: Option<u32>,
-    /// Such as `9.0`.
+    /// The compute capability, such as `9.0`.
     pub compute_capability: Option<String>,
-    /// Who uses it.
+    /// The processes that hold memory on it.
     pub processes: Vec<Process>,
 }
 
 /// A process that uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// The process id.
     pub pid: u32,
-    /// What runs.
+    /// The path of the program.
     pub name: String,
     /// Bytes that it holds there.
     pub bytes: Option<u64>,
@@ -39,11 +39,11 @@ pub struct Process {
 /// All GPUs and what joins them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Nvidia {
-    /// The driver's version.
+    /// The version of the NVIDIA driver.
     pub driver: Option<String>,
     /// The newest CUDA that the driver runs.
     pub cuda: Option<String>,
-    /// By number.
+    /// The GPUs, in the order of their numbers.
     pub gpus: Vec<Gpu>,
     /// The way between two GPUs, such as `NV18` (links of `NVLink`) or `PHB`, `links[i][j]`.
     pub links: Vec<Vec<String>>,

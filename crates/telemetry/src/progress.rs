@@ -11,7 +11,7 @@ use tunesmith_plan::batches::Batches;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::rates::Rate;
 
-/// Something that happened.
+/// What a run tells its observer.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A phase of the preparation begins, such as "loading the model".
@@ -22,7 +22,7 @@ pub enum Event<'a> {
     Plan {
         /// Model, mode and sizes: label and value.
         facts: &'a [(String, String)],
-        /// The batch maths.
+        /// How rows become micro-batches, steps and epochs.
         batches: &'a Batches,
         /// The learning rate at its turning points.
         rates: &'a [Rate],
@@ -37,7 +37,7 @@ pub enum Event<'a> {
     Step {
         /// The line in `metrics.jsonl`.
         line: &'a StepLine,
-        /// Where the run stands.
+        /// Speed and time left.
         pace: &'a Pace,
         /// Loss or gradients were not finite: nothing was updated.
         skipped: bool,
@@ -60,9 +60,9 @@ pub enum Event<'a> {
     Samples(&'a [Sample]),
 }
 
-/// Hears what happens in a run. Called from the loop's thread and from those that tokenize.
+/// Receives the events of a run. Called from the loop's thread and from those that tokenize.
 pub trait Observer: tunesmith_data::Progress + Sync {
-    /// `event` has happened.
+    /// Receives one event; see the trait for the threads that call it.
     fn event(&self, event: &Event<'_>);
 }
 
@@ -83,7 +83,7 @@ impl tunesmith_data::Progress for Quiet {
 /// Tells an observer what is downloaded.
 pub struct Downloads<'a>(pub &'a dyn Observer);
 
-impl hub::Watch for Downloads<'_> {
+impl hub::DownloadProgress for Downloads<'_> {
     fn begin(&self, what: &str, total: u64) {
         self.0.event(&Event::Notice(&format!("{what}: {}", human_bytes(total))));
         self.0.begin(what, total);
@@ -124,7 +124,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// At `step` of `total_steps`.
+    /// A pace without measurements, at `step` of `total_steps`.
     pub fn new(step: u64, total_steps: u64) -> Self {
         Self { step, total_steps, recent: VecDeque::with_capacity(WINDOW) }
     }

@@ -12,7 +12,7 @@ use tunesmith_config::Source;
 use tunesmith_config::arch::{Arch, Vocabulary};
 use tunesmith_config::{Config, Resolved, TuningConfig};
 use tunesmith_data as data;
-use tunesmith_hub::{self as hub, Watch};
+use tunesmith_hub::{self as hub, DownloadProgress};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::stack::Stack;
 use tunesmith_model::targets::{Targets, placed};
@@ -97,11 +97,11 @@ pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> 
 pub fn source(
     config: &Config,
     resume: Option<&Checkpoint>,
-    watch: &dyn Watch,
+    progress: &dyn DownloadProgress,
     observer: &dyn Observer,
 ) -> Result<Option<PathBuf>> {
     let Some(dir) = &config.tuning.adapter else { return Ok(None) };
-    let Some(checkpoint) = resume.filter(|_| !dir.is_dir()) else { return hub::adapter_dir(dir, watch).map(Some) };
+    let Some(checkpoint) = resume.filter(|_| !dir.is_dir()) else { return hub::adapter_dir(dir, progress).map(Some) };
     let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.dir.display());
     observer.event(&Event::Notice(&text));
     Ok(Some(checkpoint.dir.clone()))

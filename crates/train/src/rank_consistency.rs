@@ -45,7 +45,8 @@ impl Session<'_> {
 
 /// Holds what each rank says against what rank 0 says.
 fn compare(comm: &dyn Collectives, claims: &Claims) -> Result<()> {
-    let own = serde_json::to_vec(claims).map_err(|error| Error::config(error.to_string()))?;
+    let own = serde_json::to_vec(claims)
+        .map_err(|error| Error::config("the settings cannot be compared between ranks").caused_by(error))?;
     let hashes = comm.collect(&[hash(&own)])?;
     if hashes.iter().all(|&other| other == hashes[0]) {
         return Ok(());

@@ -10,7 +10,7 @@ use tunesmith_comm::gloo::{self, Gloo};
 use tunesmith_comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith_comm::nccl::{self, Nccl};
-use tunesmith_comm::rendezvous::{Door, Rendezvous, Wait};
+use tunesmith_comm::rendezvous::{LocalMainFirst, Rendezvous, Wait};
 use tunesmith_comm::single::Single;
 use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
@@ -162,17 +162,17 @@ impl Seat {
     /// # Errors
     /// Those of `act`, or [`tunesmith_base::Kind::Peer`] where the first has failed.
     pub fn in_turn<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
-        let door: &dyn Door = match &self.link {
+        let main_first: &dyn LocalMainFirst = match &self.link {
             Link::Alone => return act(),
             Link::Thread(rank) => rank,
             Link::Process(meeting, _) => meeting,
         };
         if self.world.local_rank > 0 {
-            door.wait()?;
+            main_first.wait()?;
             return act();
         }
         let done = act()?;
-        door.open()?;
+        main_first.release()?;
         Ok(done)
     }
 

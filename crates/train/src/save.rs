@@ -64,7 +64,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
         let write = |name: &str, writer: &mut dyn Write| {
             // The values come first.
-            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(io::Error::other)?;
             gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
         };
         // An adapter is put together at once, a model tensor by tensor as it is written.
@@ -321,6 +321,6 @@ fn folder_source<'a>(
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
-        .map_err(|error| Error::checkpoint(format!("{} cannot be written: {error}", path.display())))?;
+        .map_err(|error| Error::checkpoint(format!("{} cannot be written", path.display())).caused_by(error))?;
     atomic::replace_file(&RealDisk, path, &(text + "\n"))
 }

@@ -12,7 +12,7 @@ use crate::config::arch::Arch;
 use crate::error::Result;
 use crate::eval::HeldOut;
 use crate::eval::metrics::{Difference, Score};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::{Existing, check_output_file};
 use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
 use crate::telemetry::machine;
@@ -81,7 +81,7 @@ impl Outputs {
     pub fn claim(dir: PathBuf, overwrite: bool, inputs: &[PathBuf]) -> Result<Self> {
         let existing = existing(overwrite);
         for name in ["metrics.json", "report.html"] {
-            claim_file(&dir.join(name), existing, inputs)?;
+            check_output_file(&dir.join(name), existing, inputs)?;
         }
         let samples = AtomicLines::create(&dir.join("samples.jsonl"), existing, inputs)?;
         Ok(Self { dir, existing, samples })

@@ -2,7 +2,7 @@
 use std::ops::Range;
 
 use tunesmith::comm::single::Single;
-use tunesmith::comm::{Among, Collectives, Limits, World};
+use tunesmith::comm::{Group, Collectives, Limits, World};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::{Sampler, SamplerOptions, Split};
 use tunesmith::error::Result;
@@ -54,7 +54,7 @@ impl Collectives for Peer {
         Ok(())
     }
 
-    fn beside(&self, _: Among) -> Result<Box<dyn Collectives>> {
+    fn new_group(&self, _: Group) -> Result<Box<dyn Collectives>> {
         Ok(Box::new(Single))
     }
 }

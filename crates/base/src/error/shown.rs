@@ -82,7 +82,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
 }
 
 /// The text with `***` for each secret: those that are known, and what has the form of a token, a key or a password.
-pub fn without_secrets(text: &str) -> Cow<'_, str> {
+fn without_secrets(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for secret in SECRETS.read().unwrap_or_else(PoisonError::into_inner).iter() {
         if text.contains(secret.as_str()) {

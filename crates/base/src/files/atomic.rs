@@ -47,7 +47,7 @@ impl<'d> AtomicFile<'d> {
     ///
     /// # Errors
     /// The disk's.
-    pub fn create_on(disk: &'d dyn Disk, target: &Path) -> io::Result<Self> {
+    fn create_on(disk: &'d dyn Disk, target: &Path) -> io::Result<Self> {
         let folder = parent(target);
         let named = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
         let created = CreatedFolders(named.take_while(|path| !path.exists()).map(Path::to_owned).collect());

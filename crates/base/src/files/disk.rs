@@ -44,7 +44,7 @@ pub trait Disk: Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The file system itself.
+/// The disk of the machine: every operation is a call of the system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealDisk;
 

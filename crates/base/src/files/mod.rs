@@ -32,7 +32,7 @@ fn identity(metadata: &Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// The words for what is no regular file; `None` for one.
+/// Names what is not a regular file, such as `a FIFO`; `None` for a regular file.
 fn special(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     if kind.is_file() {
@@ -48,8 +48,8 @@ fn special(metadata: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// The words for what stands at `path` where that is no regular file. Links are not followed: one is `a link`. `None`
-/// also where nothing is there.
+/// Names what is at `path` if it is not a regular file, such as `a folder`. A link is not followed: it is `a link`. `None`
+/// for a regular file, and if nothing is there.
 pub fn obstacle(path: &Path) -> Option<&'static str> {
     let metadata = fs::symlink_metadata(path).ok()?;
     if metadata.is_symlink() { Some("a link") } else { special(&metadata) }
@@ -65,7 +65,7 @@ fn regular(metadata: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Opens a regular file that is an input of this process: nothing that the process writes may replace it.
+/// Opens a regular file as an input of this process. No output of the process may replace it.
 ///
 /// # Errors
 /// The system's, or `InvalidInput` or `IsADirectory` where the path leads to no regular file.
@@ -147,7 +147,7 @@ pub fn read_own_text(path: &Path, limit: u64) -> io::Result<String> {
     text(read_own(path, limit)?)
 }
 
-/// The text of a file of the system, such as one in `/proc`; `None` where it cannot be read.
+/// Reads a text file of the system, such as `/proc/meminfo`; `None` if it cannot be read.
 pub fn system(path: impl AsRef<Path>) -> Option<String> {
     read_own_text(path.as_ref(), SMALL).ok()
 }
@@ -213,7 +213,7 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     matches!((fs::metadata(one), fs::metadata(other)), (Ok(one), Ok(other)) if identity(&one) == identity(&other))
 }
 
-/// The input that is the same file as `metadata`'s, if there is one.
+/// The path of the input that is the same file on disk as `metadata` describes, if there is one.
 fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
     let path = inputs.as_ref()?.get(&identity(metadata))?;
@@ -221,7 +221,7 @@ fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     fs::metadata(path).is_ok_and(|now| identity(&now) == identity(metadata)).then(|| path.clone())
 }
 
-/// The path without links, `.` and `..`. Its last parts need not exist.
+/// Resolves links, `.` and `..` in a path whose last parts need not exist.
 ///
 /// # Errors
 /// The system's.

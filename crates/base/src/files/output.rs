@@ -11,12 +11,12 @@ use crate::{Error, Kind, Result};
 /// What happens to a file that exists already.
 #[derive(Debug, Clone, Copy)]
 pub enum Existing {
-    /// It stays: an error, whose hint names the flag that would replace it.
+    /// Refuses to write; the hint names the flag that replaces the file.
     Keep(&'static str),
-    /// It is replaced: the user gave the flag.
+    /// Replaces the file: the user gave the flag.
     Replace,
-    /// It is replaced if the function says that an earlier run of the same command wrote it. Otherwise it stays, and
-    /// the hint names the flag that would replace it, unless that is empty.
+    /// Replaces the file if the function returns true: an earlier run of the same command wrote it. Otherwise refuses,
+    /// and the hint names the flag that replaces it, unless that is empty.
     Ours(fn(&Path) -> bool, &'static str),
 }
 
@@ -33,7 +33,7 @@ impl Existing {
 /// # Errors
 /// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file
 /// in place of a folder.
-pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
+pub fn check_output_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
     let refuse = |why: &str| {
         let message = format!("cannot write {}: {why}", path.display());
         Err(Error::new(Kind::Io, message).hint("name a file that is new, or a regular one"))
@@ -88,9 +88,9 @@ impl OutputFile {
     /// Begins the file and creates its folder. `inputs` are files and folders that will be read.
     ///
     /// # Errors
-    /// Those of [`claim_file`]; [`Kind::Io`]: its folder cannot be written to.
+    /// Those of [`check_output_file`]; [`Kind::Io`]: its folder cannot be written to.
     pub fn create(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
-        let place = claim_file(target, existing, inputs)?;
+        let place = check_output_file(target, existing, inputs)?;
         temporary::sweep(&place);
         let file = AtomicFile::create(&place).map_err(|error| Error::io("write", target, &error))?;
         Ok(Self { file, target: target.to_owned(), existing, inputs: inputs.to_vec() })
@@ -120,7 +120,7 @@ impl OutputFile {
     /// As [`OutputFile::create`].
     pub fn publish(self) -> Result<()> {
         // What was read since is known by now, and others may have written meanwhile.
-        let place = claim_file(&self.target, self.existing, &self.inputs)?;
+        let place = check_output_file(&self.target, self.existing, &self.inputs)?;
         self.file.commit_as(&place).map_err(|error| Error::io("write", &self.target, &error))
     }
 }
@@ -139,7 +139,7 @@ impl Write for OutputFile {
 ///
 /// # Errors
 /// [`Kind::Config`], about `--output`.
-pub fn apart(output: &Path, inputs: &[PathBuf]) -> Result<()> {
+pub fn check_no_overlap(output: &Path, inputs: &[PathBuf]) -> Result<()> {
     let Ok(written) = real(output) else { return Ok(()) };
     for input in inputs {
         if real(input).is_ok_and(|input| written.starts_with(&input) || input.starts_with(&written)) {
@@ -154,14 +154,14 @@ pub fn apart(output: &Path, inputs: &[PathBuf]) -> Result<()> {
 /// it must be one that tunesmith wrote: `written` returns the names in its manifest, if it has one.
 ///
 /// # Errors
-/// As [`claim_file`].
-pub fn claim_folder(
+/// As [`check_output_file`].
+pub fn check_output_folder(
     path: &Path,
     overwrite: bool,
     inputs: &[PathBuf],
     written: impl FnOnce(&Path) -> Option<Vec<String>>,
 ) -> Result<()> {
-    apart(path, inputs)?;
+    check_no_overlap(path, inputs)?;
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => return Ok(()),
@@ -222,15 +222,15 @@ mod tests {
         let names = ["rows", "./rows", "folder/../rows", "link", "link-to-link", "hard", "folder/config.json"];
         for name in names.into_iter().chain(["alias/config.json", "alias/inner/../config.json"]) {
             for existing in [Existing::Replace, Existing::Keep("--overwrite"), Existing::Ours(|_| true, "")] {
-                let error = claim_file(&at(name), existing, &inputs).unwrap_err();
+                let error = check_output_file(&at(name), existing, &inputs).unwrap_err();
                 assert!(error.kind() == Kind::Config && error.message().contains("is an input"), "{name}: {error}");
             }
         }
         // What was read is an input without being named.
         super::super::open(&at("rows")).unwrap();
-        assert!(claim_file(&at("hard"), Existing::Replace, &[]).unwrap_err().message().contains("is an input"));
+        assert!(check_output_file(&at("hard"), Existing::Replace, &[]).unwrap_err().message().contains("is an input"));
         // A new file beside inputs replaces nothing.
-        assert_eq!(claim_file(&at("folder/new"), Existing::Keep("-f"), &inputs).unwrap(), at("folder/new"));
+        assert_eq!(check_output_file(&at("folder/new"), Existing::Keep("-f"), &inputs).unwrap(), at("folder/new"));
     }
 
     #[test]
@@ -241,17 +241,17 @@ mod tests {
         symlink(at("mine"), at("link")).unwrap();
         symlink(at("nothing"), at("dangling")).unwrap();
         symlink(at("circle"), at("circle")).unwrap();
-        let error = claim_file(&at("mine"), Existing::Keep("--force"), &[]).unwrap_err();
+        let error = check_output_file(&at("mine"), Existing::Keep("--force"), &[]).unwrap_err();
         assert!(error.kind() == Kind::Config && error.hint_text().unwrap().contains("--force"), "{error}");
-        assert!(claim_file(&at("mine"), Existing::Ours(|_| false, ""), &[]).is_err());
+        assert!(check_output_file(&at("mine"), Existing::Ours(|_| false, ""), &[]).is_err());
         let real = at("mine").canonicalize().unwrap();
-        assert_eq!(claim_file(&at("link"), Existing::Replace, &[]).unwrap(), real);
-        assert_eq!(claim_file(&at("mine"), Existing::Ours(|_| true, ""), &[]).unwrap(), real);
+        assert_eq!(check_output_file(&at("link"), Existing::Replace, &[]).unwrap(), real);
+        assert_eq!(check_output_file(&at("mine"), Existing::Ours(|_| true, ""), &[]).unwrap(), real);
         for name in ["dangling", "circle", ""] {
-            let error = claim_file(&at(name), Existing::Replace, &[]).unwrap_err();
+            let error = check_output_file(&at(name), Existing::Replace, &[]).unwrap_err();
             assert_eq!(error.kind(), Kind::Io, "{name}: {error}");
         }
-        assert_eq!(claim_file(Path::new("/dev/null"), Existing::Replace, &[]).unwrap_err().kind(), Kind::Io);
+        assert_eq!(check_output_file(Path::new("/dev/null"), Existing::Replace, &[]).unwrap_err().kind(), Kind::Io);
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
         symlink(at("base"), at("link")).unwrap();
         let reads = [at("base"), at("adapter-of-the-hub")];
         let claim = |name: &str, overwrite, written: Option<&str>| {
-            claim_folder(&at(name), overwrite, &reads, |_| written.map(|name| vec![name.to_owned()]))
+            check_output_folder(&at(name), overwrite, &reads, |_| written.map(|name| vec![name.to_owned()]))
         };
         for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
             let error = claim(output, true, Some("file")).expect_err(output);

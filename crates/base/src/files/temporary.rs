@@ -46,7 +46,7 @@ impl<'d> Temporary<'d> {
         }
     }
 
-    /// Its temporary path.
+    /// The path until [`Temporary::move_to`].
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -81,15 +81,16 @@ pub fn unnamed(target: &Path) -> io::Result<File> {
     file.file().try_clone()
 }
 
-/// A temporary folder that other code creates and removes. While this lives it is locked, and a signal removes it.
+/// Protects a temporary folder that other code creates and removes: while this lives, the folder is locked, and a signal
+/// removes it.
 #[derive(Debug)]
-pub struct Watched {
+pub struct TemporaryFolder {
     path: PathBuf,
     /// Without a lock the next process that writes the same may take it for left over.
     _lock: Option<File>,
 }
 
-impl Watched {
+impl TemporaryFolder {
     /// Locks the folder at `path`, where the file system can.
     pub fn new(path: PathBuf) -> Self {
         let lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
@@ -98,19 +99,19 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         ours().retain(|path| *path != self.path);
     }
 }
 
-/// Does `work`, such as two renames that belong together; a signal is answered before or after, not between.
-pub fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
+/// Does `work`, such as two renames that belong together. A signal is handled before or after it, not in between.
+pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     let _ours = ours();
     work()
 }
 
-/// A name beside `target` that nothing else of this process has.
+/// A name in the folder of `target` that this process has not used yet.
 fn fresh(target: &Path) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -135,8 +136,8 @@ fn remove(path: &Path) {
     let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }
 
-/// Removes all temporary files and folders of this process, which is about to end. Other threads that publish or drop
-/// one wait for ever from then on.
+/// Removes all temporary files and folders of this process, which is about to end. Threads that commit or drop one after
+/// this wait forever.
 pub fn abandon() {
     let mut ours = ours();
     ours.drain(..).for_each(|path| remove(&path));
@@ -146,7 +147,7 @@ pub fn abandon() {
 
 /// As [`abandon`], but does nothing where another thread holds the list: for a process whose memory or stack is used
 /// up, which must not wait.
-pub fn try_abandon() {
+pub(crate) fn try_abandon() {
     if let Ok(ours) = OURS.try_lock() {
         ours.iter().for_each(|path| remove(path));
         std::mem::forget(ours);
@@ -185,8 +186,7 @@ fn sweep_where(folder: &Path, is_wanted: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether no process, this one included, still holds a temporary file or folder. False where it cannot be opened or
-/// locked.
+/// Whether the process that made a temporary file or folder has ended. False if the file cannot be opened or locked.
 pub fn is_abandoned(path: &Path) -> bool {
     if ours().iter().any(|ours| ours == path) {
         return false;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::error::Kind;
 use crate::files::temporary;
 
-/// The system's allocator, counting.
+/// The system's allocator, which counts the bytes that are in use.
 #[derive(Debug)]
 struct Counting;
 

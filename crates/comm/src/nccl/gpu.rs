@@ -10,7 +10,7 @@ use tunesmith_base::error::{Error, Result};
 /// communicator must be finalized or aborted before.
 #[derive(Debug)]
 pub(super) struct Gpu {
-    /// `None` after an abort.
+    /// The NCCL communicator; `None` after an abort.
     pub comm: Option<ncclComm_t>,
     device: CUdevice,
     pub context: CUcontext,

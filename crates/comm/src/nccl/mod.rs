@@ -16,7 +16,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 use self::gpu::Gpu;
 use self::library::{Code, Functions, IN_PROGRESS, SUCCESS};
 use super::rendezvous::Rendezvous;
-use super::{Among, Collectives, LOST, Limits, World};
+use super::{Collectives, Group, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
 
 pub use self::library::LIBRARY_VARIABLE;
@@ -65,7 +65,7 @@ impl Nccl {
         Self::connect_as(rendezvous, world, ID, limits)
     }
 
-    /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
+    /// As a rank of `world`, whose first rank puts the NCCL id into the store under the key `group`.
     fn connect_as(rendezvous: Rendezvous, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let functions = Functions::load()?;
@@ -131,7 +131,7 @@ impl Nccl {
                 unsafe { (self.functions.abort)(comm) };
             }
             let waited = began.elapsed().as_secs_f64();
-            let cause = self.rendezvous.roll_call(operation);
+            let cause = self.rendezvous.find_failed(operation);
             let rank = self.rendezvous.world.rank;
             Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
         })
@@ -168,7 +168,7 @@ impl Nccl {
             // NCCL itself does not notice a process that has died on the same machine.
             if asked.elapsed() > GONE / 4 {
                 asked = Instant::now();
-                let gone = self.rendezvous.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
+                let gone = self.rendezvous.store.get(ID).map_err(|error| error.message().to_owned())?.gone;
                 let since = left.get_or_insert(asked);
                 if gone.is_empty() {
                     left = None;
@@ -310,14 +310,14 @@ impl Collectives for Nccl {
         self.gather("barrier", &mut vec![0; size], &parts)
     }
 
-    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+    fn new_group(&self, group: Group) -> Result<Box<dyn Collectives>> {
         let World { rank, local_rank, .. } = self.rendezvous.world;
-        let group = match who {
-            Among::All => format!("{ID} beside"),
-            Among::Machine => format!("{ID} of rank {}", rank - local_rank.min(rank)),
+        let key = match group {
+            Group::All => format!("{ID} of all"),
+            Group::Node => format!("{ID} of rank {}", rank - local_rank.min(rank)),
         };
-        let world = self.rendezvous.world.among(who);
-        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &group, self.limits)?))
+        let world = self.rendezvous.world.within(group);
+        Ok(Box::new(Self::connect_as(self.rendezvous.clone(), world, &key, self.limits)?))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Ranks that join, disagree, come late or never, over real sockets.
 use super::*;
 
-fn launch(rank: usize, size: usize, place: Place, token: &Token) -> Launch {
+fn launch(rank: usize, size: usize, endpoint: Endpoint, token: &Token) -> Launch {
     let world = World { rank, size, local_rank: rank, local_size: size };
-    Launch { launcher: "test", world, place, token: Some(token.clone()) }
+    Launch { launcher: "test", world, endpoint, token: Some(token.clone()) }
 }
 
 fn host() -> (Host, Token) {
@@ -11,8 +11,8 @@ fn host() -> (Host, Token) {
     (Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap(), token)
 }
 
-fn held(host: &Host) -> Place {
-    Place::Held(host.address().to_string())
+fn held(host: &Host) -> Endpoint {
+    Endpoint::Launcher(host.address().to_string())
 }
 
 /// What comes of ranks that come at the same time.
@@ -49,7 +49,7 @@ fn ranks_that_do_not_fit_together_all_hear_of_both_sides() {
         assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
     };
     // The world's size, whoever holds the rendezvous.
-    let place = Place::First(free());
+    let place = Endpoint::RankZero(free());
     let sizes = [(0, 2), (1, 3), (2, 3)];
     let launches = sizes.map(|(rank, size)| (launch(rank, size, place.clone(), &token), Facts::new()));
     both(launches.to_vec(), &["world size: ", "2 on rank 0", "3 on rank "]);
@@ -58,30 +58,30 @@ fn ranks_that_do_not_fit_together_all_hear_of_both_sides() {
     let launches = (0..3).map(|rank| (launch(rank, 3, held(&host), &held_token), facts(versions[rank])));
     both(launches.collect(), &["version: ", "1.0 on rank ", "2.0 on rank 2"]);
     // One that has been started twice.
-    let place = Place::First(free());
+    let place = Endpoint::RankZero(free());
     let launches = [0, 1, 1].map(|rank| (launch(rank, 3, place.clone(), &token), Facts::new()));
     both(launches.to_vec(), &["rank 1 connected twice: rank 1 (process "]);
     // Another token: the one that has it and those that wait for it.
     let other = Token::fresh().unwrap();
-    let place = Place::First(free());
+    let place = Endpoint::RankZero(free());
     let launches = [(0, &token), (1, &other), (2, &token)]
         .map(|(rank, token)| (launch(rank, 3, place.clone(), token), Facts::new()));
     both(launches.to_vec(), &["token", "rank 1"]);
 }
 
 #[test]
-fn a_roll_call_names_who_has_ended_and_who_is_silent() {
+fn a_failure_names_who_has_ended_and_who_is_silent() {
     let (_host, mut all) = rendezvous(3);
     let last = all.pop().unwrap();
     let second = all.pop().unwrap();
     let first = all.pop().unwrap();
-    let other = std::thread::spawn(move || second.roll_call("all_gather"));
-    assert_eq!(first.roll_call("all_gather"), "rank 2 did not answer");
+    let other = std::thread::spawn(move || second.find_failed("all_gather"));
+    assert_eq!(first.find_failed("all_gather"), "rank 2 did not answer");
     assert_eq!(other.join().unwrap(), "rank 2 did not answer");
     drop(last);
     let began = Instant::now();
-    assert_eq!(first.roll_call("all_gather"), "rank 2 ended");
-    assert!(began.elapsed() < ROLL_CALL);
+    assert_eq!(first.find_failed("all_gather"), "rank 2 ended");
+    assert!(began.elapsed() < FAILURE_REPORTS);
 }
 
 #[test]
@@ -91,14 +91,14 @@ fn the_first_of_a_machine_goes_first() {
     let through = std::thread::spawn(move || second.wait().is_ok());
     std::thread::sleep(Duration::from_millis(30));
     assert!(!through.is_finished());
-    first.open().unwrap();
+    first.release().unwrap();
     assert!(through.join().unwrap());
     assert_eq!(ranks(&[1, 2, 5]), "ranks 1, 2 and 5");
 }
 
 #[test]
 fn rank_0_holds_the_rendezvous_where_the_launcher_only_names_a_port() {
-    let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
+    let (token, place) = (Token::fresh().unwrap(), Endpoint::RankZero(free()));
     let launches = [1, 0].map(|rank| (launch(rank, 2, place.clone(), &token), Facts::new()));
     let ranks: Vec<Rendezvous> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
     ranks[1].store.set("x", b"y").unwrap();
@@ -113,12 +113,12 @@ fn a_rank_of_an_earlier_run_finds_a_complete_one_and_changes_nothing() {
     let late = Rendezvous::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(14));
     assert!(late.message().contains("all 2 ranks of its run are connected, including rank 1 (process"), "{late}");
-    assert!(all[0].as_ref().unwrap().store.roll().unwrap().1.is_empty(), "nobody has gone");
+    assert!(all[0].as_ref().unwrap().store.members().unwrap().1.is_empty(), "nobody has gone");
 }
 
 #[test]
 fn whoever_is_missing_is_named_when_the_time_is_over() {
-    let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
+    let (token, place) = (Token::fresh().unwrap(), Endpoint::RankZero(free()));
     for (rank, missing) in [(1, "rank 0 did not come within 6 s"), (0, "rank 1 did not connect to 127.0.0.1:")] {
         let told = std::cell::RefCell::new(Vec::new());
         let say = |text: &str| told.borrow_mut().push(text.to_owned());
@@ -136,7 +136,7 @@ fn whoever_is_missing_is_named_when_the_time_is_over() {
 #[test]
 fn who_holds_the_port_and_says_nothing_is_named_within_a_quarter_of_a_minute() {
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let place = Place::First(mute.local_addr().unwrap().to_string());
+    let place = Endpoint::RankZero(mute.local_addr().unwrap().to_string());
     let token = Token::fresh().unwrap();
     let began = Instant::now();
     let busy = Rendezvous::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();

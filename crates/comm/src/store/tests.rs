@@ -19,19 +19,19 @@ fn values_reach_the_others_and_the_dead_are_known() {
     let host = local(&token);
     let first = Store::connect(host.address(), &token, &claim(0)).unwrap();
     let second = Store::connect(host.address(), &token, &claim(1)).unwrap();
-    assert_eq!(first.look("name").unwrap(), Look { value: None, gone: vec![] });
+    assert_eq!(first.get("name").unwrap(), StoreReply { value: None, gone: vec![] });
     second.set("name", b"value").unwrap();
     second.set("empty", b"").unwrap();
     assert_eq!(first.wait("name", None).unwrap(), b"value");
     assert_eq!(first.wait("empty", None).unwrap(), b"");
-    assert_eq!(first.roll().unwrap(), (vec![0, 1], vec![]));
+    assert_eq!(first.members().unwrap(), (vec![0, 1], vec![]));
     let late = first.wait("never", Some(Duration::from_millis(20))).unwrap_err();
     assert!(late.message().starts_with("rank 0: waiting for `never`: nothing within"), "{late}");
     drop(second);
     assert_eq!(first.wait("never", None).unwrap_err().message(), "rank 0: waiting for `never`: rank 1 has ended");
     // Started again, it belongs to another run.
     let early = Store::connect(host.address(), &token, &claim(1)).unwrap_err();
-    assert!(matches!(early, Refused::Over(_)), "{early:?}");
+    assert!(matches!(early, ConnectError::RunEnded(_)), "{early:?}");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn who_does_not_know_the_token_gets_nothing() {
         let count = stream.read(&mut heard).unwrap();
         stream.write_all(&heard[..count]).unwrap();
     });
-    assert!(matches!(Store::connect(address, &token, &claim(0)), Err(Refused::Foreign(_))));
+    assert!(matches!(Store::connect(address, &token, &claim(0)), Err(ConnectError::Foreign(_))));
 }
 
 /// What a visitor that knows the token says, recorded.
@@ -84,7 +84,7 @@ fn a_greeting_that_is_said_again_opens_nothing() {
     let host = local(&token);
     let stream = TcpStream::connect(host.address()).unwrap();
     let mut recorded = Recorded { stream: &stream, said: Vec::new() };
-    assert!(matches!(greet(&mut recorded, &token, &claim(0)), Ok(Greeted::Answer(IN, _))));
+    assert!(matches!(handshake(&mut recorded, &token, &claim(0)), Ok(Handshake::Answer(IN, _))));
     // The same rank of another run of the same token would be welcome; a recording is not.
     for _ in 0..20 {
         let mut again = TcpStream::connect(host.address()).unwrap();
@@ -94,7 +94,7 @@ fn a_greeting_that_is_said_again_opens_nothing() {
         assert!(heard.len() <= 40, "the challenge and nothing else: {ended:?}, {} bytes", heard.len());
     }
     let second = Store::connect(host.address(), &token, &claim(1)).unwrap();
-    assert_eq!(second.roll().unwrap().0, [0, 1], "the run is as it was");
+    assert_eq!(second.members().unwrap().0, [0, 1], "the run is as it was");
 }
 
 #[test]
@@ -114,9 +114,9 @@ fn noise_neither_ends_the_host_nor_makes_it_take_memory() {
     frame.extend(0x7fff_ffffu32.to_le_bytes());
     stream.write_all(&frame).unwrap();
     drop(stream);
-    assert!(store.look("x").is_err(), "a length beyond the limit ends the connection");
+    assert!(store.get("x").is_err(), "a length beyond the limit ends the connection");
     // The host answers all the same.
-    assert!(matches!(Store::connect(host.address(), &token, &claim(0)), Err(Refused::Over(_))));
+    assert!(matches!(Store::connect(host.address(), &token, &claim(0)), Err(ConnectError::RunEnded(_))));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn who_listens_and_does_not_speak_the_protocol_is_told_from_who_is_away() {
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || act(&mut listener.accept().unwrap().0));
         match Store::connect(address, &token, &claim(1)) {
-            Err(Refused::Foreign(error)) => error.message().to_owned(),
+            Err(ConnectError::Foreign(error)) => error.message().to_owned(),
             other => panic!("{other:?}"),
         }
     };
@@ -137,5 +137,5 @@ fn who_listens_and_does_not_speak_the_protocol_is_told_from_who_is_away() {
     assert!(mute.contains("rank 1 (process") && mute.contains("sends nothing"), "{mute}");
     // Nobody: the port is closed again.
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert!(matches!(Store::connect(closed, &token, &claim(1)), Err(Refused::Unreachable(_))));
+    assert!(matches!(Store::connect(closed, &token, &claim(1)), Err(ConnectError::Unreachable(_))));
 }

@@ -58,7 +58,7 @@ fn events(xml: &str, take: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()
                 take(event)?;
             }
             Err(error) => {
-                return Err(Error::data(format!("malformed XML at byte {}: {error}", reader.error_position())));
+                return Err(Error::data(format!("malformed XML at byte {}", reader.error_position())).caused_by(error));
             }
         }
     }

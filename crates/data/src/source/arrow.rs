@@ -24,7 +24,7 @@ pub(super) const READ: Read = Read::Whole(read);
 fn read(path: &Path, mut file: File, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     let begin = check_messages(&mut file)
         .and_then(|begin| file.seek(SeekFrom::Start(begin)).map(|_| begin))
-        .map_err(|error| Error::data(format!("{}: malformed Arrow file: {error}", path.display())))?;
+        .map_err(|error| Error::data(format!("{}: malformed Arrow file", path.display())).caused_by(error))?;
     bytes.set(begin);
     let reader = BufReader::with_capacity(1 << 20, Counted { inner: file, bytes });
     let opened = isolated("reading the file", || StreamReader::try_new(reader, None));

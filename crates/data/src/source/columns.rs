@@ -16,12 +16,16 @@ use tunesmith_base::error::{Error, Result};
 pub(super) const ROWS: usize = 64;
 
 /// Adds the file and its format to an error of a library.
-pub(super) fn library<T, E: std::fmt::Display>(path: &Path, format: &str, outcome: Result<Result<T, E>>) -> Result<T> {
-    let malformed = |what: String| Error::data(format!("{}: malformed {format} file: {what}", path.display()));
+pub(super) fn library<T, E: std::error::Error + Send + Sync + 'static>(
+    path: &Path,
+    format: &str,
+    outcome: Result<Result<T, E>>,
+) -> Result<T> {
+    let malformed = format!("{}: malformed {format} file", path.display());
     match outcome {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(malformed(error.to_string())),
-        Err(panic) => Err(malformed(panic.message().to_owned())),
+        Ok(Err(error)) => Err(Error::data(malformed).caused_by(error)),
+        Err(panic) => Err(Error::data(format!("{malformed}: {}", panic.message()))),
     }
 }
 

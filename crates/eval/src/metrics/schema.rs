@@ -63,7 +63,7 @@ impl Schema {
         let text = tunesmith_base::files::read_text(path, tunesmith_base::files::SMALL)
             .map_err(|source| Error::io("read", path, &source).with_kind(tunesmith_base::Kind::Config))?;
         let root = serde_json::from_str(&text)
-            .map_err(|error| Error::config(format!("{}: not valid JSON: {error}", path.display())))?;
+            .map_err(|error| Error::config(format!("{}: not valid JSON", path.display())).caused_by(error))?;
         Self::new(root).map_err(|error| error.context(path.display()))
     }
 

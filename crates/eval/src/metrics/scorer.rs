@@ -43,7 +43,7 @@ impl Scorer {
         let mut child =
             Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(
                 |error| {
-                    Error::config(format!("eval.scorer: cannot start `{program}`: {error}"))
+                    Error::config(format!("eval.scorer: cannot start `{program}`"))
                         .hint("write the program and its arguments as a list: [python3, score.py]")
                         .unless_of_machine(program, &error)
                 },
@@ -100,7 +100,7 @@ impl Scorer {
         let line = match answer {
             Ok(Ok(line)) if line.is_empty() => return Err(fail(format!("it ended ({})", self.ended()))),
             Ok(Ok(line)) => line,
-            Ok(Err(error)) => return Err(fail(format!("its output cannot be read: {error}"))),
+            Ok(Err(error)) => return Err(fail("its output cannot be read".to_owned()).caused_by(error)),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(fail(format!("no answer within {:?} (eval.scorer_timeout)", self.timeout)));
             }

@@ -100,7 +100,7 @@ impl Format {
                 let tensor = Tensor::from_slice(values, values.len(), &Device::Cpu)?;
                 Ok::<_, candle_core::Error>(QTensor::quantize(&tensor, dtype)?.data()?.into_owned())
             };
-            data().map_err(|error| io::Error::other(error.to_string()))
+            data().map_err(io::Error::other)
         };
         match self {
             Self::F32 => Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect()),

@@ -48,7 +48,8 @@ impl Vocabulary {
         let text = tunesmith_base::files::read_text(&path, tunesmith_data::MAX_TOKENIZER)
             .map_err(|source| Error::io("read", &path, &source).with_kind(tunesmith_base::Kind::Data))?;
         let fail = |message: String| Error::data(format!("{}: {message}", path.display()));
-        let json: Json = serde_json::from_str(&text).map_err(|error| fail(format!("not valid JSON: {error}")))?;
+        let json: Json =
+            serde_json::from_str(&text).map_err(|error| fail("not valid JSON".to_owned()).caused_by(error))?;
         let model = &json["model"];
         if model["type"].as_str().is_some_and(|kind| kind != "BPE") || !model["vocab"].is_object() {
             return Err(fail(format!("a tokenizer of type {}, expected BPE", model["type"]))

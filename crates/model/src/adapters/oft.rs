@@ -161,7 +161,7 @@ struct Memory {
 }
 
 impl Footprint for Memory {
-    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (pool::Act, Vec<pool::Act>) {
+    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (pool::Activation, Vec<pool::Activation>) {
         Factors { inputs: true }.forward(pool, shape)
     }
 

@@ -123,7 +123,7 @@ impl WeightFiles {
             );
         }
         let state: State = serde_json::from_slice(&self.raw(name)?)
-            .map_err(|error| self.misfit(name, &format!("is not valid: {error}")))?;
+            .map_err(|error| self.misfit(name, "is not valid").caused_by(error))?;
         let sizes = state.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         if sizes.is_none_or(|sizes| sizes == 0) || !BLOCKS.contains(&state.blocksize) {
             let State { shape, blocksize, .. } = &state;
@@ -273,7 +273,10 @@ impl<'a> Parts<'a> {
                     nested_dtype: nested.map(|_| "float32".into()),
                     nested_offset: nested.map(|(_, offset)| f64::from(offset)),
                 };
-                python_json(&serde_json::to_string(&state).map_err(|error| fail(error.to_string()))?)
+                python_json(
+                    &serde_json::to_string(&state)
+                        .map_err(|error| fail("cannot be written as JSON".to_owned()).caused_by(error))?,
+                )
             }
             Quantized::Eight(_) => Vec::new(),
         };

@@ -145,7 +145,7 @@ pub(super) struct TensorInfo {
 pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> Result<Vec<(String, Entry)>> {
     let fail = |message: String| Error::model(format!("{}: {message}", path.display()));
     let truncated = || fail(format!("{len} bytes long, too short for a safetensors file"));
-    let read = |error: io::Error| fail(format!("the header cannot be read: {error}")).unless_of_machine(path, &error);
+    let read = |error: io::Error| fail("the header cannot be read".to_owned()).unless_of_machine(path, &error);
     let mut prefix = [0; 8];
     if len < 8 {
         return Err(truncated());
@@ -162,7 +162,7 @@ pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> 
     let mut text = vec![0; header_len as usize];
     file.read_exact_at(&mut text, 8).map_err(read)?;
     let pairs: Pairs<TensorInfo> =
-        serde_json::from_slice(&text).map_err(|error| fail(format!("the header is not valid: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| fail("the header is not valid".to_owned()).caused_by(error))?;
     let (start, data_len) = (8 + header_len, len - 8 - header_len);
     let mut entries = Vec::with_capacity(pairs.0.len());
     for (name, TensorInfo { dtype, shape, data_offsets: (begin, end) }) in pairs.0 {

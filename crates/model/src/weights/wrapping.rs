@@ -73,7 +73,7 @@ impl Wrapping {
     /// The file's or the writer's.
     pub fn write(&self, name: &str, numbers: Numbers<'_>, writer: &mut dyn Write) -> io::Result<()> {
         if let Numbers::Fetched(_, dtype) = numbers {
-            let (_, values) = self.others.read(name).map_err(|error| io::Error::other(error.to_string()))?;
+            let (_, values) = self.others.read(name).map_err(io::Error::other)?;
             return write_floats(writer, &values, dtype);
         }
         let entry = self.others.entries.get(name).ok_or(io::ErrorKind::NotFound)?;

@@ -18,7 +18,7 @@ pub struct Schedule {
 /// What a form knows of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Run {
-    /// The highest rate.
+    /// The highest rate: `train.learning_rate`.
     pub peak: f64,
     /// Warm-up: steps over which the rate rises, from 0 unless the form says otherwise.
     pub warmup: u64,
@@ -112,7 +112,7 @@ fn wave(cycles: f64, progress: f64) -> f64 {
     0.5 * (1.0 + (PI * cycles * 2.0 * progress).cos())
 }
 
-/// `num_cycles`, 0.5 unless given.
+/// Reads the argument `num_cycles`, 0.5 unless given.
 fn cycles(args: &mut Reader<'_>) -> Result<f64> {
     Ok(args.number("num_cycles", "a number above 0", |number| number > 0.0)?.unwrap_or(0.5))
 }

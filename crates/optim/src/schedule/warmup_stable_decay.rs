@@ -10,13 +10,13 @@ use tunesmith_config::arguments::Reader;
 /// `warmup_type`, `num_stable_steps`, `num_decay_steps`, `decay_type`, `min_lr_ratio` and `num_cycles`, in this order.
 #[derive(Debug)]
 pub(super) struct WarmupStableDecay {
-    /// How the rate rises.
+    /// The curve on which the rate rises.
     rise: Shape,
-    /// Steps at the peak.
+    /// Steps that the rate stays at the peak.
     stable: u64,
-    /// Steps of the fall.
+    /// Steps in which the rate falls.
     decay: u64,
-    /// How it falls.
+    /// The curve on which the rate falls.
     fall: Shape,
     /// The lowest rate as a share of the highest.
     floor: f64,

@@ -1,7 +1,7 @@
 //! The activations of a decoder block: takes them from the pools and gives them back in the order of `model::block`.
 use super::footprint::Input;
 use super::parts::{Extra, Linear, Mlp, MlpSaved, Modules, Moe, MoeSaved};
-use super::pool::{Act, Pool};
+use super::pool::{Activation, Pool};
 use tunesmith_config::arch::{Arch, NormPlacement, QkNorm};
 
 /// How a branch's output is added to the residual stream: as it is, times a factor, or after a norm.
@@ -40,31 +40,31 @@ pub(super) struct Block {
 
 #[derive(Debug)]
 struct AttentionSaved {
-    qkv: [Act; 3],
-    raw: Option<[(Act, Act); 2]>,
-    mixed: Act,
-    lse: Act,
+    qkv: [Activation; 3],
+    raw: Option<[(Activation, Activation); 2]>,
+    mixed: Activation,
+    lse: Activation,
     extra: Vec<Option<Extra>>,
 }
 
 #[derive(Debug)]
 enum FeedSaved {
     /// With the adapter's activations of `down`, and with the input of `down` where it is saved.
-    Dense(MlpSaved, Option<Extra>, Option<Act>),
+    Dense(MlpSaved, Option<Extra>, Option<Activation>),
     Sparse(MoeSaved),
 }
 
-type Raw = Option<(Act, Act)>;
+type Raw = Option<(Activation, Activation)>;
 
 #[derive(Debug)]
 pub(super) struct Saved {
     /// The normed inputs of both branches, where they are saved.
-    normed: [Option<Act>; 2],
-    rstd1: Option<Act>,
+    normed: [Option<Activation>; 2],
+    rstd1: Option<Activation>,
     attention: AttentionSaved,
     attention_raw: Raw,
-    x2: Act,
-    rstd2: Option<Act>,
+    x2: Activation,
+    rstd2: Option<Activation>,
     feed: FeedSaved,
     mlp_raw: Raw,
     o_extra: Option<Extra>,
@@ -73,9 +73,9 @@ pub(super) struct Saved {
 impl Saved {
     /// Applies `f`, such as [`Pool::narrow`], to each activation that may be saved in two bytes a number, in the
     /// engine's order.
-    pub(super) fn map(self, pools: &mut Pools, f: fn(&mut Pool, Act) -> Act) -> Self {
+    pub(super) fn map(self, pools: &mut Pools, f: fn(&mut Pool, Activation) -> Activation) -> Self {
         let Pools { main, own } = pools;
-        let mut g = |act: Act| f(main, act);
+        let mut g = |act: Activation| f(main, act);
         let normed = self.normed.map(|normed| normed.map(&mut g));
         let AttentionSaved { qkv, raw, mixed, lse, extra } = self.attention;
         let qkv = qkv.map(&mut g);
@@ -137,7 +137,7 @@ pub(super) struct How {
 }
 
 /// Returns the activation to save it where `whole`, else gives it back.
-fn keep(pool: &mut Pool, act: Option<Act>, whole: bool) -> Option<Act> {
+fn keep(pool: &mut Pool, act: Option<Activation>, whole: bool) -> Option<Activation> {
     if whole {
         return act;
     }
@@ -190,7 +190,7 @@ impl Block {
         }
     }
 
-    fn norm(pool: &mut Pool, features: u64, there: bool) -> (Option<Act>, Option<Act>) {
+    fn norm(pool: &mut Pool, features: u64, there: bool) -> (Option<Activation>, Option<Activation>) {
         there
             .then(|| {
                 let rstd = pool.take(1);
@@ -200,7 +200,7 @@ impl Block {
     }
 
     /// Adds a branch's output to the residual stream; a norm between saves its input.
-    fn join(&self, pool: &mut Pool, how: Join, y: Act) -> (Act, Raw) {
+    fn join(&self, pool: &mut Pool, how: Join, y: Activation) -> (Activation, Raw) {
         if how != Join::Normed {
             return (y, None);
         }
@@ -238,7 +238,7 @@ impl Block {
         AttentionSaved { qkv, raw, mixed, lse, extra }
     }
 
-    pub(super) fn forward(&self, pools: &mut Pools<'_>, how: How) -> (Act, Saved) {
+    pub(super) fn forward(&self, pools: &mut Pools<'_>, how: How) -> (Activation, Saved) {
         let (h, rstd1) = Self::norm(pools.main, self.hidden, self.attention_norm);
         let attention = self.attention(pools.main, how);
         let first = keep(pools.main, h, how.whole);
@@ -271,10 +271,10 @@ impl Block {
         &self,
         pools: &mut Pools<'_>,
         saved: Saved,
-        dy: Act,
+        dy: Activation,
         how: How,
         want_dx: bool,
-    ) -> Option<Act> {
+    ) -> Option<Activation> {
         let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra } = saved;
         let pool = &mut *pools.main;
         let dx2 = dy;
@@ -344,7 +344,7 @@ impl Block {
         dx
     }
 
-    fn backward_projections(&self, pool: &mut Pool, d: [Act; 3], how: How, want_dh: bool) -> Option<Act> {
+    fn backward_projections(&self, pool: &mut Pool, d: [Activation; 3], how: How, want_dh: bool) -> Option<Activation> {
         let mut input = Input::default();
         let dh = if let [fused] = &self.qkv[..] {
             let [mut dq, dk, dv] = d;

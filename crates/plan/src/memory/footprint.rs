@@ -2,7 +2,7 @@
 //! buffers from a pool and gives them back in the same order as the adapter's code in `model::adapters`.
 use std::fmt::Debug;
 
-use super::pool::{Act, LANES, Pool};
+use super::pool::{Activation, LANES, Pool};
 
 /// The sizes of a linear module, and what of it takes part in training.
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub struct Shape {
 
 /// A transposed copy of a module's input, which several gradients of weights use.
 #[derive(Debug, Default)]
-pub struct Input(Option<Act>);
+pub struct Input(Option<Activation>);
 
 impl Input {
     /// As [`Input::take`], but only where the module's weight is trained.
@@ -50,7 +50,7 @@ pub const fn padded(features: u64) -> u64 {
 /// The memory of one kind of adapter on a linear module.
 pub trait Footprint: Debug + Send + Sync {
     /// Walks the forward pass; returns the module's output, and the activations that are saved for the backward pass.
-    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Act, Vec<Act>);
+    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Activation, Vec<Activation>);
 
     /// Walks the backward pass: takes what the gradients need, and gives it back. `want_dx`: the input's gradient is
     /// needed.
@@ -80,7 +80,7 @@ pub struct LowRank {
 }
 
 impl Footprint for LowRank {
-    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Act, Vec<Act>) {
+    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Activation, Vec<Activation>) {
         let y = pool.take(shape.out);
         let low = pool.take(self.rank);
         let dropped = shape.dropout.then(|| pool.take(shape.inputs));
@@ -135,7 +135,7 @@ pub struct Factors {
 }
 
 impl Footprint for Factors {
-    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Act, Vec<Act>) {
+    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Activation, Vec<Activation>) {
         if self.inputs {
             let scaled = pool.take(shape.inputs);
             let y = pool.take(shape.out);

@@ -37,11 +37,11 @@ impl Storage {
     }
 
     /// Whether its numbers are dequantized before they are multiplied.
-    pub const fn is_quantized(self) -> bool {
+    pub(crate) const fn is_quantized(self) -> bool {
         matches!(self, Self::FourBit { .. } | Self::Int8)
     }
 
-    /// Its name in tables.
+    /// The name in tables, such as `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -68,7 +68,7 @@ pub struct Base {
     pub through_f32: bool,
 }
 
-/// What is trained.
+/// Names and sizes of the trained tensors.
 #[derive(Debug, Clone, Default)]
 pub struct Trained {
     /// How many values are trained in all.
@@ -112,13 +112,13 @@ pub enum Policy {
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
 pub struct Job<'a> {
-    /// The model's shape.
+    /// The architecture of the model.
     pub arch: &'a Arch,
     /// How its weights are stored.
     pub base: Base,
     /// What is trained: its own tensors, and adapters.
     pub trained: Trained,
-    /// The optimizer's bytes.
+    /// Bytes that the optimizer keeps and uses for a while.
     pub optimizer: OptimizerBytes,
     /// How many of the first blocks have [`Policy::Full`].
     pub full: usize,
@@ -132,7 +132,7 @@ pub struct Job<'a> {
     pub rounds_gradients: bool,
     /// Whether adapters apply dropout to their inputs.
     pub dropout: bool,
-    /// Threads of a rank.
+    /// Threads that a rank computes on.
     pub threads: usize,
     /// Bytes that the process holds beside all that: the tokenizer.
     pub companions: u64,
@@ -143,7 +143,7 @@ pub struct Job<'a> {
 /// The tokens that go through the model in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// Tokens of all rows.
+    /// Tokens of all rows together.
     pub tokens: u64,
     /// Tokens of the longest row.
     pub longest: u64,

@@ -53,7 +53,7 @@ pub enum Device {
 /// The most bytes that one rank holds, part by part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Breakdown {
-    /// Frozen weights.
+    /// Weights that are not trained, quantized or not.
     pub weights: u64,
     /// Trained values, and copies of them that last.
     pub trained: u64,
@@ -69,7 +69,7 @@ pub struct Breakdown {
     pub work: u64,
     /// A chunk of logits, and what the LM head computes with it.
     pub head: u64,
-    /// Scratch memory of attention.
+    /// Scratch memory of the attention kernels.
     pub attention: u64,
     /// Buffers of what travels between ranks, or between host and device.
     pub collectives: u64,

@@ -2,12 +2,12 @@
 //! back in the order of `model::{linear, mlp, moe}`.
 use super::Trained;
 use super::footprint::{Footprint, Input, Shape};
-use super::pool::{Act, LANES, Pool};
+use super::pool::{Activation, LANES, Pool};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tunesmith_config::arch::{Arch, LinearSpec};
 
-/// A linear module.
+/// A linear module, with an adapter if it has one.
 #[derive(Debug, Clone)]
 pub(super) struct Linear {
     shape: Shape,
@@ -18,10 +18,10 @@ pub(super) struct Linear {
 
 /// The activations that an adapter saves for its backward pass.
 #[derive(Debug)]
-pub(super) struct Extra(Vec<Act>);
+pub(super) struct Extra(Vec<Activation>);
 
 impl Extra {
-    pub(super) fn map(self, f: &mut impl FnMut(Act) -> Act) -> Self {
+    pub(super) fn map(self, f: &mut impl FnMut(Activation) -> Activation) -> Self {
         Self(self.0.into_iter().map(f).collect())
     }
 
@@ -32,7 +32,7 @@ impl Extra {
 
 impl Linear {
     /// The output, and what the adapter saves. `dropout`: the adapter applies dropout to its input.
-    pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Act, Option<Extra>) {
+    pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Activation, Option<Extra>) {
         let Some(adapter) = &self.adapter else { return (pool.take(self.shape.out), None) };
         let (y, kept) = adapter.forward(pool, &Shape { dropout, ..self.shape });
         (y, Some(Extra(kept)))
@@ -47,7 +47,7 @@ impl Linear {
     }
 }
 
-/// A gated MLP.
+/// A gated MLP: gate, up and down projections.
 #[derive(Debug, Clone)]
 pub(super) struct Mlp {
     pub(super) gate_up: Vec<Linear>,
@@ -57,13 +57,13 @@ pub(super) struct Mlp {
 
 #[derive(Debug)]
 pub(super) struct MlpSaved {
-    gate: Act,
-    up: Act,
+    gate: Activation,
+    up: Activation,
     extra: Vec<Option<Extra>>,
 }
 
 impl MlpSaved {
-    pub(super) fn map(self, f: &mut impl FnMut(Act) -> Act) -> Self {
+    pub(super) fn map(self, f: &mut impl FnMut(Activation) -> Activation) -> Self {
         let (gate, up) = (f(self.gate), f(self.up));
         Self { gate, up, extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect() }
     }
@@ -76,7 +76,7 @@ impl MlpSaved {
 
 impl Mlp {
     pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> MlpSaved {
-        let (mut outs, extra): (Vec<Act>, Vec<_>) =
+        let (mut outs, extra): (Vec<Activation>, Vec<_>) =
             self.gate_up.iter().map(|linear| linear.forward(pool, dropout)).unzip();
         if outs.len() == 1 {
             outs.extend([pool.take(self.inner), pool.take(self.inner)]);
@@ -89,7 +89,7 @@ impl Mlp {
 
     /// Walks back through `down` and the activation function; returns the gradient of the input of `down`, still in
     /// use.
-    pub(super) fn backward_down(&self, pool: &mut Pool, middle: Option<Act>, dropout: bool) -> Act {
+    pub(super) fn backward_down(&self, pool: &mut Pool, middle: Option<Activation>, dropout: bool) -> Activation {
         let middle = middle.unwrap_or_else(|| pool.take(self.inner));
         let d_middle = pool.take(self.inner);
         let mut input = Input::default();
@@ -100,7 +100,7 @@ impl Mlp {
     }
 
     /// Walks back through gate and up; returns the gradient of the MLP's input, of `hidden` features.
-    pub(super) fn backward_gate_up(&self, pool: &mut Pool, saved: MlpSaved, hidden: u64, dropout: bool) -> Act {
+    pub(super) fn backward_gate_up(&self, pool: &mut Pool, saved: MlpSaved, hidden: u64, dropout: bool) -> Activation {
         let (mut input, dh) = (Input::default(), pool.take(hidden));
         let MlpSaved { gate, up, extra } = saved;
         let acts = if let [fused] = &self.gate_up[..] {
@@ -119,7 +119,7 @@ impl Mlp {
     }
 }
 
-/// A mixture of experts.
+/// A mixture of experts with its router.
 #[derive(Debug, Clone)]
 pub(super) struct Moe {
     pub(super) count: u64,
@@ -139,7 +139,11 @@ pub(super) struct MoeSaved {
 
 impl MoeSaved {
     /// Applies `own` to activations of the experts' pool and `main` to the others, in the engine's order.
-    pub(super) fn map(self, own: &mut impl FnMut(Act) -> Act, main: &mut impl FnMut(Act) -> Act) -> Self {
+    pub(super) fn map(
+        self,
+        own: &mut impl FnMut(Activation) -> Activation,
+        main: &mut impl FnMut(Activation) -> Activation,
+    ) -> Self {
         let experts =
             self.experts.into_iter().map(|(saved, extra)| (saved.map(own), extra.map(|extra| extra.map(own))));
         Self {
@@ -180,7 +184,7 @@ impl Moe {
         self.use_of(tokens).0.div_ceil(LANES).next_power_of_two()
     }
 
-    fn one(mlp: &Mlp, pool: &mut Pool, dropout: bool) -> (Act, MlpSaved, Option<Extra>) {
+    fn one(mlp: &Mlp, pool: &mut Pool, dropout: bool) -> (Activation, MlpSaved, Option<Extra>) {
         let saved = mlp.forward(pool, dropout);
         let middle = pool.take(mlp.inner);
         let (y, extra) = mlp.down.forward(pool, dropout);
@@ -188,7 +192,13 @@ impl Moe {
         (y, saved, extra)
     }
 
-    pub(super) fn forward(&self, pool: &mut Pool, own: &mut Pool, tokens: u64, dropout: bool) -> (Act, MoeSaved) {
+    pub(super) fn forward(
+        &self,
+        pool: &mut Pool,
+        own: &mut Pool,
+        tokens: u64,
+        dropout: bool,
+    ) -> (Activation, MoeSaved) {
         let (logits, router) = self.router.forward(pool, dropout);
         pool.give(logits);
         let out = pool.take(self.hidden);
@@ -215,7 +225,7 @@ impl Moe {
         extra: Option<Extra>,
         hidden: u64,
         dropout: bool,
-    ) -> Act {
+    ) -> Activation {
         let d_middle = mlp.backward_down(pool, None, dropout);
         let dh = mlp.backward_gate_up(pool, saved, hidden, dropout);
         pool.give(d_middle);
@@ -225,7 +235,7 @@ impl Moe {
         dh
     }
 
-    pub(super) fn backward(&self, pool: &mut Pool, own: &mut Pool, saved: MoeSaved, dropout: bool) -> Act {
+    pub(super) fn backward(&self, pool: &mut Pool, own: &mut Pool, saved: MoeSaved, dropout: bool) -> Activation {
         let dh = pool.take(self.hidden);
         for (saved, extra) in saved.experts {
             let (dy, x) = (own.take(self.hidden), own.take(self.hidden));
@@ -287,7 +297,7 @@ impl<'a> Modules<'a> {
         self.sized(name, out, inputs, weight, bias)
     }
 
-    /// A dense MLP.
+    /// The dense MLP below `prefix`.
     pub(super) fn mlp(&self, prefix: &str) -> Mlp {
         let linear = |name: &str| self.linear(&format!("{prefix}.{name}"));
         let gate_up =

@@ -13,10 +13,10 @@ pub const fn buffer(numbers: u64) -> u64 {
     if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
 }
 
-/// An activation in use.
+/// A buffer of the pool that is in use.
 #[must_use = "what is taken is given back"]
 #[derive(Debug)]
-pub struct Act {
+pub struct Activation {
     /// Numbers of four bytes that a token takes.
     held: u64,
     /// Features of a token: twice as many as `held` where they are stored in two bytes each.
@@ -38,9 +38,9 @@ pub struct Pool {
 
 impl Pool {
     /// Takes an activation of so many features into use.
-    pub fn take(&mut self, features: u64) -> Act {
+    pub fn take(&mut self, features: u64) -> Activation {
         self.out(features);
-        Act { held: features, features, narrow: false }
+        Activation { held: features, features, narrow: false }
     }
 
     fn out(&mut self, held: u64) {
@@ -49,35 +49,35 @@ impl Pool {
         class.most = class.most.max(class.out);
     }
 
-    /// Gives an activation back.
+    /// Returns a buffer, which the next of its size reuses.
     #[allow(clippy::needless_pass_by_value)] // what is given back is gone
-    pub fn give(&mut self, act: Act) {
+    pub fn give(&mut self, act: Activation) {
         if let Some(class) = self.classes.get_mut(&act.held) {
             class.out -= 1;
         }
     }
 
-    /// Gives several activations back.
-    pub fn give_all(&mut self, acts: impl IntoIterator<Item = Act>) {
+    /// Returns several buffers.
+    pub fn give_all(&mut self, acts: impl IntoIterator<Item = Activation>) {
         acts.into_iter().for_each(|act| self.give(act));
     }
 
     /// Takes activations of so many features each, all at once, and gives them back.
     pub fn pass(&mut self, features: impl IntoIterator<Item = u64>) {
-        let acts: Vec<Act> = features.into_iter().map(|features| self.take(features)).collect();
+        let acts: Vec<Activation> = features.into_iter().map(|features| self.take(features)).collect();
         self.give_all(acts);
     }
 
     /// Replaces an activation by one of two bytes a number, in a buffer of half the size.
-    pub(super) fn narrow(&mut self, act: Act) -> Act {
-        let narrow = Act { held: act.features.div_ceil(2), features: act.features, narrow: true };
+    pub(super) fn narrow(&mut self, act: Activation) -> Activation {
+        let narrow = Activation { held: act.features.div_ceil(2), features: act.features, narrow: true };
         self.out(narrow.held);
         self.give(act);
         narrow
     }
 
     /// Replaces an activation of [`Pool::narrow`] by one of four bytes a number.
-    pub(super) fn widen(&mut self, act: Act) -> Act {
+    pub(super) fn widen(&mut self, act: Activation) -> Activation {
         if !act.narrow {
             return act;
         }

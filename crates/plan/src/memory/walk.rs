@@ -3,7 +3,7 @@
 //! backward pass.
 use super::block::{Block, Feed, How, Pools};
 use super::parts::{Modules, Moe};
-use super::pool::{Act, LANES, Layout, Pool};
+use super::pool::{Activation, LANES, Layout, Pool};
 use super::{Device, Job, Pass, Policy};
 
 /// The bytes of a walk's pools for one pass.
@@ -60,7 +60,7 @@ pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
     let mut owns = vec![Pool::default(); blocks.len()];
     // Rotary tables: cosines and sines of all tokens, and of the labelled ones.
     let halves = arch.ropes.iter().map(|rope| rope.rotary_dim as u64 / 2);
-    let tables: Vec<Act> = halves.flat_map(|half| [half; 4]).map(|half| main.take(half)).collect();
+    let tables: Vec<Activation> = halves.flat_map(|half| [half; 4]).map(|half| main.take(half)).collect();
     let mut x = main.take(hidden);
     let mut kept = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
@@ -154,7 +154,7 @@ impl Shape {
 }
 
 /// A gradient between blocks, which is rounded to float16 and back where [`Job::rounds_gradients`].
-fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
+fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Activation, hidden: u64) -> Activation {
     if job.rounds_gradients {
         main.pass([hidden.div_ceil(2), hidden]);
     }

@@ -18,7 +18,7 @@ pub struct Machine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
-    /// One rank.
+    /// One rank, which shares nothing.
     Single,
     /// A copy on each device of one process (`DataParallel`); the first device sums the gradients.
     Dp,
@@ -38,7 +38,7 @@ impl Strategy {
     /// All, in the order of the table.
     pub const ALL: [Self; 7] = [Self::Single, Self::Dp, Self::Ddp, Self::Zero1, Self::Zero2, Self::Zero3, Self::Fsdp];
 
-    /// As configurations write it.
+    /// The name in configurations, such as `zero2`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -75,7 +75,7 @@ impl Strategy {
 /// A strategy, and what it offloads to the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Way {
-    /// The strategy.
+    /// How ranks share the run.
     pub strategy: Strategy,
     /// The optimizer's state lies in the host's memory.
     pub offload_optimizer: bool,

@@ -19,16 +19,16 @@ const WORDS: usize = 1_000;
 pub struct Asked {
     /// Its name on the page.
     pub name: String,
-    /// Where it is.
+    /// The folder or name that the model was loaded from.
     pub origin: String,
-    /// Its scores.
+    /// Scores of the model's answers.
     pub scores: Vec<Score>,
 }
 
 /// A row with each model's answer.
 #[derive(Debug, Clone)]
 pub struct Answered {
-    /// The rendered prompt.
+    /// The prompt as the model saw it.
     pub prompt: String,
     /// What of it the user asked last.
     pub question: String,
@@ -38,12 +38,12 @@ pub struct Answered {
     pub answers: Vec<String>,
 }
 
-/// Everything on the page.
+/// What the page of `eval` shows.
 #[derive(Debug, Clone)]
 pub struct Page<'a> {
-    /// The run's name.
+    /// The title of the page.
     pub title: &'a str,
-    /// One or two models.
+    /// The models that answered: one, or two to compare.
     pub asked: &'a [Asked],
     /// Second less first, where there are two.
     pub differences: &'a [Difference],
@@ -57,7 +57,7 @@ pub struct Page<'a> {
     pub facts: &'a [(String, String)],
 }
 
-/// The page.
+/// Renders the page as HTML.
 pub fn render(page: &Page<'_>) -> String {
     let Page { title, asked, differences, pictures, count, rows, facts } = page;
     let rows = &rows[..rows.len().min(ROWS)];

@@ -18,13 +18,13 @@ const MAX_POINTS: usize = 480;
 /// One line or set of points of a chart.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// Shown in the legend.
+    /// The name in the legend.
     pub name: &'static str,
     /// The class in the style sheet, which decides the colour and weight.
     pub class: &'static str,
     /// `(x, y)` in order of x.
     pub points: Vec<(f64, f64)>,
-    /// Marks the points themselves.
+    /// Draws a dot at every point.
     pub dots: bool,
 }
 

@@ -14,10 +14,10 @@ const CELL: f64 = 64.0;
 const LEFT: f64 = 150.0;
 const TOP: f64 = 78.0;
 
-/// A confusion matrix.
+/// A confusion matrix with its labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confusion {
-    /// What was asked.
+    /// The rows that were classified, for the heading.
     pub title: String,
     /// The labels, in the order of their numbers.
     pub labels: Vec<String>,

@@ -31,7 +31,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// In words.
+    /// The words of the pill, such as `completed`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -80,11 +80,11 @@ pub fn whole_percent(part: usize, whole: usize) -> u64 {
 /// A configuration key as the run used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingRow {
-    /// Dotted name.
+    /// The dotted name, such as `train.learning_rate`.
     pub key: String,
-    /// The value, as JSON.
+    /// The value that the run used, as JSON.
     pub value: String,
-    /// Where it came from.
+    /// Where the value came from: a file and line, a flag, or `default`.
     pub source: String,
     /// Whether that is the built-in default.
     pub default: bool,
@@ -93,15 +93,15 @@ pub struct SettingRow {
 /// Everything that the page shows.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// The run's name.
+    /// The run's name, the title of the page.
     pub title: String,
     /// One line below it: model, mode, size.
     pub subtitle: String,
-    /// How it ended.
+    /// How the run ended.
     pub outcome: Outcome,
     /// The key figures: name, value, remark.
     pub cards: Vec<(String, String, String)>,
-    /// The lines of `metrics.jsonl`.
+    /// The lines of `metrics.jsonl`, for the curves.
     pub lines: Vec<Line>,
     /// Counts of the data set.
     pub data: Vec<(String, String)>,
@@ -113,15 +113,15 @@ pub struct Report {
     pub confusion: Option<Confusion>,
     /// The batch maths and learning-rate table.
     pub plan: Vec<(String, String)>,
-    /// The whole configuration.
+    /// Every configuration key, those at the default included.
     pub settings: Vec<SettingRow>,
-    /// Where it ran.
+    /// The machine that the run was on.
     pub machine: Machine,
     /// Wall time by phase, and file locations.
     pub facts: Vec<(String, String)>,
 }
 
-/// The whole page.
+/// Renders the page as HTML.
 pub fn render(report: &Report) -> String {
     let status = report.outcome.as_str();
     let title = escape(&report.title);

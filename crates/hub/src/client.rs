@@ -28,41 +28,41 @@ use super::settings::Settings;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// Who asks.
+/// The value of the header `User-Agent`.
 const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(20);
-/// Redirects in a row.
+/// The most redirects in a row that are followed.
 const REDIRECTS: usize = 10;
 /// The most of an answer that is read at once.
 const ANSWER_BYTES: u64 = 64 << 20;
 /// The most of a refusal's text that is read.
 const WORDS_BYTES: u64 = 64 << 10;
 
-pub(super) type Answer = Response<Body>;
+pub(super) type HubResponse = Response<Body>;
 
-/// A request.
+/// A request before it is sent, which can be sent again to where a redirect leads.
 #[derive(Clone)]
-pub(super) struct Ask<'a> {
+pub(super) struct HubRequest<'a> {
     method: Method,
     url: String,
     headers: HeaderMap,
-    load: Load<'a>,
+    load: RequestBody<'a>,
     follows: bool,
 }
 
-/// What a request carries.
+/// The bytes that a request sends.
 #[derive(Clone, Copy)]
-enum Load<'a> {
+enum RequestBody<'a> {
     Nothing,
     Bytes(&'a [u8]),
     /// A file of this size, which is read while it is sent.
     File(&'a Path, u64),
 }
 
-impl<'a> Ask<'a> {
+impl<'a> HubRequest<'a> {
     pub fn new(method: Method, url: impl Into<String>) -> Self {
-        Self { method, url: url.into(), headers: HeaderMap::new(), load: Load::Nothing, follows: true }
+        Self { method, url: url.into(), headers: HeaderMap::new(), load: RequestBody::Nothing, follows: true }
     }
 
     /// It does not go where redirects lead.
@@ -78,31 +78,31 @@ impl<'a> Ask<'a> {
     /// With a header that comes from elsewhere.
     pub fn with_foreign(mut self, name: &str, value: &str) -> Result<Self, Failure> {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
-            return Err(Failure::Odd("a header that cannot be sent".to_owned()));
+            return Err(Failure::InvalidAnswer("a header that cannot be sent".to_owned()));
         };
         self.headers.insert(name, value);
         Ok(self)
     }
 
     pub fn bytes(self, bytes: &'a [u8]) -> Self {
-        Self { load: Load::Bytes(bytes), ..self }
+        Self { load: RequestBody::Bytes(bytes), ..self }
     }
 
     pub fn file(self, path: &'a Path, size: u64) -> Self {
-        Self { load: Load::File(path, size), ..self }
+        Self { load: RequestBody::File(path, size), ..self }
     }
 
     /// The request that follows `answer`, where that is a redirect.
-    fn next(&self, answer: &Answer) -> Result<Option<Self>, Failure> {
+    fn next(&self, answer: &HubResponse) -> Result<Option<Self>, Failure> {
         let status = answer.status().as_u16();
         let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
             return Ok(None);
         };
-        let nowhere = || Failure::Odd("a redirect to no address".to_owned());
+        let nowhere = || Failure::InvalidAnswer("a redirect to no address".to_owned());
         let mut next = self.clone();
         next.url = joined(&self.url, location.as_bytes()).ok_or_else(nowhere)?;
         if status <= 303 && self.method != Method::GET && self.method != Method::HEAD {
-            (next.method, next.load) = (Method::GET, Load::Nothing);
+            (next.method, next.load) = (Method::GET, RequestBody::Nothing);
             next.headers.remove(CONTENT_TYPE);
         }
         if origin(&next.url).ok_or_else(nowhere)? != origin(&self.url).ok_or_else(nowhere)? {
@@ -113,7 +113,7 @@ impl<'a> Ask<'a> {
 }
 
 /// The way to the hub. Each thread has its own.
-pub(super) struct Wire<'a> {
+pub(super) struct HubClient<'a> {
     settings: &'a Settings,
     /// The hub's address, without a name and a password.
     endpoint: String,
@@ -122,7 +122,7 @@ pub(super) struct Wire<'a> {
     agents: RefCell<Vec<(bool, Option<Proxy>, Agent)>>,
 }
 
-impl<'a> Wire<'a> {
+impl<'a> HubClient<'a> {
     pub fn new(settings: &'a Settings) -> Self {
         let (endpoint, proxies) = (settings.shown_endpoint(), Proxies::from_env());
         Self { settings, endpoint, proxies, agents: RefCell::default() }
@@ -144,12 +144,12 @@ impl<'a> Wire<'a> {
             .with_token(self.settings.token.as_ref().map(|token| token.secret().to_owned()))
             .with_user_agent(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
             .build()
-            .map_err(|error| Failure::Odd(error.to_string()))?;
+            .map_err(|error| Failure::InvalidAnswer(error.to_string()))?;
         Ok(api.repo(hf_hub::Repo::with_revision(repo.id.clone(), kind, revision.to_owned())))
     }
 
     /// With the token, where the request goes to the hub; it is for nobody else.
-    pub fn signed<'b>(&self, mut ask: Ask<'b>) -> Ask<'b> {
+    pub fn signed<'b>(&self, mut ask: HubRequest<'b>) -> HubRequest<'b> {
         let is_at_home = ask.url.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
         if let Some(value) = self.authorization().filter(|_| is_at_home) {
             ask.headers.insert(AUTHORIZATION, value);
@@ -169,9 +169,12 @@ impl<'a> Wire<'a> {
     }
 
     /// The answer to a request that hf-hub built.
-    pub fn carry(&self, request: RequestBuilder<WithoutBody>) -> Result<Answer, Failure> {
+    pub fn carry(&self, request: RequestBuilder<WithoutBody>) -> Result<HubResponse, Failure> {
         let url = request.uri_ref().map(ToString::to_string).unwrap_or_default();
-        let ask = Ask { headers: request.headers_ref().cloned().unwrap_or_default(), ..Ask::new(Method::GET, url) };
+        let ask = HubRequest {
+            headers: request.headers_ref().cloned().unwrap_or_default(),
+            ..HubRequest::new(Method::GET, url)
+        };
         let agent = self.agent(&ask.url)?;
         let (config, times) = (agent.config(), agent.config().timeouts());
         let mut request = request
@@ -196,34 +199,34 @@ impl<'a> Wire<'a> {
     }
 
     /// The answer, whatever its status.
-    pub fn send(&self, ask: Ask) -> Result<Answer, Failure> {
+    pub fn send(&self, ask: HubRequest) -> Result<HubResponse, Failure> {
         let answer = self.once(&ask)?;
         if ask.follows { self.follow(ask, answer) } else { Ok(answer) }
     }
 
     /// Goes where redirects lead from the answer to `ask`.
-    fn follow(&self, mut ask: Ask, mut answer: Answer) -> Result<Answer, Failure> {
+    fn follow(&self, mut ask: HubRequest, mut answer: HubResponse) -> Result<HubResponse, Failure> {
         for _ in 0..REDIRECTS {
             let Some(next) = ask.next(&answer)? else { return Ok(answer) };
             drop(answer);
             answer = self.once(&next)?;
             ask = next;
         }
-        Err(Failure::Odd(format!("more than {REDIRECTS} redirects")))
+        Err(Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects")))
     }
 
-    fn once(&self, ask: &Ask) -> Result<Answer, Failure> {
+    fn once(&self, ask: &HubRequest) -> Result<HubResponse, Failure> {
         let agent = self.agent(&ask.url)?;
         let mut request = Request::builder().method(ask.method.clone()).uri(ask.url.as_str());
         for (name, value) in &ask.headers {
             request = request.header(name, value);
         }
         Ok(match ask.load {
-            Load::Nothing => agent.run(request.body(()).map_err(ureq::Error::from)?)?,
-            Load::Bytes(bytes) => agent.run(request.body(bytes).map_err(ureq::Error::from)?)?,
-            Load::File(path, size) => {
+            RequestBody::Nothing => agent.run(request.body(()).map_err(ureq::Error::from)?)?,
+            RequestBody::Bytes(bytes) => agent.run(request.body(bytes).map_err(ureq::Error::from)?)?,
+            RequestBody::File(path, size) => {
                 let file = files::open(path).map_err(|source| Error::io("read", path, &source))?;
-                let body = SendBody::from_owned_reader(Exactly { file, left: size });
+                let body = SendBody::from_owned_reader(SizedReader { file, left: size });
                 agent.run(request.header(CONTENT_LENGTH, size).body(body).map_err(ureq::Error::from)?)?
             }
         })
@@ -231,7 +234,8 @@ impl<'a> Wire<'a> {
 
     /// The client for an address.
     fn agent(&self, url: &str) -> Result<Agent, Failure> {
-        let (is_https, host, _) = origin(url).ok_or_else(|| Failure::Odd("an address that is none".to_owned()))?;
+        let (is_https, host, _) =
+            origin(url).ok_or_else(|| Failure::InvalidAnswer("an address that is none".to_owned()))?;
         let proxy = self.proxies.to(is_https, &host)?;
         let mut agents = self.agents.borrow_mut();
         if let Some((.., agent)) = agents.iter().find(|(tls, to, _)| *tls == is_https && *to == proxy) {
@@ -275,12 +279,12 @@ fn roots() -> Result<RootCerts> {
 }
 
 /// As many bytes of a file as were announced; an error where it has become shorter.
-struct Exactly {
+struct SizedReader {
     file: File,
     left: u64,
 }
 
-impl Read for Exactly {
+impl Read for SizedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let count = self.file.read(&mut buffer[..most])?;
@@ -293,18 +297,18 @@ impl Read for Exactly {
 }
 
 /// The answer, if it is one of success.
-pub(super) fn succeeded(answer: Answer) -> Result<Answer, Failure> {
+pub(super) fn succeeded(answer: HubResponse) -> Result<HubResponse, Failure> {
     if answer.status().is_success() { Ok(answer) } else { Err(Failure::Status(refused(answer))) }
 }
 
 /// What an answer of success says.
-pub(super) fn json<T: DeserializeOwned>(answer: Answer) -> Result<T, Failure> {
+pub(super) fn json<T: DeserializeOwned>(answer: HubResponse) -> Result<T, Failure> {
     let bytes = succeeded(answer)?.into_body().into_with_config().limit(ANSWER_BYTES).read_to_vec()?;
-    serde_json::from_slice(&bytes).map_err(|error| Failure::Odd(error.to_string()))
+    serde_json::from_slice(&bytes).map_err(|error| Failure::InvalidAnswer(error.to_string()))
 }
 
 /// The hub's words on why it refuses.
-pub(super) fn refused(answer: Answer) -> Refused {
+pub(super) fn refused(answer: HubResponse) -> Refused {
     let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
     let (code, mut words) = (header("x-error-code"), header("x-error-message"));
@@ -330,7 +334,7 @@ mod tests {
         std::fs::write(&path, "12345").unwrap();
         let read = |left: u64| {
             let mut text = String::new();
-            Exactly { file: files::open(&path).unwrap(), left }.read_to_string(&mut text).map(|_| text)
+            SizedReader { file: files::open(&path).unwrap(), left }.read_to_string(&mut text).map(|_| text)
         };
         assert_eq!(read(3).unwrap(), "123");
         assert_eq!(read(5).unwrap(), "12345");
@@ -367,9 +371,9 @@ mod tests {
             io::Write::write_all(&mut stream, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
             String::from_utf8(head).unwrap().to_lowercase()
         });
-        let ask = Ask::new(Method::PUT, format!("{}/file", settings.endpoint)).file(&path, BYTES as u64);
+        let ask = HubRequest::new(Method::PUT, format!("{}/file", settings.endpoint)).file(&path, BYTES as u64);
         let began = std::time::Instant::now();
-        assert_eq!(Wire::new(&settings).send(ask).unwrap().status(), 200);
+        assert_eq!(HubClient::new(&settings).send(ask).unwrap().status(), 200);
         assert!(began.elapsed() > silence);
         let head = server.join().unwrap();
         assert!(head.contains(&format!("content-length: {BYTES}")) && !head.contains("transfer-encoding"), "{head}");
