@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConfigArgs {
-    /// The configuration file, and KEY=VALUE words that override it
+    /// Read this YAML file, with KEY=VALUE words that override it
     ///
-    /// `train.batch_size=1` and `TRAIN_BATCH_SIZE=1` say the same, as a word or (the latter) as an environment variable.
-    /// The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.
+    /// An override is a word such as `train.batch_size=1` or `TRAIN_BATCH_SIZE=1`; the second form also works as an environment
+    /// variable. The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.
     #[arg(value_name = "CONFIG|KEY=VALUE")]
     pub words: Vec<String>,
 }
@@ -26,10 +26,10 @@ pub struct JobArgs {
     #[command(flatten)]
     #[allow(missing_docs, reason = "a documentation comment would be the help of the arguments below it")]
     pub config: ConfigArgs,
-    /// The model (`model.name`): a folder, or a name of the hub; with --data no configuration file is needed
+    /// Start from this model (`model.name`): a folder, or OWNER/NAME on the hub. With --data, no configuration file is needed
     #[arg(long, value_name = "DIR|OWNER/NAME")]
     pub model: Option<String>,
-    /// The training rows (`data.train_path`): a file or a pattern; may be given more than once
+    /// Train on these rows (`data.train_path`): a file, or a pattern such as 'rows/*.jsonl'; may be given more than once
     #[arg(long, value_name = "FILE")]
     pub data: Vec<String>,
 }

@@ -23,22 +23,22 @@ const BAR_WIDTH: usize = 40;
 /// What encloses supervised text where there are no colours.
 const PLAIN_MARKS: (&str, &str) = ("⟦", "⟧");
 
-/// Show what the data becomes: counts, lengths, and rows as the model sees them.
+/// Show the training data: counts, lengths, and rows as the model sees them
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
+    /// Show this many rows; text with loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
-    /// Write `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`, of every row: training, validation,
-    /// test; of a row of several renderings a line for each
+    /// Write every training, validation and test row as `{text, input_ids, labels}`, or `{text, input_ids, label}` for
+    /// classification and regression
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
-    /// Replace the file of --dump if it is there
+    /// Replace an existing --dump file
     #[arg(long, requires = "dump")]
     overwrite: bool,
-    /// Print the numbers as JSON
+    /// Print the counts as JSON
     #[arg(long)]
     json: bool,
 }

@@ -11,7 +11,7 @@ use crate::telemetry::machine::{Machine, free_disk};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Say what this machine has and lacks for training.
+/// Check this machine for training
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 

@@ -33,40 +33,40 @@ pub struct Args {
     config: ConfigArgs,
     #[command(flatten)]
     parts: PartsArgs,
-    /// A file for llama.cpp, its matrices in this type
+    /// Write a GGUF file for llama.cpp, with matrices of this type
     #[arg(long, value_name = "f16|q8_0|q4_0|f32", conflicts_with_all = ["hf", "peft"])]
     gguf: Option<String>,
-    /// A folder for Transformers, with a model card
+    /// Write a folder for Transformers, with a model card
     #[arg(long, conflicts_with = "peft")]
     hf: bool,
-    /// The adapter as a folder for PEFT, with a model card
+    /// Write the adapter as a folder for PEFT, with a model card
     #[arg(long)]
     peft: bool,
-    /// With --gguf: the adapter alone, for llama.cpp's --lora
+    /// With --gguf, write only the adapter, for llama.cpp's --lora
     #[arg(long, requires = "gguf")]
     adapter_only: bool,
-    /// The new folder or file; the name of a GGUF file gets `.gguf` where it lacks it
+    /// Write to this folder or file (default: in the run's output folder). A GGUF file's name gets the ending `.gguf`
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// With --hf: the dtype of the weights; `auto`: as the base has them
+    /// With --hf, write weights in this dtype; `auto` keeps the base's
     #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto", requires = "hf", conflicts_with_all = ["gguf", "peft"])]
     dtype: String,
-    /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
+    /// With --gguf, name the tokenizer's way of splitting text as llama.cpp does, if it is not recognised
     #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
-    /// The largest logit difference, relative to the largest logit, with which a merged model is accepted
+    /// Accept a merged model whose logits differ by at most this, relative to the largest logit
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
-    /// Replace the output if it is there
+    /// Replace an existing output
     #[arg(long)]
     overwrite: bool,
-    /// Send the result to this repository of the hub, which is made if it is not there, in one commit
+    /// Upload the result to this repository on the hub in one commit; a missing repository is created
     #[arg(long, value_name = "OWNER/NAME")]
     push: Option<String>,
-    /// With --push: show what would be sent, and send nothing
+    /// With --push, show what would be uploaded, and upload nothing
     #[arg(long, requires = "push")]
     dry_run: bool,
-    /// With --push: a repository that is made is private
+    /// With --push, create the repository as private
     #[arg(long, requires = "push")]
     private: bool,
 }
@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<()> {
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
-        write_peft(&target, &parts, &top, &tokenizer, (template.as_deref(), &card))?;
+        write_peft(&target, &parts, &top, &tokenizer, template.as_deref(), &card)?;
     } else {
         let model = match top {
             Some(top) => {
@@ -188,7 +188,8 @@ fn write_peft(
     parts: &Parts,
     top: &LoadedAdapter,
     tokenizer: &Path,
-    (template, card): (Option<&str>, &str),
+    template: Option<&str>,
+    card: &str,
 ) -> Result<()> {
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();

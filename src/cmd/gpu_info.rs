@@ -12,10 +12,10 @@ use crate::plan::table;
 use crate::telemetry::machine::{self, Machine};
 use crate::telemetry::nvidia::{LINKS, Nvidia};
 
-/// Show GPUs, driver and links, and the processor's cores, memory and measured rates.
+/// Show GPUs and their links, and the processor's cores, memory and speed
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Do not measure the processor's rates, which takes two seconds
+    /// Skip measuring the processor's speed, which takes two seconds
     #[arg(long)]
     no_measure: bool,
 }

@@ -32,15 +32,15 @@ impl From {
 /// What `import` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The YAML of Axolotl, LLaMA-Factory or SFT-Play
+    /// Convert this YAML file
     file: PathBuf,
-    /// Whose it is (else its keys tell)
+    /// Name the toolkit (default: recognised by the file's keys)
     #[arg(long)]
     from: Option<From>,
-    /// The file to write (else standard output)
+    /// Write the configuration to this file (default: standard output)
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long, requires = "out")]
     force: bool,
 }

@@ -27,20 +27,20 @@ use crate::words::{are, count};
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
-    /// The prompt; without it and without --in it is read from standard input
+    /// Answer this prompt (default: read it from standard input)
     #[arg(long, short, value_name = "TEXT", conflicts_with = "input")]
     prompt: Option<String>,
-    /// A file of prompts: JSON Lines as training rows, or with their answers left out; another file is a prompt a line
+    /// Answer the prompts of a file: training rows as JSON Lines, with or without answers, or one prompt per line
     #[arg(long = "in", value_name = "FILE", requires = "out")]
     input: Option<PathBuf>,
-    /// The file of answers: the rows of --in with `answer`, `end` and `answer_tokens`, of a classifier with `prediction` and
-    /// `probabilities` (a row's own field of such a name becomes `own_answer`); one that is there goes on
+    /// Write each row of --in to this file with `answer`, `end` and `answer_tokens`, or a classifier's `prediction` and
+    /// `probabilities`. A row's own `answer` becomes `own_answer`. An unfinished file is continued
     #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "prompt")]
     out: Option<PathBuf>,
-    /// Start the file of answers anew
+    /// Replace the --out file instead of continuing it
     #[arg(long, requires = "out")]
     overwrite: bool,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long, conflicts_with = "input")]
     json: bool,
 }

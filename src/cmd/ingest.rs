@@ -33,16 +33,16 @@ const NAMED: usize = 5;
 /// tokenizer counts the tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Documents and folders; also CONFIG=FILE and KEY=VALUE words
+    /// Read these documents and folders; also CONFIG=FILE and KEY=VALUE words
     #[arg(value_name = "PATH|KEY=VALUE", required = true)]
     words: Vec<String>,
-    /// The file for the rows
+    /// Write the rows to this file
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
-    /// Leave broken documents out, and name them in the report, instead of ending with the first
+    /// Skip broken documents and name them in the report (default: stop at the first)
     #[arg(long)]
     skip_broken: bool,
-    /// Replace the files whoever wrote them; those of an earlier `ingest` are replaced anyway, unless they were changed
+    /// Replace these files even if `ingest` did not write them, or they were changed since
     #[arg(long)]
     overwrite: bool,
     /// Print the report as JSON

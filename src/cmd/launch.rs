@@ -26,32 +26,31 @@ use crate::words::count;
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Ranks on this machine: a number, or `auto`: as `--gpu-ids`, `NUM_GPUS` or `num_processes` of Accelerate's file
-    /// say; 2 if none of these is set
+    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else 2
     #[arg(long, default_value = "auto")]
     nproc: String,
-    /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)
+    /// Train on this many machines, each of which runs this command (default: Accelerate's `num_machines`, else 1)
     #[arg(long)]
     nnodes: Option<usize>,
-    /// This machine's number, from 0 (`machine_rank` of Accelerate's file, else 0)
+    /// Number this machine, from 0 (default: Accelerate's `machine_rank`, else 0)
     #[arg(long)]
     node_rank: Option<usize>,
-    /// The first machine's name or address
+    /// Meet at this machine: the name or address of the one with --node-rank 0
     #[arg(long)]
     master_addr: Option<String>,
-    /// The port on it where the ranks meet (on one machine a free one is found)
+    /// Meet at this port (default on one machine: any free port)
     #[arg(long)]
     master_port: Option<u16>,
-    /// Seconds that an operation between ranks may take (`train.ddp_timeout`)
+    /// Give up after an operation between ranks takes this many seconds (`train.ddp_timeout`)
     #[arg(long)]
     timeout: Option<f64>,
-    /// How often a run whose rank is lost starts again from its newest checkpoint
+    /// Restart from the newest checkpoint this many times after a rank is lost
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
-    /// The GPUs to use, such as 0,1: a rank each (this version computes on the CPU; NCCL between ranks uses them)
+    /// Start a rank for each of these GPUs, such as 0,1 (this version computes on the CPU; only NCCL uses them)
     #[arg(long, value_delimiter = ',')]
     gpu_ids: Vec<usize>,
-    /// What each rank runs: `train CONFIG …`
+    /// Run this command on every rank: `train CONFIG …`
     #[arg(last = true, required = true, value_name = "train CONFIG")]
     command: Vec<String>,
 }

@@ -28,26 +28,26 @@ pub struct Args {
     config: ConfigArgs,
     #[command(flatten)]
     parts: PartsArgs,
-    /// The new folder (with a configuration: `merged` in its output folder)
+    /// Write the model to this folder (default: `merged` in the run's output folder)
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// The dtype of the new weights; `auto`: as the base has them
+    /// Write weights in this dtype; `auto` keeps the base's
     #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
     dtype: String,
-    /// Write the matrices of linear layers in 4 or 8 bits, as bitsandbytes stores them, and say what that loses;
-    /// `model.double_quant` and `model.quantization_skip_modules` as in the configuration or in training
+    /// Quantize linear layers to 4 or 8 bits as bitsandbytes does, and report the loss. `model.double_quant` and
+    /// `model.quantization_skip_modules` apply
     #[arg(long, value_name = "nf4|fp4|int8", conflicts_with = "adapter_only")]
     requantize: Option<String>,
-    /// The most GB of a file of weights
+    /// Split weights into files of at most this many GB
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
-    /// The largest difference of a logit, in float32 and by the largest logit, with which the result is accepted
+    /// Accept a result whose logits differ by at most this, relative to the largest logit
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE)]
     max_difference: f32,
-    /// Write the blend of several adapters as an adapter, and merge nothing
+    /// Write the blend of several adapters as an adapter, without merging it
     #[arg(long)]
     adapter_only: bool,
-    /// Replace the output folder if it is there
+    /// Replace an existing output folder
     #[arg(long)]
     overwrite: bool,
 }

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 /// What `models` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A model folder to describe instead of the list
+    /// Describe this model folder instead of listing families
     dir: Option<PathBuf>,
-    /// Print the list as docs/models.md has it
+    /// Print the list as Markdown, as in docs/models.md
     #[arg(long, conflicts_with = "dir")]
     docs: bool,
 }

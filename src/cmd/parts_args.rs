@@ -21,29 +21,29 @@ use crate::train::output;
 /// What is put together: a base, adapters below, and the adapter on top or several that are blended.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PartsArgs {
-    /// The base model: a folder, or a name of the hub
+    /// Use this base model: a folder, or OWNER/NAME on the hub (default: the configuration's)
     #[arg(long, value_name = "DIR|NAME")]
     pub base: Option<String>,
-    /// The adapter: a folder, or a name of the hub. May be given more than once: they are blended by --weights
+    /// Use this adapter: a folder, or OWNER/NAME on the hub (default: the configuration's run). Several are blended by --weights
     #[arg(long, value_name = "DIR|NAME")]
     pub adapter: Vec<PathBuf>,
-    /// An adapter that lies below (tuning.adapters of its training); may be given more than once, the lowest first
+    /// Merge this adapter into the base first (`tuning.adapters` of the training); may be given more than once, the lowest first
     #[arg(long, value_name = "DIR")]
     pub below: Vec<PathBuf>,
-    /// The weights of several adapters, such as 0.7,0.3 (one each; the default is 1 for all)
+    /// Weight several adapters, such as 0.7,0.3 (default: 1 each)
     #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub weights: Vec<f64>,
-    /// How several adapters are blended, as in PEFT's `add_weighted_adapter`; `cat` is exactly the sum of their updates
+    /// Blend several adapters as PEFT's `add_weighted_adapter` does; `cat` is exactly the sum of their updates
     #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
     pub combine: String,
-    /// The share of values that ties, dare and `magnitude_prune` keep
+    /// Keep this share of values with `ties`, `dare_*` and `magnitude_prune`
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub density: f64,
-    /// The seed of dare's choice
+    /// Seed the random choice of `dare_*`
     #[arg(long, value_name = "SEED", default_value_t = 42)]
     pub seed: u64,
-    /// Accept that this field of the adapter's backend.json differs; `quantization`: the base as it is stored, whatever it was
-    /// held in while the adapter was trained. May be given more than once
+    /// Accept that this field of the adapter's backend.json differs; `quantization` takes the base as it is stored, whatever its
+    /// form in training. May be given more than once
     #[arg(long, value_name = "FIELD")]
     pub allow: Vec<String>,
 }

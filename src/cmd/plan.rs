@@ -20,29 +20,30 @@ use crate::train::autobatch::choose_batch::Asked;
 use crate::words::count;
 use std::path::{Path, PathBuf};
 
-/// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+/// Predict the memory and time of a run
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The model instead of the configuration's: a folder, a config.json, or a name of the hub; its weights are not needed
+    /// Plan for this model: a folder, a config.json, or OWNER/NAME on the hub; its weights are not needed (default: the
+    /// configuration's)
     #[arg(long, value_name = "DIR|FILE|OWNER/NAME")]
     model: Option<String>,
-    /// Ranks, a device each
+    /// Plan for this many ranks, with one device each (default: 1)
     #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     gpus: Option<u64>,
-    /// Memory of each rank, such as 24GiB (default on the CPU: this machine's, shared evenly)
+    /// Give each rank this much memory, such as 24GiB (default on the CPU: an even share of this machine's)
     #[arg(long, value_name = "SIZE")]
     vram: Option<String>,
-    /// Where ranks compute: cpu or gpu (default: gpu where --gpus or --vram is given)
+    /// Plan for this kind of device (default: `gpu` with --gpus or --vram, else `cpu`)
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
-    /// The speed of a rank in TFLOP/s (default on the CPU: what `tunesmith bench` measured here last)
+    /// Assume this speed of a rank in TFLOP/s (default on the CPU: as last measured by `tunesmith bench`)
     #[arg(long)]
     tflops: Option<f64>,
     #[command(flatten)]
     scaling: scaling::ScalingArgs,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -119,7 +120,7 @@ fn report(args: &Args) -> Result<Report> {
     }
     let scaling = match speed(args, &predictor, &machine) {
         _ if !args.scaling.scaling => None,
-        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, (machine.device, speed))?),
+        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)?),
         None => {
             return Err(Error::config("--scaling: how fast is a rank?").hint(
                 "give --tflops, the speed that training reaches on one, or on the CPU run `tunesmith bench` once",

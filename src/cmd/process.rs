@@ -24,16 +24,17 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// The file for the training rows
+    /// Write the training rows to this file
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
-    /// Put this text at the beginning of every chat's system message
+    /// Begin every chat's system message with this text
     #[arg(long, value_name = "TEXT")]
     style: Option<String>,
-    /// Write each row as the model sees it: `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`
+    /// Write each row as the model sees it: `{text, input_ids, labels}`, or `{text, input_ids, label}` for classification and
+    /// regression
     #[arg(long, conflicts_with = "style")]
     render: bool,
-    /// Replace the files whoever wrote them; those of an earlier `process` are replaced anyway, unless they were changed
+    /// Replace these files even if `process` did not write them, or they were changed since
     #[arg(long)]
     overwrite: bool,
     /// Print the report as JSON
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
-        written.extend(write(&data, &config, part, args, (existing, &inputs), &bar)?);
+        written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);
     }
     let (mut files, mut digests) = (serde_json::Map::new(), serde_json::Map::new());
     for written in written {
@@ -102,7 +103,8 @@ fn write(
     config: &Config,
     part: RowPart,
     args: &Args,
-    (existing, inputs): (Existing, &[PathBuf]),
+    existing: Existing,
+    inputs: &[PathBuf],
     bar: &Bar,
 ) -> Result<Option<AtomicLines>> {
     let split = match part {

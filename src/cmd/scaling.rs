@@ -15,16 +15,17 @@ use crate::plan::strategies::{Batch, Strategy};
 /// The flags of the model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ScalingArgs {
-    /// Show how fast 1 to 1,024 ranks are (needs a speed: --tflops, or on the CPU `tunesmith bench`)
+    /// Predict the speed of 1 to 1,024 ranks (needs --tflops, or `tunesmith bench` on the CPU)
     #[arg(long)]
     pub scaling: bool,
-    /// Gigabytes a second between ranks of a machine, one way (default: 300 for GPUs as NVLink 4 gives them, 2 on the CPU)
+    /// Assume this one-way bandwidth between ranks of a machine, in GB/s (default: 300 for GPUs, which is NVLink 4; 2 on the CPU)
     #[arg(long, value_name = "GB/s", requires = "scaling")]
     inside: Option<f64>,
-    /// Gigabytes a second of each rank to other machines (default: 45 for GPUs, as 400 Gb/s InfiniBand a GPU; 1.1 on the CPU, 10 Gb/s)
+    /// Assume this bandwidth of a rank to other machines, in GB/s (default: 45 for GPUs, which is 400 Gb/s InfiniBand; 1.1 on the
+    /// CPU)
     #[arg(long, value_name = "GB/s", requires = "scaling")]
     between: Option<f64>,
-    /// Ranks of a machine (default: 8 GPUs; 1 on the CPU)
+    /// Assume this many ranks in a machine (default: 8 GPUs; 1 on the CPU)
     #[arg(long, value_name = "N", requires = "scaling", value_parser = clap::value_parser!(u64).range(1..=1024))]
     per_machine: Option<u64>,
 }
@@ -42,7 +43,7 @@ pub struct Report {
     estimates: Vec<Estimate>,
 }
 
-/// The estimates for what `predictor` trains with batches like `batch`, on devices of `speed` operations a second.
+/// The estimates for what `predictor` trains with batches like `batch`, on devices of `speed` FLOP/s each.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: a bandwidth that is none.
@@ -51,7 +52,8 @@ pub fn report(
     config: &Config,
     predictor: &Predictor<'_>,
     batch: &Batch,
-    (device, speed): (Device, f64),
+    device: Device,
+    speed: f64,
 ) -> Result<Report> {
     let gpu = device == Device::Gpu;
     let bandwidth = |given: Option<f64>, name: &str, default: f64| match given {

@@ -11,25 +11,25 @@ use crate::plan::platform::{self, Engine, Host, Layout};
 use crate::telemetry::machine;
 use crate::words::count;
 
-/// Write a configuration of Accelerate for this machine
+/// Write an Accelerate configuration for this machine
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The file to write
+    /// Write to this file
     #[arg(long, default_value = "configs/accelerate/default.yaml", value_name = "FILE")]
     out: PathBuf,
-    /// Ask nothing, also in a terminal
+    /// Use the defaults without asking
     #[arg(long)]
     yes: bool,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     overwrite: bool,
-    /// Ranks on this machine
+    /// Start this many ranks on this machine (default: by its cores)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     num_processes: Option<u64>,
-    /// `ddp`, `zero1`, `zero2`, `zero3` or `fsdp`
+    /// Share the model among ranks in this way (default: `ddp`)
     #[arg(long, value_parser = STRATEGIES)]
     strategy: Option<String>,
-    /// `no`, `bf16` or `fp16`
+    /// Compute in this precision (default: `no`)
     #[arg(long, value_parser = PRECISIONS)]
     mixed_precision: Option<String>,
 }

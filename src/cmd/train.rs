@@ -14,18 +14,17 @@ use crate::train::signals::Stop;
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// Go on from a checkpoint: without a value from the newest good one of the output directory; DIR is a checkpoint's
-    /// folder, or a run's file `best` or `latest`
+    /// Resume from a checkpoint: the newest intact one of the output folder (default), a checkpoint's folder, or a run's file
+    /// `best` or `latest`
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
-    /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
-    /// than once; a refusal names the keys)
+    /// Resume although this setting differs from the checkpoint's, such as `train.learning_rate`; may be given more than once
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
-    /// Start over in an output directory that holds an earlier run: its files are removed before step 1
+    /// Start over in the output folder of an earlier run: its files are removed before step 1
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// The GPUs to use: `tunesmith launch --gpu-ids 0,1 -- train CONFIG` starts a rank for each
+    /// Choose GPUs; several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`
     #[arg(long, value_delimiter = ',', value_name = "N,N")]
     gpu_ids: Vec<usize>,
 }

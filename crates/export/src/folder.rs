@@ -127,7 +127,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
                 1 => folder::WEIGHTS_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
             };
-            let tensors = write_shard(staging, &name, (merged, wrapping), (shard, form), &mut written)?;
+            let tensors = write_shard(staging, &name, merged, wrapping, shard, form, &mut written)?;
             map.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
         }
         if count > 1 {
@@ -157,8 +157,10 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
 fn write_shard(
     staging: &mut Staging<'_>,
     name: &str,
-    (merged, wrapping): (&Merged, Option<&Wrapping>),
-    (shard, form): (&[Planned], &Form<'_>),
+    merged: &Merged,
+    wrapping: Option<&Wrapping>,
+    shard: &[Planned],
+    form: &Form<'_>,
     written: &mut Written,
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));

@@ -64,7 +64,7 @@ pub struct Difference {
 
 impl Difference {
     /// From the scores of both, and the second less the first of each replicate.
-    fn of(name: String, (first, second): (f64, f64), mut replicates: Vec<f64>, confidence: f64) -> Self {
+    fn of(name: String, first: f64, second: f64, mut replicates: Vec<f64>, confidence: f64) -> Self {
         replicates.retain(|by| by.is_finite());
         let share =
             |is: fn(&f64) -> bool| replicates.iter().filter(|by| is(by)).count() as f64 / replicates.len() as f64;
@@ -286,8 +286,8 @@ impl Metrics {
                 let score = |sums: &[f64]| measure.scores(sums, false)[index];
                 let pairs = first.scores(score).into_iter().zip(second.scores(score));
                 let replicates = pairs.map(|(first, second)| second - first).collect();
-                let both = (score(&first.all), score(&second.all));
-                differences.push(Difference::of(name, both, replicates, self.confidence));
+                let (first, second) = (score(&first.all), score(&second.all));
+                differences.push(Difference::of(name, first, second, replicates, self.confidence));
             }
         }
         differences

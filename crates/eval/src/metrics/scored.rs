@@ -133,7 +133,7 @@ impl Scored {
         let (before, after) = (self.replicates(bootstrap, &found), other.replicates(bootstrap, &others));
         let difference = |(index, name): (usize, String)| {
             let pairs = before.iter().zip(&after).map(|(before, after)| after[index] - before[index]);
-            Difference::of(name, (first[index], second[index]), pairs.collect(), bootstrap.confidence)
+            Difference::of(name, first[index], second[index], pairs.collect(), bootstrap.confidence)
         };
         names(&self.head).into_iter().enumerate().map(difference).collect()
     }
