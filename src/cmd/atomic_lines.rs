@@ -21,12 +21,10 @@ impl AtomicLines {
         Ok(Self { file: staged::Staged::output(target, existing, inputs)?, lines: 0 })
     }
 
-    /// The temporary path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The final path.
     pub fn target(&self) -> &Path {
         self.file.target()
     }

@@ -18,7 +18,6 @@ use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// What `bench` takes.
 #[derive(Debug, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
@@ -79,7 +78,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Ranks, predicted and measured.
 fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(lines).map_err(|error| Error::config(error.to_string()))?;

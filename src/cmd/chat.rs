@@ -17,7 +17,6 @@ use crate::files::output::{Existing, claim_file};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
-/// What `chat` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -34,7 +33,6 @@ const HELP: &str = "\
 /quit          leave (also Ctrl-D); Ctrl-C ends an answer
 ";
 
-/// A conversation under way.
 struct Chat {
     session: ModelSession,
     system: Option<String>,
@@ -45,7 +43,6 @@ struct Chat {
     colour: bool,
 }
 
-/// What follows a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     On,

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::hub::{Hub, Part, Place, Settings, Watch};
 use crate::plan::{human_bytes, human_seconds};
 
-/// The arguments of `tunesmith download`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Download this repository, OWNER/NAME (also as the word MODEL=OWNER/NAME or the environment variable MODEL)

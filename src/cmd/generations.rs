@@ -17,11 +17,8 @@ use crate::words::are;
 /// The kind of answer in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A text.
     Answer,
-    /// A label.
     Label,
-    /// A number.
     Number,
 }
 
@@ -85,7 +82,6 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// None.
     pub const NONE: Self = Self { rows: 0, form: None };
 
     /// How many rows `out` has already; half a line at its end is cut off.

@@ -22,7 +22,6 @@ pub(super) fn guarded(work: impl FnOnce() -> ExitCode + Send + 'static) -> ExitC
     run(move || ops::par::within(work).unwrap_or_else(fail)).unwrap_or_else(fail)
 }
 
-/// Shows an error.
 #[allow(clippy::needless_pass_by_value, reason = "the end of an error's way")]
 fn fail(error: Error) -> ExitCode {
     terminal::print_error(&error);

@@ -29,7 +29,6 @@ impl From {
     }
 }
 
-/// What `import` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Convert this YAML file

@@ -22,7 +22,6 @@ use crate::files;
 use crate::files::output::{Existing, claim_file};
 use crate::words::{are, count};
 
-/// What `infer` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -71,11 +70,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Shows an answer while it grows.
 pub(super) struct Shower<'a> {
-    /// How tokens become text.
     pub session: &'a ModelSession,
-    /// Whether to print.
     pub shown: bool,
-    /// Whether to stop.
     pub stop: &'a AtomicBool,
     stream: TextStream,
     printed: usize,

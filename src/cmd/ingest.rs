@@ -224,7 +224,6 @@ fn report(out: &Path, found: &Found, documents: &[Document], counted: bool, left
     })
 }
 
-/// The report for people.
 fn readable(report: &Value) -> String {
     let number = |value: &Value| grouped(value.as_u64().unwrap_or_default());
     let mut text = String::new();

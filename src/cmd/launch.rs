@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGTERM;
 
-use super::devices::{self, Asked, Started};
+use super::devices::{self, RankRequest, Started};
 use super::paste::{AGAIN, own_again};
 use super::rank_processes::{Rank, Reports, outcome, pass_on};
 use super::terminal;
@@ -23,7 +23,6 @@ use crate::error::{Error, Kind, Result};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
-/// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else 2
@@ -134,7 +133,7 @@ impl Job {
         let master_port = args.master_port.or(file.main_port.map(|(port, _)| port));
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let listed = file.gpu_ids.map(|(ids, _)| ids).unwrap_or_default();
-        let asked = Asked {
+        let request = RankRequest {
             nproc: &args.nproc,
             gpu_ids: &args.gpu_ids,
             num_gpus,
@@ -143,7 +142,7 @@ impl Job {
             file_gpu_ids: &listed,
             cores,
         };
-        let Started { ranks: nproc, note, visible } = devices::ranks(&asked, devices::gpus())?;
+        let Started { ranks: nproc, note, visible } = devices::ranks(&request, devices::gpus())?;
         if node_rank >= nnodes {
             let message = format!("launch: --node-rank {node_rank} of --nnodes {nnodes}");
             return Err(Error::config(message).hint("machines are numbered from 0"));

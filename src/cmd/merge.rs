@@ -146,7 +146,6 @@ fn coding(word: &str, opened: &Opened) -> Result<Coding> {
 
 /// A merge that was found to be right.
 pub struct Checked {
-    /// The model to write.
     pub model: Merged,
     /// Logits of the adapter at work, on the sample rows.
     pub logits: Vec<f32>,

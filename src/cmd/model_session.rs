@@ -49,13 +49,10 @@ pub struct AskArgs {
 
 /// An opened model with all that a generation needs.
 pub struct ModelSession {
-    /// The model.
     pub model: Model,
-    /// The configuration.
     pub config: Config,
     /// The model's path or name, for messages.
     pub what: String,
-    /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Its chat template; `None` with `--raw`, or if it has none.
     pub template: Option<ChatTemplate>,

@@ -7,9 +7,8 @@ use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// What `models` takes.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// Describe this model folder instead of listing families
     dir: Option<PathBuf>,
     /// Print the list as Markdown, as in docs/models.md
@@ -21,7 +20,7 @@ pub struct Args {
 ///
 /// # Errors
 /// A folder that holds no supported model.
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     match &args.dir {
         Some(dir) => print(&describe(&Arch::from_dir(dir)?)),
         None if args.docs => print_exact(&format!("{}\n{}", table(), wrappers())),

@@ -48,7 +48,6 @@ pub struct PartsArgs {
     pub allow: Vec<String>,
 }
 
-/// What [`PartsArgs`] came to.
 pub struct Opened {
     /// The base and the adapters below.
     pub parts: Parts,

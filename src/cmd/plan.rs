@@ -279,7 +279,6 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     .collect()
 }
 
-/// State by optimizer.
 fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
     let mut states = Vec::new();

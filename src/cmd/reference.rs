@@ -11,7 +11,6 @@ Every subcommand, argument, and flag, as `tunesmith COMMAND --help` says it. [Co
 output files, signals.
 ";
 
-/// The reference as Markdown.
 pub fn markdown(program: &Command) -> String {
     let mut out = String::from(INTRODUCTION);
     for command in program.get_subcommands().filter(|command| command.get_name() != "help") {

@@ -32,10 +32,8 @@ pub struct ScalingArgs {
 
 /// The worlds of the table.
 const WORLDS: [u64; 9] = [1, 2, 3, 4, 8, 16, 64, 256, 1024];
-/// Its strategies.
 const STRATEGIES: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp];
 
-/// What is shown.
 #[derive(Debug, Serialize)]
 pub struct Report {
     fabric: Fabric,
@@ -95,7 +93,6 @@ pub fn report(
     Ok(Report { fabric, work, estimates })
 }
 
-/// As text.
 pub fn show(report: &Report) -> String {
     let Report { fabric, work, estimates } = report;
     let giga = |bytes: f64| format!("{:.2}", bytes / 1e9);

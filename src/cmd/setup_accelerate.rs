@@ -37,7 +37,6 @@ pub struct Args {
 const STRATEGIES: [&str; 5] = ["ddp", "zero1", "zero2", "zero3", "fsdp"];
 const PRECISIONS: [&str; 3] = ["no", "bf16", "fp16"];
 
-/// What the file says.
 struct Answers {
     processes: u64,
     strategy: String,
@@ -112,7 +111,6 @@ fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String
     }
 }
 
-/// The file's text.
 fn file(host: &Host, answers: &Answers) -> String {
     let Answers { processes, strategy, precision } = answers;
     let cards: Vec<&str> = host.cards.iter().map(|card| card.name.as_str()).collect();

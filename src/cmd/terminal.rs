@@ -8,15 +8,10 @@ use unicode_width::UnicodeWidthChar;
 /// Ways to set a piece of text apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// What is wrong.
     Red,
-    /// What is right.
     Green,
-    /// What to look at.
     Yellow,
-    /// Names.
     Bold,
-    /// What matters less.
     Dim,
     /// What is done of a bar.
     Cyan,

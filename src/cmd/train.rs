@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::train::run::{self, Options};
 use crate::train::signals::Stop;
 
-/// The arguments of `tunesmith train`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -3,14 +3,14 @@
 use super::sample::penalise;
 use tunesmith_model::{Logits, TextCache};
 
-/// How beams are kept.
+/// Settings of a beam search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Beams {
-    /// How many.
+    /// Beams that run side by side (`num_beams`).
     pub count: usize,
     /// The exponent of the length that a finished answer's log-probability is divided by: above 0 favours long ones.
     pub length_penalty: f64,
-    /// When the search ends.
+    /// Whether the search may end before its beams reach the longest answer.
     pub early_stopping: EarlyStopping,
 }
 
@@ -25,7 +25,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// A continuation that may go on.
+/// A beam that has not ended.
 #[derive(Debug)]
 struct Running {
     tokens: Vec<u32>,
@@ -42,19 +42,19 @@ struct Finished {
 /// Takes a candidate out of the running; large enough that nothing else counts, as in Transformers.
 const OUT: f32 = -1.0e9;
 
-/// What a search asks of the world around it.
+/// What ends and scores the candidates of a search.
 pub struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// How many ids end an answer.
     pub stop_ids: usize,
-    /// The longest answer.
+    /// The most tokens of an answer.
     pub max_new: usize,
-    /// The penalty on repetition.
+    /// Repetition penalty; 1 does nothing.
     pub penalty: f32,
 }
 
-/// A search: the beams' tokens, in the order of the caches that belong to them.
+/// The beams of one text, in the order of their caches.
 #[derive(Debug)]
 pub struct Search {
     how: Beams,
@@ -64,7 +64,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Before the first token: one beam, that of the prompt.
+    /// Starts with one empty beam, that of the prompt.
     pub fn new(how: Beams) -> Self {
         let empty = Finished { tokens: Vec::new(), score: OUT, done: false };
         let running = vec![Running { tokens: Vec::new(), score: 0.0 }];
@@ -158,7 +158,6 @@ impl Search {
     }
 }
 
-/// Logarithms of the probabilities.
 fn log_softmax(mut logits: Vec<f32>) -> Vec<f32> {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - top).exp()).sum();
@@ -169,7 +168,7 @@ fn log_softmax(mut logits: Vec<f32>) -> Vec<f32> {
     logits
 }
 
-/// The so many candidates with the highest scores, highest first, those of earlier beams and lower ids before their equals.
+/// The `count` candidates with the highest scores, highest first. Of equal scores, earlier beams and lower ids come first.
 fn largest(mut candidates: Vec<(f32, usize, u32)>, count: usize) -> Vec<(f32, usize, u32)> {
     let order = |a: &(f32, usize, u32), b: &(f32, usize, u32)| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2)));
     if candidates.len() > count {
@@ -180,7 +179,7 @@ fn largest(mut candidates: Vec<(f32, usize, u32)>, count: usize) -> Vec<(f32, us
     candidates
 }
 
-/// The places of the so many highest scores, highest first.
+/// The indices of the `count` highest scores, highest first.
 fn ranked(scores: impl Iterator<Item = f32>, count: usize) -> Vec<usize> {
     let scores: Vec<f32> = scores.collect();
     let mut order: Vec<usize> = (0..scores.len()).collect();

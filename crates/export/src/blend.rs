@@ -18,7 +18,7 @@ use tunesmith_model::adapters::{Rank, names, parameters};
 use tunesmith_model::targets::Placement;
 use tunesmith_ops::dropout::key;
 
-/// How adapters are blended.
+/// Ways of blending, named as in PEFT's `add_weighted_adapter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// The weighted sum of the A's, and of the B's.
@@ -38,7 +38,7 @@ pub enum Method {
 /// What else a blend is made by.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// How.
+    /// The way of blending.
     pub method: Method,
     /// A weight for each adapter.
     pub weights: Vec<f64>,

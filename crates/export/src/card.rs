@@ -2,10 +2,10 @@
 //! metadata that the Hugging Face Hub reads.
 use std::fmt::Write as _;
 
-/// What a card says.
+/// The content of a model card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {
-    /// The model's name.
+    /// Heads the card.
     pub name: String,
     /// The base model, as the adapter or the configuration names it.
     pub base: String,
@@ -34,7 +34,7 @@ fn quoted(text: &str) -> String {
 }
 
 impl Card {
-    /// The text of `README.md`.
+    /// Renders `README.md`: a YAML header, then Markdown.
     pub fn render(&self) -> String {
         let Self { name, base, adapter, scored, data, settings, results, usage } = self;
         let mut out = String::from("---\n");

@@ -18,17 +18,17 @@ use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, wr
 /// How the folder is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Form<'a> {
-    /// The dtype of its numbers (`None`: each tensor as the base has it).
+    /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
     pub dtype: Option<Dtype>,
-    /// The most bytes of a file, if more than one tensor is in it.
+    /// The most bytes of a file that holds more than one tensor.
     pub shard_bytes: u64,
-    /// Where the tokenizer's files are: the adapter's folder, or the base's.
+    /// The folder with the tokenizer's files: the adapter's, or the base's.
     pub tokenizer: &'a Path,
-    /// The text of a chat template that takes the place of the tokenizer's.
+    /// Replaces the tokenizer's chat template.
     pub template: Option<&'a str>,
-    /// `README.md`.
+    /// The text of `README.md` (model card).
     pub card: Option<&'a str>,
-    /// Which matrices are written in codes, and how; those of no linear layer keep their dtype.
+    /// Quantizes linear layers; other tensors keep their dtype.
     pub coding: Option<&'a Coding>,
 }
 
@@ -41,12 +41,12 @@ enum Planned {
     Beside(String, Vec<usize>, Numbers<'static>),
 }
 
-/// What a folder has come to.
+/// The size of a written folder, and the error of its quantization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Written {
-    /// The bytes of its tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
-    /// What coding has changed; zero where nothing is coded.
+    /// All zero without quantization.
     pub loss: Loss,
 }
 
@@ -139,7 +139,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
     Ok(written)
 }
 
-/// The values of a tensor, all of which are finite in `dtype`.
+/// Checks that all values of a tensor are finite in `dtype`, and returns them.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`], naming the tensor.
@@ -153,7 +153,7 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
     .hint("write another dtype, such as bfloat16"))
 }
 
-/// Writes a file of tensors; returns their names. Its coded matrices are held meanwhile, all else is made one at a time.
+/// Writes one file of tensors and returns their names. Quantized matrices of the file are in memory together, others one at a time.
 fn write_shard(
     staging: &mut Staging<'_>,
     name: &str,

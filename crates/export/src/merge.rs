@@ -20,15 +20,15 @@ use tunesmith_ops::dropout::key;
 /// A base model, adapters that are merged into it in memory, and the adapter on top of them.
 #[derive(Debug)]
 pub struct Parts {
-    /// The base model's folder.
+    /// The folder of the base model.
     pub base: PathBuf,
     /// Its shape, with room for the top adapter's new tokens.
     pub arch: Arch,
-    /// Its weights.
+    /// The base model's tensors.
     pub weights: WeightFiles,
     /// Adapters below the top one (`tuning.adapters`).
     pub below: Stack,
-    /// Their fingerprints.
+    /// Fingerprints of the adapters below, lowest first.
     below_hashes: Vec<String>,
 }
 
@@ -167,7 +167,7 @@ pub struct Merged {
     pub base: PathBuf,
     /// The shape, with new tokens.
     pub arch: Arch,
-    /// The base's weights.
+    /// The base model's tensors, before the merge.
     pub weights: WeightFiles,
     stack: Stack,
 }
@@ -223,9 +223,9 @@ pub fn plain_model(dir: &Path) -> Result<Model> {
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 
-/// Rows of a sample.
+/// Rows in [`sample_logits`].
 const ROWS: usize = 4;
-/// Tokens of a row.
+/// Tokens per row in [`sample_logits`].
 const TOKENS: usize = 32;
 /// Positions of a row whose logits are compared: the last ones.
 const POSITIONS: usize = 8;
@@ -252,17 +252,17 @@ pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
 /// How far two models' logits are apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
-    /// The largest difference of a logit.
+    /// The largest absolute difference of a logit.
     pub largest: f32,
-    /// The largest logit.
+    /// The largest absolute logit of the first model.
     pub scale: f32,
-    /// Positions at which both find the same token most probable.
+    /// Positions where both models have the same most probable token.
     pub agreeing: usize,
-    /// Positions compared.
+    /// Number of positions compared.
     pub positions: usize,
 }
 
-/// Compares logits `[positions, vocabulary]`.
+/// Compares two models' logits, both `[positions, vocabulary]`.
 pub fn compare(left: &[f32], right: &[f32], vocabulary: usize) -> Comparison {
     let top = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at);
     let pairs = || left.chunks(vocabulary).zip(right.chunks(vocabulary));

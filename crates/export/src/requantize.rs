@@ -18,14 +18,14 @@ pub struct Coding {
     matrices: BTreeSet<String>,
 }
 
-/// What coding has changed.
+/// The error that quantization adds to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Loss {
-    /// Matrices that were coded.
+    /// Number of quantized matrices.
     pub matrices: usize,
     /// The largest difference of a number from what its code means.
     pub largest: f32,
-    /// The largest number.
+    /// The largest absolute weight before quantization.
     pub scale: f32,
     sum: f64,
     count: u64,
@@ -58,7 +58,7 @@ impl Coding {
         Ok(Self { matrices: quantize::matrices(arch, &held.skip)?, held })
     }
 
-    /// How, in words.
+    /// The format in words, for messages.
     pub fn describe(&self) -> String {
         self.held.how.describe()
     }

@@ -38,7 +38,6 @@ impl Choice {
     }
 }
 
-/// A model to evaluate.
 pub(super) struct Candidate {
     /// Its name in the results: `base`, `tuned`, or the folder's name; the whole path if two names are equal.
     pub name: String,

@@ -17,7 +17,7 @@ use super::Row;
 /// The longest line that is read.
 const LINE_BYTES: u64 = 1 << 20;
 
-/// The running command.
+/// A running scorer; dropping it ends the command.
 #[derive(Debug)]
 pub struct Scorer {
     name: String,

@@ -4,7 +4,7 @@ use super::container::{Header, Value};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, Gguf, NormPlacement, RopeScaling, TensorSpec};
 
-/// A family in llama.cpp.
+/// A model family as llama.cpp knows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout(Gguf);
 
@@ -25,7 +25,7 @@ impl Layout {
         self.0.name
     }
 
-    /// The sizes.
+    /// Writes the sizes of the model to the header.
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) {
         let mut put = |key: &str, value: Value| header.own(key, value);
         put("block_count", Value::count(arch.num_hidden_layers));

@@ -26,9 +26,9 @@ pub use vocabulary::Vocabulary;
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// IEEE single.
+    /// 32-bit floats, unquantized.
     F32,
-    /// IEEE half.
+    /// 16-bit IEEE floats.
     F16,
     /// Blocks of 32 numbers: bytes with a scale.
     Q8_0,
@@ -111,7 +111,7 @@ impl Format {
     }
 }
 
-/// Numbers of a block.
+/// Values in a quantization block.
 const BLOCK: usize = 32;
 
 /// Writes a model; returns the bytes of the file.
@@ -153,7 +153,7 @@ pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: 
 
 /// Where a tensor's values come from.
 enum Source {
-    /// They are here.
+    /// Already in memory.
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
     Merged(Vec<TensorSpec>),
