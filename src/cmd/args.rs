@@ -130,10 +130,10 @@ fn no_file() -> Error {
 /// The error where a folder stands in the place of a configuration: a run's, a model's, or any.
 fn is_folder(folder: &str, command: &str) -> Error {
     let path = Path::new(folder);
-    let error = Error::config(format!("{folder} is a folder, and a configuration file is expected"));
+    let error = Error::config(format!("{folder} is a folder, but a configuration file is expected"));
     let resolved = path.join("config.resolved.yaml");
     if resolved.is_file() {
-        return error.hint(format!("a run's is in it: `tunesmith {command} {}`", quoted(&resolved.to_string_lossy())));
+        return error.hint(format!("name the run's configuration: `tunesmith {command} {}`", quoted(&resolved.to_string_lossy())));
     }
     let call = without_file(command, folder, "rows.jsonl").filter(|_| path.join("config.json").is_file());
     error.hint(match call {
@@ -232,7 +232,7 @@ impl ConfigArgs {
         }
         match files[..] {
             [file] if is_rows(Path::new(file)) => {
-                let (command, error) = (typed(), format!("{file}: these are rows, and a configuration is expected"));
+                let (command, error) = (typed(), format!("{file}: these are rows, but a configuration is expected"));
                 let call = without_file(&command, "DIR", file);
                 let call = call.unwrap_or_else(|| format!("tunesmith train --model DIR --data {}", quoted(file)));
                 Err(Error::config(error).hint(format!("without a configuration: `{call}`")))

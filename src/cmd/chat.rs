@@ -24,11 +24,11 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-/help          this
-/reset         forget the conversation
-/system TEXT   what the system's turn says from here on; without a text none; forgets the conversation
-/base          ask the base model, without the adapter; the conversation stays
-/tuned         ask the model with the adapter again
+/help          list the commands
+/reset         start a new conversation
+/system TEXT   start a new conversation with this system message; without TEXT, with none
+/base          use the base model without the adapter; keep the conversation
+/tuned         use the adapter again; keep the conversation
 /save FILE     append the conversation to a JSON Lines file, as a training row
 /quit          leave (also Ctrl-D); Ctrl-C ends an answer
 ";
@@ -68,8 +68,8 @@ pub fn run(args: &Args) -> Result<()> {
         signal == signal_hook::consts::SIGINT && requests.is_first()
     })?;
     let colour = stdout_colour();
-    let sides = if session.has_adapter() { "; /base asks the base model" } else { "" };
-    print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
+    let sides = if session.has_adapter() { "; /base switches to the base model" } else { "" };
+    print_text(&format!("{}\n/help lists the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
     let mut chat = Chat {
         session,
         system: args.ask.system.clone(),
@@ -123,14 +123,14 @@ impl Chat {
                 self.system = (!rest.is_empty()).then(|| rest.to_owned());
                 self.forget();
                 print_text(if rest.is_empty() {
-                    "no system turn\n"
+                    "no system message\n"
                 } else {
-                    "a new conversation with that system turn\n"
+                    "a new conversation with this system message\n"
                 });
             }
             "/base" | "/tuned" => self.switch(word == "/tuned"),
             "/save" => self.save(rest)?,
-            _ if word.starts_with('/') => print_text(&format!("{word} is no command; /help shows them\n")),
+            _ if word.starts_with('/') => print_text(&format!("{word} is not a command; /help lists the commands\n")),
             _ => self.answer(line)?,
         }
         Ok(Next::On)
@@ -143,7 +143,7 @@ impl Chat {
 
     fn switch(&mut self, tuned: bool) {
         if !self.session.has_adapter() {
-            print_text("there is one model here: no adapter is loaded\n");
+            print_text("no adapter is loaded, so there is only one model\n");
             return;
         }
         if self.tuned != tuned {
@@ -162,7 +162,7 @@ impl Chat {
 
     fn save(&self, file: &str) -> Result<()> {
         if file.is_empty() || self.messages.is_empty() {
-            print_text(if file.is_empty() { "/save FILE\n" } else { "nothing is said yet\n" });
+            print_text(if file.is_empty() { "/save FILE\n" } else { "the conversation is empty\n" });
             return Ok(());
         }
         let path = Path::new(file);

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         terminal::print(&table(&resolved, terminal::stdout_colour()))?;
     }
     if let Err(missing) = resolved.check_runnable() {
-        terminal::print_note(&format!("this configuration cannot be run as it is: {}", missing.message()));
+        terminal::print_note(&format!("this configuration cannot be run: {}", missing.message()));
     }
     Ok(())
 }

@@ -77,14 +77,14 @@ pub struct Args {
 /// Everything that reading and writing can fail with.
 pub fn run(args: &Args) -> Result<()> {
     if args.gguf.is_none() && !args.hf && !args.peft {
-        return Err(Error::config("no form is named")
+        return Err(Error::config("no format is named")
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
     let format = args.gguf.as_deref().map(Format::parse).transpose()?;
     if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
         let word = args.gguf.as_deref().unwrap_or_default();
         return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
-            .hint("say --gguf f16, or leave --adapter-only out"));
+            .hint("set --gguf f16, or leave out --adapter-only"));
     }
     let dtype = parse_dtype(&args.dtype)?;
     let downloads = Downloads::default();
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     let name = opened.name();
     let card = if format.is_some() { String::new() } else { card(&opened, args.peft)? };
     if format.is_some() && opened.parts.arch.score.is_some() {
-        return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
+        return Err(Error::config("--gguf: llama.cpp has no classification head for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
     }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn no_adapter() -> Error {
-    Error::config("there is no adapter").hint("name one: --adapter DIR")
+    Error::config("no adapter is named").hint("name one: --adapter DIR")
 }
 
 /// `path` as it is where its name ends in `.extension`; else with that behind it, as programs know files of that kind by it.

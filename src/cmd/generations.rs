@@ -107,8 +107,8 @@ impl Done {
             done.rows += 1;
         }
         if whole == 0 && !bytes.is_empty() {
-            return Err(Error::config(format!("{}: no line of answers, though not empty", out.display()))
-                .hint("--overwrite starts the file anew; or name another --out"));
+            return Err(Error::config(format!("{}: the file is not empty and holds no answers", out.display()))
+                .hint("give --overwrite to replace the file, or name another --out"));
         }
         if whole < bytes.len() {
             let cut = real(out).and_then(|out| files::open_to_write(&out, false)?.set_len(whole as u64));
@@ -120,7 +120,7 @@ impl Done {
 
 fn another(out: &Path, row: usize) -> Error {
     Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), row + 1))
-        .hint("--overwrite starts the file anew; or name another --out")
+        .hint("give --overwrite to replace the file, or name another --out")
 }
 
 /// The file while it is written, a line a row.
@@ -176,7 +176,7 @@ impl<'a> Lines<'a> {
         }
         let (path, of) = (self.path.display(), self.rows.len());
         Err(Error::preempted(format!("{path}: {} of {} answered", self.next, are(of, "row")))
-            .hint("run the same command again: it goes on there"))
+            .hint("run the same command again to continue"))
     }
 }
 

@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.out) {
         (Some(input), Some(out)) => {
             if files::is_same(input, out) {
-                return Err(Error::config(format!("--out {}: that is --in", out.display())).hint("name another file"));
+                return Err(Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file"));
             }
             // Which file it may be shows in its rows.
             claim_file(out, Existing::Replace, std::slice::from_ref(input))?;
@@ -125,13 +125,13 @@ fn single(args: &Args) -> Result<()> {
     } else {
         if std::io::stdin().is_terminal() {
             return Err(Error::config("there is no prompt")
-                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
         if text.trim().is_empty() {
             return Err(Error::config("there is no prompt: standard input is empty")
-                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
@@ -173,7 +173,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
                 let what = error.to_string();
                 let what = what.split(" at line ").next().unwrap_or_default();
                 Error::data(format!("{}:{}: malformed JSON: {what}", place(), error.column()))
-                    .hint("expected a JSON object a line")
+                    .hint("expected one JSON object per line")
             })?
         } else {
             Value::String(line)
@@ -224,7 +224,7 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         let lines = Lines::open(out, rows, done, form, &session.config)?;
         if done.rows > 0 {
             let next = done.rows + 1;
-            print_note(&format!("{}: {} answered, going on with row {next}", out.display(), are(done.rows, "row")));
+            print_note(&format!("{}: {} answered, continuing with row {next}", out.display(), are(done.rows, "row")));
         }
         Ok(lines)
     };

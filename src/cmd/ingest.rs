@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
         )?;
     }
     if documents.is_empty() {
-        return Err(Error::data(format!("none of the {} has a text", count(found.documents.len(), "document"))));
+        return Err(Error::data(format!("none of the {} has any text", count(found.documents.len(), "document"))));
     }
     let digest = staged.digest()?;
     staged.publish()?;

@@ -153,7 +153,7 @@ impl Job {
             (_, Some(address), Some(port)) => Some((address.clone(), port)),
             _ => {
                 return Err(Error::config("launch: several machines need --master-addr and --master-port")
-                    .hint("those of the machine with --node-rank 0, the same everywhere"));
+                    .hint("give those of the machine with --node-rank 0 on every machine"));
             }
         };
         if nnodes > 1 && args.max_restarts > 0 {
@@ -161,7 +161,7 @@ impl Job {
                 .hint("on several, torchrun restarts: torchrun --no-python --max-restarts … tunesmith train …"));
         }
         if nnodes > 1 && variable(TOKEN).is_none() {
-            return Err(Error::config(format!("launch: env {TOKEN} is not set: any process could pass for a rank"))
+            return Err(Error::config(format!("launch: env {TOKEN} is not set, so any process could join as a rank"))
                 .hint(MAKE_TOKEN));
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;

@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
     claim(&output, args.overwrite, &reads)?;
     let top = top.ok_or_else(|| {
-        Error::config("no adapter is named: --adapter DIR, or a configuration whose run has trained one")
+        Error::config("no adapter is named: give --adapter DIR, or the configuration of a run that trained one")
     })?;
     let shard_bytes = (args.shard_size * 1e9) as u64;
     if shard_bytes == 0 {
@@ -168,7 +168,7 @@ pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(Stri
 fn show(comparison: &Comparison) -> String {
     let Comparison { largest, scale, agreeing, positions } = comparison;
     format!(
-        "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.3}); same best token at \
+        "largest logit difference from the adapter: {largest:.2e} (logits reach {scale:.3}); same best token at \
          {agreeing} of {}",
         count(positions, "position")
     )
@@ -181,10 +181,10 @@ fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
         return Ok(());
     }
     Err(Error::numeric(format!(
-        "the merged model is not the adapter: {}; at most {accepted:.2e} is accepted, {limit:e} of the largest logit",
+        "the merged model differs from the adapter: {}; at most {accepted:.2e} is accepted, which is {limit:e} of the largest logit",
         show(comparison)
     ))
-    .hint("nothing was written; --max-difference accepts more"))
+    .hint("nothing was written; --max-difference accepts a larger difference"))
 }
 
 /// The dtype of a flag; none for `auto`.
@@ -198,7 +198,7 @@ pub fn parse_dtype(word: &str) -> Result<Option<Dtype>> {
         "bfloat16" | "bf16" => Ok(Some(Dtype::BF16)),
         "float16" | "fp16" | "f16" => Ok(Some(Dtype::F16)),
         other => Err(Error::config(format!("--dtype {other}: expected auto, float32, bfloat16 or float16"))
-            .hint("--requantize nf4, fp4 or int8 writes codes; tunesmith export --gguf writes q8_0 and q4_0")),
+            .hint("--requantize quantizes to nf4, fp4 or int8; tunesmith export --gguf writes q8_0 and q4_0")),
     }
 }
 

@@ -107,7 +107,7 @@ impl PartsArgs {
             }
             (None, Some(config)) => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
             (None, None) => {
-                let error = Error::config("no base model is named: --base DIR, or a configuration");
+                let error = Error::config("no base model is named: give --base DIR or a configuration");
                 let recorded = adapters.first().and_then(|dir| peft::load_adapter(dir).ok()?.0.base_model_name_or_path);
                 return Err(match recorded {
                     Some(name) => error.hint(format!("the adapter was trained on {name}: --base {name}")),
@@ -153,14 +153,14 @@ impl PartsArgs {
             && parts.hold(held)? > 0
         {
             print_note(&format!(
-                "the base's matrices are taken in {}, as they were held in training: their codes are widened, then the adapter \
-                 is put on them (--allow quantization takes the base as it is stored)",
+                "the base's matrices are quantized to {} and dequantized, as in training, before the adapter is merged \
+                 (--allow quantization takes the base as it is stored)",
                 Held::describe(Some(held))
             ));
         }
         let blends = !self.weights.is_empty() || self.combine != "cat";
         if opened.len() < 2 && blends {
-            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
+            return Err(Error::config("--weights and --combine blend several adapters, but at most one is named")
                 .hint("give each with --adapter, or leave them out"));
         }
         let top = if opened.len() > 1 { Some(self.blend(&opened, &parts.arch)?) } else { opened.pop() };
@@ -175,7 +175,7 @@ impl PartsArgs {
                 if matches!(config.tuning.mode, Mode::Full | Mode::Freeze) {
                     let model = config.train.output_dir.join(output::MODEL);
                     return Err(Error::config(format!("tuning.mode: {} has no adapter to merge", config.tuning.mode))
-                        .hint(format!("its result is a model already: {}", model.display())));
+                        .hint(format!("its result is already a model: {}", model.display())));
                 }
                 if !dir.is_dir() {
                     return Err(Error::checkpoint(format!("{}: no such folder", dir.display()))

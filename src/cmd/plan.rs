@@ -74,12 +74,12 @@ fn report(args: &Args) -> Result<Report> {
         let mut labels = config.data.labels.0.clone();
         if config.task() == Task::Classification && labels.is_empty() {
             labels = ["0", "1"].map(String::from).to_vec();
-            notes.push("data.labels is not set: planned with two labels; each more is a row of the head".to_owned());
+            notes.push("data.labels is not set: planned with two labels; each further label adds a row to the head".to_owned());
         }
         arch.score = Some(ScoreHead { labels });
     }
     if config.train.batch_size == Auto::Auto {
-        notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
+        notes.push("train.batch_size: auto: planned with 1 row; the table shows the most that fit".to_owned());
     }
 
     let mut job = budget::job(&config, &arch, stored, None)?;
@@ -115,15 +115,15 @@ fn report(args: &Args) -> Result<Report> {
     if time.is_none() {
         notes.push(match machine.device {
             Device::Cpu => "no time: run `tunesmith bench` once on this machine, or give --tflops".to_owned(),
-            Device::Gpu => "no time: give --tflops, the speed that training reaches on one GPU".to_owned(),
+            Device::Gpu => "no time: give the training speed of one GPU (--tflops)".to_owned(),
         });
     }
     let scaling = match speed(args, &predictor, &machine) {
         _ if !args.scaling.scaling => None,
         Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)?),
         None => {
-            return Err(Error::config("--scaling: how fast is a rank?").hint(
-                "give --tflops, the speed that training reaches on one, or on the CPU run `tunesmith bench` once",
+            return Err(Error::config("--scaling: the speed of a rank is unknown").hint(
+                "give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU",
             ));
         }
     };
@@ -140,11 +140,11 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     }
     let named = config.model.local_dir.clone().or_else(|| config.model.name.as_ref().map(PathBuf::from));
     let Some(named) = named else {
-        return Err(Error::config("there is no model to plan for").hint("set model.name, or give --model"));
+        return Err(Error::config("no model is named").hint("set model.name, or give --model"));
     };
     let known = named.to_str().filter(|name| is_hub_name(name) && config.model.revision.is_none()).and_then(shape);
     let (mut arch, stored) = if let Some(text) = known {
-        terminal::print_note(&format!("{}: the shape as this version knows it; nothing is fetched", named.display()));
+        terminal::print_note(&format!("{}: this shape is built in; nothing is downloaded", named.display()));
         (Arch::from_json(text, &named)?, budget::stored_by(text))
     } else if named.is_file() {
         let text = files::read_text(&named, files::SMALL)
@@ -185,7 +185,7 @@ fn machine(args: &Args) -> Result<Machine> {
         },
         (None, Device::Cpu) => machine::usable_memory() / ranks,
         (None, Device::Gpu) => {
-            return Err(Error::config("how much memory does each GPU have? This version does not look")
+            return Err(Error::config("the memory of each GPU is unknown: this version does not read it")
                 .hint("give --vram 24GiB"));
         }
     };
@@ -211,8 +211,8 @@ fn facts(
     let how = rank.map_or_else(|| config.tuning.mode.to_string(), |rank| format!("adapters of rank {}", rank.r));
     let keeps = match (job.full, arch.num_hidden_layers) {
         (0, _) => "outputs of matrix products are kept for the backward pass",
-        (full, blocks) if full >= blocks => "every block is run again",
-        _ => "some blocks are run again",
+        (full, blocks) if full >= blocks => "every block is recomputed",
+        _ => "some blocks are recomputed",
     };
     let pass = batch.pass();
     let device = match machine.device {
@@ -271,8 +271,8 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     [
         ("all is kept", 0, blocks),
         ("outputs of matrix products", 0, 0),
-        ("half of the blocks run again", blocks / 2, 0),
-        ("every block run again", blocks, 0),
+        ("half of the blocks recomputed", blocks / 2, 0),
+        ("every block recomputed", blocks, 0),
     ]
     .into_iter()
     .map(one)
@@ -300,7 +300,7 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
 /// Operations a second of a rank, and how that is known.
 fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f64, String)> {
     match (args.tflops, machine.device) {
-        (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given"))),
+        (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s per rank, as given"))),
         (None, Device::Cpu) => {
             let rate = Rate::known(predictor.job.threads)?;
             let ours =

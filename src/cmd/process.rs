@@ -139,7 +139,7 @@ fn styled(row: &str, style: &str) -> Result<String> {
     let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     let refused = || Error::config(format!("--style: rows of {{{}}} have no system message", form.join(", ")));
     if !row["messages"].is_array() {
-        return Err(refused().hint("it is for chats; leave it out, or turn the rows into chats"));
+        return Err(refused().hint("it needs rows with messages; leave it out, or convert the rows to messages"));
     }
     let Some(messages) = row["messages"].as_array_mut() else { return Ok(row.to_string()) };
     match messages.first_mut().filter(|first| first["role"] == "system") {

@@ -73,7 +73,7 @@ pub(super) fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     failed.sort_by_key(|rank| rank.ended.map(|(status, at)| (status.code() == peer, at)));
     let Some(first) = failed.first() else {
         let stopped = ranks.iter().find(|rank| rank.ended.is_some_and(|(status, _)| !status.success()))?;
-        let missing = || Error::preempted("stopped by a signal, as rank 0 says");
+        let missing = || Error::preempted("stopped by a signal");
         return Some(reports.read(stopped.number).map_or_else(missing, Report::into_error));
     };
     let (status, _) = first.ended?;
@@ -92,7 +92,7 @@ pub(super) fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     let error = Error::new(status.code().map_or(Kind::Peer, failure::class), message);
     Some(match status.signal() {
         Some(libc::SIGKILL) => {
-            error.hint("where memory runs out, the system kills too (see `dmesg`); --max-restarts goes on")
+            error.hint("the system may have killed it for lack of memory (see `dmesg`); --max-restarts restarts it")
         }
         _ => error,
     })

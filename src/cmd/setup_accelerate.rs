@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<()> {
     let precision = match &args.mixed_precision {
         Some(precision) => precision.clone(),
         None => {
-            question("Activations in two bytes? (no, bf16, fp16)", "no".into(), &|text| PRECISIONS.contains(&text))?
+            question("Which precision do they compute in? (no, bf16, fp16)", "no".into(), &|text| PRECISIONS.contains(&text))?
         }
     };
     let answers = Answers { processes, strategy, precision };
@@ -106,7 +106,7 @@ fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String
             "" => return Ok(fallback.to_owned()),
             answer if fits(answer) => return Ok(answer.to_owned()),
             _ if read == 0 => return Ok(fallback.to_owned()),
-            answer => terminal::print_note(&format!("{answer:?} is none of the answers")),
+            answer => terminal::print_note(&format!("{answer:?} is not one of the answers")),
         }
     }
 }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         },
         move |signal, again| {
             let what = if again {
-                "again: ending at once; the checkpoints that are there are whole"
+                "again: ending at once; existing checkpoints are intact"
             } else {
                 "finishing this step, then saving (again: end at once)"
             };
@@ -115,15 +115,15 @@ fn by_accelerate(variable: impl Fn(&str) -> Option<String>, launched: bool, name
     // It sets the port where it is to start several processes.
     if !launched && variable("MASTER_PORT").is_some() && variable("WORLD_SIZE").is_none() {
         notes.push(
-            "accelerate launch has started one process: with --cpu it leaves the others to mpirun (--mpirun_hostfile); \
+            "accelerate launch has started one process: with --cpu, mpirun starts the others (--mpirun_hostfile); \
              `tunesmith launch --nproc N -- train …` starts N ranks",
         );
     }
     let shares = asked("ACCELERATE_USE_FSDP") || asked("ACCELERATE_USE_DEEPSPEED");
     if !names_file && (shares || precision != "no") {
         notes.push(
-            "of what accelerate launch has been told only the number of processes is read; name its file too for the rest \
-             (FSDP, DeepSpeed, mixed precision): ACCELERATE_CONFIG_FILE=FILE",
+            "only the number of processes is read from accelerate launch; for FSDP, DeepSpeed and mixed precision name its file \
+             too: ACCELERATE_CONFIG_FILE=FILE",
         );
     }
     notes

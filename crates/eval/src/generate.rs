@@ -96,8 +96,8 @@ pub(super) fn generate_from(
                     model.release();
                     if works < 2 && std::mem::replace(&mut failed_alone, true) {
                         let tokens = group[0].prompt.len() + group[0].tokens.len();
-                        return Err(error.context(format!("a text of {tokens} tokens that is being answered")).hint(
-                            "what helps: a smaller gen.max_new_tokens or gen.num_beams; or a larger train.memory_budget",
+                        return Err(error.context(format!("while answering a text of {tokens} tokens")).hint(
+                            "reduce gen.max_new_tokens or gen.num_beams, or raise train.memory_budget",
                         ));
                     }
                     most = (works / 2 * width).max(width);

@@ -121,7 +121,7 @@ fn rank(placement: &Placement) -> Rank {
 fn refuse_more_than_matrices(adapter: &LoadedAdapter) -> Result<()> {
     match adapter.beyond_matrices() {
         Some(what) => Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
-            .hint("only adapters of A and B can; merge this one by itself")),
+            .hint("only plain LoRA adapters can be blended; merge this one by itself")),
         None => Ok(()),
     }
 }
@@ -147,7 +147,7 @@ fn blend_module(
                 part.module,
                 self::rank(part).r
             ))
-            .hint("adapters of several ranks can only be laid side by side: --combine cat"));
+            .hint("adapters of different ranks can only be concatenated: --combine cat"));
         }
         // The sign goes to one side only, that it does not cancel itself.
         let weights = match recipe.method {

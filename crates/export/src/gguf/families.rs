@@ -216,7 +216,7 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         return no(&format!("scores scaled by {}", arch.attention_scale));
     }
     if gguf.tied && !arch.tie_word_embeddings {
-        return no("a head with a matrix of its own");
+        return no("an output head with its own matrix");
     }
     let windows = |rule: &fn(usize) -> bool| {
         arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
@@ -227,14 +227,14 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         return no("a sliding window in these blocks");
     }
     if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == (gguf.turns)(layer)) {
-        return no("positions in just these blocks");
+        return no("positions in only some blocks");
     }
     if let Some(experts) = &arch.experts {
         if !arch.blocks.iter().all(|block| block.sparse) {
-            return no("dense blocks among those with experts");
+            return no("dense blocks between expert blocks");
         }
         if experts.normalised != gguf.normalised {
-            return no("experts weighted like this");
+            return no("this weighting of experts");
         }
     }
     let Some(rope) = arch.ropes.first() else { return Ok(()) };
@@ -243,7 +243,7 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
         RopeScaling::LongRope { .. } if lacks("longrope") => no("rope_type longrope"),
         RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
-        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("a part of each head turned"),
+        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("partial rotary embeddings"),
         _ => Ok(()),
     }
 }
@@ -267,7 +267,7 @@ mod tests {
             match names(&arch) {
                 Ok(mut names) => assert!(!refused && names.any(|name| name == "output.weight"), "{family}"),
                 Err(error) => {
-                    assert!(refused && error.to_string().contains("a head with a matrix of its own"), "{error}");
+                    assert!(refused && error.to_string().contains("an output head with its own matrix"), "{error}");
                 }
             }
         }

@@ -48,7 +48,7 @@ impl Format {
             "q8_0" => Ok(Self::Q8_0),
             "q4_0" => Ok(Self::Q4_0),
             other => Err(Error::config(format!("--gguf {other}: expected f16, q8_0, q4_0 or f32"))
-                .hint("llama.cpp's llama-quantize makes the others from an f16 file")),
+                .hint("llama.cpp's llama-quantize makes other types from an f16 file")),
         }
     }
 

@@ -60,7 +60,7 @@ impl Vocabulary {
             None if pieces => None,
             None => {
                 let (name, texts) = split::equivalent(&json, &tokenizer)?.ok_or_else(|| {
-                    fail("llama.cpp has no name for the way in which this tokenizer splits text".into()).hint(
+                    fail("llama.cpp has no name for this tokenizer's way of splitting text".into()).hint(
                         "name the nearest with --pre-tokenizer, such as gpt-2 or qwen2: some texts may then become other tokens",
                     )
                 })?;
