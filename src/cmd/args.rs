@@ -133,7 +133,10 @@ fn is_folder(folder: &str, command: &str) -> Error {
     let error = Error::config(format!("{folder} is a folder, but a configuration file is expected"));
     let resolved = path.join("config.resolved.yaml");
     if resolved.is_file() {
-        return error.hint(format!("name the run's configuration: `tunesmith {command} {}`", quoted(&resolved.to_string_lossy())));
+        return error.hint(format!(
+            "name the run's configuration: `tunesmith {command} {}`",
+            quoted(&resolved.to_string_lossy())
+        ));
     }
     let call = without_file(command, folder, "rows.jsonl").filter(|_| path.join("config.json").is_file());
     error.hint(match call {

@@ -52,7 +52,9 @@ pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.out) {
         (Some(input), Some(out)) => {
             if files::is_same(input, out) {
-                return Err(Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file"));
+                return Err(
+                    Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file")
+                );
             }
             // Which file it may be shows in its rows.
             claim_file(out, Existing::Replace, std::slice::from_ref(input))?;

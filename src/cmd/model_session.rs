@@ -86,8 +86,9 @@ impl AskArgs {
             config.model.local_dir = None;
         }
         if config.model.name.is_none() && config.model.local_dir.is_none() {
-            return Err(Error::config("no model is named")
-                .hint("give --model DIR, a configuration file, or model.name=…"));
+            return Err(
+                Error::config("no model is named").hint("give --model DIR, a configuration file, or model.name=…")
+            );
         }
         let downloads = Downloads::default();
         let trained = self.trained(&config, from_file, &downloads)?;

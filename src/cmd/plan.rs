@@ -74,7 +74,9 @@ fn report(args: &Args) -> Result<Report> {
         let mut labels = config.data.labels.0.clone();
         if config.task() == Task::Classification && labels.is_empty() {
             labels = ["0", "1"].map(String::from).to_vec();
-            notes.push("data.labels is not set: planned with two labels; each further label adds a row to the head".to_owned());
+            notes.push(
+                "data.labels is not set: planned with two labels; each further label adds a row to the head".to_owned(),
+            );
         }
         arch.score = Some(ScoreHead { labels });
     }
@@ -122,9 +124,8 @@ fn report(args: &Args) -> Result<Report> {
         _ if !args.scaling.scaling => None,
         Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)?),
         None => {
-            return Err(Error::config("--scaling: the speed of a rank is unknown").hint(
-                "give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU",
-            ));
+            return Err(Error::config("--scaling: the speed of a rank is unknown")
+                .hint("give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU"));
         }
     };
     let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);

@@ -15,7 +15,11 @@ use crate::files;
 use crate::files::temporary::{self, Watched};
 
 /// Shows each line of `from` behind `prefix`.
-pub(super) fn pass_on(from: impl Read + Send + 'static, prefix: String, show: impl Fn(&str) + Send + 'static) -> JoinHandle<()> {
+pub(super) fn pass_on(
+    from: impl Read + Send + 'static,
+    prefix: String,
+    show: impl Fn(&str) + Send + 'static,
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut lines = BufReader::new(from);
         let mut line = Vec::new();

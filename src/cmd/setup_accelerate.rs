@@ -72,9 +72,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let precision = match &args.mixed_precision {
         Some(precision) => precision.clone(),
-        None => {
-            question("Which precision do they compute in? (no, bf16, fp16)", "no".into(), &|text| PRECISIONS.contains(&text))?
-        }
+        None => question("Which precision do they compute in? (no, bf16, fp16)", "no".into(), &|text| {
+            PRECISIONS.contains(&text)
+        })?,
     };
     let answers = Answers { processes, strategy, precision };
     let text = file(&host, &answers);

@@ -96,9 +96,9 @@ pub(super) fn generate_from(
                     model.release();
                     if works < 2 && std::mem::replace(&mut failed_alone, true) {
                         let tokens = group[0].prompt.len() + group[0].tokens.len();
-                        return Err(error.context(format!("while answering a text of {tokens} tokens")).hint(
-                            "reduce gen.max_new_tokens or gen.num_beams, or raise train.memory_budget",
-                        ));
+                        return Err(error
+                            .context(format!("while answering a text of {tokens} tokens"))
+                            .hint("reduce gen.max_new_tokens or gen.num_beams, or raise train.memory_budget"));
                     }
                     most = (works / 2 * width).max(width);
                     group.iter_mut().for_each(Work::give_up);

@@ -178,4 +178,3 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     facts.push(("report".into(), report.display().to_string()));
     print(&(table(&asked, &differences) + &footer(&facts)))
 }
-
