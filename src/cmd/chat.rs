@@ -49,7 +49,7 @@ enum Next {
     Leave,
 }
 
-/// Talks.
+/// Runs the conversation until the user leaves.
 ///
 /// # Errors
 /// The model; the terminal.
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         match chat.line(line.trim()) {
             Ok(Next::On) => {}
             Ok(Next::Leave) => return Ok(()),
-            // What a turn is refused for does not end the conversation.
+            // A refused turn does not end the conversation.
             Err(error) if matches!(error.kind(), crate::Kind::Data | crate::Kind::Io) => {
                 let hint = error.hint_text().map_or_else(String::new, |hint| format!(" ({hint})"));
                 print_text(&format!("{}{hint}\n", Style::Red.paint(error.message(), chat.colour)));
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     if talk.is_terminal() { print("\n") } else { Ok(()) }
 }
 
-/// Whether a file is one of conversations, to which another may be appended.
+/// Whether a file holds conversations, so that another may be appended.
 fn ends_in_a_conversation(path: &Path) -> bool {
     let Ok(text) = files::read_own_text(path, files::SMALL) else { return false };
     let last = text.lines().next_back().map(serde_json::from_str::<Value>);
@@ -149,7 +149,7 @@ impl Chat {
         if self.tuned != tuned {
             self.tuned = tuned;
             self.session.use_adapter(tuned);
-            // What was read was read by the other one.
+            // The cache was computed by the other model.
             self.memory.clear();
         }
         print_text(if tuned { "asking the tuned model\n" } else { "asking the base model\n" });
@@ -179,13 +179,13 @@ impl Chat {
         Ok(())
     }
 
-    /// Answers what the user says; a turn that is refused is not part of the conversation.
+    /// Answers a user turn. A refused turn does not become part of the conversation.
     fn answer(&mut self, text: &str) -> Result<()> {
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = if self.session.template.is_some() {
             self.session.messages(&self.whole())
         } else {
-            // Without a template there are no turns: each line stands for itself.
+            // Without a template there are no turns: each line is a prompt of its own.
             self.session.plain(text)
         };
         let prompt = prompt.inspect_err(|_| drop(self.messages.pop()))?;

@@ -59,7 +59,7 @@ impl ChatInput {
             }
         });
         if let Some(path) = &history {
-            // Lines that cannot be read are no reason not to talk.
+            // An unreadable history must not prevent a chat.
             let _ = editor.load_history(path);
         }
         Ok(Self::Terminal(Box::new(Prompt { editor, history })))

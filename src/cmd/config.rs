@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
         return terminal::print_reference(&foreign::docs::markdown());
     }
     let resolved = args.job.load_partial(&[])?;
-    // The table has what is not needed.
+    // The table lists these keys.
     let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED);
     resolved.notes.iter().filter(shown).for_each(|note| terminal::print_note(note));
     if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {

@@ -10,7 +10,7 @@ pub(super) struct RankRequest<'a> {
     pub num_gpus: Option<String>,
     /// The variable `CUDA_VISIBLE_DEVICES`, even if it is empty.
     pub visible: Option<String>,
-    /// What a file of Accelerate's says: ranks in all, machines, and where.
+    /// Accelerate's `num_processes` and `num_machines`, and the place in its file.
     pub file: Option<(usize, usize, String)>,
     /// The `gpu_ids` of a file of Accelerate's.
     pub file_gpu_ids: &'a [usize],
@@ -22,7 +22,7 @@ pub(super) struct RankRequest<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Started {
     pub ranks: usize,
-    /// Why so many, and what is used.
+    /// The reason for this number, for the user.
     pub note: String,
     /// `CUDA_VISIBLE_DEVICES` of the ranks, if GPUs were chosen.
     pub visible: Option<String>,
@@ -39,11 +39,11 @@ pub fn several(cores: usize) -> usize {
     cores.clamp(1, 2)
 }
 
-/// The most ranks a core that `NUM_GPUS` gets where there is no GPU: more was meant for another machine.
+/// The most ranks per core that `NUM_GPUS` may request without a GPU. A larger number was meant for another machine.
 const RANKS_A_CORE: usize = 2;
 
-/// The ranks on this machine, and what to tell the user of devices; `found` GPUs are there. This version computes on the CPU: ranks
-/// that are asked for as GPUs are ranks on the CPU, and it says so.
+/// Decides the number of ranks on a machine with `found` GPUs. This version computes on the CPU, so a request for GPUs starts
+/// ranks on the CPU, and the note says so.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: more GPUs are asked for than there are, numbers that contradict each other, or what is no number.
@@ -51,7 +51,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
     const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
     let listed: Vec<String> = match request.visible.as_deref() {
         None => (0..found).map(|id| id.to_string()).collect(),
-        // A list that names one that is not there ends there, as CUDA reads it.
+        // CUDA ignores the list from the first missing device on.
         Some(list) => {
             let there = |id: &&str| id.trim().parse::<usize>().map_or(id.starts_with("GPU-"), |id| id < found);
             list.split(',').take_while(there).take(found).map(|id| id.trim().to_owned()).collect()
@@ -77,7 +77,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
     let cuda = chosen.iter().filter_map(|&id| listed.get(id).cloned()).collect::<Vec<_>>().join(",");
     let started =
         |ranks: usize, note: String| Ok(Started { ranks, note, visible: (!cuda.is_empty()).then(|| cuda.clone()) });
-    // Every way to say how many, the strongest first.
+    // All sources of the number, by precedence.
     let mut said: Vec<(String, usize)> = Vec::new();
     match request.nproc {
         "auto" => {}

@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
     let downloads = Downloads::default();
     let hub = args.push.as_ref().filter(|_| !args.dry_run).map(|_| Hub::from_env(&downloads)).transpose()?;
     if let (Some(hub), Some(repository)) = (&hub, &args.push) {
-        // What cannot be sent is said before all the work.
+        // A failing upload is reported before all the work.
         hub.push(repository, &[], args.private, "")?;
     }
     let opened = args.parts.open(&args.config, true)?;
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
         let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
         let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
         apart(&path, &reads)?;
-        // What cannot be written is said before all the work.
+        // An unwritable output is reported before all the work.
         let existing = Existing::unless("--overwrite", args.overwrite);
         drop(Staged::output(&path, existing, &reads)?);
         let path = claim_file(&path, existing, &reads)?;
@@ -171,7 +171,7 @@ fn no_adapter() -> Error {
     Error::config("no adapter is named").hint("name one: --adapter DIR")
 }
 
-/// `path` as it is where its name ends in `.extension`; else with that behind it, as programs know files of that kind by it.
+/// Adds `.extension` to a file's name unless it ends so.
 fn with_extension(path: &Path, extension: &str) -> PathBuf {
     let ends = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
     if ends || path.is_dir() {
@@ -195,7 +195,7 @@ fn write_peft(
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
     let source = companions::Source { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
-    // The labels stand in the model's `config.json`.
+    // The labels are in the model's `config.json`.
     let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
@@ -208,13 +208,13 @@ fn write_peft(
     Ok(())
 }
 
-/// The files of a folder that are sent, by name.
+/// The files of a folder to upload, sorted by name.
 fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|source| Error::io("read", folder, &source))? {
         let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // The manifest is for this machine.
+        // The manifest is of use only on this machine.
         if name != MANIFEST {
             files.push((name, entry.path()));
         }
@@ -223,7 +223,7 @@ fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Sends `files` where `--push` says, or shows what would be sent.
+/// Uploads `files` to the repository of `--push`; with `--dry-run` only lists them.
 fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Result<()> {
     let Some(repository) = &args.push else { return Ok(()) };
     if let Some(hub) = hub {
@@ -242,7 +242,7 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     print(&text)
 }
 
-/// `README.md` of what was opened. Of a run it says what the run used, whatever the configuration says by now.
+/// Renders the model card. Settings are those that the run used, even if the configuration has changed since.
 fn card(opened: &Opened, adapter: bool) -> Result<String> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
@@ -304,7 +304,7 @@ fn data(config: &Config) -> Vec<(String, String)> {
     rows
 }
 
-/// What was set, less places on this machine.
+/// The settings that are not defaults, without paths of this machine.
 fn settings(config: &Config) -> Vec<(String, String)> {
     let default = Config::default();
     let shown = |path: &str| ["model.", "tuning.", "train."].iter().any(|section| path.starts_with(section));
@@ -315,7 +315,7 @@ fn settings(config: &Config) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The last losses of the run, and the scores of the last `tunesmith eval`.
+/// The run's last losses, and the scores of the last `tunesmith eval`.
 fn results(config: &Config) -> Vec<(String, String)> {
     let dir = &config.train.output_dir;
     let lines = metrics::read(&dir.join(output::METRICS)).unwrap_or_default();

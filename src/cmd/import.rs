@@ -69,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     Err(error.hint("the file is written; it loads once these lines are changed or removed"))
 }
 
-/// What became of each key.
+/// Reports the outcome of each key.
 fn report(made: &Imported) -> String {
     let mut out = format!("a configuration of {}\n", made.toolkit.title());
     let parts = [

@@ -44,7 +44,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Answers.
+/// Answers a prompt, or the prompts of a file.
 ///
 /// # Errors
 /// The model, the prompts, the files; [`crate::Kind::Preempted`] after Ctrl-C in a file.
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
                     Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file")
                 );
             }
-            // Which file it may be shows in its rows.
+            // An existing file is checked by its rows below.
             claim_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
             let done = if args.overwrite { Done::NONE } else { Done::read(out, &rows)? };
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Shows an answer while it grows.
+/// Prints an answer while it is generated.
 pub(super) struct Shower<'a> {
     pub session: &'a ModelSession,
     pub shown: bool,
@@ -96,7 +96,7 @@ impl<'a> Shower<'a> {
 
 impl Watcher for Shower<'_> {
     fn token(&mut self, _: usize, tokens: &[u32]) -> Result<Go> {
-        // Beams change their mind: only the last answer is shown.
+        // The leading beam may change: only the final answer is shown.
         if self.session.config.generation.num_beams == 1 {
             while self.read < tokens.len() {
                 self.stream.push(&self.session.tokenizer, tokens[self.read])?;
@@ -187,11 +187,11 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
-/// Writes answers in the order of their rows, whatever the order in which they come.
+/// Writes answers in row order, in whatever order they end.
 struct Writer<'a> {
     session: &'a ModelSession,
     lines: Lines<'a>,
-    /// The row of the first text.
+    /// The row of the first prompt.
     first: usize,
     waiting: BTreeMap<usize, [Value; 3]>,
     tokens: usize,
@@ -234,7 +234,7 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         return classify::infer_file(&session, head, rows, done.rows, lines, input);
     }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
-    // All prompts first: a row that cannot be asked is refused before the first answer.
+    // Reads all prompts first: a bad row is refused before the first answer.
     let prompts = rows
         .iter()
         .enumerate()

@@ -54,12 +54,12 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// After the first rank has failed, the others may take so long to notice and to say so.
+/// How long the other ranks may take to report the failure of the first one.
 const GRACE: Duration = Duration::from_secs(3);
-/// How often ranks are looked after.
+/// Interval between checks of the ranks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Launches.
+/// Starts the ranks, and restarts them up to `--max-restarts` times.
 ///
 /// # Errors
 /// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
@@ -68,14 +68,14 @@ pub fn run(args: &Args) -> Result<()> {
         Way::Processes(job) => job,
         Way::Threads(mut command) => {
             use std::os::unix::process::CommandExt as _;
-            // Only a failure comes back.
+            // `exec` returns only on failure.
             let failure = command.exec();
             return Err(Error::io("start", command.get_program(), &failure));
         }
     };
     let asked = Arc::new(AtomicUsize::new(0));
     let (count, requests) = (Arc::clone(&asked), Requests::default());
-    // A second one ends this process, and with it the ranks, which are tied to it.
+    // A second signal ends this process, and with it the ranks, which are tied to it.
     let _listening = signals::handle(move |_| {
         count.store(1, Ordering::Relaxed);
         requests.is_first()
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut restarts = 0;
     loop {
         let Some(failure) = job.attempt(restarts, &asked)? else { return Ok(()) };
-        // What a configuration, the data or the numbers do wrong they would do again.
+        // Only a lost peer is worth a restart: other errors would repeat.
         let passing = failure.kind() == Kind::Peer && asked.load(Ordering::Relaxed) == 0;
         if !passing || restarts == args.max_restarts {
             return Err(failure);
@@ -94,21 +94,21 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// How the ranks come about.
+/// How the ranks run.
 enum Way {
     Processes(Job),
-    /// One process, which takes the place of this one.
+    /// Threads of one process, which replaces this one.
     Threads(Command),
 }
 
-/// What is to be started.
+/// The ranks to start as processes.
 struct Job {
     program: PathBuf,
     command: Vec<String>,
     nproc: usize,
     nnodes: usize,
     node_rank: usize,
-    /// Where the ranks meet, if they are on several machines.
+    /// The rendezvous address of several machines.
     master: Option<(String, u16)>,
     timeout: Option<f64>,
     /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
@@ -173,7 +173,7 @@ impl Job {
         }
         if nproc * nnodes > 1 && !over_nccl {
             match gloo::provide(&|text| terminal::print_note(text)) {
-                // What the user names must be there; several machines need messages.
+                // A library that the user names must exist; several machines need it.
                 Err(error) if nnodes > 1 || gloo_library::named().is_some() => return Err(error),
                 Err(error) => {
                     terminal::print_text(&format!(
@@ -186,7 +186,7 @@ impl Job {
                         terminal::print_note("--max-restarts has no effect: threads of one process end together");
                     }
                     let mut command = Command::new(program);
-                    // What `train` alone would refuse: here it has been heard.
+                    // `train` alone refuses this word, which is already applied here.
                     let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
                     command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
                     command.env(AGAIN, own_again());
@@ -214,7 +214,7 @@ impl Job {
         self.nproc * self.nnodes
     }
 
-    /// Runs the ranks once. Nothing where all were well.
+    /// Runs the ranks once. Returns the error that ended them, if any.
     fn attempt(&self, restarts: usize, asked: &AtomicUsize) -> Result<Option<Error>> {
         let token = match std::env::var(TOKEN) {
             Ok(token) if !token.is_empty() => Token::given(&token)?,
@@ -263,7 +263,7 @@ impl Job {
         }
     }
 
-    /// Where the ranks meet: held here, or on the first machine.
+    /// The rendezvous address: served here, or by the first machine.
     fn meeting_place(&self, token: &Token) -> Result<SocketAddr> {
         let Some((host, port)) = &self.master else {
             let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -313,7 +313,7 @@ impl Job {
         if let Some(stdout) = child.stdout.take() {
             let unwritten = unwritten.clone();
             output.push(pass_on(stdout, prefix.clone(), move |text| {
-                // The launcher hears of the first one, stops the ranks, and then no longer listens.
+                // The launcher stops the ranks at the first error, and ignores later ones.
                 terminal::print_exact(text).unwrap_or_else(|error| drop(unwritten.send(error)));
             }));
         }
@@ -324,7 +324,7 @@ impl Job {
     }
 }
 
-/// The command of a rank that goes on from the newest checkpoint.
+/// The command of a rank that resumes from the newest checkpoint.
 fn resuming(command: &[String]) -> Vec<String> {
     let mut command: Vec<String> = command.iter().filter(|word| *word != "--overwrite").cloned().collect();
     let resumes = |word: &String| word.starts_with("--resume") || word.contains("resume_from_checkpoint=");

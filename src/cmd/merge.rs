@@ -52,7 +52,7 @@ pub struct Args {
     overwrite: bool,
 }
 
-/// The usual limit of a merge: float32 keeps 7 digits, of which sums in another order cost some.
+/// The default limit: float32 keeps 7 digits, and sums in another order lose some of them.
 pub const MAX_DIFFERENCE: f32 = 1e-5;
 
 /// Runs the subcommand.
@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let mut plain = plain_model(&output)?;
-    // So that the sample rows are the same ones.
+    // This makes the sample rows the same.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
     if dtype == Some(Dtype::F32) && coding.is_none() {
@@ -127,8 +127,8 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&text)
 }
 
-/// How `--requantize` asks for matrices to be coded: the scales, and what is left out, as in the configuration, else as in
-/// training.
+/// The quantization that `--requantize` asks for. Double quantization and skipped modules are the configuration's, else the
+/// training's.
 fn coding(word: &str, opened: &Opened) -> Result<Coding> {
     let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == word);
     let Some(format) = format else {
@@ -144,15 +144,15 @@ fn coding(word: &str, opened: &Opened) -> Result<Coding> {
     Coding::new(&opened.parts.arch, Held { how: How { format, double }, skip })
 }
 
-/// A merge that was found to be right.
+/// A merged model whose logits agree with the adapter's.
 pub struct Checked {
     pub model: Merged,
-    /// Logits of the adapter at work, on the sample rows.
+    /// Logits of the unmerged adapter on the sample rows.
     pub logits: Vec<f32>,
 }
 
-/// Merges `top`, and holds the logits of the merged model in float32 against those of the adapter at work. One model is in
-/// memory at a time.
+/// Merges `top`, and compares the merged model's float32 logits with those of the unmerged adapter. One model is in memory at a
+/// time.
 ///
 /// # Errors
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
@@ -175,7 +175,7 @@ fn show(comparison: &Comparison) -> String {
 }
 
 fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
-    // A float32 keeps so many digits, not so many places: the same rounding is twice as large on logits twice as large.
+    // The rounding of float32 is relative, so larger logits may differ by more.
     let accepted = limit * comparison.scale;
     if comparison.largest <= accepted {
         return Ok(());
@@ -187,7 +187,7 @@ fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
     .hint("nothing was written; --max-difference accepts a larger difference"))
 }
 
-/// The dtype of a flag; none for `auto`.
+/// Parses `--dtype`; `None` for `auto`.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: another word.
@@ -202,7 +202,7 @@ pub fn parse_dtype(word: &str) -> Result<Option<Dtype>> {
     }
 }
 
-/// The folder to write to.
+/// The folder of `--output`, else `name` in the configuration's output folder.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: nothing names it.
@@ -214,7 +214,7 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
     }
 }
 
-/// Refuses to write over something, or into what is read; clears what a killed process has left of the folder.
+/// Refuses to replace files without `overwrite`, or to write into a folder that is read. Removes remains of a killed process.
 ///
 /// # Errors
 /// Those of [`claim_folder`]; [`crate::Kind::Io`]: nothing can be written there.
@@ -225,7 +225,7 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;
     }
-    // What cannot be written is said before all the work.
+    // An unwritable output is reported before all the work.
     Temporary::file(output).map(drop).map_err(|source| Error::io("write", output, &source))
 }
 

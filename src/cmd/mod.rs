@@ -67,7 +67,7 @@ Exit codes:
   0 done, 2 configuration, 3 data, 4 model, 5 checkpoint, 6 files, 7 peer, 8 NaN or infinity,
   9 memory, 75 stopped by a signal after saving: run again with --resume";
 
-/// What the program can do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show every setting of a run and where it comes from

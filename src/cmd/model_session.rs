@@ -1,4 +1,4 @@
-//! What `infer` and `chat` share: the options that choose the model, the opened model, and how prompts become tokens.
+//! Shared by `infer` and `chat`: options that choose the model, the loaded model, and the tokens of prompts.
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ pub struct AskArgs {
     generation: GenerationFlags,
 }
 
-/// An opened model with all that a generation needs.
+/// A loaded model with its tokenizer, chat template and settings.
 pub struct ModelSession {
     pub model: Model,
     pub config: Config,
@@ -215,7 +215,7 @@ impl ModelSession {
         self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
-    /// The ids of a prompt of `bytes`, of which there may be more if there are too many.
+    /// Checks that a prompt leaves room for an answer. `ids` may be cut off if they are too many; `bytes` is the text's length.
     fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Vec<u32>> {
         let limit = self.model.arch.max_position_embeddings;
         match ids.len() {
@@ -229,7 +229,7 @@ impl ModelSession {
         }
     }
 
-    /// The tokens of what a user says, after a system's turn if there is one.
+    /// The tokens of a user turn, after an optional system message.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
@@ -254,7 +254,7 @@ impl ModelSession {
         self.tokens(&conversation(messages.to_vec()))
     }
 
-    /// The tokens that a row of a file asks with: its last answer, if it has one, is left out. A text is what a user says.
+    /// The tokens of a row's prompt. Its last answer is left out; a string is a user turn.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`]; the row has no known form.
@@ -269,7 +269,7 @@ impl ModelSession {
             fields.clear();
             fields.insert("messages".to_owned(), messages);
         }
-        // A question alone has the form of a question with an answer, less the answer.
+        // A row without an answer is recognised by adding one.
         let detected = crate::data::row::Form::detect(&fields);
         if detected.is_none() {
             fields.insert(ANSWER.to_owned(), "".into());

@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Every family with its models, and what it has beside Llama's form.
+/// Every family with its models, and its differences from Llama.
 fn list() -> String {
     let mut out = String::new();
     for family in FAMILIES {
@@ -42,7 +42,7 @@ fn list() -> String {
     out
 }
 
-/// The table of docs/models.md.
+/// The table of families in docs/models.md, as Markdown.
 pub fn table() -> String {
     let mut out = String::from("| `model_type` | models | beside Llama's form |\n|---|---|---|\n");
     for family in FAMILIES {
@@ -60,7 +60,7 @@ pub fn wrappers() -> String {
     out
 }
 
-/// What an architecture is, a line a fact.
+/// Describes an architecture, with one fact per line.
 fn describe(arch: &Arch) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| {

@@ -18,7 +18,7 @@ use crate::hub::{self, Part};
 use crate::model::quantize::Held;
 use crate::train::output;
 
-/// What is put together: a base, adapters below, and the adapter on top or several that are blended.
+/// Flags for a base model, adapters merged into it, and the adapter on top (or several to blend).
 #[derive(Debug, Clone, clap::Args)]
 pub struct PartsArgs {
     /// Use this base model: a folder, or OWNER/NAME on the hub (default: the configuration's)
@@ -51,7 +51,7 @@ pub struct PartsArgs {
 pub struct Opened {
     /// The base and the adapters below.
     pub parts: Parts,
-    /// The adapter on top, or the blend; none for the base alone.
+    /// The adapter on top, or the blend; `None` for the base alone.
     pub top: Option<LoadedAdapter>,
     /// The folder with the tokenizer: the adapter's if it has one.
     pub tokenizer: PathBuf,
@@ -59,14 +59,14 @@ pub struct Opened {
     pub template: Option<String>,
     /// The configuration, if one was given.
     pub config: Option<Config>,
-    /// In what form the adapter's run held the matrices of its base.
+    /// The quantization of the base in the adapter's run.
     pub held: Option<Held>,
-    /// The folders that all this is read from, to the end.
+    /// Folders that are still read while the result is written.
     pub reads: Vec<PathBuf>,
 }
 
 impl Opened {
-    /// What to call it: the run's folder, the adapter's, or the base's.
+    /// A name for the result: that of the run's folder, the adapter's, or the base's.
     pub fn name(&self) -> String {
         let of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         let dir = match (&self.config, &self.top) {
@@ -79,8 +79,8 @@ impl Opened {
 }
 
 impl PartsArgs {
-    /// Opens everything; `words` may name a configuration, which then says what the flags do not. The result of a run that has
-    /// no adapter is taken as the base where `whole` models will do.
+    /// Opens the base and the adapters. A configuration in `words` supplies what the flags leave open. If `whole`, a run without
+    /// an adapter supplies its model as the base.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
@@ -126,7 +126,7 @@ impl PartsArgs {
             adapters.iter().map(|dir| peft::vocabulary(dir)).collect::<Result<_>>()?;
         let vocabulary = match vocabularies.as_mut_slice() {
             [one] => std::mem::take(one),
-            // What changes the vocabulary cannot be blended, which is said where they are blended.
+            // The blend refuses adapters that change the vocabulary.
             several => {
                 let apart = several.iter().flat_map(|one| one.apart.clone()).collect();
                 Vocabulary { apart, ..Vocabulary::default() }

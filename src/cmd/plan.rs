@@ -92,7 +92,7 @@ fn report(args: &Args) -> Result<Report> {
     }
     let predictor = Predictor::new(job, machine.device);
     let most = match resolved.source("train.max_tokens_per_pass") {
-        // The default is made for a CPU's caches.
+        // The default is tuned to a CPU's caches.
         crate::config::Source::Default if machine.device == Device::Gpu => None,
         _ => config.train.max_tokens_per_pass.map(|most| most as u64),
     };
@@ -179,7 +179,7 @@ fn machine(args: &Args) -> Result<Machine> {
     };
     let ranks = args.gpus.unwrap_or(1);
     let memory = match (&args.vram, device) {
-        // `24` is meant as gigabytes, and says bytes.
+        // A plain `24` would be 24 bytes, but is meant as gigabytes.
         (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 >= 1 << 20) {
             Some(bytes) => bytes.0,
             None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
@@ -260,7 +260,7 @@ fn billions(numbers: u64) -> String {
     }
 }
 
-/// Activations and the total, by what blocks keep.
+/// Bytes of activations and in total, for each policy of activation checkpointing.
 fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Row) -> Vec<(String, u64, u64)> {
     let blocks = predictor.job.arch.num_hidden_layers;
     let one = |(name, full, none): (&str, usize, usize)| {
@@ -291,14 +291,14 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         match budget::job(&other, arch, predictor.job.base.matrices, None) {
             Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
             Err(error) if optim == config.train.optim => return Err(error),
-            // What this configuration says elsewhere may not do for another.
+            // Another optimizer may contradict other settings; it is left out.
             Err(_) => {}
         }
     }
     Ok(states)
 }
 
-/// Operations a second of a rank, and how that is known.
+/// The FLOP/s of a rank, and where the number comes from.
 fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f64, String)> {
     match (args.tflops, machine.device) {
         (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s per rank, as given"))),
@@ -330,7 +330,7 @@ fn time(
     } else {
         (machine.ranks as f64, row.way.strategy.efficiency())
     };
-    // Where sizes are measured, a step is as large as it is asked to be, of rows as long as any.
+    // With `auto`, a step has the requested size, with rows of the maximal length.
     let asked = Asked::of(config, predictor.job.arch, ranks as usize);
     let rows = match asked.batch_size.given().zip(asked.grad_accum.given()) {
         Some((batch, accum)) => batch * accum,

@@ -1,4 +1,4 @@
-//! What `plan` shows: the report as data, and as text.
+//! The report of `plan`, as JSON and as text.
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -16,7 +16,7 @@ pub(super) struct Report {
     pub machine: Machine,
     pub batch: Batch,
     pub plan: Plan,
-    /// Activations and totals of the recommended row, or else the first, by what blocks keep.
+    /// Policy, activations and total of the recommended row, or else the first, in bytes.
     pub checkpointing: Vec<(String, u64, u64)>,
     pub optimizers: Vec<(String, u64)>,
     pub time: Option<Time>,

@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
         claim_file(target, existing, &inputs)?;
     }
-    // Also that it can be written.
+    // This also checks that it can be written.
     drop(AtomicLines::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
@@ -97,7 +97,7 @@ fn target(out: &Path, part: RowPart) -> PathBuf {
     if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) }
 }
 
-/// Writes the rows of a part beside their place; nothing if there is no such part.
+/// Writes the rows of a part to a temporary file; `None` if the data set has no such part.
 fn write(
     data: &Dataset,
     config: &Config,
@@ -133,7 +133,7 @@ fn write(
     Ok(Some(written))
 }
 
-/// A row in our form, with `style` at the beginning of its system message, or as one.
+/// A row with `style` at the beginning of its system message, or as its system message.
 fn styled(row: &str, style: &str) -> Result<String> {
     let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()))?;
     let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
@@ -153,7 +153,7 @@ fn styled(row: &str, style: &str) -> Result<String> {
     Ok(row.to_string())
 }
 
-/// What is read off the counts of a set.
+/// The counts in the report's table.
 type Count = fn(&Counts) -> u64;
 
 /// The report for people, in Markdown.

@@ -12,7 +12,7 @@ use crate::plan::memory::{Device, Predictor};
 use crate::plan::scaling::{self, Estimate, Fabric, Link, Pattern, Work};
 use crate::plan::strategies::{Batch, Strategy};
 
-/// The flags of the model.
+/// Flags of the communication model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ScalingArgs {
     /// Predict the speed of 1 to 1,024 ranks (needs --tflops, or `tunesmith bench` on the CPU)
@@ -30,7 +30,7 @@ pub struct ScalingArgs {
     per_machine: Option<u64>,
 }
 
-/// The worlds of the table.
+/// World sizes in the table.
 const WORLDS: [u64; 9] = [1, 2, 3, 4, 8, 16, 64, 256, 1024];
 const STRATEGIES: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp];
 
@@ -41,7 +41,7 @@ pub struct Report {
     estimates: Vec<Estimate>,
 }
 
-/// The estimates for what `predictor` trains with batches like `batch`, on devices of `speed` FLOP/s each.
+/// Estimates the speed of `predictor`'s job with batches like `batch`, on devices of `speed` FLOP/s each.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: a bandwidth that is none.
@@ -74,7 +74,7 @@ pub fn report(
     let (rows, passes) = (config.train.batch_size.or(1) as f64, config.train.grad_accum.or(1) as u64);
     let rank = predictor.predict(&batch.pass());
     let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
-    // Of a frozen base forward and backward cost the same; where all is trained backward costs twice as much.
+    // With a frozen base, backward costs as much as forward; in full fine-tuning, twice as much.
     let backward = if config.tuning.mode == Mode::Full { 2.0 / 3.0 } else { 0.5 };
     let work = Work {
         compute: one.total() * rows * passes as f64 / speed,

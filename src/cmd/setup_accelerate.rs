@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
     ))
 }
 
-/// Asks until the answer fits; an empty one is the fallback, and so is the end of the input.
+/// Asks until an answer fits. An empty answer or the end of the input gives `fallback`.
 fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String> {
     loop {
         let mut out = std::io::stderr().lock();

@@ -8,7 +8,7 @@ use tunesmith_model::{Logits, TextCache};
 pub struct Beams {
     /// Beams that run side by side (`num_beams`).
     pub count: usize,
-    /// The exponent of the length that a finished answer's log-probability is divided by: above 0 favours long ones.
+    /// A finished answer's log-probability is divided by its length to this power: above 0 favours long answers.
     pub length_penalty: f64,
     /// Whether the search may end before its beams reach the longest answer.
     pub early_stopping: EarlyStopping,
@@ -39,7 +39,7 @@ struct Finished {
     done: bool,
 }
 
-/// Takes a candidate out of the running; large enough that nothing else counts, as in Transformers.
+/// Added to a score to rule a candidate out, as in Transformers.
 const OUT: f32 = -1.0e9;
 
 /// What ends and scores the candidates of a search.
@@ -71,8 +71,8 @@ impl Search {
         Self { how, running, finished: vec![empty; how.count], improvable: true }
     }
 
-    /// Takes the logits after each running beam (`first` is the first one's row) and goes on by a token. `caches` become
-    /// those of the new beams. Returns the tokens to feed next, or nothing when the search is over.
+    /// Advances every beam by one token, by the logits from row `first` on. Reorders `caches` to the new beams. Returns the
+    /// tokens to feed next, or `None` when the search is over.
     pub fn take(
         &mut self,
         prompt: &[u32],
@@ -101,7 +101,7 @@ impl Search {
         };
         let grown: Vec<(Vec<u32>, bool)> = candidates.iter().map(&mut ends).collect();
 
-        // Those that finish now compete with those that have; only the first `count` may.
+        // Newly finished candidates compete with earlier ones; only the first `count` may finish.
         let full = early_stopping == EarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
         let divisor = (length as f64).powf(length_penalty) as f32;
         let mut merged = std::mem::take(&mut self.finished);
@@ -116,7 +116,7 @@ impl Search {
         let order = ranked(merged.iter().map(|beam| beam.score), count);
         self.finished = order.into_iter().map(|index| merged[index].clone()).collect();
 
-        // The best of those that do not finish run on.
+        // The best of the others continue.
         let all_end = grown.iter().all(|(_, ended)| *ended);
         let scores: Vec<f32> = candidates
             .iter()
@@ -130,7 +130,7 @@ impl Search {
         let next: Vec<u32> = order.iter().map(|&index| candidates[index].2).collect();
         *caches = parents.into_iter().map(|parent| caches[parent].clone()).collect();
 
-        // Whether anything can still get better. Transformers counts the step as done here.
+        // Whether a running beam can still improve the result. Transformers counts this step as done.
         let hypothetical =
             if early_stopping == EarlyStopping::Never && length_penalty > 0.0 { rules.max_new } else { length };
         let best = self.running.first().map_or(f32::NEG_INFINITY, |beam| beam.score)
@@ -141,7 +141,7 @@ impl Search {
         (self.improvable && !complete && !all_end).then_some(next)
     }
 
-    /// The best answer so far: of the finished ones, else of the running ones.
+    /// The best finished answer, else the best running beam.
     pub fn best(&self) -> &[u32] {
         let finished = self.finished.first().filter(|beam| beam.done).map(|beam| &beam.tokens[..]);
         finished.or_else(|| self.running.first().map(|beam| &beam.tokens[..])).unwrap_or_default()
@@ -152,7 +152,7 @@ impl Search {
         self.running.first().map_or(&[], |beam| &beam.tokens)
     }
 
-    /// The best finished answer's log-probability over its length's power.
+    /// The best finished answer's log-probability, after the length penalty.
     pub fn score(&self) -> f32 {
         self.finished.first().map_or(OUT, |beam| beam.score)
     }

@@ -1,4 +1,4 @@
-//! A merged model as a folder that Transformers loads: shard by shard, a tensor at a time.
+//! Writes a merged model as a folder that Transformers loads, one tensor at a time.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +15,7 @@ use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
 
-/// How the folder is written.
+/// Settings of the folder.
 #[derive(Debug, Clone, Copy)]
 pub struct Form<'a> {
     /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
@@ -35,9 +35,9 @@ pub struct Form<'a> {
 /// A tensor of the file.
 #[derive(Debug, Clone)]
 enum Planned {
-    /// One of the merged model, and the dtype that it is written in, or that its numbers had before they were coded.
+    /// A tensor of the merged model, and its dtype in the file (before quantization).
     Merged(TensorSpec, Dtype),
-    /// One of what a multimodal model has beside its language model.
+    /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
 }
 
@@ -53,7 +53,7 @@ pub struct Written {
 impl Form<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
-        // Of matrices that the base has in codes, what they were before is not known: as its embedding.
+        // The original dtype of a quantized base is unknown: that of its embedding is taken.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
         let of = |spec: &TensorSpec| match self.coded(&spec.name) {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
@@ -69,7 +69,7 @@ impl Form<'_> {
         self.coding.filter(|coding| coding.has(name))
     }
 
-    /// Bytes of a tensor in its file; about so many where it is coded.
+    /// Bytes of a tensor in its file; approximate for quantized ones.
     fn bytes(&self, planned: &Planned) -> u64 {
         match planned {
             Planned::Merged(spec, dtype) => {
@@ -217,7 +217,7 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);
         }
-        // The base's codes are not what is written.
+        // The base's quantization does not apply to the written weights.
         map.remove("quantization_config");
         if let Some(coding) = form.coding {
             let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();

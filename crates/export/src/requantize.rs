@@ -1,4 +1,4 @@
-//! A merged model whose matrices are written in 4 or 8 bits, as bitsandbytes stores them; and what that loses.
+//! Quantizes the matrices of a merged model to 4 or 8 bits, as bitsandbytes stores them, and measures the error.
 use std::collections::BTreeSet;
 
 use serde_json::Value;
@@ -11,7 +11,7 @@ use tunesmith_model::weights::config_json;
 use tunesmith_ops::quant::encode::{BLOCK, NESTED_BLOCK};
 use tunesmith_ops::quant::{Format, Quantized, encode};
 
-/// Which matrices of a model are coded, and how.
+/// Which matrices of a model are quantized, and how.
 #[derive(Debug)]
 pub struct Coding {
     held: Held,
@@ -23,7 +23,7 @@ pub struct Coding {
 pub struct Loss {
     /// Number of quantized matrices.
     pub matrices: usize,
-    /// The largest difference of a number from what its code means.
+    /// The largest absolute change of a weight.
     pub largest: f32,
     /// The largest absolute weight before quantization.
     pub scale: f32,
@@ -32,7 +32,7 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// The mean difference of a number from what its code means.
+    /// The mean absolute change of a weight.
     pub fn mean(&self) -> f64 {
         self.sum / self.count.max(1) as f64
     }
@@ -50,7 +50,7 @@ impl Loss {
 }
 
 impl Coding {
-    /// For a model of this shape.
+    /// Chooses the matrices of a model of this shape.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
@@ -63,14 +63,14 @@ impl Coding {
         self.held.how.describe()
     }
 
-    /// Whether that tensor is coded.
+    /// Whether this tensor is quantized.
     pub(super) fn has(&self, name: &str) -> bool {
         self.matrices.contains(name)
     }
 
-    /// About the bytes that a matrix takes in its file.
+    /// Approximate bytes of a matrix in its file.
     pub(super) fn bytes(&self, spec: &TensorSpec) -> u64 {
-        /// The tables and the description beside a matrix.
+        /// Allowance for the tables and the description of a matrix.
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
@@ -83,7 +83,7 @@ impl Coding {
         }
     }
 
-    /// A matrix of the merged model in codes, its loss added to `loss`.
+    /// Quantizes a matrix of the merged model, and adds its error to `loss`.
     ///
     /// # Errors
     /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.

@@ -62,7 +62,7 @@ impl Format {
         }
     }
 
-    /// The number of the type of a stored tensor.
+    /// The number of a tensor type in the file (`ggml_type`).
     const fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -87,7 +87,7 @@ impl Format {
         let vocabulary = ["token_embd.weight", "output.weight"].contains(&name);
         match self {
             _ if shape.len() < 2 || name.contains("ffn_gate_inp") => Self::F32,
-            // Rows that are not whole blocks.
+            // Rows must consist of whole blocks.
             Self::Q8_0 | Self::Q4_0 if !columns.is_multiple_of(BLOCK) => Self::F16,
             Self::Q4_0 if vocabulary => Self::Q8_0,
             format => format,
@@ -188,7 +188,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
             let mut values = adapter.tensors.get(&tensor).map(|(_, values)| values.clone()).unwrap_or_default();
             if side == "lora_b" {
                 layout.transform(arch, &weight, &mut values);
-                // llama.cpp scales by alpha / rank; the rest of a scale of its own (rsLoRA, patterns) goes here.
+                // llama.cpp scales by alpha / rank; the rest of another scale (rsLoRA, patterns) goes here.
                 let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
                 if (factor - 1.0).abs() > 1e-6 {
                     for value in &mut values {
