@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             template: template.as_deref(),
             card: Some(&card),
-            coding: None,
+            requantization: None,
         };
         folder::write(&target, &model, &form)?;
     }

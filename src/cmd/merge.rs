@@ -11,8 +11,8 @@ use crate::checkpoint::{Manifest, atomic, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::export::folder::{self, Form, Written};
-use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
-use crate::export::requantize::Coding;
+use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
+use crate::export::requantize::Requantization;
 use crate::files::output::claim_folder;
 use crate::files::temporary::Temporary;
 use crate::model::quantize::{Held, How};
@@ -62,7 +62,7 @@ pub const MAX_DIFFERENCE: f32 = 1e-5;
 pub fn run(args: &Args) -> Result<()> {
     let dtype = parse_dtype(&args.dtype)?;
     let opened = args.parts.open(&args.config, false)?;
-    let coding = args.requantize.as_deref().map(|word| coding(word, &opened)).transpose()?;
+    let requantization = args.requantize.as_deref().map(|word| requantization(word, &opened)).transpose()?;
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
     claim(&output, args.overwrite, &reads)?;
@@ -99,14 +99,14 @@ pub fn run(args: &Args) -> Result<()> {
         tokenizer: &tokenizer,
         template: template.as_deref(),
         card: None,
-        coding: coding.as_ref(),
+        requantization: requantization.as_ref(),
     };
     let Written { bytes, loss } = folder::write(&output, &merged.model, &form)?;
-    if let Some(coding) = &coding {
+    if let Some(requantization) = &requantization {
         let _ = writeln!(
             text,
             "requantized     {}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
-            coding.describe(),
+            requantization.describe(),
             count(loss.matrices, "matrix"),
             loss.largest,
             loss.mean(),
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
     // This makes the sample rows the same.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
-    if dtype == Some(Dtype::F32) && coding.is_none() {
+    if dtype == Some(Dtype::F32) && requantization.is_none() {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
@@ -129,7 +129,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The quantization that `--requantize` asks for. Double quantization and skipped modules are the configuration's, else the
 /// training's.
-fn coding(word: &str, opened: &Opened) -> Result<Coding> {
+fn requantization(word: &str, opened: &Opened) -> Result<Requantization> {
     let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == word);
     let Some(format) = format else {
         return Err(Error::config(format!("--requantize {word}: expected nf4, fp4 or int8")));
@@ -141,7 +141,7 @@ fn coding(word: &str, opened: &Opened) -> Result<Coding> {
         (None, Some(held)) => (default.double_quant, held.skip.clone()),
         (None, None) => (default.double_quant, opened.parts.dense_modules()?),
     };
-    Coding::new(&opened.parts.arch, Held { how: How { format, double }, skip })
+    Requantization::new(&opened.parts.arch, Held { how: How { format, double }, skip })
 }
 
 /// A merged model whose logits agree with the adapter's.
@@ -158,7 +158,7 @@ pub struct Checked {
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.outputs();
-    let logits = sample_logits(&parts.adapted(&top, &widened())?)?;
+    let logits = sample_logits(&parts.adapted(&top, &dequantized())?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::merge::Merged;
-use super::requantize::{Coding, Loss};
+use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::atomic::{self, Staging};
 use tunesmith_checkpoint::disk::RealDisk;
@@ -29,7 +29,7 @@ pub struct Form<'a> {
     /// The text of `README.md` (model card).
     pub card: Option<&'a str>,
     /// Quantizes linear layers; other tensors keep their dtype.
-    pub coding: Option<&'a Coding>,
+    pub requantization: Option<&'a Requantization>,
 }
 
 /// A tensor of the file.
@@ -55,7 +55,7 @@ impl Form<'_> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
         // The original dtype of a quantized base is unknown: that of its embedding is taken.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
-        let of = |spec: &TensorSpec| match self.coded(&spec.name) {
+        let of = |spec: &TensorSpec| match self.quantized(&spec.name) {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
@@ -65,16 +65,16 @@ impl Form<'_> {
         Ok(of_model.chain(beside.map(|(name, shape, numbers)| Planned::Beside(name, shape, numbers))).collect())
     }
 
-    fn coded(&self, name: &str) -> Option<&Coding> {
-        self.coding.filter(|coding| coding.has(name))
+    fn quantized(&self, name: &str) -> Option<&Requantization> {
+        self.requantization.filter(|requantization| requantization.has(name))
     }
 
     /// Bytes of a tensor in its file; approximate for quantized ones.
     fn bytes(&self, planned: &Planned) -> u64 {
         match planned {
-            Planned::Merged(spec, dtype) => {
-                self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
-            }
+            Planned::Merged(spec, dtype) => self
+                .quantized(&spec.name)
+                .map_or((spec.len() * dtype.bytes()) as u64, |requantization| requantization.bytes(spec)),
             Planned::Beside(_, _, numbers) => numbers.bytes(),
         }
     }
@@ -83,7 +83,7 @@ impl Form<'_> {
 /// Writes the folder `target`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
+/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
 pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
@@ -165,7 +165,7 @@ fn write_shard(
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
-    let (mut coded, mut numbers) = (Vec::new(), Vec::new());
+    let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
@@ -175,13 +175,15 @@ fn write_shard(
             }
         };
         let name = stored(&spec.name);
-        match form.coded(&spec.name) {
-            Some(coding) => coded.push((name, spec, dtype, coding.code(merged, spec, &mut written.loss)?)),
+        match form.quantized(&spec.name) {
+            Some(requantization) => {
+                quantized.push((name, spec, dtype, requantization.quantize(merged, spec, &mut written.loss)?))
+            }
             None => numbers.push((name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), dtype))),
         }
         specs.insert(stored(&spec.name), spec);
     }
-    let parts: Vec<_> = (coded.iter())
+    let parts: Vec<_> = (quantized.iter())
         .map(|(name, spec, dtype, matrix)| Parts::new(name, &spec.shape, dtype.name(), matrix))
         .collect::<Result<_>>()?;
     numbers.extend(parts.iter().flat_map(Parts::tensors));
@@ -219,9 +221,9 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         }
         // The base's quantization does not apply to the written weights.
         map.remove("quantization_config");
-        if let Some(coding) = form.coding {
+        if let Some(requantization) = form.requantization {
             let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();
-            map.insert("quantization_config".into(), coding.config_json(beside));
+            map.insert("quantization_config".into(), requantization.config_json(beside));
         }
         // An adapter may have grown the vocabulary.
         folder::set_vocabulary(map, merged.arch.vocab_size);

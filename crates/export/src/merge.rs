@@ -74,7 +74,7 @@ impl Parts {
     /// # Errors
     /// The shape has no linear layers.
     pub fn dense_modules(&self) -> Result<Vec<String>> {
-        if !self.is_coded() {
+        if !self.is_quantized() {
             return Ok(Vec::new());
         }
         let all = quantize::matrices(&self.arch, &[])?;
@@ -97,7 +97,7 @@ impl Parts {
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
     pub fn hold(&mut self, held: &Held) -> Result<usize> {
         let names = quantize::matrices(&self.arch, &held.skip)?;
-        let stored = self.is_coded();
+        let stored = self.is_quantized();
         let widths: BTreeMap<String, usize> = self
             .arch
             .tensors()
@@ -122,7 +122,7 @@ impl Parts {
     }
 
     /// Whether the base is stored in 4 or 8 bits.
-    pub fn is_coded(&self) -> bool {
+    pub fn is_quantized(&self) -> bool {
         self.weights.quantization().is_some()
     }
 
@@ -199,14 +199,14 @@ pub fn idle(arch: &Arch) -> LoraConfig {
 }
 
 /// Settings that dequantize a quantized base.
-pub fn widened() -> ModelConfig {
+pub fn dequantized() -> ModelConfig {
     ModelConfig { quantization: Quantization::None, ..ModelConfig::default() }
 }
 
 /// A configuration to load a model without training it: the only trainable tensor is the smallest. Quantized matrices are
 /// dequantized.
 fn frozen_config() -> Config {
-    let mut config = Config { model: widened(), ..Config::default() };
+    let mut config = Config { model: dequantized(), ..Config::default() };
     config.tuning.mode = Mode::Freeze;
     config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
     config

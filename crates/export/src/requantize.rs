@@ -13,7 +13,7 @@ use tunesmith_ops::quant::{Format, Quantized, encode};
 
 /// Which matrices of a model are quantized, and how.
 #[derive(Debug)]
-pub struct Coding {
+pub struct Requantization {
     held: Held,
     matrices: BTreeSet<String>,
 }
@@ -37,11 +37,11 @@ impl Loss {
         self.sum / self.count.max(1) as f64
     }
 
-    fn add(&mut self, values: &[f32], coded: &[f32]) {
+    fn add(&mut self, values: &[f32], dequantized: &[f32]) {
         self.matrices += 1;
         self.count += values.len() as u64;
-        for (value, coded) in values.iter().zip(coded) {
-            let difference = (value - coded).abs();
+        for (value, dequantized) in values.iter().zip(dequantized) {
+            let difference = (value - dequantized).abs();
             self.sum += f64::from(difference);
             self.largest = self.largest.max(difference);
             self.scale = self.scale.max(value.abs());
@@ -49,7 +49,7 @@ impl Loss {
     }
 }
 
-impl Coding {
+impl Requantization {
     /// Chooses the matrices of a model of this shape.
     ///
     /// # Errors
@@ -86,8 +86,8 @@ impl Coding {
     /// Quantizes a matrix of the merged model, and adds its error to `loss`.
     ///
     /// # Errors
-    /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
-    pub(super) fn code(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
+    /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
+    pub(super) fn quantize(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
         let values = merged.values(spec)?;
         let width = spec.shape.last().copied().unwrap_or(1);
         let matrix = encode::quantize(&values, width, self.held.how.format, self.held.how.double)
