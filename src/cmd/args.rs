@@ -1,4 +1,4 @@
-//! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
+//! Arguments shared by subcommands that read a configuration: its file, and `KEY=VALUE` words.
 use super::shell_quote::quoted;
 use crate::checkpoint::peft;
 use crate::config::{self, Flag, Resolved};
@@ -11,25 +11,25 @@ use std::path::{Path, PathBuf};
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConfigArgs {
-    /// The configuration file, and KEY=VALUE words that override it
+    /// Read this YAML file, with KEY=VALUE words that override it
     ///
-    /// `train.batch_size=1` and `TRAIN_BATCH_SIZE=1` say the same, as a word or (the latter) as an environment variable.
-    /// The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.
+    /// An override is a word such as `train.batch_size=1` or `TRAIN_BATCH_SIZE=1`; the second form also works as an environment
+    /// variable. The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.
     #[arg(value_name = "CONFIG|KEY=VALUE")]
     pub words: Vec<String>,
 }
 
-/// A configuration file, or in its place a model and rows. Flatten it into a subcommand that trains or shows what a run would do.
+/// A configuration file, or `--model` and `--data` in its place. Flatten it into a subcommand that trains or predicts a run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct JobArgs {
     // The file and words.
     #[command(flatten)]
     #[allow(missing_docs, reason = "a documentation comment would be the help of the arguments below it")]
     pub config: ConfigArgs,
-    /// The model (`model.name`): a folder, or a name of the hub; with --data no configuration file is needed
+    /// Start from this model (`model.name`): a folder, or OWNER/NAME on the hub. With --data, no configuration file is needed
     #[arg(long, value_name = "DIR|OWNER/NAME")]
     pub model: Option<String>,
-    /// The training rows (`data.train_path`): a file or a pattern; may be given more than once
+    /// Train on these rows (`data.train_path`): a file, or a pattern such as 'rows/*.jsonl'; may be given more than once
     #[arg(long, value_name = "FILE")]
     pub data: Vec<String>,
 }
@@ -43,7 +43,7 @@ impl JobArgs {
         self.load_silently(flags).inspect(print_notes)
     }
 
-    /// As [`JobArgs::load`], without the notes: for one of several ranks that say the same.
+    /// As [`JobArgs::load`], without printing notes: other ranks would repeat them.
     ///
     /// # Errors
     /// As [`ConfigArgs::load`].
@@ -87,7 +87,7 @@ impl JobArgs {
     }
 }
 
-/// An error about a configuration that is one of another toolkit: its hint is how to turn it into one of ours.
+/// Adds a hint to an error if the file is a configuration of another toolkit: the command that converts it.
 fn of_another_toolkit(file: Option<&Path>, error: Error) -> Error {
     let file = file.filter(|_| error.kind() == Kind::Config);
     let Some((file, toolkit)) = file.and_then(|file| Some((file, import::toolkit_of(file)?))) else { return error };
@@ -104,7 +104,7 @@ fn typed() -> String {
     std::env::args().nth(1).unwrap_or_default()
 }
 
-/// How the subcommand `command` is called with a model, and rows where it takes them, in place of a configuration.
+/// The call of subcommand `command` without a configuration: with a model, and with rows if it takes them.
 fn without_file(command: &str, model: &str, rows: &str) -> Option<String> {
     let (model, rows) = (quoted(model), quoted(rows));
     match command {
@@ -117,7 +117,7 @@ fn without_file(command: &str, model: &str, rows: &str) -> Option<String> {
     }
 }
 
-/// The error where nothing says what to do.
+/// The error for a missing configuration.
 fn no_file() -> Error {
     let command = typed();
     let without =
@@ -127,13 +127,16 @@ fn no_file() -> Error {
     ))
 }
 
-/// The error where a folder stands in the place of a configuration: a run's, a model's, or any.
+/// The error for a folder in place of a configuration file.
 fn is_folder(folder: &str, command: &str) -> Error {
     let path = Path::new(folder);
-    let error = Error::config(format!("{folder} is a folder, and a configuration file is expected"));
+    let error = Error::config(format!("{folder} is a folder, but a configuration file is expected"));
     let resolved = path.join("config.resolved.yaml");
     if resolved.is_file() {
-        return error.hint(format!("a run's is in it: `tunesmith {command} {}`", quoted(&resolved.to_string_lossy())));
+        return error.hint(format!(
+            "name the run's configuration: `tunesmith {command} {}`",
+            quoted(&resolved.to_string_lossy())
+        ));
     }
     let call = without_file(command, folder, "rows.jsonl").filter(|_| path.join("config.json").is_file());
     error.hint(match call {
@@ -169,7 +172,7 @@ pub(super) fn check_model_folder(model: &str) -> Result<()> {
 }
 
 impl ConfigArgs {
-    /// How many GPUs are asked for: the word `NUM_GPUS=N`, or else the environment variable.
+    /// The number of GPUs from the word `NUM_GPUS=N`, or else from the environment variable.
     pub fn num_gpus(&self) -> Option<String> {
         let word = self.words.iter().find_map(|word| word.strip_prefix("NUM_GPUS=").map(str::to_owned));
         word.or_else(|| std::env::var("NUM_GPUS").ok()).filter(|number| !number.is_empty())
@@ -195,7 +198,7 @@ impl ConfigArgs {
         resolved.map_err(|error| of_another_toolkit(Some(&path), error)).inspect(print_notes)
     }
 
-    /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.
+    /// As [`ConfigArgs::load_partial`], but the file is optional too. Also returns whether there is one.
     ///
     /// # Errors
     /// As [`ConfigArgs::load`].
@@ -206,7 +209,7 @@ impl ConfigArgs {
         Ok((resolved.inspect(print_notes)?, file.is_some()))
     }
 
-    /// Tells the configuration file from the words.
+    /// Separates the configuration file, which is required, from the words.
     fn split(&self) -> Result<(PathBuf, Vec<String>)> {
         match self.files()? {
             (Some(file), words) => Ok((file, words)),
@@ -232,7 +235,7 @@ impl ConfigArgs {
         }
         match files[..] {
             [file] if is_rows(Path::new(file)) => {
-                let (command, error) = (typed(), format!("{file}: these are rows, and a configuration is expected"));
+                let (command, error) = (typed(), format!("{file}: these are rows, but a configuration is expected"));
                 let call = without_file(&command, "DIR", file);
                 let call = call.unwrap_or_else(|| format!("tunesmith train --model DIR --data {}", quoted(file)));
                 Err(Error::config(error).hint(format!("without a configuration: `{call}`")))
@@ -248,7 +251,7 @@ impl ConfigArgs {
     }
 }
 
-/// Whether a file has the name of one with rows; `.json` may be either.
+/// Whether a file's name ends like a file of rows. `.json` may be either and does not count.
 fn is_rows(file: &Path) -> bool {
     let end = |file: &Path| file.extension().map(|end| end.to_string_lossy().to_lowercase()).unwrap_or_default();
     let outer = end(file);
@@ -256,12 +259,12 @@ fn is_rows(file: &Path) -> bool {
     inner != "json" && EXTENSIONS.iter().any(|ends| ends.contains(&inner.as_str()))
 }
 
-/// Prints what a user should know of a configuration.
+/// Prints the notes of a configuration, such as keys without effect.
 pub fn print_notes(resolved: &Resolved) {
     resolved.notes.iter().for_each(|note| super::terminal::print_note(note));
 }
 
-/// The variables of the environment that say something of a run: its settings, its file, its number of ranks.
+/// The environment variables that change a run: settings, `CONFIG` and `NUM_GPUS`, sorted by name.
 pub fn variables() -> Vec<(String, String)> {
     let ours = |name: &str| {
         matches!(name, "CONFIG" | "NUM_GPUS")
@@ -276,7 +279,7 @@ pub fn variables() -> Vec<(String, String)> {
     found
 }
 
-/// Whether the word behind `--resume` is its checkpoint, and not the configuration or a setting.
+/// Whether the word after `--resume` is a checkpoint, not a configuration file or a setting.
 pub fn is_checkpoint(word: &str) -> bool {
     // A run's own `latest` and `best` are files that name a checkpoint.
     let is_file = || Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
@@ -285,7 +288,7 @@ pub fn is_checkpoint(word: &str) -> bool {
     !word.contains('=') && !is_config && !is_file()
 }
 
-/// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.
+/// The environment variables that are valid UTF-8.
 fn environment() -> Result<Vec<(String, String)>> {
     let mut texts = Vec::new();
     for (name, value) in std::env::vars_os() {

@@ -21,12 +21,10 @@ impl AtomicLines {
         Ok(Self { file: OutputFile::create(target, existing, inputs)?, lines: 0 })
     }
 
-    /// The temporary path.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The final path.
     pub fn target(&self) -> &Path {
         self.file.target()
     }
@@ -92,7 +90,7 @@ pub(super) const fn existing(overwrite: bool) -> Existing {
     if overwrite { Existing::Replace } else { Existing::Ours(is_as_reported, "--overwrite") }
 }
 
-/// Whether a file of rows, or the report beside it, is unchanged since `process` or `ingest` wrote it, by the hash in the report.
+/// Whether a file is unchanged since `process` or `ingest` wrote it, by the hash in the report beside it.
 fn is_as_reported(path: &Path) -> bool {
     let report = |path: &Path| -> Option<serde_json::Value> {
         serde_json::from_str(&files::read_own_text(path, files::SMALL).ok()?).ok()
@@ -102,7 +100,7 @@ fn is_as_reported(path: &Path) -> bool {
         Some("md") => files::read_own_text(path, files::SMALL).is_ok_and(|text| text.starts_with("# Data report")),
         _ => {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // Of `rows.jsonl` and of `rows.validation.jsonl` the report is `rows.report.json`.
+            // `rows.jsonl` and `rows.validation.jsonl` share the report `rows.report.json`.
             let places = [path.with_extension("report.json"), path.with_extension("").with_extension("report.json")];
             let known = places.iter().find_map(|place| Some(report(place)?["blake3"][&name].as_str()?.to_owned()));
             known.is_some_and(|known| digest(path).is_ok_and(|found| found == known))

@@ -4,12 +4,11 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::StepLine;
 use crate::telemetry::progress::Pace;
 
-/// The bar itself is so wide at least, where it is shown, and at most.
+/// The least and the greatest width of the bar itself, in columns.
 const NARROW: usize = 6;
 const BROAD: usize = 24;
 
-/// The parts that say something about a step, in the order in which they are shown, each with how early it goes where there
-/// is no room: the highest number first.
+/// The parts of a step's line in display order. Each has a rank: if the line is too long, the highest rank is left out first.
 fn parts(line: &StepLine, pace: &Pace) -> Vec<(u8, String)> {
     let loss = pace.loss().map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
     let norm = line.grad_norm.map_or_else(|| "-".to_owned(), |norm| format!("{norm:.2}"));

@@ -18,68 +18,66 @@ use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// What `bench` takes.
 #[derive(Debug, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
-    /// A shape's name (small, smollm2-135m, qwen2.5-0.5b, tinyllama-1.1b) or the path of a config.json
+    /// Measure this shape: small, smollm2-135m, qwen2.5-0.5b, tinyllama-1.1b, or the path of a config.json
     #[arg(long, default_value = "smollm2-135m")]
     shape: String,
-    /// A model folder to load the base from, instead of drawing it at random
+    /// Load the base model from this folder (default: random weights)
     #[arg(long, value_name = "DIR", conflicts_with = "shape")]
     model: Option<PathBuf>,
-    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4), another adapter's mode, or full; or
-    /// decode: answers are made
+    /// Train with this mode: `lora` (every linear layer), `qlora` (on a base in NF4), another adapter's mode, or `full`; or
+    /// generate with `decode`
     #[arg(long, default_value = "lora")]
     mode: String,
-    /// Tokens of a row [default: 512], or of a prompt [32]
+    /// Use rows of this many tokens (default: 512), or prompts with `decode` (default: 32)
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
     seq: Option<u64>,
-    /// Rows of a step [default: 2], or answers side by side [1, then 8]
+    /// Train on this many rows a step (default: 2), or generate this many answers at once (default: 1, then 8)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     batch: Option<u64>,
-    /// Timed steps, after one that is not timed [default: 3], or tokens of an answer, after the first [64]
+    /// Measure this many steps after a warm-up step (default: 3), or tokens of an answer after the first (default: 64)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: Option<u64>,
-    /// Rank of the adapters
+    /// Use adapters of this rank
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     rank: u64,
-    /// Run blocks again in backward instead of keeping their activations
+    /// Recompute activations in the backward pass instead of keeping them
     #[arg(long)]
     gradient_checkpointing: bool,
-    /// Keep the base's matrices and what the backward pass needs in bfloat16, as `model.dtype: bfloat16` and `train.bf16`
+    /// Keep the base and the activations in bfloat16, as `model.dtype: bfloat16` and `train.bf16` do
     #[arg(long)]
     bf16: bool,
-    /// The most tokens walked at once, as `train.max_tokens_per_pass`
+    /// Process at most this many tokens in a pass, as `train.max_tokens_per_pass` does
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
-    /// Let the probe choose how steps of --batch rows are cut and what blocks keep, and hold the choice against every other way
+    /// Measure every way to cut a step of --batch rows, next to the automatic choice
     #[arg(long)]
     sweep: bool,
-    /// The most that the process may hold, such as 2GiB (with --sweep)
+    /// With --sweep, use at most this much memory, such as 2GiB
     #[arg(long, value_name = "SIZE", requires = "sweep")]
     memory_budget: Option<String>,
-    /// Rows `{input_ids, labels}` of a JSONL file instead of synthetic ones
+    /// Train on rows `{input_ids, labels}` of this file (default: synthetic rows)
     #[arg(long, value_name = "FILE.jsonl")]
     data: Option<PathBuf>,
-    /// Threads (default: all cores)
+    /// Use this many threads (default: all cores)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     threads: Option<u64>,
-    /// Use at most this instruction set: portable, avx2 or avx512
+    /// Use at most this instruction set: `portable`, `avx2` or `avx512` (default: the best here)
     #[arg(long)]
     simd: Option<String>,
-    /// Only say how much memory the steps should need, part by part, without running them
+    /// Predict the memory of the steps, part by part, without running them
     #[arg(long)]
     predict: bool,
-    /// Train with so many ranks on this machine instead, such as 1,2,4, beside what the model of `plan --scaling` predicts
+    /// Measure several numbers of ranks on this machine, such as 1,2,4, next to what `plan --scaling` predicts
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["predict", "sweep", "model"], value_parser = clap::value_parser!(u64).range(1..=256))]
     ranks: Vec<u64>,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Ranks, predicted and measured.
 fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(lines)

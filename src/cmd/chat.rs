@@ -17,7 +17,6 @@ use crate::files::output::{Existing, check_output_file};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
-/// What `chat` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -25,16 +24,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-/help          this
-/reset         forget the conversation
-/system TEXT   what the system's turn says from here on; without a text none; forgets the conversation
-/base          ask the base model, without the adapter; the conversation stays
-/tuned         ask the model with the adapter again
+/help          list the commands
+/reset         start a new conversation
+/system TEXT   start a new conversation with this system message; without TEXT, with none
+/base          use the base model without the adapter; keep the conversation
+/tuned         use the adapter again; keep the conversation
 /save FILE     append the conversation to a JSON Lines file, as a training row
 /quit          leave (also Ctrl-D); Ctrl-C ends an answer
 ";
 
-/// A conversation under way.
 struct Chat {
     session: ModelSession,
     system: Option<String>,
@@ -45,14 +43,13 @@ struct Chat {
     colour: bool,
 }
 
-/// What follows a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     On,
     Leave,
 }
 
-/// Talks.
+/// Runs the conversation until the user leaves.
 ///
 /// # Errors
 /// The model; the terminal.
@@ -71,8 +68,8 @@ pub fn run(args: &Args) -> Result<()> {
         signal == signal_hook::consts::SIGINT && requests.is_first()
     })?;
     let colour = stdout_colour();
-    let sides = if session.has_adapter() { "; /base asks the base model" } else { "" };
-    print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
+    let sides = if session.has_adapter() { "; /base switches to the base model" } else { "" };
+    print_text(&format!("{}\n/help lists the commands{sides}\n", Style::Bold.paint(&session.what, colour)));
     let mut chat = Chat {
         session,
         system: args.ask.system.clone(),
@@ -93,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         match chat.line(line.trim()) {
             Ok(Next::On) => {}
             Ok(Next::Leave) => return Ok(()),
-            // What a turn is refused for does not end the conversation.
+            // A refused turn does not end the conversation.
             Err(error) if matches!(error.kind(), crate::Kind::Data | crate::Kind::Io) => {
                 let hint = error.hint_text().map_or_else(String::new, |hint| format!(" ({hint})"));
                 print_text(&format!("{}{hint}\n", Style::Red.paint(error.message(), chat.colour)));
@@ -104,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
     if talk.is_terminal() { print("\n") } else { Ok(()) }
 }
 
-/// Whether a file is one of conversations, to which another may be appended.
+/// Whether a file holds conversations, so that another may be appended.
 fn ends_in_a_conversation(path: &Path) -> bool {
     let Ok(text) = files::read_own_text(path, files::SMALL) else { return false };
     let last = text.lines().next_back().map(serde_json::from_str::<Value>);
@@ -126,14 +123,14 @@ impl Chat {
                 self.system = (!rest.is_empty()).then(|| rest.to_owned());
                 self.forget();
                 print_text(if rest.is_empty() {
-                    "no system turn\n"
+                    "no system message\n"
                 } else {
-                    "a new conversation with that system turn\n"
+                    "a new conversation with this system message\n"
                 });
             }
             "/base" | "/tuned" => self.switch(word == "/tuned"),
             "/save" => self.save(rest)?,
-            _ if word.starts_with('/') => print_text(&format!("{word} is no command; /help shows them\n")),
+            _ if word.starts_with('/') => print_text(&format!("{word} is not a command; /help lists the commands\n")),
             _ => self.answer(line)?,
         }
         Ok(Next::On)
@@ -146,13 +143,13 @@ impl Chat {
 
     fn switch(&mut self, tuned: bool) {
         if !self.session.has_adapter() {
-            print_text("there is one model here: no adapter is loaded\n");
+            print_text("no adapter is loaded, so there is only one model\n");
             return;
         }
         if self.tuned != tuned {
             self.tuned = tuned;
             self.session.use_adapter(tuned);
-            // What was read was read by the other one.
+            // The cache was computed by the other model.
             self.memory.clear();
         }
         print_text(if tuned { "asking the tuned model\n" } else { "asking the base model\n" });
@@ -165,7 +162,7 @@ impl Chat {
 
     fn save(&self, file: &str) -> Result<()> {
         if file.is_empty() || self.messages.is_empty() {
-            print_text(if file.is_empty() { "/save FILE\n" } else { "nothing is said yet\n" });
+            print_text(if file.is_empty() { "/save FILE\n" } else { "the conversation is empty\n" });
             return Ok(());
         }
         let path = Path::new(file);
@@ -182,13 +179,13 @@ impl Chat {
         Ok(())
     }
 
-    /// Answers what the user says; a turn that is refused is not part of the conversation.
+    /// Answers a user turn. A refused turn does not become part of the conversation.
     fn answer(&mut self, text: &str) -> Result<()> {
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = if self.session.template.is_some() {
             self.session.messages(&self.whole())
         } else {
-            // Without a template there are no turns: each line stands for itself.
+            // Without a template there are no turns: each line is a prompt of its own.
             self.session.plain(text)
         };
         let prompt = prompt.inspect_err(|_| drop(self.messages.pop()))?;

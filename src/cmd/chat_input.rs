@@ -14,11 +14,8 @@ use crate::error::{Error, Result};
 /// The most lines in the history.
 const KEPT: usize = 1000;
 
-/// The source of lines.
 pub(super) enum ChatInput {
-    /// A terminal.
     Terminal(Box<Prompt>),
-    /// Anything else.
     Lines(Lines<StdinLock<'static>>),
 }
 
@@ -29,7 +26,6 @@ pub(super) struct Prompt {
     history: Option<PathBuf>,
 }
 
-/// One input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// A line, without its end.
@@ -63,7 +59,7 @@ impl ChatInput {
             }
         });
         if let Some(path) = &history {
-            // Lines that cannot be read are no reason not to talk.
+            // An unreadable history must not prevent a chat.
             let _ = editor.load_history(path);
         }
         Ok(Self::Terminal(Box::new(Prompt { editor, history })))

@@ -6,25 +6,25 @@ use crate::config::{Resolved, Setting, Source, docs};
 use crate::error::{Error, Result};
 use std::fmt::Write;
 
-/// Show each effective setting and where it comes from.
+/// Show every setting of a run and where it comes from
 #[derive(Debug, clap::Args)]
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// Print JSON: a list of {key, value, source}
+    /// Print a JSON list of {key, value, source}
     #[arg(long, conflicts_with_all = ["schema", "docs"])]
     json: bool,
     /// Print the JSON Schema of configuration files, for editors
     #[arg(long, conflicts_with_all = ["words", "docs"])]
     schema: bool,
-    /// Print the reference of all keys, as Markdown
+    /// Print the reference of all keys as Markdown
     #[arg(long, conflicts_with = "words")]
     docs: bool,
-    /// Print the reference of all commands and flags, as Markdown
+    /// Print the reference of all commands and flags as Markdown
     #[arg(long, conflicts_with_all = ["words", "docs", "schema"])]
     commands: bool,
-    /// Print what becomes of each key of DeepSpeed's, Accelerate's and FSDP's configurations, as Markdown
+    /// Print how keys of DeepSpeed, Accelerate and FSDP are read, as Markdown
     #[arg(long, conflicts_with_all = ["words", "docs", "schema", "commands"])]
     foreign: bool,
 }
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
         return terminal::print_reference(&foreign::docs::markdown());
     }
     let resolved = args.job.load_partial(&[])?;
-    // The table has what is not needed.
+    // The table lists these keys.
     let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED);
     resolved.notes.iter().filter(shown).for_each(|note| terminal::print_note(note));
     if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         terminal::print(&table(&resolved, terminal::stdout_colour()))?;
     }
     if let Err(missing) = resolved.check_runnable() {
-        terminal::print_note(&format!("this configuration cannot be run as it is: {}", missing.message()));
+        terminal::print_note(&format!("this configuration cannot be run: {}", missing.message()));
     }
     Ok(())
 }
@@ -103,11 +103,11 @@ fn table(resolved: &Resolved, colour: bool) -> String {
         };
         let _ = writeln!(out, "{line}");
     }
-    out + &not_needed(&resolved.not_needed, (keys, values), colour) + &outcomes(&resolved.foreign, colour)
+    out + &not_needed(&resolved.not_needed, keys, values, colour) + &outcomes(&resolved.foreign, colour)
 }
 
-/// Keys of other toolkits that have no meaning here, in the table's columns.
-fn not_needed(list: &[NotNeeded], (keys, values): (usize, usize), colour: bool) -> String {
+/// Keys of other toolkits that have no meaning here, in columns `keys` and `values` characters wide.
+fn not_needed(list: &[NotNeeded], keys: usize, values: usize, colour: bool) -> String {
     let mut out = String::new();
     for one in list {
         if out.is_empty() {

@@ -20,25 +20,25 @@ use std::path::PathBuf;
 const BARS: usize = 16;
 /// Columns of the longest bar.
 const BAR_WIDTH: usize = 40;
-/// What encloses supervised text where there are no colours.
+/// Encloses supervised text on a terminal without colours.
 const PLAIN_MARKS: (&str, &str) = ("⟦", "⟧");
 
-/// Show what the data becomes: counts, lengths, and rows as the model sees them.
+/// Show the training data: counts, lengths, and rows as the model sees them
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
+    /// Show this many rows; text with loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
-    /// Write `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`, of every row: training, validation,
-    /// test; of a row of several renderings a line for each
+    /// Write every training, validation and test row as `{text, input_ids, labels}`, or `{text, input_ids, label}` for
+    /// classification and regression
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
-    /// Replace the file of --dump if it is there
+    /// Replace an existing --dump file
     #[arg(long, requires = "dump")]
     overwrite: bool,
-    /// Print the numbers as JSON
+    /// Print the counts as JSON
     #[arg(long)]
     json: bool,
 }
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let colour = terminal::stdout_colour();
     terminal::print(&overview(&data, colour))?;
-    // Rows are shown as they are: what a fold adds would pass for theirs.
+    // Rows are not folded: an added line break would look like part of the text.
     let mut text = String::new();
     for index in 0..args.rows.min(data.train.len()) {
         let (sequences, _) = data.train.sequences(index)?;
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
             };
             let title = format!("row {} of train{of}: {}, {what}", index + 1, crate::words::count(tokens, "token"));
             example.labels.truncate(tokens);
-            // Nothing stands before the first token that could predict it.
+            // The first token has no loss: nothing precedes it.
             example.labels.iter_mut().take(1).for_each(|first| *first = IGNORE);
             let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
         }
@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print_exact(&text)
 }
 
-/// The progress of tokenizing on standard error; nothing where that is no terminal.
+/// Shows the progress of tokenizing on standard error, if that is a terminal.
 #[derive(Default)]
 pub(super) struct Bar(RefCell<Option<ProgressBar>>);
 
@@ -118,7 +118,7 @@ impl Progress for Bar {
     }
 }
 
-/// The splits that there are.
+/// The splits that have rows.
 fn splits(data: &Dataset) -> impl Iterator<Item = (&'static str, &Split, Option<&Counts>)> {
     let report = &data.report;
     let train = Some(("train", &data.train, Some(&report.train)));
@@ -234,7 +234,7 @@ fn histogram(lengths: &[usize]) -> String {
     text
 }
 
-/// The label, or the number, that a row has as a whole.
+/// The label or the target number of a row.
 fn labelled(data: &Dataset, target: i32) -> String {
     match usize::try_from(target).ok().and_then(|class| data.classes.get(class)) {
         Some(class) => class.label.clone(),
@@ -242,7 +242,7 @@ fn labelled(data: &Dataset, target: i32) -> String {
     }
 }
 
-/// The text of a training row, special tokens and all; what carries a loss stands out.
+/// The text of a training row with its special tokens. Tokens with loss are coloured or enclosed.
 fn marked(data: &Dataset, example: &Example, colour: bool) -> Result<String> {
     let Example { input_ids: ids, labels } = example;
     let whole = data.tokenizer.decode(ids, false)?;
@@ -286,7 +286,7 @@ pub(super) fn rendered(data: &Dataset, split: &Split, index: usize) -> Result<Ve
     split.sequences(index)?.0.into_iter().map(sequence).collect()
 }
 
-/// Writes every row of train, validation and test, a line each.
+/// Writes every training, validation and test row as a JSON line.
 fn write_dump(data: &Dataset, mut file: AtomicLines) -> Result<()> {
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {

@@ -4,16 +4,13 @@ use crate::words::count;
 
 /// The user's request, from flags, variables and a file of Accelerate.
 #[derive(Debug, Clone, Default)]
-pub struct Asked<'a> {
-    /// `--nproc`.
+pub(super) struct RankRequest<'a> {
     pub nproc: &'a str,
-    /// `--gpu-ids`.
     pub gpu_ids: &'a [usize],
-    /// The variable `NUM_GPUS`.
     pub num_gpus: Option<String>,
     /// The variable `CUDA_VISIBLE_DEVICES`, even if it is empty.
     pub visible: Option<String>,
-    /// What a file of Accelerate's says: ranks in all, machines, and where.
+    /// Accelerate's `num_processes` and `num_machines`, and the place in its file.
     pub file: Option<(usize, usize, String)>,
     /// The `gpu_ids` of a file of Accelerate's.
     pub file_gpu_ids: &'a [usize],
@@ -23,17 +20,16 @@ pub struct Asked<'a> {
 
 /// The ranks to start on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Started {
-    /// Their number.
+pub(super) struct Started {
     pub ranks: usize,
-    /// Why so many, and what is used.
+    /// The reason for this number, for the user.
     pub note: String,
     /// `CUDA_VISIBLE_DEVICES` of the ranks, if GPUs were chosen.
     pub visible: Option<String>,
 }
 
 /// The GPUs of this machine that NVIDIA's driver knows.
-pub fn gpus() -> usize {
+pub(super) fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
@@ -43,19 +39,19 @@ pub fn several(cores: usize) -> usize {
     cores.clamp(1, 2)
 }
 
-/// The most ranks a core that `NUM_GPUS` gets where there is no GPU: more was meant for another machine.
+/// The most ranks per core that `NUM_GPUS` may request without a GPU. A larger number was meant for another machine.
 const RANKS_A_CORE: usize = 2;
 
-/// The ranks on this machine, and what to tell the user of devices; `found` GPUs are there. This version computes on the CPU: ranks
-/// that are asked for as GPUs are ranks on the CPU, and it says so.
+/// Decides the number of ranks on a machine with `found` GPUs. This version computes on the CPU, so a request for GPUs starts
+/// ranks on the CPU, and the note says so.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: more GPUs are asked for than there are, numbers that contradict each other, or what is no number.
-pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
+pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> {
     const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
-    let listed: Vec<String> = match asked.visible.as_deref() {
+    let listed: Vec<String> = match request.visible.as_deref() {
         None => (0..found).map(|id| id.to_string()).collect(),
-        // A list that names one that is not there ends there, as CUDA reads it.
+        // CUDA ignores the list from the first missing device on.
         Some(list) => {
             let there = |id: &&str| id.trim().parse::<usize>().map_or(id.starts_with("GPU-"), |id| id < found);
             list.split(',').take_while(there).take(found).map(|id| id.trim().to_owned()).collect()
@@ -67,7 +63,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
         (_, visible) if visible == found => format!("{} here, not used by this version", count(found, "GPU")),
         _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
     };
-    let chosen = if asked.gpu_ids.is_empty() { asked.file_gpu_ids } else { asked.gpu_ids };
+    let chosen = if request.gpu_ids.is_empty() { request.file_gpu_ids } else { request.gpu_ids };
     let ids = chosen.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     if let Some(id) = chosen.iter().find(|&&id| found > 0 && id >= visible) {
         return Err(Error::config(format!("--gpu-ids {ids}: there is no GPU {id}; {here}")).hint(LATER));
@@ -75,33 +71,33 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     if (1..chosen.len()).any(|at| chosen[..at].contains(&chosen[at])) {
         return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
     }
-    if found == 0 && asked.gpu_ids.len() > RANKS_A_CORE * asked.cores {
-        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {}", count(asked.cores, "core"))).hint(LATER));
+    if found == 0 && request.gpu_ids.len() > RANKS_A_CORE * request.cores {
+        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {}", count(request.cores, "core"))).hint(LATER));
     }
     let cuda = chosen.iter().filter_map(|&id| listed.get(id).cloned()).collect::<Vec<_>>().join(",");
     let started =
         |ranks: usize, note: String| Ok(Started { ranks, note, visible: (!cuda.is_empty()).then(|| cuda.clone()) });
-    // Every way to say how many, the strongest first.
+    // All sources of the number, by precedence.
     let mut said: Vec<(String, usize)> = Vec::new();
-    match asked.nproc {
+    match request.nproc {
         "auto" => {}
         text => match text.parse() {
             Ok(number @ 1..=4096) => said.push((format!("--nproc {number}"), number)),
             _ => return Err(Error::config(format!("--nproc {text}: expected a number up to 4096, or auto"))),
         },
     }
-    if !asked.gpu_ids.is_empty() {
+    if !request.gpu_ids.is_empty() {
         said.push((format!("--gpu-ids {ids}"), chosen.len()));
     }
-    if let Some(text) = &asked.num_gpus {
+    if let Some(text) = &request.num_gpus {
         let number: usize = text
             .parse()
             .ok()
             .filter(|number| (1..=4096).contains(number))
             .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number up to 4096")))?;
-        let most = if found > 0 { visible } else { RANKS_A_CORE * asked.cores };
+        let most = if found > 0 { visible } else { RANKS_A_CORE * request.cores };
         if number > most {
-            let cores = if found > 0 { String::new() } else { format!(", and {}", count(asked.cores, "core")) };
+            let cores = if found > 0 { String::new() } else { format!(", and {}", count(request.cores, "core")) };
             return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(LATER));
         }
         said.push((format!("NUM_GPUS={number}"), number));
@@ -117,7 +113,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
         };
         return started(*number, note);
     }
-    if let Some((processes, machines, source)) = &asked.file {
+    if let Some((processes, machines, source)) = &request.file {
         if !processes.is_multiple_of(*machines) {
             let message =
                 format!("{source}: {} on {}, as many on each", count(processes, "process"), count(machines, "machine"));
@@ -129,7 +125,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     if !chosen.is_empty() {
         return started(chosen.len(), format!("gpu_ids: {ids}: {} on the CPU; {here}", count(chosen.len(), "rank")));
     }
-    let number = several(asked.cores);
+    let number = several(request.cores);
     let why = if number == 1 {
         "one core"
     } else {
@@ -144,23 +140,23 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_held_against_what_is_there() {
-        let asked = |nproc, gpu_ids, num_gpus: Option<&str>, visible: Option<&str>| Asked {
+        let asked = |nproc, gpu_ids, num_gpus: Option<&str>, visible: Option<&str>| RankRequest {
             nproc,
             gpu_ids,
             num_gpus: num_gpus.map(str::to_owned),
             visible: visible.map(str::to_owned),
             cores: 2,
-            ..Asked::default()
+            ..RankRequest::default()
         };
-        let number = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().ranks;
+        let number = |request: &RankRequest<'_>, found| ranks(request, found).unwrap().ranks;
         assert_eq!(number(&asked("auto", &[], None, None), 0), 2, "who launches wants several");
-        assert_eq!(number(&Asked { cores: 1, ..asked("auto", &[], None, None) }, 0), 1);
+        assert_eq!(number(&RankRequest { cores: 1, ..asked("auto", &[], None, None) }, 0), 1);
         assert_eq!(number(&asked("3", &[], Some("3"), Some("")), 0), 3);
-        let said = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().note;
+        let said = |request: &RankRequest<'_>, found| ranks(request, found).unwrap().note;
         assert!(said(&asked("2", &[], None, None), 0).contains("no GPU here"));
         assert!(said(&asked("2", &[], None, Some("0,1,7,2")), 4).starts_with("2 of 4 GPUs"));
         assert!(said(&asked("2", &[], None, Some("GPU-5a,GPU-6b")), 2).starts_with("2 GPUs"));
-        let refused = |asked: &Asked<'_>, found| ranks(asked, found).unwrap_err().message().to_owned();
+        let refused = |request: &RankRequest<'_>, found| ranks(request, found).unwrap_err().message().to_owned();
         let refusal = refused(&asked("auto", &[], Some("9"), None), 0);
         assert_eq!(refusal, "env NUM_GPUS=9: there is no GPU here, and 2 cores");
         assert!(refused(&asked("auto", &[], Some("2"), Some("0")), 4).contains("1 of 4 GPUs here are visible"));
@@ -170,7 +166,7 @@ mod tests {
         assert_eq!(number(&asked("auto", &[], Some("4"), None), 4), 4);
         let text = said(&asked("auto", &[], Some("2"), None), 0);
         assert_eq!(text, "NUM_GPUS=2: 2 ranks on the CPU; there is no GPU here");
-        let file = |nproc, processes, machines| Asked {
+        let file = |nproc, processes, machines| RankRequest {
             file: Some((processes, machines, "acc.yaml:3 num_processes".to_owned())),
             ..asked(nproc, &[], None, None)
         };
@@ -183,12 +179,12 @@ mod tests {
 
     #[test]
     fn gpu_ids_say_how_many_ranks_and_which_gpus() {
-        let asked = |gpu_ids, visible: Option<&str>| Asked {
+        let asked = |gpu_ids, visible: Option<&str>| RankRequest {
             nproc: "auto",
             gpu_ids,
             visible: visible.map(str::to_owned),
             cores: 8,
-            ..Asked::default()
+            ..RankRequest::default()
         };
         let here = ranks(&asked(&[0, 1, 5], None), 0).unwrap();
         assert_eq!((here.ranks, here.visible), (3, None));
@@ -199,16 +195,16 @@ mod tests {
             Some("3"),
             "of those that are visible"
         );
-        let refused = |asked: &Asked<'_>, found| ranks(asked, found).unwrap_err().message().to_owned();
+        let refused = |request: &RankRequest<'_>, found| ranks(request, found).unwrap_err().message().to_owned();
         assert!(refused(&asked(&[0, 3], None), 2).contains("--gpu-ids 0,3: there is no GPU 3; 2 GPUs here"));
         assert!(refused(&asked(&[1, 1], None), 2).contains("named twice"));
-        assert!(refused(&Asked { cores: 2, ..asked(&[0, 1, 2, 3, 4], None) }, 0).contains("2 cores"));
-        let contradicts = Asked { nproc: "3", ..asked(&[0, 1], None) };
+        assert!(refused(&RankRequest { cores: 2, ..asked(&[0, 1, 2, 3, 4], None) }, 0).contains("2 cores"));
+        let contradicts = RankRequest { nproc: "3", ..asked(&[0, 1], None) };
         assert_eq!(refused(&contradicts, 4), "--gpu-ids 0,1 contradicts --nproc 3");
         // Accelerate's file: num_processes counts, gpu_ids choose.
-        let file = Asked { file: Some((2, 1, "a:1".to_owned())), file_gpu_ids: &[2, 3], ..asked(&[], None) };
+        let file = RankRequest { file: Some((2, 1, "a:1".to_owned())), file_gpu_ids: &[2, 3], ..asked(&[], None) };
         let started = ranks(&file, 4).unwrap();
         assert_eq!((started.ranks, started.visible.as_deref()), (2, Some("2,3")));
-        assert_eq!(ranks(&Asked { file: None, ..file }, 4).unwrap().ranks, 2);
+        assert_eq!(ranks(&RankRequest { file: None, ..file }, 4).unwrap().ranks, 2);
     }
 }

@@ -11,18 +11,18 @@ use crate::telemetry::machine::{Machine, free_disk};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Say what this machine has and lacks for training.
+/// Check this machine for training
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
 /// How a finding bears on training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// As it should be.
+    /// Training works well with this.
     Good,
-    /// Neither helps nor hinders.
+    /// Of no effect on training.
     Neutral,
-    /// Something is missing or short.
+    /// Missing or too small; the finding has advice.
     Lacking,
 }
 
@@ -110,7 +110,7 @@ fn hub(settings: Result<Settings>) -> Finding {
     }
 }
 
-/// The engine of ranks that are processes.
+/// The library for communication between processes (Gloo).
 fn gloo(found: Result<PathBuf>) -> Finding {
     match found {
         Ok(path) => {
@@ -168,7 +168,7 @@ fn memory(total: u64, available: Option<u64>, limit: Option<u64>) -> Finding {
 }
 
 fn disk(subject: &'static str, wanted: &Path) -> Finding {
-    // A folder that is yet to be made will lie on the file system of the nearest one that exists.
+    // A missing folder will be created on the file system of its nearest existing parent.
     let full = std::path::absolute(wanted).unwrap_or_else(|_| wanted.to_owned());
     let Some(existing) = full.ancestors().find(|folder| folder.exists()) else {
         return Finding::new(subject, Verdict::Neutral, format!("{}: unknown", full.display()));

@@ -13,25 +13,24 @@ use crate::error::{Error, Result};
 use crate::hub::{DownloadProgress, Hub, Part, Place, Settings};
 use crate::plan::{human_bytes, human_seconds};
 
-/// The arguments of `tunesmith download`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The repository: owner/name (also as the word MODEL=owner/name, or in the environment variable MODEL)
+    /// Download this repository, OWNER/NAME (also as the word MODEL=OWNER/NAME or the environment variable MODEL)
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// A branch, tag or commit instead of `main`
+    /// Download a branch, tag or commit (default: `main`)
     #[arg(long, value_name = "REVISION")]
     revision: Option<String>,
-    /// A data set, not a model
+    /// Download a data set instead of a model
     #[arg(long)]
     dataset: bool,
-    /// The configuration of the data set
+    /// Choose the data set's configuration
     #[arg(long, value_name = "CONFIG", requires = "dataset")]
     config: Option<String>,
-    /// The split of the data set
+    /// Choose the data set's split, such as `train`
     #[arg(long, value_name = "SPLIT", requires = "dataset")]
     split: Option<String>,
-    /// Put the files here instead of into the cache
+    /// Write the files to this folder instead of the cache
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }

@@ -32,40 +32,40 @@ pub struct Args {
     config: ConfigArgs,
     #[command(flatten)]
     parts: PartsArgs,
-    /// A file for llama.cpp, its matrices in this type
+    /// Write a GGUF file for llama.cpp, with matrices of this type
     #[arg(long, value_name = "f16|q8_0|q4_0|f32", conflicts_with_all = ["hf", "peft"])]
     gguf: Option<String>,
-    /// A folder for Transformers, with a model card
+    /// Write a folder for Transformers, with a model card
     #[arg(long, conflicts_with = "peft")]
     hf: bool,
-    /// The adapter as a folder for PEFT, with a model card
+    /// Write the adapter as a folder for PEFT, with a model card
     #[arg(long)]
     peft: bool,
-    /// With --gguf: the adapter alone, for llama.cpp's --lora
+    /// With --gguf, write only the adapter, for llama.cpp's --lora
     #[arg(long, requires = "gguf")]
     adapter_only: bool,
-    /// The new folder or file; the name of a GGUF file gets `.gguf` where it lacks it
+    /// Write to this folder or file (default: in the run's output folder). A GGUF file's name gets the ending `.gguf`
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// With --hf: the dtype of the weights; `auto`: as the base has them
+    /// With --hf, write weights in this dtype; `auto` keeps the base's
     #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto", requires = "hf", conflicts_with_all = ["gguf", "peft"])]
     dtype: String,
-    /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
+    /// With --gguf, name the tokenizer's way of splitting text as llama.cpp does, if it is not recognised
     #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
-    /// The largest logit difference, relative to the largest logit, with which a merged model is accepted
+    /// Accept a merged model whose logits differ by at most this, relative to the largest logit
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
-    /// Replace the output if it is there
+    /// Replace an existing output
     #[arg(long)]
     overwrite: bool,
-    /// Send the result to this repository of the hub, which is made if it is not there, in one commit
+    /// Upload the result to this repository on the hub in one commit; a missing repository is created
     #[arg(long, value_name = "OWNER/NAME")]
     push: Option<String>,
-    /// With --push: show what would be sent, and send nothing
+    /// With --push, show what would be uploaded, and upload nothing
     #[arg(long, requires = "push")]
     dry_run: bool,
-    /// With --push: a repository that is made is private
+    /// With --push, create the repository as private
     #[arg(long, requires = "push")]
     private: bool,
 }
@@ -76,27 +76,27 @@ pub struct Args {
 /// Everything that reading and writing can fail with.
 pub fn run(args: &Args) -> Result<()> {
     if args.gguf.is_none() && !args.hf && !args.peft {
-        return Err(Error::config("no form is named")
+        return Err(Error::config("no format is named")
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
     let format = args.gguf.as_deref().map(Format::parse).transpose()?;
     if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
         let word = args.gguf.as_deref().unwrap_or_default();
         return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
-            .hint("say --gguf f16, or leave --adapter-only out"));
+            .hint("set --gguf f16, or leave out --adapter-only"));
     }
     let dtype = parse_dtype(&args.dtype)?;
     let downloads = Downloads::default();
     let hub = args.push.as_ref().filter(|_| !args.dry_run).map(|_| Hub::from_env(&downloads)).transpose()?;
     if let (Some(hub), Some(repository)) = (&hub, &args.push) {
-        // What cannot be sent is said before all the work.
+        // A failing upload is reported before all the work.
         hub.push(repository, &[], args.private, "")?;
     }
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = if format.is_some() { String::new() } else { card(&opened, args.peft)? };
     if format.is_some() && opened.parts.arch.score.is_some() {
-        return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
+        return Err(Error::config("--gguf: llama.cpp has no classification head for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
     }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
         let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
         let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
         check_no_overlap(&path, &reads)?;
-        // What cannot be written is said before all the work.
+        // An unwritable output is reported before all the work.
         let existing = Existing::unless("--overwrite", args.overwrite);
         drop(OutputFile::create(&path, existing, &reads)?);
         let path = check_output_file(&path, existing, &reads)?;
@@ -141,7 +141,7 @@ pub fn run(args: &Args) -> Result<()> {
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
-        write_peft(&target, &parts, &top, &tokenizer, (template.as_deref(), &card))?;
+        write_peft(&target, &parts, &top, &tokenizer, template.as_deref(), &card)?;
     } else {
         let model = match top {
             Some(top) => {
@@ -157,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             template: template.as_deref(),
             card: Some(&card),
-            coding: None,
+            requantization: None,
         };
         folder::write(&target, &model, &form)?;
     }
@@ -167,10 +167,10 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn no_adapter() -> Error {
-    Error::config("there is no adapter").hint("name one: --adapter DIR")
+    Error::config("no adapter is named").hint("name one: --adapter DIR")
 }
 
-/// `path` as it is where its name ends in `.extension`; else with that behind it, as programs know files of that kind by it.
+/// Adds `.extension` to a file's name unless it ends so.
 fn with_extension(path: &Path, extension: &str) -> PathBuf {
     let ends = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
     if ends || path.is_dir() {
@@ -187,13 +187,14 @@ fn write_peft(
     parts: &Parts,
     top: &LoadedAdapter,
     tokenizer: &Path,
-    (template, card): (Option<&str>, &str),
+    template: Option<&str>,
+    card: &str,
 ) -> Result<()> {
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
     let source = companions::Source { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
-    // The labels stand in the model's `config.json`.
+    // The labels are in the model's `config.json`.
     let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
@@ -206,13 +207,13 @@ fn write_peft(
     Ok(())
 }
 
-/// The files of a folder that are sent, by name.
+/// The files of a folder to upload, sorted by name.
 fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|source| Error::io("read", folder, &source))? {
         let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // The manifest is for this machine.
+        // The manifest is of use only on this machine.
         if name != MANIFEST {
             files.push((name, entry.path()));
         }
@@ -221,7 +222,7 @@ fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(files)
 }
 
-/// Sends `files` where `--push` says, or shows what would be sent.
+/// Uploads `files` to the repository of `--push`; with `--dry-run` only lists them.
 fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Result<()> {
     let Some(repository) = &args.push else { return Ok(()) };
     if let Some(hub) = hub {
@@ -240,7 +241,7 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     print(&text)
 }
 
-/// `README.md` of what was opened. Of a run it says what the run used, whatever the configuration says by now.
+/// Renders the model card. Settings are those that the run used, even if the configuration has changed since.
 fn card(opened: &Opened, adapter: bool) -> Result<String> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
@@ -302,7 +303,7 @@ fn data(config: &Config) -> Vec<(String, String)> {
     rows
 }
 
-/// What was set, less places on this machine.
+/// The settings that are not defaults, without paths of this machine.
 fn settings(config: &Config) -> Vec<(String, String)> {
     let default = Config::default();
     let shown = |path: &str| ["model.", "tuning.", "train."].iter().any(|section| path.starts_with(section));
@@ -313,7 +314,7 @@ fn settings(config: &Config) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The last losses of the run, and the scores of the last `tunesmith eval`.
+/// The run's last losses, and the scores of the last `tunesmith eval`.
 fn results(config: &Config) -> Vec<(String, String)> {
     let dir = &config.train.output_dir;
     let lines = metrics::read(&dir.join(output::METRICS)).unwrap_or_default();

@@ -42,7 +42,6 @@ impl Report {
         Self { code: error.kind().exit_code(), message, hint: error.hint_text().map(str::to_owned) }
     }
 
-    /// Restores the error.
     pub fn into_error(self) -> Error {
         let error = Error::new(class(self.code.into()), self.message);
         self.hint.into_iter().fold(error, Error::hint)

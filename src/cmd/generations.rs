@@ -17,11 +17,8 @@ use crate::words::are;
 /// The kind of answer in each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A text.
     Answer,
-    /// A label.
     Label,
-    /// A number.
     Number,
 }
 
@@ -37,7 +34,7 @@ impl Form {
         }
     }
 
-    /// The fields that a row has beside its own.
+    /// The fields that are added to a row.
     pub const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::Answer => &["answer", "end", "answer_tokens"],
@@ -46,7 +43,7 @@ impl Form {
         }
     }
 
-    /// A row's own fields, such that these have room beside them: the answer that it has is often what one compares with.
+    /// A row's own fields. One with the name of a new field gets the prefix `own_`, so that both can be compared.
     fn own_fields(self, row: &Value) -> Map<String, Value> {
         let line = if self == Self::Answer { "prompt" } else { "text" };
         let Value::Object(fields) = row else { return Map::from_iter([(line.to_owned(), row.clone())]) };
@@ -63,21 +60,21 @@ impl Form {
         own
     }
 
-    /// The row with what is said of it, in the order of the fields.
+    /// The row with the values of the added fields, in their order.
     pub fn with(self, row: &Value, said: impl IntoIterator<Item = Value>) -> Value {
         let mut fields = self.own_fields(row);
         fields.extend(self.fields().iter().map(|name| (*name).to_owned()).zip(said));
         Value::Object(fields)
     }
 
-    /// Whether `line` is `row` with something said of it.
+    /// Whether `line` is `row` with added fields.
     fn is_of(self, line: &Map<String, Value>, row: &Value) -> bool {
         let mut own = line.clone();
         self.fields().iter().all(|name| own.remove(*name).is_some()) && own == self.own_fields(row)
     }
 }
 
-/// The rows that a file already has.
+/// The rows that an existing file already answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
     pub rows: usize,
@@ -85,10 +82,9 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// None.
     pub const NONE: Self = Self { rows: 0, form: None };
 
-    /// How many rows `out` has already; half a line at its end is cut off.
+    /// Counts the rows in `out`, and cuts off an incomplete line at its end.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: a line that is not that row of --in.
@@ -111,8 +107,8 @@ impl Done {
             done.rows += 1;
         }
         if whole == 0 && !bytes.is_empty() {
-            return Err(Error::config(format!("{}: no line of answers, though not empty", out.display()))
-                .hint("--overwrite starts the file anew; or name another --out"));
+            return Err(Error::config(format!("{}: the file is not empty and holds no answers", out.display()))
+                .hint("give --overwrite to replace the file, or name another --out"));
         }
         if whole < bytes.len() {
             let cut = real(out).and_then(|out| files::open_to_write(&out, false)?.set_len(whole as u64));
@@ -124,10 +120,10 @@ impl Done {
 
 fn another(out: &Path, row: usize) -> Error {
     Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), row + 1))
-        .hint("--overwrite starts the file anew; or name another --out")
+        .hint("give --overwrite to replace the file, or name another --out")
 }
 
-/// The file while it is written, a line a row.
+/// The open file, with one line per row.
 pub(super) struct Lines<'a> {
     form: Form,
     file: File,
@@ -137,7 +133,7 @@ pub(super) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// Goes on behind the rows that are `done`.
+    /// Opens the file to append after the rows that are `done`.
     ///
     /// # Errors
     /// The disk; [`crate::Kind::Config`]: `out` holds what another kind of model says, or is something that the run reads.
@@ -145,7 +141,7 @@ impl<'a> Lines<'a> {
         if done.form.is_some_and(|known| known != form) {
             return Err(another(out, 0));
         }
-        // By now the model's files are known, too.
+        // Checks again, now that the model's files are known.
         let place = check_output_file(out, Existing::Replace, &data::named_inputs(config))?;
         let open = files::open_to_write(&place, true);
         let file = open.and_then(|file| if done.rows == 0 { file.set_len(0).map(|()| file) } else { Ok(file) });
@@ -158,7 +154,7 @@ impl<'a> Lines<'a> {
         self.next
     }
 
-    /// Writes the next row with what is said of it.
+    /// Writes the next row with the values of its added fields.
     ///
     /// # Errors
     /// The disk.
@@ -169,7 +165,7 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// Makes what is written last. `finished`: whether every row is answered.
+    /// Flushes the file to disk. `finished`: whether every row is answered.
     ///
     /// # Errors
     /// The disk; [`crate::Kind::Preempted`] when rows are left.
@@ -180,7 +176,7 @@ impl<'a> Lines<'a> {
         }
         let (path, of) = (self.path.display(), self.rows.len());
         Err(Error::preempted(format!("{path}: {} of {} answered", self.next, are(of, "row")))
-            .hint("run the same command again: it goes on there"))
+            .hint("run the same command again to continue"))
     }
 }
 

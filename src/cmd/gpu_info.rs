@@ -12,10 +12,10 @@ use crate::plan::table;
 use crate::telemetry::machine::{self, Machine};
 use crate::telemetry::nvidia::{LINKS, Nvidia};
 
-/// Show GPUs, driver and links, and the processor's cores, memory and measured rates.
+/// Show GPUs and their links, and the processor's cores, memory and speed
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Do not measure the processor's rates, which takes two seconds
+    /// Skip measuring the processor's speed, which takes two seconds
     #[arg(long)]
     no_measure: bool,
 }
@@ -28,7 +28,7 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&format!("{}{}{}", gpus(), processor(!args.no_measure), used()))
 }
 
-/// What a run on this machine uses by default.
+/// The defaults of a run on this machine.
 fn used() -> String {
     let host = machine::host();
     let ranks = platform::ranks(&host, Engine::Cpu);
@@ -40,7 +40,7 @@ fn used() -> String {
     format!("defaults of a run on this machine\n{}", table(&choices.into_iter().map(row).collect::<Vec<_>>()))
 }
 
-/// What `nvidia-smi` tells, or one line that says why there is nothing.
+/// The report of `nvidia-smi`, or one line with the reason for its absence.
 fn gpus() -> String {
     let found = match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
         None => return "GPUs: none (no nvidia-smi on PATH, so no NVIDIA driver)\n".to_owned(),
@@ -80,7 +80,7 @@ fn gpus() -> String {
     text + "  this version trains on the CPU\n"
 }
 
-/// The version in the name of the file that a library's link leads to.
+/// The version of a library, from the file name that its link points to.
 fn nccl_version(path: &Path) -> String {
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = real.file_name().unwrap_or_default().to_string_lossy();

@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 use crate::files::temporary;
 use crate::{memory, ops, signals};
 
-/// Stack sizes to try, in bytes, whatever `ulimit -s` says.
+/// Stack sizes to try, in bytes; `ulimit -s` does not apply.
 const STACKS: [usize; 4] = [64 << 20, 16 << 20, 4 << 20, 1 << 20];
 
 /// Runs `work` on a thread with a large stack, and returns its exit code.
 pub(super) fn guarded(work: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCode {
-    // Writing beyond the limit of a file's size is then an error of the write, not the process's end.
+    // Makes a write beyond the limit of file size fail instead of ending the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)));
     memory::catch_stack_overflow();
     tell_limits();
@@ -22,7 +22,6 @@ pub(super) fn guarded(work: impl FnOnce() -> ExitCode + Send + 'static) -> ExitC
     run(move || ops::par::within(work).unwrap_or_else(fail)).unwrap_or_else(fail)
 }
 
-/// Shows an error.
 #[allow(clippy::needless_pass_by_value, reason = "the end of an error's way")]
 fn fail(error: Error) -> ExitCode {
     terminal::print_error(&error);
@@ -39,7 +38,7 @@ fn run(work: impl FnOnce() -> ExitCode + Send + 'static) -> Result<ExitCode> {
             Ok(thread) => {
                 return Ok(match thread.join() {
                     Ok(code) => code.unwrap_or(ExitCode::FAILURE),
-                    // The message is out; 101 is what a panic ends a program with.
+                    // The panic's message is printed; 101 is the usual exit code.
                     Err(_) => ExitCode::from(101),
                 });
             }

@@ -29,18 +29,17 @@ impl From {
     }
 }
 
-/// What `import` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The YAML of Axolotl, LLaMA-Factory or SFT-Play
+    /// Convert this YAML file
     file: PathBuf,
-    /// Whose it is (else its keys tell)
+    /// Name the toolkit (default: recognised by the file's keys)
     #[arg(long)]
     from: Option<From>,
-    /// The file to write (else standard output)
+    /// Write the configuration to this file (default: standard output)
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long, requires = "out")]
     force: bool,
 }
@@ -70,7 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     Err(error.hint("the file is written; it loads once these lines are changed or removed"))
 }
 
-/// What became of each key.
+/// Reports the outcome of each key.
 fn report(made: &Imported) -> String {
     let mut out = format!("a configuration of {}\n", made.toolkit.title());
     let parts = [

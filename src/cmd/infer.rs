@@ -22,30 +22,29 @@ use crate::files;
 use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
 
-/// What `infer` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
-    /// The prompt; without it and without --in it is read from standard input
+    /// Answer this prompt (default: read it from standard input)
     #[arg(long, short, value_name = "TEXT", conflicts_with = "input")]
     prompt: Option<String>,
-    /// A file of prompts: JSON Lines as training rows, or with their answers left out; another file is a prompt a line
+    /// Answer the prompts of a file: training rows as JSON Lines, with or without answers, or one prompt per line
     #[arg(long = "in", value_name = "FILE", requires = "out")]
     input: Option<PathBuf>,
-    /// The file of answers: the rows of --in with `answer`, `end` and `answer_tokens`, of a classifier with `prediction` and
-    /// `probabilities` (a row's own field of such a name becomes `own_answer`); one that is there goes on
+    /// Write each row of --in to this file with `answer`, `end` and `answer_tokens`, or a classifier's `prediction` and
+    /// `probabilities`. A row's own `answer` becomes `own_answer`. An unfinished file is continued
     #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "prompt")]
     out: Option<PathBuf>,
-    /// Start the file of answers anew
+    /// Replace the --out file instead of continuing it
     #[arg(long, requires = "out")]
     overwrite: bool,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long, conflicts_with = "input")]
     json: bool,
 }
 
-/// Answers.
+/// Answers a prompt, or the prompts of a file.
 ///
 /// # Errors
 /// The model, the prompts, the files; [`crate::Kind::Preempted`] after Ctrl-C in a file.
@@ -53,9 +52,11 @@ pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.out) {
         (Some(input), Some(out)) => {
             if files::is_same(input, out) {
-                return Err(Error::config(format!("--out {}: that is --in", out.display())).hint("name another file"));
+                return Err(
+                    Error::config(format!("--out {}: it is the --in file", out.display())).hint("name another file")
+                );
             }
-            // Which file it may be shows in its rows.
+            // An existing file is checked by its rows below.
             check_output_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
             let done = if args.overwrite { Done::NONE } else { Done::read(out, &rows)? };
@@ -69,13 +70,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Shows an answer while it grows.
+/// Prints an answer while it is generated.
 pub(super) struct Shower<'a> {
-    /// How tokens become text.
     pub session: &'a ModelSession,
-    /// Whether to print.
     pub shown: bool,
-    /// Whether to stop.
     pub stop: &'a AtomicBool,
     stream: TextStream,
     printed: usize,
@@ -98,7 +96,7 @@ impl<'a> Shower<'a> {
 
 impl Watcher for Shower<'_> {
     fn token(&mut self, _: usize, tokens: &[u32]) -> Result<Go> {
-        // Beams change their mind: only the last answer is shown.
+        // The leading beam may change: only the final answer is shown.
         if self.session.config.generation.num_beams == 1 {
             while self.read < tokens.len() {
                 self.stream.push(&self.session.tokenizer, tokens[self.read])?;
@@ -129,13 +127,13 @@ fn single(args: &Args) -> Result<()> {
     } else {
         if std::io::stdin().is_terminal() {
             return Err(Error::config("there is no prompt")
-                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
         if text.trim().is_empty() {
             return Err(Error::config("there is no prompt: standard input is empty")
-                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+                .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
@@ -176,7 +174,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
                 let what = error.to_string();
                 let what = what.split(" at line ").next().unwrap_or_default();
                 Error::data(format!("{}:{}: malformed JSON: {what}", place(), error.column()))
-                    .hint("expected a JSON object a line")
+                    .hint("expected one JSON object per line")
             })?
         } else {
             Value::String(line)
@@ -188,11 +186,11 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
-/// Writes answers in the order of their rows, whatever the order in which they come.
+/// Writes answers in row order, in whatever order they end.
 struct Writer<'a> {
     session: &'a ModelSession,
     lines: Lines<'a>,
-    /// The row of the first text.
+    /// The row of the first prompt.
     first: usize,
     waiting: BTreeMap<usize, [Value; 3]>,
     tokens: usize,
@@ -227,7 +225,7 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         let lines = Lines::open(out, rows, done, form, &session.config)?;
         if done.rows > 0 {
             let next = done.rows + 1;
-            print_note(&format!("{}: {} answered, going on with row {next}", out.display(), are(done.rows, "row")));
+            print_note(&format!("{}: {} answered, continuing with row {next}", out.display(), are(done.rows, "row")));
         }
         Ok(lines)
     };
@@ -235,7 +233,7 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
         return classify::infer_file(&session, head, rows, done.rows, lines, input);
     }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
-    // All prompts first: a row that cannot be asked is refused before the first answer.
+    // Reads all prompts first: a bad row is refused before the first answer.
     let prompts = rows
         .iter()
         .enumerate()

@@ -21,9 +21,9 @@ use crate::hub::{self, Part};
 use crate::plan::grouped;
 use crate::words::count;
 
-/// Documents that are read side by side: so many texts are in memory.
+/// Documents that are read in parallel and held in memory.
 const AT_ONCE: usize = 16;
-/// Files that the printed report names of a kind; FILE.report.json names all.
+/// Files of a kind that the printed report names; FILE.report.json names all.
 const NAMED: usize = 5;
 
 /// Turn documents into rows: text, Markdown, HTML and DOCX files, and those in folders.
@@ -33,16 +33,16 @@ const NAMED: usize = 5;
 /// tokenizer counts the tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Documents and folders; also CONFIG=FILE and KEY=VALUE words
+    /// Read these documents and folders; also CONFIG=FILE and KEY=VALUE words
     #[arg(value_name = "PATH|KEY=VALUE", required = true)]
     words: Vec<String>,
-    /// The file for the rows
+    /// Write the rows to this file
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
-    /// Leave broken documents out, and name them in the report, instead of ending with the first
+    /// Skip broken documents and name them in the report (default: stop at the first)
     #[arg(long)]
     skip_broken: bool,
-    /// Replace the files whoever wrote them; those of an earlier `ingest` are replaced anyway, unless they were changed
+    /// Replace these files even if `ingest` did not write them, or they were changed since
     #[arg(long)]
     overwrite: bool,
     /// Print the report as JSON
@@ -50,7 +50,7 @@ pub struct Args {
     json: bool,
 }
 
-/// A document that was read.
+/// The text of a document and its counts.
 struct Document {
     source: String,
     kind: Kind,
@@ -58,7 +58,7 @@ struct Document {
     tokens: u64,
 }
 
-/// What was left out, and why.
+/// Skipped files, by reason.
 #[derive(Default)]
 struct LeftOut {
     empty: Vec<String>,
@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     check_output_file(&report_file, existing, &[])?;
     let found = documents::find(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())?;
     let inputs: Vec<PathBuf> = found.documents.iter().map(|(path, _)| path.clone()).collect();
-    // What cannot be written is said before all the work.
+    // An unwritable output is reported before all the work.
     let mut staged = AtomicLines::create(&args.out, existing, &inputs)?;
     if found.documents.is_empty() {
         return Err(Error::data(format!("{}: found no documents", paths.join(", ")))
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
         )?;
     }
     if documents.is_empty() {
-        return Err(Error::data(format!("none of the {} has a text", count(found.documents.len(), "document"))));
+        return Err(Error::data(format!("none of the {} has any text", count(found.documents.len(), "document"))));
     }
     let digest = staged.digest()?;
     staged.publish()?;
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable(&report)) }
 }
 
-/// The tokenizer of the model that is named, if one is.
+/// The tokenizer of `model.name`, if set.
 fn tokenizer(config: &Config) -> Result<Option<Tokenizer>> {
     if config.model.name.is_none() && config.model.local_dir.is_none() {
         return Ok(None);
@@ -145,7 +145,7 @@ fn read(
             .par_iter()
             .map(|(path, kind)| {
                 let text = documents::read(path, *kind)?;
-                // The token that ends a text is learned with it.
+                // A text is trained with its end token.
                 let tokens = match tokenizer.filter(|_| !text.is_empty()) {
                     Some(tokenizer) => {
                         tokenizer.ids(&text).map_err(|error| error.context(path.display()))?.0.len() as u64 + 1
@@ -173,7 +173,7 @@ fn read(
     Ok(documents)
 }
 
-/// Copies the rows that do not repeat an earlier one, as `data.dedupe` says.
+/// Copies the rows, without duplicates in the sense of `data.dedupe`.
 fn deduplicate(
     staged: &AtomicLines,
     mut copy: AtomicLines,
@@ -224,7 +224,6 @@ fn report(out: &Path, found: &Found, documents: &[Document], counted: bool, left
     })
 }
 
-/// The report for people.
 fn readable(report: &Value) -> String {
     let number = |value: &Value| grouped(value.as_u64().unwrap_or_default());
     let mut text = String::new();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGTERM;
 
-use super::devices::{self, Asked, Started};
+use super::devices::{self, RankRequest, Started};
 use super::paste::{AGAIN, own_again};
 use super::rank_processes::{Rank, Reports, outcome, pass_on};
 use super::terminal;
@@ -23,45 +23,43 @@ use crate::error::{Error, Kind, Result};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
-/// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Ranks on this machine: a number, or `auto`: as `--gpu-ids`, `NUM_GPUS` or `num_processes` of Accelerate's file
-    /// say; 2 if none of these is set
+    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else 2
     #[arg(long, default_value = "auto")]
     nproc: String,
-    /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)
+    /// Train on this many machines, each of which runs this command (default: Accelerate's `num_machines`, else 1)
     #[arg(long)]
     nnodes: Option<usize>,
-    /// This machine's number, from 0 (`machine_rank` of Accelerate's file, else 0)
+    /// Number this machine, from 0 (default: Accelerate's `machine_rank`, else 0)
     #[arg(long)]
     node_rank: Option<usize>,
-    /// The first machine's name or address
+    /// Meet at this machine: the name or address of the one with --node-rank 0
     #[arg(long)]
     master_addr: Option<String>,
-    /// The port on it where the ranks meet (on one machine a free one is found)
+    /// Meet at this port (default on one machine: any free port)
     #[arg(long)]
     master_port: Option<u16>,
-    /// Seconds that an operation between ranks may take (`train.ddp_timeout`)
+    /// Give up after an operation between ranks takes this many seconds (`train.ddp_timeout`)
     #[arg(long)]
     timeout: Option<f64>,
-    /// How often a run whose rank is lost starts again from its newest checkpoint
+    /// Restart from the newest checkpoint this many times after a rank is lost
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
-    /// The GPUs to use, such as 0,1: a rank each (this version computes on the CPU; NCCL between ranks uses them)
+    /// Start a rank for each of these GPUs, such as 0,1 (this version computes on the CPU; only NCCL uses them)
     #[arg(long, value_delimiter = ',')]
     gpu_ids: Vec<usize>,
-    /// What each rank runs: `train CONFIG …`
+    /// Run this command on every rank: `train CONFIG …`
     #[arg(last = true, required = true, value_name = "train CONFIG")]
     command: Vec<String>,
 }
 
-/// After the first rank has failed, the others may take so long to notice and to say so.
+/// How long the other ranks may take to report the failure of the first one.
 const GRACE: Duration = Duration::from_secs(3);
-/// How often ranks are looked after.
+/// Interval between checks of the ranks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Launches.
+/// Starts the ranks, and restarts them up to `--max-restarts` times.
 ///
 /// # Errors
 /// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
@@ -70,14 +68,14 @@ pub fn run(args: &Args) -> Result<()> {
         Way::Processes(job) => job,
         Way::Threads(mut command) => {
             use std::os::unix::process::CommandExt as _;
-            // Only a failure comes back.
+            // `exec` returns only on failure.
             let failure = command.exec();
             return Err(Error::io("start", command.get_program(), &failure));
         }
     };
     let asked = Arc::new(AtomicUsize::new(0));
     let (count, requests) = (Arc::clone(&asked), Requests::default());
-    // A second one ends this process, and with it the ranks, which are tied to it.
+    // A second signal ends this process, and with it the ranks, which are tied to it.
     let _listening = signals::handle(move |_| {
         count.store(1, Ordering::Relaxed);
         requests.is_first()
@@ -85,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut restarts = 0;
     loop {
         let Some(failure) = job.attempt(restarts, &asked)? else { return Ok(()) };
-        // What a configuration, the data or the numbers do wrong they would do again.
+        // Only a lost peer is worth a restart: other errors would repeat.
         let passing = failure.kind() == Kind::Peer && asked.load(Ordering::Relaxed) == 0;
         if !passing || restarts == args.max_restarts {
             return Err(failure);
@@ -96,21 +94,21 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// How the ranks come about.
+/// How the ranks run.
 enum Way {
     Processes(Job),
-    /// One process, which takes the place of this one.
+    /// Threads of one process, which replaces this one.
     Threads(Command),
 }
 
-/// What is to be started.
+/// The ranks to start as processes.
 struct Job {
     program: PathBuf,
     command: Vec<String>,
     nproc: usize,
     nnodes: usize,
     node_rank: usize,
-    /// Where the ranks meet, if they are on several machines.
+    /// The rendezvous address of several machines.
     master: Option<(String, u16)>,
     timeout: Option<f64>,
     /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
@@ -135,7 +133,7 @@ impl Job {
         let master_port = args.master_port.or(file.main_port.map(|(port, _)| port));
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let listed = file.gpu_ids.map(|(ids, _)| ids).unwrap_or_default();
-        let asked = Asked {
+        let request = RankRequest {
             nproc: &args.nproc,
             gpu_ids: &args.gpu_ids,
             num_gpus,
@@ -144,7 +142,7 @@ impl Job {
             file_gpu_ids: &listed,
             cores,
         };
-        let Started { ranks: nproc, note, visible } = devices::ranks(&asked, devices::gpus())?;
+        let Started { ranks: nproc, note, visible } = devices::ranks(&request, devices::gpus())?;
         if node_rank >= nnodes {
             let message = format!("launch: --node-rank {node_rank} of --nnodes {nnodes}");
             return Err(Error::config(message).hint("machines are numbered from 0"));
@@ -155,7 +153,7 @@ impl Job {
             (_, Some(address), Some(port)) => Some((address.clone(), port)),
             _ => {
                 return Err(Error::config("launch: several machines need --master-addr and --master-port")
-                    .hint("those of the machine with --node-rank 0, the same everywhere"));
+                    .hint("give those of the machine with --node-rank 0 on every machine"));
             }
         };
         if nnodes > 1 && args.max_restarts > 0 {
@@ -163,7 +161,7 @@ impl Job {
                 .hint("on several, torchrun restarts: torchrun --no-python --max-restarts … tunesmith train …"));
         }
         if nnodes > 1 && variable(TOKEN).is_none() {
-            return Err(Error::config(format!("launch: env {TOKEN} is not set: any process could pass for a rank"))
+            return Err(Error::config(format!("launch: env {TOKEN} is not set, so any process could join as a rank"))
                 .hint(MAKE_TOKEN));
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
@@ -175,7 +173,7 @@ impl Job {
         }
         if nproc * nnodes > 1 && !over_nccl {
             match gloo::provide(&|text| terminal::print_note(text)) {
-                // What the user names must be there; several machines need messages.
+                // A library that the user names must exist; several machines need it.
                 Err(error) if nnodes > 1 || gloo_library::named().is_some() => return Err(error),
                 Err(error) => {
                     terminal::print_text(&format!(
@@ -188,7 +186,7 @@ impl Job {
                         terminal::print_note("--max-restarts has no effect: threads of one process end together");
                     }
                     let mut command = Command::new(program);
-                    // What `train` alone would refuse: here it has been heard.
+                    // `train` alone refuses this word, which is already applied here.
                     let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
                     command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
                     command.env(AGAIN, own_again());
@@ -216,7 +214,7 @@ impl Job {
         self.nproc * self.nnodes
     }
 
-    /// Runs the ranks once. Nothing where all were well.
+    /// Runs the ranks once. Returns the error that ended them, if any.
     fn attempt(&self, restarts: usize, asked: &AtomicUsize) -> Result<Option<Error>> {
         let token = match std::env::var(TOKEN) {
             Ok(token) if !token.is_empty() => Token::given(&token)?,
@@ -265,7 +263,7 @@ impl Job {
         }
     }
 
-    /// Where the ranks meet: held here, or on the first machine.
+    /// The rendezvous address: served here, or by the first machine.
     fn meeting_place(&self, token: &Token) -> Result<SocketAddr> {
         let Some((host, port)) = &self.master else {
             let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -315,7 +313,7 @@ impl Job {
         if let Some(stdout) = child.stdout.take() {
             let unwritten = unwritten.clone();
             output.push(pass_on(stdout, prefix.clone(), move |text| {
-                // The launcher hears of the first one, stops the ranks, and then no longer listens.
+                // The launcher stops the ranks at the first error, and ignores later ones.
                 terminal::print_exact(text).unwrap_or_else(|error| drop(unwritten.send(error)));
             }));
         }
@@ -326,7 +324,7 @@ impl Job {
     }
 }
 
-/// The command of a rank that goes on from the newest checkpoint.
+/// The command of a rank that resumes from the newest checkpoint.
 fn resuming(command: &[String]) -> Vec<String> {
     let mut command: Vec<String> = command.iter().filter(|word| *word != "--overwrite").cloned().collect();
     let resumes = |word: &String| word.starts_with("--resume") || word.contains("resume_from_checkpoint=");

@@ -25,7 +25,7 @@ pub struct Args {
     job: JobArgs,
 }
 
-/// A line of the table of devices.
+/// A row of the table of devices.
 struct Device {
     index: String,
     name: String,
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&measured(&largest))
 }
 
-/// Nobody waits long enough for a bar.
+/// Too short for a progress bar.
 struct Quiet;
 
 impl data::Progress for Quiet {
@@ -123,7 +123,7 @@ fn show(devices: &[Device]) -> String {
     text
 }
 
-/// The share of a tenth of a second in which the processors were not idle.
+/// The processors' utilization, measured over a tenth of a second.
 fn cpu_utilization() -> Option<u32> {
     let ticks = || -> Option<(u64, u64)> {
         let text = files::system("/proc/stat")?;
@@ -138,7 +138,7 @@ fn cpu_utilization() -> Option<u32> {
     Some((100 * all.saturating_sub(idle) / all) as u32)
 }
 
-/// This user's other tunesmith processes, with the bytes that are resident.
+/// This user's other tunesmith processes, with their resident memory in bytes.
 fn own_processes(proc: &Path) -> Vec<Process> {
     let me = fs::metadata(proc.join("self")).map(|meta| meta.uid()).ok();
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
@@ -165,10 +165,10 @@ fn own_processes(proc: &Path) -> Vec<Process> {
     found
 }
 
-/// A part of what a step holds: its name, and how much it is.
+/// A part of a step's memory: name and bytes.
 type Part = (&'static str, fn(&Held) -> u64);
 
-/// What was predicted of a step on the largest pass, and what it was found to hold.
+/// The predicted and the measured memory of a step on the largest pass.
 fn measured(largest: &Largest) -> String {
     let Largest { tokens, predicted, measured, line, budget } = largest;
     let tokens = count(grouped(*tokens as u64), "token");

@@ -10,10 +10,10 @@ use crate::checkpoint::{Manifest, atomic, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::export::folder::{self, Form, Written};
-use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
-use crate::export::requantize::Coding;
-use crate::files::disk::RealDisk;
+use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
+use crate::export::requantize::Requantization;
 use crate::files::output::check_output_folder;
+use crate::files::disk::RealDisk;
 use crate::files::temporary;
 use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
@@ -28,31 +28,31 @@ pub struct Args {
     config: ConfigArgs,
     #[command(flatten)]
     parts: PartsArgs,
-    /// The new folder (with a configuration: `merged` in its output folder)
+    /// Write the model to this folder (default: `merged` in the run's output folder)
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// The dtype of the new weights; `auto`: as the base has them
+    /// Write weights in this dtype; `auto` keeps the base's
     #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
     dtype: String,
-    /// Write the matrices of linear layers in 4 or 8 bits, as bitsandbytes stores them, and say what that loses;
-    /// `model.double_quant` and `model.quantization_skip_modules` as in the configuration or in training
+    /// Quantize linear layers to 4 or 8 bits as bitsandbytes does, and report the loss. `model.double_quant` and
+    /// `model.quantization_skip_modules` apply
     #[arg(long, value_name = "nf4|fp4|int8", conflicts_with = "adapter_only")]
     requantize: Option<String>,
-    /// The most GB of a file of weights
+    /// Split weights into files of at most this many GB
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
-    /// The largest difference of a logit, in float32 and by the largest logit, with which the result is accepted
+    /// Accept a result whose logits differ by at most this, relative to the largest logit
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE)]
     max_difference: f32,
-    /// Write the blend of several adapters as an adapter, and merge nothing
+    /// Write the blend of several adapters as an adapter, without merging it
     #[arg(long)]
     adapter_only: bool,
-    /// Replace the output folder if it is there
+    /// Replace an existing output folder
     #[arg(long)]
     overwrite: bool,
 }
 
-/// The usual limit of a merge: float32 keeps 7 digits, of which sums in another order cost some.
+/// The default limit: float32 keeps 7 digits, and sums in another order lose some of them.
 pub const MAX_DIFFERENCE: f32 = 1e-5;
 
 /// Runs the subcommand.
@@ -62,12 +62,12 @@ pub const MAX_DIFFERENCE: f32 = 1e-5;
 pub fn run(args: &Args) -> Result<()> {
     let dtype = parse_dtype(&args.dtype)?;
     let opened = args.parts.open(&args.config, false)?;
-    let coding = args.requantize.as_deref().map(|word| coding(word, &opened)).transpose()?;
+    let requantization = args.requantize.as_deref().map(|word| requantization(word, &opened)).transpose()?;
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
     claim(&output, args.overwrite, &reads)?;
     let top = top.ok_or_else(|| {
-        Error::config("no adapter is named: --adapter DIR, or a configuration whose run has trained one")
+        Error::config("no adapter is named: give --adapter DIR, or the configuration of a run that trained one")
     })?;
     let shard_bytes = (args.shard_size * 1e9) as u64;
     if shard_bytes == 0 {
@@ -99,14 +99,14 @@ pub fn run(args: &Args) -> Result<()> {
         tokenizer: &tokenizer,
         template: template.as_deref(),
         card: None,
-        coding: coding.as_ref(),
+        requantization: requantization.as_ref(),
     };
     let Written { bytes, loss } = folder::write(&output, &merged.model, &form)?;
-    if let Some(coding) = &coding {
+    if let Some(requantization) = &requantization {
         let _ = writeln!(
             text,
             "requantized     {}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
-            coding.describe(),
+            requantization.describe(),
             count(loss.matrices, "matrix"),
             loss.largest,
             loss.mean(),
@@ -114,10 +114,10 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let mut plain = plain_model(&output)?;
-    // So that the sample rows are the same ones.
+    // This makes the sample rows the same.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
-    if dtype == Some(Dtype::F32) && coding.is_none() {
+    if dtype == Some(Dtype::F32) && requantization.is_none() {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
@@ -127,9 +127,9 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&text)
 }
 
-/// How `--requantize` asks for matrices to be coded: the scales, and what is left out, as in the configuration, else as in
-/// training.
-fn coding(word: &str, opened: &Opened) -> Result<Coding> {
+/// The quantization that `--requantize` asks for. Double quantization and skipped modules are the configuration's, else the
+/// training's.
+fn requantization(word: &str, opened: &Opened) -> Result<Requantization> {
     let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == word);
     let Some(format) = format else {
         return Err(Error::config(format!("--requantize {word}: expected nf4, fp4 or int8")));
@@ -141,25 +141,24 @@ fn coding(word: &str, opened: &Opened) -> Result<Coding> {
         (None, Some(held)) => (default.double_quant, held.skip.clone()),
         (None, None) => (default.double_quant, opened.parts.dense_modules()?),
     };
-    Coding::new(&opened.parts.arch, Held { how: How { format, double }, skip })
+    Requantization::new(&opened.parts.arch, Held { how: How { format, double }, skip })
 }
 
-/// A merge that was found to be right.
+/// A merged model whose logits agree with the adapter's.
 pub struct Checked {
-    /// The model to write.
     pub model: Merged,
-    /// Logits of the adapter at work, on the sample rows.
+    /// Logits of the unmerged adapter on the sample rows.
     pub logits: Vec<f32>,
 }
 
-/// Merges `top`, and holds the logits of the merged model in float32 against those of the adapter at work. One model is in
-/// memory at a time.
+/// Merges `top`, and compares the merged model's float32 logits with those of the unmerged adapter. One model is in memory at a
+/// time.
 ///
 /// # Errors
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.outputs();
-    let logits = sample_logits(&parts.adapted(&top, &widened())?)?;
+    let logits = sample_logits(&parts.adapted(&top, &dequantized())?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;
@@ -169,26 +168,26 @@ pub fn check_merge(parts: Parts, top: LoadedAdapter, limit: f32) -> Result<(Stri
 fn show(comparison: &Comparison) -> String {
     let Comparison { largest, scale, agreeing, positions } = comparison;
     format!(
-        "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.3}); same best token at \
+        "largest logit difference from the adapter: {largest:.2e} (logits reach {scale:.3}); same best token at \
          {agreeing} of {}",
         count(positions, "position")
     )
 }
 
 fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
-    // A float32 keeps so many digits, not so many places: the same rounding is twice as large on logits twice as large.
+    // The rounding of float32 is relative, so larger logits may differ by more.
     let accepted = limit * comparison.scale;
     if comparison.largest <= accepted {
         return Ok(());
     }
     Err(Error::numeric(format!(
-        "the merged model is not the adapter: {}; at most {accepted:.2e} is accepted, {limit:e} of the largest logit",
+        "the merged model differs from the adapter: {}; at most {accepted:.2e} is accepted, which is {limit:e} of the largest logit",
         show(comparison)
     ))
-    .hint("nothing was written; --max-difference accepts more"))
+    .hint("nothing was written; --max-difference accepts a larger difference"))
 }
 
-/// The dtype of a flag; none for `auto`.
+/// Parses `--dtype`; `None` for `auto`.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: another word.
@@ -199,11 +198,11 @@ pub fn parse_dtype(word: &str) -> Result<Option<Dtype>> {
         "bfloat16" | "bf16" => Ok(Some(Dtype::BF16)),
         "float16" | "fp16" | "f16" => Ok(Some(Dtype::F16)),
         other => Err(Error::config(format!("--dtype {other}: expected auto, float32, bfloat16 or float16"))
-            .hint("--requantize nf4, fp4 or int8 writes codes; tunesmith export --gguf writes q8_0 and q4_0")),
+            .hint("--requantize quantizes to nf4, fp4 or int8; tunesmith export --gguf writes q8_0 and q4_0")),
     }
 }
 
-/// The folder to write to.
+/// The folder of `--output`, else `name` in the configuration's output folder.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: nothing names it.
@@ -215,7 +214,7 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
     }
 }
 
-/// Refuses to write over something, or into what is read; clears what a killed process has left of the folder.
+/// Refuses to replace files without `overwrite`, or to write into a folder that is read. Removes remains of a killed process.
 ///
 /// # Errors
 /// Those of [`check_output_folder`]; [`crate::Kind::Io`]: nothing can be written there.
@@ -226,7 +225,7 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;
     }
-    // What cannot be written is said before all the work.
+    // An unwritable output is reported before all the work.
     temporary::unnamed(output).map(drop).map_err(|source| Error::io("write", output, &source))
 }
 

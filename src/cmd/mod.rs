@@ -5,47 +5,47 @@
 mod args;
 mod atomic_lines;
 mod bar;
-pub mod bench;
-pub mod chat;
+mod bench;
+mod chat;
 mod chat_input;
 mod classify;
 mod columns;
-pub mod config;
-pub mod data;
+mod config;
+mod data;
 pub mod devices;
-pub mod doctor;
-pub mod download;
-pub mod eval;
-pub mod export;
-pub mod failure;
+mod doctor;
+mod download;
+mod eval;
+mod export;
+mod failure;
 mod generation_flags;
 mod generations;
-pub mod gpu_info;
+mod gpu_info;
 mod guard;
-pub mod import;
-pub mod infer;
-pub mod ingest;
+mod import;
+mod infer;
+mod ingest;
 mod interrupt;
-pub mod launch;
+mod launch;
 mod locate;
-pub mod memory_check;
-pub mod merge;
+mod memory_check;
+mod merge;
 mod model_session;
 pub mod models;
 mod parts_args;
 mod paste;
-pub mod plan;
+mod plan;
 mod plan_report;
-pub mod process;
-pub mod provenance;
+mod process;
+mod provenance;
 mod rank_processes;
 mod reference;
 mod scaling;
-pub mod setup_accelerate;
+mod setup_accelerate;
 mod shell_quote;
 mod streams;
-pub mod terminal;
-pub mod train;
+mod terminal;
+mod train;
 mod train_console;
 mod trained;
 
@@ -54,7 +54,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Fine-tuning of large language models: one program, one YAML file, one command.
+/// Fine-tune large language models: one program, one YAML file, one command.
 #[derive(Debug, Parser)]
 #[command(name = "tunesmith", version, max_term_width = 100, arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
@@ -67,48 +67,48 @@ Exit codes:
   0 done, 2 configuration, 3 data, 4 model, 5 checkpoint, 6 files, 7 peer, 8 NaN or infinity,
   9 memory, 75 stopped by a signal after saving: run again with --resume";
 
-/// What the program can do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show each effective setting and where it comes from
+    /// Show every setting of a run and where it comes from
     Config(config::Args),
     /// Fine-tune a model
     Train(train::Args),
-    /// Train with several ranks: start them on this machine, show their output, end them together
+    /// Fine-tune a model with several ranks on this machine
     Launch(launch::Args),
-    /// Show what the data becomes: counts, lengths, and rows as the model sees them
+    /// Show the training data: counts, lengths, and rows as the model sees them
     Data(data::Args),
-    /// Fetch a model or a data set of the hub into the cache, or into a folder
+    /// Download a model or a data set from the Hugging Face Hub
     Download(download::Args),
-    /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
+    /// Convert a configuration of Axolotl, LLaMA-Factory or SFT-Play
     Import(import::Args),
-    /// Measure what a model answers, beside what its base answers
+    /// Measure a model on held-out rows, next to its base
     Eval(eval::Args),
-    /// Write a model or an adapter for where it will serve: GGUF, Hugging Face, PEFT, with a model card
+    /// Export a model to GGUF, Transformers or PEFT
     Export(export::Args),
-    /// Merge an adapter into its base, or several adapters into one
+    /// Merge an adapter into its base model, or blend adapters into one
     Merge(merge::Args),
-    /// List the model families that are supported, or describe a model folder
+    /// List the supported model families, or describe a model folder
     Models(models::Args),
-    /// Turn documents into rows: text, Markdown, HTML and DOCX files
+    /// Convert text, Markdown, HTML and DOCX files to rows
     Ingest(ingest::Args),
-    /// Write the rows that a run would train on, in one form, with a report
+    /// Write the rows that a run would train on, with a report
     Process(process::Args),
-    /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+    /// Predict the memory and time of a run
     Plan(plan::Args),
-    /// Answer a prompt, or a file of them
+    /// Answer a prompt or a file of prompts
     Infer(infer::Args),
-    /// Talk with a model
+    /// Chat with a model in the terminal
     Chat(chat::Args),
-    /// Measure training speed and memory of a model shape on this machine
+    /// Measure training speed and memory on this machine
     Bench(bench::Args),
-    /// Say what this machine has and lacks for training
+    /// Check this machine for training
     Doctor(doctor::Args),
-    /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
+    /// Show GPUs and their links, and the processor's cores, memory and speed
     GpuInfo(gpu_info::Args),
-    /// Write a configuration of Accelerate for this machine
+    /// Write an Accelerate configuration for this machine
     SetupAccelerate(setup_accelerate::Args),
-    /// Show memory in use on each device, and with a configuration what its largest pass holds
+    /// Show memory in use, or measure the largest pass of a configuration
     MemoryCheck(memory_check::Args),
 }
 

@@ -1,4 +1,4 @@
-//! What `infer` and `chat` share: the options that choose the model, the opened model, and how prompts become tokens.
+//! Shared by `infer` and `chat`: options that choose the model, the loaded model, and the tokens of prompts.
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
@@ -47,15 +47,12 @@ pub struct AskArgs {
     generation: GenerationFlags,
 }
 
-/// An opened model with all that a generation needs.
+/// A loaded model with its tokenizer, chat template and settings.
 pub struct ModelSession {
-    /// The model.
     pub model: Model,
-    /// The configuration.
     pub config: Config,
     /// The model's path or name, for messages.
     pub what: String,
-    /// Its tokenizer.
     pub tokenizer: Tokenizer,
     /// Its chat template; `None` with `--raw`, or if it has none.
     pub template: Option<ChatTemplate>,
@@ -89,8 +86,9 @@ impl AskArgs {
             config.model.local_dir = None;
         }
         if config.model.name.is_none() && config.model.local_dir.is_none() {
-            return Err(Error::config("no model is named")
-                .hint("give --model DIR, a configuration file, or model.name=…"));
+            return Err(
+                Error::config("no model is named").hint("give --model DIR, a configuration file, or model.name=…")
+            );
         }
         let downloads = Downloads::default();
         let trained = self.trained(&config, from_file, &downloads)?;
@@ -217,7 +215,7 @@ impl ModelSession {
         self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
-    /// The ids of a prompt of `bytes`, of which there may be more if there are too many.
+    /// Checks that a prompt leaves room for an answer. `ids` may be cut off if they are too many; `bytes` is the text's length.
     fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Vec<u32>> {
         let limit = self.model.arch.max_position_embeddings;
         match ids.len() {
@@ -231,7 +229,7 @@ impl ModelSession {
         }
     }
 
-    /// The tokens of what a user says, after a system's turn if there is one.
+    /// The tokens of a user turn, after an optional system message.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
@@ -256,7 +254,7 @@ impl ModelSession {
         self.tokens(&conversation(messages.to_vec()))
     }
 
-    /// The tokens that a row of a file asks with: its last answer, if it has one, is left out. A text is what a user says.
+    /// The tokens of a row's prompt. Its last answer is left out; a string is a user turn.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`]; the row has no known form.
@@ -271,7 +269,7 @@ impl ModelSession {
             fields.clear();
             fields.insert("messages".to_owned(), messages);
         }
-        // A question alone has the form of a question with an answer, less the answer.
+        // A row without an answer is recognised by adding one.
         let detected = crate::data::row::Form::detect(&fields);
         if detected.is_none() {
             fields.insert(ANSWER.to_owned(), "".into());

@@ -7,12 +7,11 @@ use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// What `models` takes.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// A model folder to describe instead of the list
+pub(super) struct Args {
+    /// Describe this model folder instead of listing families
     dir: Option<PathBuf>,
-    /// Print the list as docs/models.md has it
+    /// Print the list as Markdown, as in docs/models.md
     #[arg(long, conflicts_with = "dir")]
     docs: bool,
 }
@@ -21,7 +20,7 @@ pub struct Args {
 ///
 /// # Errors
 /// A folder that holds no supported model.
-pub fn run(args: &Args) -> Result<()> {
+pub(super) fn run(args: &Args) -> Result<()> {
     match &args.dir {
         Some(dir) => print(&describe(&Arch::from_dir(dir)?)),
         None if args.docs => print_exact(&format!("{}\n{}", table(), wrappers())),
@@ -29,7 +28,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Every family with its models, and what it has beside Llama's form.
+/// Every family with its models, and its differences from Llama.
 fn list() -> String {
     let mut out = String::new();
     for family in FAMILIES {
@@ -43,7 +42,7 @@ fn list() -> String {
     out
 }
 
-/// The table of docs/models.md.
+/// The table of families in docs/models.md, as Markdown.
 pub fn table() -> String {
     let mut out = String::from("| `model_type` | models | beside Llama's form |\n|---|---|---|\n");
     for family in FAMILIES {
@@ -61,7 +60,7 @@ pub fn wrappers() -> String {
     out
 }
 
-/// What an architecture is, a line a fact.
+/// Describes an architecture, with one fact per line.
 fn describe(arch: &Arch) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| {

@@ -18,41 +18,40 @@ use crate::hub::{self, Part};
 use crate::model::quantize::Held;
 use crate::train::output;
 
-/// What is put together: a base, adapters below, and the adapter on top or several that are blended.
+/// Flags for a base model, adapters merged into it, and the adapter on top (or several to blend).
 #[derive(Debug, Clone, clap::Args)]
 pub struct PartsArgs {
-    /// The base model: a folder, or a name of the hub
+    /// Use this base model: a folder, or OWNER/NAME on the hub (default: the configuration's)
     #[arg(long, value_name = "DIR|NAME")]
     pub base: Option<String>,
-    /// The adapter: a folder, or a name of the hub. May be given more than once: they are blended by --weights
+    /// Use this adapter: a folder, or OWNER/NAME on the hub (default: the configuration's run). Several are blended by --weights
     #[arg(long, value_name = "DIR|NAME")]
     pub adapter: Vec<PathBuf>,
-    /// An adapter that lies below (tuning.adapters of its training); may be given more than once, the lowest first
+    /// Merge this adapter into the base first (`tuning.adapters` of the training); may be given more than once, the lowest first
     #[arg(long, value_name = "DIR")]
     pub below: Vec<PathBuf>,
-    /// The weights of several adapters, such as 0.7,0.3 (one each; the default is 1 for all)
+    /// Weight several adapters, such as 0.7,0.3 (default: 1 each)
     #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true)]
     pub weights: Vec<f64>,
-    /// How several adapters are blended, as in PEFT's `add_weighted_adapter`; `cat` is exactly the sum of their updates
+    /// Blend several adapters as PEFT's `add_weighted_adapter` does; `cat` is exactly the sum of their updates
     #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
     pub combine: String,
-    /// The share of values that ties, dare and `magnitude_prune` keep
+    /// Keep this share of values with `ties`, `dare_*` and `magnitude_prune`
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     pub density: f64,
-    /// The seed of dare's choice
+    /// Seed the random choice of `dare_*`
     #[arg(long, value_name = "SEED", default_value_t = 42)]
     pub seed: u64,
-    /// Accept that this field of the adapter's backend.json differs; `quantization`: the base as it is stored, whatever it was
-    /// held in while the adapter was trained. May be given more than once
+    /// Accept that this field of the adapter's backend.json differs; `quantization` takes the base as it is stored, whatever its
+    /// form in training. May be given more than once
     #[arg(long, value_name = "FIELD")]
     pub allow: Vec<String>,
 }
 
-/// What [`PartsArgs`] came to.
 pub struct Opened {
     /// The base and the adapters below.
     pub parts: Parts,
-    /// The adapter on top, or the blend; none for the base alone.
+    /// The adapter on top, or the blend; `None` for the base alone.
     pub top: Option<LoadedAdapter>,
     /// The folder with the tokenizer: the adapter's if it has one.
     pub tokenizer: PathBuf,
@@ -60,14 +59,14 @@ pub struct Opened {
     pub template: Option<String>,
     /// The configuration, if one was given.
     pub config: Option<Config>,
-    /// In what form the adapter's run held the matrices of its base.
+    /// The quantization of the base in the adapter's run.
     pub held: Option<Held>,
-    /// The folders that all this is read from, to the end.
+    /// Folders that are still read while the result is written.
     pub reads: Vec<PathBuf>,
 }
 
 impl Opened {
-    /// What to call it: the run's folder, the adapter's, or the base's.
+    /// A name for the result: that of the run's folder, the adapter's, or the base's.
     pub fn name(&self) -> String {
         let of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         let dir = match (&self.config, &self.top) {
@@ -80,8 +79,8 @@ impl Opened {
 }
 
 impl PartsArgs {
-    /// Opens everything; `words` may name a configuration, which then says what the flags do not. The result of a run that has
-    /// no adapter is taken as the base where `whole` models will do.
+    /// Opens the base and the adapters. A configuration in `words` supplies what the flags leave open. If `whole`, a run without
+    /// an adapter supplies its model as the base.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
@@ -108,7 +107,7 @@ impl PartsArgs {
             }
             (None, Some(config)) => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
             (None, None) => {
-                let error = Error::config("no base model is named: --base DIR, or a configuration");
+                let error = Error::config("no base model is named: give --base DIR or a configuration");
                 let recorded = adapters.first().and_then(|dir| peft::load_adapter(dir).ok()?.0.base_model_name_or_path);
                 return Err(match recorded {
                     Some(name) => error.hint(format!("the adapter was trained on {name}: --base {name}")),
@@ -127,7 +126,7 @@ impl PartsArgs {
             adapters.iter().map(|dir| peft::vocabulary(dir)).collect::<Result<_>>()?;
         let vocabulary = match vocabularies.as_mut_slice() {
             [one] => std::mem::take(one),
-            // What changes the vocabulary cannot be blended, which is said where they are blended.
+            // The blend refuses adapters that change the vocabulary.
             several => {
                 let apart = several.iter().flat_map(|one| one.apart.clone()).collect();
                 Vocabulary { apart, ..Vocabulary::default() }
@@ -154,14 +153,14 @@ impl PartsArgs {
             && parts.hold(held)? > 0
         {
             print_note(&format!(
-                "the base's matrices are taken in {}, as they were held in training: their codes are widened, then the adapter \
-                 is put on them (--allow quantization takes the base as it is stored)",
+                "the base's matrices are quantized to {} and dequantized, as in training, before the adapter is merged \
+                 (--allow quantization takes the base as it is stored)",
                 Held::describe(Some(held))
             ));
         }
         let blends = !self.weights.is_empty() || self.combine != "cat";
         if opened.len() < 2 && blends {
-            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
+            return Err(Error::config("--weights and --combine blend several adapters, but at most one is named")
                 .hint("give each with --adapter, or leave them out"));
         }
         let top = if opened.len() > 1 { Some(self.blend(&opened, &parts.arch)?) } else { opened.pop() };
@@ -176,7 +175,7 @@ impl PartsArgs {
                 if matches!(config.tuning.mode, Mode::Full | Mode::Freeze) {
                     let model = config.train.output_dir.join(output::MODEL);
                     return Err(Error::config(format!("tuning.mode: {} has no adapter to merge", config.tuning.mode))
-                        .hint(format!("its result is a model already: {}", model.display())));
+                        .hint(format!("its result is already a model: {}", model.display())));
                 }
                 if !dir.is_dir() {
                     return Err(Error::checkpoint(format!("{}: no such folder", dir.display()))

@@ -9,7 +9,7 @@ use crate::data::question::Question;
 use crate::train::output;
 use crate::train::run::Ask;
 
-/// A longer question makes a command that nobody can read.
+/// A longer question would make an unreadable command.
 const QUESTION: usize = 300;
 
 /// The program's name or path, as it was called; relative if it is below the current folder.

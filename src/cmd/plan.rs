@@ -20,29 +20,30 @@ use crate::train::memory_prediction;
 use crate::words::count;
 use std::path::{Path, PathBuf};
 
-/// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+/// Predict the memory and time of a run
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The model instead of the configuration's: a folder, a config.json, or a name of the hub; its weights are not needed
+    /// Plan for this model: a folder, a config.json, or OWNER/NAME on the hub; its weights are not needed (default: the
+    /// configuration's)
     #[arg(long, value_name = "DIR|FILE|OWNER/NAME")]
     model: Option<String>,
-    /// Ranks, a device each
+    /// Plan for this many ranks, with one device each (default: 1)
     #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     gpus: Option<u64>,
-    /// Memory of each rank, such as 24GiB (default on the CPU: this machine's, shared evenly)
+    /// Give each rank this much memory, such as 24GiB (default on the CPU: an even share of this machine's)
     #[arg(long, value_name = "SIZE")]
     vram: Option<String>,
-    /// Where ranks compute: cpu or gpu (default: gpu where --gpus or --vram is given)
+    /// Plan for this kind of device (default: `gpu` with --gpus or --vram, else `cpu`)
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
-    /// The speed of a rank in TFLOP/s (default on the CPU: what `tunesmith bench` measured here last)
+    /// Assume this speed of a rank in TFLOP/s (default on the CPU: as last measured by `tunesmith bench`)
     #[arg(long)]
     tflops: Option<f64>,
     #[command(flatten)]
     scaling: scaling::ScalingArgs,
-    /// Print one JSON object
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -74,12 +75,14 @@ fn report(args: &Args) -> Result<Report> {
         let mut labels = config.data.labels.0.clone();
         if config.task() == Task::Classification && labels.is_empty() {
             labels = ["0", "1"].map(String::from).to_vec();
-            notes.push("data.labels is not set: planned with two labels; each more is a row of the head".to_owned());
+            notes.push(
+                "data.labels is not set: planned with two labels; each further label adds a row to the head".to_owned(),
+            );
         }
         arch.score = Some(ScoreHead { labels });
     }
     if config.train.batch_size == Auto::Auto {
-        notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
+        notes.push("train.batch_size: auto: planned with 1 row; the table shows the most that fit".to_owned());
     }
 
     let mut job = memory_prediction::job(&config, &arch, stored, None)?;
@@ -90,7 +93,7 @@ fn report(args: &Args) -> Result<Report> {
     }
     let predictor = Predictor::new(job, machine.device);
     let most = match resolved.source("train.max_tokens_per_pass") {
-        // The default is made for a CPU's caches.
+        // The default is tuned to a CPU's caches.
         crate::config::Source::Default if machine.device == Device::Gpu => None,
         _ => config.train.max_tokens_per_pass.map(|most| most as u64),
     };
@@ -115,16 +118,15 @@ fn report(args: &Args) -> Result<Report> {
     if time.is_none() {
         notes.push(match machine.device {
             Device::Cpu => "no time: run `tunesmith bench` once on this machine, or give --tflops".to_owned(),
-            Device::Gpu => "no time: give --tflops, the speed that training reaches on one GPU".to_owned(),
+            Device::Gpu => "no time: give the training speed of one GPU (--tflops)".to_owned(),
         });
     }
     let scaling = match speed(args, &predictor, &machine) {
         _ if !args.scaling.scaling => None,
-        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, (machine.device, speed))?),
+        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, machine.device, speed)?),
         None => {
-            return Err(Error::config("--scaling: how fast is a rank?").hint(
-                "give --tflops, the speed that training reaches on one, or on the CPU run `tunesmith bench` once",
-            ));
+            return Err(Error::config("--scaling: the speed of a rank is unknown")
+                .hint("give the training speed of one rank (--tflops), or run `tunesmith bench` once on the CPU"));
         }
     };
     let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);
@@ -140,11 +142,11 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     }
     let named = config.model.local_dir.clone().or_else(|| config.model.name.as_ref().map(PathBuf::from));
     let Some(named) = named else {
-        return Err(Error::config("there is no model to plan for").hint("set model.name, or give --model"));
+        return Err(Error::config("no model is named").hint("set model.name, or give --model"));
     };
     let known = named.to_str().filter(|name| is_hub_name(name) && config.model.revision.is_none()).and_then(shape);
     let (mut arch, stored) = if let Some(text) = known {
-        terminal::print_note(&format!("{}: the shape as this version knows it; nothing is fetched", named.display()));
+        terminal::print_note(&format!("{}: this shape is built in; nothing is downloaded", named.display()));
         (Arch::from_json(text, &named)?, memory_prediction::stored_by(text))
     } else if named.is_file() {
         let text = files::read_text(&named, files::SMALL)
@@ -178,14 +180,14 @@ fn machine(args: &Args) -> Result<Machine> {
     };
     let ranks = args.gpus.unwrap_or(1);
     let memory = match (&args.vram, device) {
-        // `24` is meant as gigabytes, and says bytes.
+        // A plain `24` would be 24 bytes, but is meant as gigabytes.
         (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 >= 1 << 20) {
             Some(bytes) => bytes.0,
             None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
         },
         (None, Device::Cpu) => machine::usable_memory() / ranks,
         (None, Device::Gpu) => {
-            return Err(Error::config("how much memory does each GPU have? This version does not look")
+            return Err(Error::config("the memory of each GPU is unknown: this version does not read it")
                 .hint("give --vram 24GiB"));
         }
     };
@@ -211,8 +213,8 @@ fn facts(
     let how = rank.map_or_else(|| config.tuning.mode.to_string(), |rank| format!("adapters of rank {}", rank.r));
     let keeps = match (job.full, arch.num_hidden_layers) {
         (0, _) => "outputs of matrix products are kept for the backward pass",
-        (full, blocks) if full >= blocks => "every block is run again",
-        _ => "some blocks are run again",
+        (full, blocks) if full >= blocks => "every block is recomputed",
+        _ => "some blocks are recomputed",
     };
     let pass = batch.pass();
     let device = match machine.device {
@@ -259,7 +261,7 @@ fn billions(numbers: u64) -> String {
     }
 }
 
-/// Activations and the total, by what blocks keep.
+/// Bytes of activations and in total, for each policy of activation checkpointing.
 fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Row) -> Vec<(String, u64, u64)> {
     let blocks = predictor.job.arch.num_hidden_layers;
     let one = |(name, full, none): (&str, usize, usize)| {
@@ -271,15 +273,14 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     [
         ("all is kept", 0, blocks),
         ("outputs of matrix products", 0, 0),
-        ("half of the blocks run again", blocks / 2, 0),
-        ("every block run again", blocks, 0),
+        ("half of the blocks recomputed", blocks / 2, 0),
+        ("every block recomputed", blocks, 0),
     ]
     .into_iter()
     .map(one)
     .collect()
 }
 
-/// State by optimizer.
 fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
     let mut states = Vec::new();
@@ -291,17 +292,17 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         match memory_prediction::job(&other, arch, predictor.job.base.matrices, None) {
             Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
             Err(error) if optim == config.train.optim => return Err(error),
-            // What this configuration says elsewhere may not do for another.
+            // Another optimizer may contradict other settings; it is left out.
             Err(_) => {}
         }
     }
     Ok(states)
 }
 
-/// Operations a second of a rank, and how that is known.
+/// The FLOP/s of a rank, and where the number comes from.
 fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f64, String)> {
     match (args.tflops, machine.device) {
-        (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given"))),
+        (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s per rank, as given"))),
         (None, Device::Cpu) => {
             let rate = Rate::known(predictor.job.threads)?;
             let ours =
@@ -330,7 +331,7 @@ fn time(
     } else {
         (machine.ranks as f64, row.way.strategy.efficiency())
     };
-    // Where sizes are measured, a step is as large as it is asked to be, of rows as long as any.
+    // With `auto`, a step has the requested size, with rows of the maximal length.
     let asked = BatchRequest::new(&config.train, predictor.job.arch, ranks as usize);
     let rows = match asked.batch_size.given().zip(asked.grad_accum.given()) {
         Some((batch, accum)) => batch * accum,

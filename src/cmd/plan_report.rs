@@ -1,4 +1,4 @@
-//! What `plan` shows: the report as data, and as text.
+//! The report of `plan`, as JSON and as text.
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -9,17 +9,15 @@ use crate::plan::memory::Breakdown;
 use crate::plan::strategies::{Batch, Fit, Limit, Machine, Plan};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 
-/// Everything that is shown.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    /// Facts: label and text.
+    /// Label and text.
     pub facts: Vec<(String, String)>,
     pub machine: Machine,
     pub batch: Batch,
     pub plan: Plan,
-    /// Activations and totals of the recommended row, or else the first, by what blocks keep.
+    /// Policy, activations and total of the recommended row, or else the first, in bytes.
     pub checkpointing: Vec<(String, u64, u64)>,
-    /// Bytes by optimizer.
     pub optimizers: Vec<(String, u64)>,
     pub time: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,22 +25,19 @@ pub(super) struct Report {
     pub notes: Vec<String>,
 }
 
-/// An estimate.
 #[derive(Debug, Serialize)]
 pub(super) struct Time {
-    /// Operations of an optimizer step of all ranks.
+    /// FLOPs of an optimizer step, over all ranks.
     pub flops_per_step: f64,
-    /// Tokens of it.
     pub tokens_per_step: f64,
     pub seconds_per_step: f64,
     pub tokens_per_second: f64,
-    /// How it was found.
+    /// Where the assumed speed comes from.
     pub basis: String,
-    /// Of the whole run, where its steps are known.
+    /// The whole run, if `train.max_steps` is set.
     pub seconds: Option<f64>,
 }
 
-/// Everything as text.
 pub(super) fn show(report: &Report) -> String {
     let Report { facts, machine, plan, checkpointing, optimizers, time, scaling, notes, .. } = report;
     let mut out = plan::table(facts);

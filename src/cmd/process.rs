@@ -24,16 +24,17 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// The file for the training rows
+    /// Write the training rows to this file
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
-    /// Put this text at the beginning of every chat's system message
+    /// Begin every chat's system message with this text
     #[arg(long, value_name = "TEXT")]
     style: Option<String>,
-    /// Write each row as the model sees it: `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`
+    /// Write each row as the model sees it: `{text, input_ids, labels}`, or `{text, input_ids, label}` for classification and
+    /// regression
     #[arg(long, conflicts_with = "style")]
     render: bool,
-    /// Replace the files whoever wrote them; those of an earlier `process` are replaced anyway, unless they were changed
+    /// Replace these files even if `process` did not write them, or they were changed since
     #[arg(long)]
     overwrite: bool,
     /// Print the report as JSON
@@ -55,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
         check_output_file(target, existing, &inputs)?;
     }
-    // Also that it can be written.
+    // This also checks that it can be written.
     drop(AtomicLines::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
-        written.extend(write(&data, &config, part, args, (existing, &inputs), &bar)?);
+        written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);
     }
     let (mut files, mut digests) = (serde_json::Map::new(), serde_json::Map::new());
     for written in written {
@@ -96,13 +97,14 @@ fn target(out: &Path, part: RowPart) -> PathBuf {
     if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) }
 }
 
-/// Writes the rows of a part beside their place; nothing if there is no such part.
+/// Writes the rows of a part to a temporary file; `None` if the data set has no such part.
 fn write(
     data: &Dataset,
     config: &Config,
     part: RowPart,
     args: &Args,
-    (existing, inputs): (Existing, &[PathBuf]),
+    existing: Existing,
+    inputs: &[PathBuf],
     bar: &Bar,
 ) -> Result<Option<AtomicLines>> {
     let split = match part {
@@ -131,13 +133,13 @@ fn write(
     Ok(Some(written))
 }
 
-/// A row in our form, with `style` at the beginning of its system message, or as one.
+/// A row with `style` at the beginning of its system message, or as its system message.
 fn styled(row: &str, style: &str) -> Result<String> {
     let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()).caused_by(error))?;
     let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     let refused = || Error::config(format!("--style: rows of {{{}}} have no system message", form.join(", ")));
     if !row["messages"].is_array() {
-        return Err(refused().hint("it is for chats; leave it out, or turn the rows into chats"));
+        return Err(refused().hint("it needs rows with messages; leave it out, or convert the rows to messages"));
     }
     let Some(messages) = row["messages"].as_array_mut() else { return Ok(row.to_string()) };
     match messages.first_mut().filter(|first| first["role"] == "system") {
@@ -151,7 +153,7 @@ fn styled(row: &str, style: &str) -> Result<String> {
     Ok(row.to_string())
 }
 
-/// What is read off the counts of a set.
+/// The counts in the report's table.
 type Count = fn(&Counts) -> u64;
 
 /// The report for people, in Markdown.

@@ -15,7 +15,7 @@ use crate::train::engine;
 pub struct Texts(Vec<(&'static str, String)>);
 
 impl Texts {
-    /// Of the tokenizer in `dir`, if there is one, and the template that replaces its own.
+    /// Hashes the tokenizer in `dir`, if there is one, and `template`, which replaces its own.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: they cannot be read.
@@ -41,7 +41,7 @@ impl Texts {
     }
 }
 
-/// Refuses an `--allow` of something else than the base, which is all that running an adapter compares.
+/// Refuses every `--allow` except `base_model`, the only field that is compared when an adapter runs.
 ///
 /// # Errors
 /// [`crate::Kind::Config`].
@@ -49,7 +49,7 @@ pub fn check_allowed(allow: &[String]) -> Result<()> {
     stamp_check::check_allowed(allow, &[stamp_check::BASE_MODEL])
 }
 
-/// Holds the adapter in `dir` against the base that its run was trained on.
+/// Checks that the adapter in `dir` was trained on this base.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`], with both sides: it is another base, and `allow` does not accept it.
@@ -64,8 +64,8 @@ pub fn check_base(parts: &Parts, dir: &Path, allow: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Opens the adapters and holds each against the stamp of its run; returns the form in which the base's matrices are taken:
-/// the configuration's, else the runs'.
+/// Opens the adapters and compares each with the stamp of its run. Also returns the quantization of the base: the
+/// configuration's, else the runs'.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`], with both sides: an adapter was trained on something else than `allow` accepts.

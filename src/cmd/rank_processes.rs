@@ -15,7 +15,11 @@ use crate::files;
 use crate::files::temporary::{self, TemporaryFolder};
 
 /// Shows each line of `from` behind `prefix`.
-pub(super) fn pass_on(from: impl Read + Send + 'static, prefix: String, show: impl Fn(&str) + Send + 'static) -> JoinHandle<()> {
+pub(super) fn pass_on(
+    from: impl Read + Send + 'static,
+    prefix: String,
+    show: impl Fn(&str) + Send + 'static,
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut lines = BufReader::new(from);
         let mut line = Vec::new();
@@ -27,7 +31,7 @@ pub(super) fn pass_on(from: impl Read + Send + 'static, prefix: String, show: im
     })
 }
 
-/// A rank's process. It is killed where this is dropped before it has ended.
+/// A rank's process. Dropping this kills the process if it still runs.
 pub(super) struct Rank {
     pub number: usize,
     pub child: Child,
@@ -48,7 +52,7 @@ impl Rank {
         }
     }
 
-    /// Ended otherwise than by finishing or by a request.
+    /// Whether it ended, neither successfully nor by a requested stop.
     pub fn has_failed(&self) -> bool {
         let preempted = i32::from(Kind::Preempted.exit_code());
         self.ended.is_some_and(|(status, _)| !matches!(status.code(), Some(code) if code == 0 || code == preempted))
@@ -59,21 +63,21 @@ impl Drop for Rank {
     fn drop(&mut self) {
         if self.ended.is_none() {
             process::signal(&self.child, libc::SIGKILL);
-            // It cannot outlive this; how it ended is of no interest any more.
+            // Reaps the process; its status is no longer of interest.
             let _ = self.child.wait();
         }
     }
 }
 
-/// What the ranks amount to: nothing where all were well, else the first cause.
+/// The error that ended the run; `None` if all ranks succeeded.
 pub(super) fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     let mut failed: Vec<&Rank> = ranks.iter().filter(|rank| rank.has_failed() && !rank.killed).collect();
     let peer = Some(i32::from(Kind::Peer.exit_code()));
-    // An exit for a peer's sake is a consequence, whenever it came.
+    // A rank that failed because of a peer is not the cause, even if it ended first.
     failed.sort_by_key(|rank| rank.ended.map(|(status, at)| (status.code() == peer, at)));
     let Some(first) = failed.first() else {
         let stopped = ranks.iter().find(|rank| rank.ended.is_some_and(|(status, _)| !status.success()))?;
-        let missing = || Error::preempted("stopped by a signal, as rank 0 says");
+        let missing = || Error::preempted("stopped by a signal");
         return Some(reports.read(stopped.number).map_or_else(missing, Report::into_error));
     };
     let (status, _) = first.ended?;
@@ -88,24 +92,24 @@ pub(super) fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     for report in failed[1..].iter().filter_map(|rank| reports.read(rank.number)) {
         let _ = write!(message, "\n    seen by {}", report.message);
     }
-    // A rank may lack what a report takes: its exit code still says the class.
+    // A rank may be unable to write a report: its exit code still tells the kind.
     let error = Error::new(status.code().map_or(Kind::Peer, failure::class), message);
     Some(match status.signal() {
         Some(libc::SIGKILL) => {
-            error.hint("where memory runs out, the system kills too (see `dmesg`); --max-restarts goes on")
+            error.hint("the system may have killed it for lack of memory (see `dmesg`); --max-restarts restarts it")
         }
         _ => error,
     })
 }
 
-/// Where ranks leave their last error.
+/// The folder in which ranks leave their last error.
 pub(super) struct Reports {
     folder: PathBuf,
-    /// Its lock tells other launchers that this one lives.
+    /// Its lock shows other launchers that this one still runs.
     _watched: TemporaryFolder,
 }
 
-/// Removes the folders of this kind beside `own` that launchers of this user which were killed have left.
+/// Removes folders that killed launchers of this user have left beside `own`.
 fn sweep(own: &Path) {
     use std::os::unix::fs::MetadataExt as _;
     let user = |path: &Path| std::fs::symlink_metadata(path).map(|metadata| (metadata.is_dir(), metadata.uid())).ok();
@@ -143,7 +147,7 @@ impl Reports {
 
 impl Drop for Reports {
     fn drop(&mut self) {
-        // A folder that stays in the folder for temporary files does no harm.
+        // A remaining temporary folder does no harm.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

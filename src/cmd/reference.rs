@@ -11,11 +11,10 @@ Every subcommand, argument, and flag, as `tunesmith COMMAND --help` says it. [Co
 output files, signals.
 ";
 
-/// The reference as Markdown.
 pub fn markdown(program: &Command) -> String {
     let mut out = String::from(INTRODUCTION);
     for command in program.get_subcommands().filter(|command| command.get_name() != "help") {
-        // Only a built command knows the flags that it shares.
+        // Global flags are known only after the build.
         let mut command = command.clone().bin_name(format!("tunesmith {}", command.get_name()));
         let usage = command.render_usage().to_string();
         let usage = usage.trim_start_matches("Usage:").trim();
@@ -30,7 +29,7 @@ pub fn markdown(program: &Command) -> String {
     out
 }
 
-/// An argument: how it is written, what it means, which values it takes, its default and its variable.
+/// Describes an argument: its form, help, possible values and default.
 fn described(arg: &Arg) -> String {
     let takes = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
     let names: Vec<String> = arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();

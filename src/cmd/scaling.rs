@@ -12,29 +12,28 @@ use crate::plan::memory::{Device, Predictor};
 use crate::plan::scaling::{self, Estimate, Fabric, Link, Pattern, Work};
 use crate::plan::strategies::{Batch, Strategy};
 
-/// The flags of the model.
+/// Flags of the communication model.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ScalingArgs {
-    /// Show how fast 1 to 1,024 ranks are (needs a speed: --tflops, or on the CPU `tunesmith bench`)
+    /// Predict the speed of 1 to 1,024 ranks (needs --tflops, or `tunesmith bench` on the CPU)
     #[arg(long)]
     pub scaling: bool,
-    /// Gigabytes a second between ranks of a machine, one way (default: 300 for GPUs as NVLink 4 gives them, 2 on the CPU)
+    /// Assume this one-way bandwidth between ranks of a machine, in GB/s (default: 300 for GPUs, which is NVLink 4; 2 on the CPU)
     #[arg(long, value_name = "GB/s", requires = "scaling")]
     inside: Option<f64>,
-    /// Gigabytes a second of each rank to other machines (default: 45 for GPUs, as 400 Gb/s InfiniBand a GPU; 1.1 on the CPU, 10 Gb/s)
+    /// Assume this bandwidth of a rank to other machines, in GB/s (default: 45 for GPUs, which is 400 Gb/s InfiniBand; 1.1 on the
+    /// CPU)
     #[arg(long, value_name = "GB/s", requires = "scaling")]
     between: Option<f64>,
-    /// Ranks of a machine (default: 8 GPUs; 1 on the CPU)
+    /// Assume this many ranks in a machine (default: 8 GPUs; 1 on the CPU)
     #[arg(long, value_name = "N", requires = "scaling", value_parser = clap::value_parser!(u64).range(1..=1024))]
     per_machine: Option<u64>,
 }
 
-/// The worlds of the table.
+/// World sizes in the table.
 const WORLDS: [u64; 9] = [1, 2, 3, 4, 8, 16, 64, 256, 1024];
-/// Its strategies.
 const STRATEGIES: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp];
 
-/// What is shown.
 #[derive(Debug, Serialize)]
 pub struct Report {
     fabric: Fabric,
@@ -42,7 +41,7 @@ pub struct Report {
     estimates: Vec<Estimate>,
 }
 
-/// The estimates for what `predictor` trains with batches like `batch`, on devices of `speed` operations a second.
+/// Estimates the speed of `predictor`'s job with batches like `batch`, on devices of `speed` FLOP/s each.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: a bandwidth that is none.
@@ -51,7 +50,8 @@ pub fn report(
     config: &Config,
     predictor: &Predictor<'_>,
     batch: &Batch,
-    (device, speed): (Device, f64),
+    device: Device,
+    speed: f64,
 ) -> Result<Report> {
     let gpu = device == Device::Gpu;
     let bandwidth = |given: Option<f64>, name: &str, default: f64| match given {
@@ -74,7 +74,7 @@ pub fn report(
     let (rows, passes) = (config.train.batch_size.or(1) as f64, config.train.grad_accum.or(1) as u64);
     let rank = predictor.predict(&batch.pass());
     let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
-    // Of a frozen base forward and backward cost the same; where all is trained backward costs twice as much.
+    // With a frozen base, backward costs as much as forward; in full fine-tuning, twice as much.
     let backward = if config.tuning.mode == Mode::Full { 2.0 / 3.0 } else { 0.5 };
     let work = Work {
         compute: one.total() * rows * passes as f64 / speed,
@@ -93,7 +93,6 @@ pub fn report(
     Ok(Report { fabric, work, estimates })
 }
 
-/// As text.
 pub fn show(report: &Report) -> String {
     let Report { fabric, work, estimates } = report;
     let giga = |bytes: f64| format!("{:.2}", bytes / 1e9);

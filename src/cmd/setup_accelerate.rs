@@ -11,25 +11,25 @@ use crate::plan::platform::{self, Engine, Host, Layout};
 use crate::telemetry::machine;
 use crate::words::count;
 
-/// Write a configuration of Accelerate for this machine
+/// Write an Accelerate configuration for this machine
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The file to write
+    /// Write to this file
     #[arg(long, default_value = "configs/accelerate/default.yaml", value_name = "FILE")]
     out: PathBuf,
-    /// Ask nothing, also in a terminal
+    /// Use the defaults without asking
     #[arg(long)]
     yes: bool,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     overwrite: bool,
-    /// Ranks on this machine
+    /// Start this many ranks on this machine (default: by its cores)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     num_processes: Option<u64>,
-    /// `ddp`, `zero1`, `zero2`, `zero3` or `fsdp`
+    /// Share the model among ranks in this way (default: `ddp`)
     #[arg(long, value_parser = STRATEGIES)]
     strategy: Option<String>,
-    /// `no`, `bf16` or `fp16`
+    /// Compute in this precision (default: `no`)
     #[arg(long, value_parser = PRECISIONS)]
     mixed_precision: Option<String>,
 }
@@ -37,7 +37,6 @@ pub struct Args {
 const STRATEGIES: [&str; 5] = ["ddp", "zero1", "zero2", "zero3", "fsdp"];
 const PRECISIONS: [&str; 3] = ["no", "bf16", "fp16"];
 
-/// What the file says.
 struct Answers {
     processes: u64,
     strategy: String,
@@ -73,9 +72,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let precision = match &args.mixed_precision {
         Some(precision) => precision.clone(),
-        None => {
-            question("Activations in two bytes? (no, bf16, fp16)", "no".into(), &|text| PRECISIONS.contains(&text))?
-        }
+        None => question("Which precision do they compute in? (no, bf16, fp16)", "no".into(), &|text| {
+            PRECISIONS.contains(&text)
+        })?,
     };
     let answers = Answers { processes, strategy, precision };
     let text = file(&host, &answers);
@@ -94,7 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
     ))
 }
 
-/// Asks until the answer fits; an empty one is the fallback, and so is the end of the input.
+/// Asks until an answer fits. An empty answer or the end of the input gives `fallback`.
 fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String> {
     loop {
         let mut out = std::io::stderr().lock();
@@ -107,12 +106,11 @@ fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String
             "" => return Ok(fallback.to_owned()),
             answer if fits(answer) => return Ok(answer.to_owned()),
             _ if read == 0 => return Ok(fallback.to_owned()),
-            answer => terminal::print_note(&format!("{answer:?} is none of the answers")),
+            answer => terminal::print_note(&format!("{answer:?} is not one of the answers")),
         }
     }
 }
 
-/// The file's text.
 fn file(host: &Host, answers: &Answers) -> String {
     let Answers { processes, strategy, precision } = answers;
     let cards: Vec<&str> = host.cards.iter().map(|card| card.name.as_str()).collect();

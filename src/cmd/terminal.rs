@@ -5,20 +5,15 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use unicode_width::UnicodeWidthChar;
 
-/// Ways to set a piece of text apart.
+/// Text styles of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// What is wrong.
     Red,
-    /// What is right.
     Green,
-    /// What to look at.
     Yellow,
-    /// Names.
     Bold,
-    /// What matters less.
     Dim,
-    /// What is done of a bar.
+    /// The filled part of a bar.
     Cyan,
 }
 
@@ -54,10 +49,10 @@ fn wants_colour() -> bool {
         && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
-/// The columns of a terminal that does not say.
+/// Columns of a terminal that does not report its width.
 const COLUMNS: usize = 80;
 
-/// The columns of the terminal that standard output is; nothing where it is none.
+/// The width of the terminal at standard output, in columns; `None` if it is not a terminal.
 pub(super) fn columns() -> Option<usize> {
     let stdout = std::io::stdout();
     let size = || terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0));
@@ -76,8 +71,8 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Folds lines that are longer than `columns` between words. What goes on stands below the text that it goes on with: the second
-/// column of a table, else two columns further in. A word that is longer than the line stays whole, so that paths can be copied.
+/// Folds lines longer than `columns` between words. Continued text is indented to the second column of a table, else by two
+/// columns. A word longer than the line stays whole, so that paths can be copied.
 pub(super) fn fold(text: &str, columns: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -109,7 +104,7 @@ fn fold_line(line: &str, columns: usize, out: &mut String) {
     out.push_str(end);
 }
 
-/// Where a line goes on when it is folded.
+/// The column at which a folded line continues.
 fn hang(line: &str, columns: usize) -> usize {
     let indent = line.len() - line.trim_start_matches(' ').len();
     let rest = &line[indent..];
@@ -120,7 +115,7 @@ fn hang(line: &str, columns: usize) -> usize {
     second.filter(|&at| at <= columns * 3 / 5).unwrap_or((indent + 2).min(columns / 2))
 }
 
-/// The columns that a text takes, colours and line ends not counted.
+/// The width of a text in columns, without colour codes and line ends.
 pub(super) fn width(text: &str) -> usize {
     let (mut columns, mut chars) = (0, text.chars());
     while let Some(character) = chars.next() {
@@ -196,7 +191,7 @@ fn styled(text: &str, colour: bool) -> Cow<'_, str> {
 
 /// Writes a text to standard error, as [`shown`].
 pub(super) fn print_text(text: &str) {
-    // A text that nobody can read is no failure.
+    // Closed standard error is not a failure.
     let _ = std::io::stderr().lock().write_all(styled(text, stderr_colour()).as_bytes());
 }
 
@@ -214,7 +209,7 @@ pub(super) fn print_error(error: &Error) {
     print_text(&format!("{label} {}\n{hint}", error.message()));
 }
 
-/// Lets panics be shown like any other text.
+/// Prints panics as other text, without control characters.
 pub(super) fn clean_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -257,7 +252,7 @@ mod tests {
 
     #[test]
     fn words_stay_whole() {
-        // A line break before the word would gain no column.
+        // A line break before the word would not gain a column.
         let path = "file  /a/very/long/path/without/blanks";
         assert_eq!(fold(path, 12), path);
         assert_eq!(fold("/a/very/long/path", 4), "/a/very/long/path");

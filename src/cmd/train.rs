@@ -9,28 +9,26 @@ use crate::error::{Error, Result};
 use crate::train::run::{self, Options};
 use crate::train::signals::Stop;
 
-/// The arguments of `tunesmith train`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// Go on from a checkpoint: without a value from the newest good one of the output directory; DIR is a checkpoint's
-    /// folder, or a run's file `best` or `latest`
+    /// Resume from a checkpoint: the newest intact one of the output folder (default), a checkpoint's folder, or a run's file
+    /// `best` or `latest`
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
-    /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
-    /// than once; a refusal names the keys)
+    /// Resume although this setting differs from the checkpoint's, such as `train.learning_rate`; may be given more than once
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
-    /// Start over in an output directory that holds an earlier run: its files are removed before step 1
+    /// Start over in the output folder of an earlier run: its files are removed before step 1
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// The GPUs to use: `tunesmith launch --gpu-ids 0,1 -- train CONFIG` starts a rank for each
+    /// Choose GPUs; several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`
     #[arg(long, value_delimiter = ',', value_name = "N,N")]
     gpu_ids: Vec<usize>,
 }
 
-/// Trains.
+/// Trains, and prints how to use the result.
 ///
 /// # Errors
 /// Everything that a run can fail with; [`crate::Kind::Preempted`] after a signal, when everything is saved.
@@ -39,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
     let flag = |value: String| Flag { name: "--resume", key: "train.resume_from_checkpoint", value };
     let flags: Vec<Flag> = resume.map(flag).into_iter().collect();
     let launch = env::read(|name| std::env::var(name).ok())?;
-    // Ranks other than the first say nothing but why they fail.
+    // Other ranks print only their errors.
     let first = launch.as_ref().is_none_or(|launch| launch.world.is_first());
     if launch.is_none() {
         one_process(args)?;
@@ -61,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         },
         move |signal, again| {
             let what = if again {
-                "again: ending at once; the checkpoints that are there are whole"
+                "again: ending at once; existing checkpoints are intact"
             } else {
                 "finishing this step, then saving (again: end at once)"
             };
@@ -83,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Without a launcher there is one rank, however many GPUs are asked for.
+/// Refuses a request for several GPUs without a launcher.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: several are asked for.
@@ -109,30 +107,30 @@ fn one_process(args: &Args) -> Result<()> {
     }
 }
 
-/// What `accelerate launch` has been asked for and does not hand on in a way that is read here.
+/// Notes about settings of `accelerate launch` that do not reach this process.
 fn by_accelerate(variable: impl Fn(&str) -> Option<String>, launched: bool, names_file: bool) -> Vec<&'static str> {
     let mut notes = Vec::new();
     let Some(precision) = variable("ACCELERATE_MIXED_PRECISION") else { return notes };
     let asked = |name: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    // It sets the port where it is to start several processes.
+    // It sets the port only if it should start several processes.
     if !launched && variable("MASTER_PORT").is_some() && variable("WORLD_SIZE").is_none() {
         notes.push(
-            "accelerate launch has started one process: with --cpu it leaves the others to mpirun (--mpirun_hostfile); \
+            "accelerate launch has started one process: with --cpu, mpirun starts the others (--mpirun_hostfile); \
              `tunesmith launch --nproc N -- train …` starts N ranks",
         );
     }
     let shares = asked("ACCELERATE_USE_FSDP") || asked("ACCELERATE_USE_DEEPSPEED");
     if !names_file && (shares || precision != "no") {
         notes.push(
-            "of what accelerate launch has been told only the number of processes is read; name its file too for the rest \
-             (FSDP, DeepSpeed, mixed precision): ACCELERATE_CONFIG_FILE=FILE",
+            "only the number of processes is read from accelerate launch; for FSDP, DeepSpeed and mixed precision name its file \
+             too: ACCELERATE_CONFIG_FILE=FILE",
         );
     }
     notes
 }
 
-/// The configuration that the words of a `train …` resolve to, where the number of ranks is still open, and `NUM_GPUS`, as a word or in the
-/// environment; nothing where the words cannot be read, which the ranks will say.
+/// Resolves the configuration of a `train …` command before the number of ranks is known, and returns it with `NUM_GPUS`. `None`
+/// if the words cannot be parsed; the ranks then report that.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: the configuration is refused.
@@ -147,8 +145,8 @@ pub fn resolved(words: &[String]) -> Result<Option<(Resolved, Option<String>)>> 
     Ok(Some((job.load_partial(&[])?, job.config.num_gpus())))
 }
 
-/// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
-/// a word that is plainly not a checkpoint folder is given back.
+/// Corrects an optional value: in `--resume CONFIG` or `--resume KEY=VALUE`, clap takes the next word as the checkpoint. A word
+/// that is not a checkpoint is moved to the configuration's words.
 fn claim_word(job: &JobArgs, resume: Option<&str>) -> (JobArgs, Option<String>) {
     let mut job = job.clone();
     let resume = resume.map(|word| {

@@ -15,7 +15,7 @@ use crate::telemetry::report::{Sample, exact_matches, whole_percent};
 use crate::train::run::Summary;
 use crate::words::count;
 
-/// Shows a run: on a terminal a bar that is redrawn in place, elsewhere a line for each thing that happens.
+/// Shows a run: a bar on a terminal, elsewhere one line per event.
 pub(super) struct Console {
     terminal: bool,
     colour: bool,
@@ -28,7 +28,7 @@ pub(super) struct Console {
 struct State {
     /// The bar of the preparation (such as tokenization), then that of the training.
     bar: Option<ProgressBar>,
-    /// What the preparation is doing, and since when, for plain lines.
+    /// The current step of the preparation and its start.
     task: Option<(String, Instant)>,
 }
 
@@ -52,7 +52,7 @@ impl Console {
         }
     }
 
-    /// What is done now, on the bar, in the place of a step's figures.
+    /// Shows the current activity on the bar, in place of a step's figures.
     fn on_bar(&self, text: &str) {
         if let Some(bar) = &self.state().bar {
             let shown = match bar.length() {
@@ -97,7 +97,7 @@ impl Console {
         let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
         let best = if best { "  (best so far)" } else { "" };
         let seconds = human_seconds(line.eval_seconds);
-        // Those of single labels are in metrics.jsonl.
+        // Scores of single labels are only in metrics.jsonl.
         let told = |name: &str| line.eval_confusion.is_empty() || !name.contains('.');
         let scores = line.eval_scores.iter().filter(|(name, _)| told(name));
         let scores: Vec<String> = scores.map(|(name, score)| format!(", {name} {score:.4}")).collect();
@@ -111,7 +111,7 @@ impl Console {
 
     fn samples(&self, samples: &[Sample]) {
         const SHOWN: usize = 8;
-        /// Two lines of a terminal.
+        /// About two lines of a terminal.
         const SHORT: usize = 120;
         let mut lines = vec![Style::Bold.paint("answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
@@ -190,7 +190,7 @@ impl Observer for Console {
 
 impl data::Progress for Console {
     fn begin(&self, what: &str, total: u64) {
-        // The line of what was done before goes.
+        // Removes the line of the previous activity.
         self.finish();
         let mut state = self.state();
         state.task = Some((what.to_owned(), Instant::now()));
@@ -217,7 +217,7 @@ impl data::Progress for Console {
     }
 }
 
-/// The columns of the terminal that the bar is drawn on: its last one stays free, or some terminals begin a new line.
+/// The columns for the bar. The last one stays free, because some terminals would begin a new line.
 fn wide() -> usize {
     columns().map_or(80, |columns| columns.saturating_sub(1))
 }
@@ -232,7 +232,7 @@ fn spinner() -> ProgressBar {
     bar
 }
 
-/// The text on one line of at most `limit` characters, or a word for nothing.
+/// Puts a text on one line of at most `limit` characters; `(nothing)` if it is empty.
 fn one_line(text: &str, limit: usize) -> String {
     let shown: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     match shown.char_indices().nth(limit) {
@@ -242,7 +242,7 @@ fn one_line(text: &str, limit: usize) -> String {
     }
 }
 
-/// The lines that a run ends with.
+/// The summary at the end of a run.
 pub(super) fn show_summary(summary: &Summary) -> String {
     let (outcome, time) = (summary.outcome.as_str(), human_seconds(summary.seconds));
     let work = match summary.steps {

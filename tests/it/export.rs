@@ -102,7 +102,7 @@ fn narrow_merges_say_what_rounding_did_and_nothing_is_overwritten() {
     fails(
         &[&["merge", "--output", "x", "--max-difference", "0"], &parts[..]].concat(),
         8,
-        "the merged model is not the adapter",
+        "the merged model differs from the adapter",
     );
 }
 
@@ -231,7 +231,7 @@ fn gguf_files_hold_the_model_and_its_tokenizer() {
     let first = root.path().join("m.f16.gguf");
     fails(&["export", "--base", &base, "--gguf", "f16", "--output", first.to_str().unwrap()], 2, "is there already");
     fails(&["export", "--base", &base, "--gguf", "q2_k", "--output", "x"], 2, "expected f16, q8_0, q4_0 or f32");
-    fails(&["export", "--base", &base, "--output", "x"], 2, "no form is named");
+    fails(&["export", "--base", &base, "--output", "x"], 2, "no format is named");
     let gemma3 = golden("a/gemma3/model").display().to_string();
     fails(&["export", "--base", &gemma3, "--gguf", "f16", "--output", "x", "--pre-tokenizer", "gpt-2"], 4, "tokenizer");
 }

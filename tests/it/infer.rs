@@ -138,7 +138,7 @@ fn a_run_is_scored_while_it_goes_and_asked_afterwards() {
     let output = run(&["chat", config], &talk);
     assert!(output.status.success(), "{}", said(&output));
     let said = said(&output);
-    for part in ["nothing is said yet", "asking the base model", "/what is no command"] {
+    for part in ["the conversation is empty", "asking the base model", "/what is not a command"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(output.stdout.starts_with(line(&tuned).as_bytes()), "{said}");
@@ -188,7 +188,7 @@ fn what_cannot_be_asked_is_refused() {
     for out in [&rows, &link] {
         for more in [None, Some("--overwrite")] {
             let args = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
-            refusal(&args.into_iter().chain(more).collect::<Vec<_>>(), 2, "that is --in");
+            refusal(&args.into_iter().chain(more).collect::<Vec<_>>(), 2, "it is the --in file");
         }
     }
     assert_eq!(std::fs::read(&rows).unwrap(), text);

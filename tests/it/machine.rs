@@ -194,7 +194,7 @@ fn outputs_never_replace_inputs_nor_what_is_not_theirs() {
         ] {
             let output = tunesmith(args).output().unwrap();
             assert_eq!(output.status.code(), Some(2), "{args:?}: {}", said(&output));
-            let why = ["is an input of this command", "that is --in"];
+            let why = ["is an input of this command", "it is the --in file"];
             assert!(why.iter().any(|why| said(&output).contains(why)), "{args:?}: {}", said(&output));
         }
     }

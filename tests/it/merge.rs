@@ -80,7 +80,7 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
             assert!(tokenizer.contains("<one>"), "{name}: the tokenizer has the new tokens");
         }
         // QLoRA's adapter was trained on widened codes, and goes onto them: a note says so.
-        assert_eq!(text.contains("their codes are widened"), name == "qlora", "{text}");
+        assert_eq!(text.contains("and dequantized, as in training"), name == "qlora", "{text}");
     }
     // What a card says of a run, whatever its configuration says by now.
     let config = fixture.path("lora.yaml").display().to_string();

@@ -296,7 +296,7 @@ fn many_ranks_are_predicted_and_a_few_measured() {
         ["plan", "--model", model.to_str().unwrap(), "--gpus", "8", "--vram", "80GiB", "--scaling", "TUNING_MODE=full"];
     let refused = tunesmith(&words);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("how fast is a rank?"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the speed of a rank is unknown"));
     let report = |more: &[&str]| -> serde_json::Value {
         serde_json::from_str(&stdout(&[&words[..], &["--tflops", "100", "--json"], more].concat())).unwrap()
     };

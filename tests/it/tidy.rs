@@ -213,7 +213,9 @@ fn unsafe_functions_say_what_they_ask_of_their_caller() {
 /// The time of day jumps: daylight saving, NTP, a hand on the clock.
 #[test]
 fn waits_between_ranks_measure_time_that_does_not_jump() {
-    let waits = |path: &str| path.starts_with("crates/comm/src/") || matches!(path, "src/cmd/launch.rs" | "src/cmd/rank_processes.rs");
+    let waits = |path: &str| {
+        path.starts_with("crates/comm/src/") || matches!(path, "src/cmd/launch.rs" | "src/cmd/rank_processes.rs")
+    };
     let findings: Vec<String> = sources()
         .iter()
         .filter(|source| waits(&source.path) && tokens(&source.code).contains(&"SystemTime"))

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft;
 use tunesmith::config::arch::{Arch, Vocabulary, WRAPPERS};
-use tunesmith::export::merge::{Parts, widened};
+use tunesmith::export::merge::{Parts, dequantized};
 use tunesmith::model::weights::WeightFiles;
 
 /// Dtype, shape and bytes by name.
@@ -124,7 +124,7 @@ fn adapters_of_peft_fit_in_both_namings() {
         assert_eq!(found.placements, own.placements, "{name}");
         let parts = Parts::open(dir.path(), &[], &Vocabulary::default()).unwrap();
         let forward = Forward::read(&language);
-        forward.check(&parts.adapted(&found, &widened()).unwrap(), &forward.tensors, "_lora");
+        forward.check(&parts.adapted(&found, &dequantized()).unwrap(), &forward.tensors, "_lora");
         forward.check(&parts.merged(Some(found)).unwrap().model().unwrap(), &forward.tensors, "_lora");
 
         // As Transformers before 4.52 named the modules.

@@ -3,14 +3,14 @@
 use super::sample::penalise;
 use tunesmith_model::{Logits, TextCache};
 
-/// How beams are kept.
+/// Settings of a beam search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Beams {
-    /// How many.
+    /// Beams that run side by side (`num_beams`).
     pub count: usize,
-    /// The exponent of the length that a finished answer's log-probability is divided by: above 0 favours long ones.
+    /// A finished answer's log-probability is divided by its length to this power: above 0 favours long answers.
     pub length_penalty: f64,
-    /// When the search ends.
+    /// Whether the search may end before its beams reach the longest answer.
     pub early_stopping: EarlyStopping,
 }
 
@@ -25,7 +25,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// A continuation that may go on.
+/// A beam that has not ended.
 #[derive(Debug)]
 struct Running {
     tokens: Vec<u32>,
@@ -39,22 +39,22 @@ struct Finished {
     done: bool,
 }
 
-/// Takes a candidate out of the running; large enough that nothing else counts, as in Transformers.
+/// Added to a score to rule a candidate out, as in Transformers.
 const OUT: f32 = -1.0e9;
 
-/// What a search asks of the world around it.
+/// What ends and scores the candidates of a search.
 pub struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// How many ids end an answer.
     pub stop_ids: usize,
-    /// The longest answer.
+    /// The most tokens of an answer.
     pub max_new: usize,
-    /// The penalty on repetition.
+    /// Repetition penalty; 1 does nothing.
     pub penalty: f32,
 }
 
-/// A search: the beams' tokens, in the order of the caches that belong to them.
+/// The beams of one text, in the order of their caches.
 #[derive(Debug)]
 pub struct Search {
     how: Beams,
@@ -64,15 +64,15 @@ pub struct Search {
 }
 
 impl Search {
-    /// Before the first token: one beam, that of the prompt.
+    /// Starts with one empty beam, that of the prompt.
     pub fn new(how: Beams) -> Self {
         let empty = Finished { tokens: Vec::new(), score: OUT, done: false };
         let running = vec![Running { tokens: Vec::new(), score: 0.0 }];
         Self { how, running, finished: vec![empty; how.count], improvable: true }
     }
 
-    /// Takes the logits after each running beam (`first` is the first one's row) and goes on by a token. `caches` become
-    /// those of the new beams. Returns the tokens to feed next, or nothing when the search is over.
+    /// Advances every beam by one token, by the logits from row `first` on. Reorders `caches` to the new beams. Returns the
+    /// tokens to feed next, or `None` when the search is over.
     pub fn take(
         &mut self,
         prompt: &[u32],
@@ -101,7 +101,7 @@ impl Search {
         };
         let grown: Vec<(Vec<u32>, bool)> = candidates.iter().map(&mut ends).collect();
 
-        // Those that finish now compete with those that have; only the first `count` may.
+        // Newly finished candidates compete with earlier ones; only the first `count` may finish.
         let full = early_stopping == EarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
         let divisor = (length as f64).powf(length_penalty) as f32;
         let mut merged = std::mem::take(&mut self.finished);
@@ -116,7 +116,7 @@ impl Search {
         let order = ranked(merged.iter().map(|beam| beam.score), count);
         self.finished = order.into_iter().map(|index| merged[index].clone()).collect();
 
-        // The best of those that do not finish run on.
+        // The best of the others continue.
         let all_end = grown.iter().all(|(_, ended)| *ended);
         let scores: Vec<f32> = candidates
             .iter()
@@ -130,7 +130,7 @@ impl Search {
         let next: Vec<u32> = order.iter().map(|&index| candidates[index].2).collect();
         *caches = parents.into_iter().map(|parent| caches[parent].clone()).collect();
 
-        // Whether anything can still get better. Transformers counts the step as done here.
+        // Whether a running beam can still improve the result. Transformers counts this step as done.
         let hypothetical =
             if early_stopping == EarlyStopping::Never && length_penalty > 0.0 { rules.max_new } else { length };
         let best = self.running.first().map_or(f32::NEG_INFINITY, |beam| beam.score)
@@ -141,7 +141,7 @@ impl Search {
         (self.improvable && !complete && !all_end).then_some(next)
     }
 
-    /// The best answer so far: of the finished ones, else of the running ones.
+    /// The best finished answer, else the best running beam.
     pub fn best(&self) -> &[u32] {
         let finished = self.finished.first().filter(|beam| beam.done).map(|beam| &beam.tokens[..]);
         finished.or_else(|| self.running.first().map(|beam| &beam.tokens[..])).unwrap_or_default()
@@ -152,13 +152,12 @@ impl Search {
         self.running.first().map_or(&[], |beam| &beam.tokens)
     }
 
-    /// The best finished answer's log-probability over its length's power.
+    /// The best finished answer's log-probability, after the length penalty.
     pub fn score(&self) -> f32 {
         self.finished.first().map_or(OUT, |beam| beam.score)
     }
 }
 
-/// Logarithms of the probabilities.
 fn log_softmax(mut logits: Vec<f32>) -> Vec<f32> {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - top).exp()).sum();
@@ -169,7 +168,7 @@ fn log_softmax(mut logits: Vec<f32>) -> Vec<f32> {
     logits
 }
 
-/// The so many candidates with the highest scores, highest first, those of earlier beams and lower ids before their equals.
+/// The `count` candidates with the highest scores, highest first. Of equal scores, earlier beams and lower ids come first.
 fn largest(mut candidates: Vec<(f32, usize, u32)>, count: usize) -> Vec<(f32, usize, u32)> {
     let order = |a: &(f32, usize, u32), b: &(f32, usize, u32)| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2)));
     if candidates.len() > count {
@@ -180,7 +179,7 @@ fn largest(mut candidates: Vec<(f32, usize, u32)>, count: usize) -> Vec<(f32, us
     candidates
 }
 
-/// The places of the so many highest scores, highest first.
+/// The indices of the `count` highest scores, highest first.
 fn ranked(scores: impl Iterator<Item = f32>, count: usize) -> Vec<usize> {
     let scores: Vec<f32> = scores.collect();
     let mut order: Vec<usize> = (0..scores.len()).collect();

@@ -5,12 +5,12 @@ use super::watcher::{Answer, Watcher};
 use tunesmith_base::error::Result;
 use tunesmith_model::{Model, TextCache};
 
-/// The cache of a conversation so far.
+/// The key/value cache of a conversation so far.
 #[derive(Debug, Default)]
 pub struct Memory(Option<TextCache>);
 
 impl Memory {
-    /// Forgets everything.
+    /// Drops the cache, as when the conversation or the model changes.
     pub fn clear(&mut self) {
         self.0 = None;
     }

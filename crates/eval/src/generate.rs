@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_model::{Logits, Model, TextCache};
 
-/// Texts in a batch: one panel of the matrix products, which costs hardly more than one text.
+/// Texts in a batch: a panel of the matrix products has 16 rows, and costs hardly more than one.
 const ROWS: usize = 16;
 
-/// A text in work: what its caches are to take next, and how its tokens are chosen.
+/// A text that is being answered, with its caches and the tokens to feed next.
 struct Work<'a> {
     text: usize,
     prompt: &'a [u32],
     caches: Vec<TextCache>,
-    /// For each cache the tokens that come next.
+    /// The tokens to feed next, for each cache.
     next: Vec<Vec<u32>>,
     tokens: Vec<u32>,
     search: Option<Search>,
@@ -49,12 +49,12 @@ pub(super) fn generate_from(
     let mut answers: Vec<Option<Answer>> = vec![None; prompts.len()];
     let mut waiting = 0;
     let mut open: Vec<Work<'_>> = Vec::new();
-    // What memory had no room for.
+    // Texts that wait because memory ran short.
     let mut parked: VecDeque<Work<'_>> = VecDeque::new();
     let (mut most, mut failed_alone) = (ROWS, false);
     let width = if let Strategy::Beams(beams) = settings.strategy { beams.count } else { 1 };
     while waiting < prompts.len() || !open.is_empty() || !parked.is_empty() {
-        // New texts where there is room: their prompts in one walk.
+        // Starts waiting texts while there is room; their prompts share one forward pass.
         let mut tokens = 0;
         let mut fresh: Vec<Work<'_>> = Vec::new();
         while let Some(length) = parked.front().map(Work::unread).or_else(|| prompts.get(waiting).map(Vec::len)) {
@@ -68,7 +68,7 @@ pub(super) fn generate_from(
                 continue;
             }
             let prompt = &prompts[waiting];
-            // Without a token there is nothing to go on from.
+            // An empty prompt has no logits to continue from.
             let end = if prompt.is_empty() { Some(End::Stop) } else { full(prompt, &[], settings) };
             if let Some(end) = end {
                 let answer = Answer { tokens: Vec::new(), end };
@@ -92,13 +92,13 @@ pub(super) fn generate_from(
                 .collect();
             let logits = match model.extend(&mut texts) {
                 Err(error) if error.kind() == Kind::Memory => {
-                    // What idle activations held may be enough for one.
+                    // Releasing idle activations may make room for one text.
                     model.release();
                     if works < 2 && std::mem::replace(&mut failed_alone, true) {
                         let tokens = group[0].prompt.len() + group[0].tokens.len();
-                        return Err(error.context(format!("a text of {tokens} tokens that is being answered")).hint(
-                            "what helps: a smaller gen.max_new_tokens or gen.num_beams; or a larger train.memory_budget",
-                        ));
+                        return Err(error
+                            .context(format!("while answering a text of {tokens} tokens"))
+                            .hint("reduce gen.max_new_tokens or gen.num_beams, or raise train.memory_budget"));
                     }
                     most = (works / 2 * width).max(width);
                     group.iter_mut().for_each(Work::give_up);
@@ -134,7 +134,7 @@ pub(super) fn generate_from(
     Ok(Some(answers.into_iter().flatten().collect()))
 }
 
-/// Whether a text has no room for another token.
+/// The reason if a text has no room for another token.
 fn full(prompt: &[u32], tokens: &[u32], settings: &Settings) -> Option<End> {
     if tokens.len() >= settings.max_new_tokens {
         Some(End::Length)
@@ -152,7 +152,7 @@ enum Taken {
 struct Chooser<'a> {
     settings: &'a Settings,
     logits: &'a Logits,
-    /// Each row's most probable token, once somebody asked.
+    /// Each row's most probable token; computed on first use.
     best: Vec<u32>,
 }
 
@@ -177,7 +177,7 @@ impl Chooser<'_> {
     }
 }
 
-/// The first of the largest.
+/// The index of the largest value; the first one if several are equal.
 pub(super) fn most_probable(row: &[f32]) -> u32 {
     let mut best = 0;
     for (index, value) in row.iter().enumerate() {
@@ -198,17 +198,17 @@ impl<'a> Work<'a> {
         Self { text, prompt, caches, next, tokens: Vec::new(), search }
     }
 
-    /// Tokens that its caches are to take next.
+    /// How many tokens are to be fed next.
     fn unread(&self) -> usize {
         self.next.iter().map(Vec::len).sum()
     }
 
-    /// Gives up what was read: it is all to be read again.
+    /// Drops the caches: all tokens are to be fed again.
     fn give_up(&mut self) {
         self.next = self.caches.iter_mut().map(TextCache::give_up).collect();
     }
 
-    /// Goes on by what the logits from row `first` on say.
+    /// Chooses the next token by the logits from row `first` on.
     fn take(&mut self, chooser: &mut Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
         let settings = chooser.settings;
         if self.search.is_some() {

@@ -3,21 +3,20 @@ use super::beam::{Beams, EarlyStopping};
 use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
 
-/// The default of [`Settings::pass_tokens`].
 const PASS_TOKENS: usize = 4096;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Strategy {
-    /// The most probable token.
+    /// Take the most probable token.
     Greedy,
-    /// Sampling.
+    /// Draw from the distribution of the next token.
     Sample(Sampling),
-    /// By beam search.
+    /// Keep the most probable continuations side by side.
     Beams(Beams),
 }
 
-/// Settings of a generation.
+/// Settings of a generation, as in Transformers' `GenerationConfig`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// The longest answer in tokens.
@@ -37,7 +36,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Greedy decoding.
+    /// Greedy decoding, without a repetition penalty.
     pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
         Self {
             max_new_tokens,

@@ -10,7 +10,7 @@ use tunesmith_model::Model;
 /// Decodes answers and looks for stop strings in them.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerDecoder<'a> {
-    /// The model's tokenizer.
+    /// Decodes tokens; special tokens are left out.
     pub tokenizer: &'a Tokenizer,
     /// Strings that end an answer; they are not part of it.
     pub stop_strings: &'a [String],

@@ -14,7 +14,7 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Takes a token and returns the text that is certain now, which may be none.
+    /// Adds a token and returns the new text that no later token can change; it may be empty.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.
@@ -23,7 +23,7 @@ impl TextStream {
         let before = tokenizer.decode(&self.ids[self.context..self.taken], true)?;
         let now = tokenizer.decode(&self.ids[self.context..], true)?;
         let start = self.text.len();
-        // A character whose bytes have not all come decodes to the replacement character.
+        // An incomplete character decodes to the replacement character.
         if now.len() > before.len() && !now.ends_with('\u{fffd}') && now.is_char_boundary(before.len()) {
             self.text.push_str(&now[before.len()..]);
             (self.context, self.taken) = (self.taken, self.ids.len());
@@ -31,7 +31,7 @@ impl TextStream {
         Ok(&self.text[start..])
     }
 
-    /// The text that has come so far.
+    /// All text so far.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -42,7 +42,7 @@ pub fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min()
 }
 
-/// How much of `text` can be shown before more of it comes: what may be the beginning of a stop string waits.
+/// The number of bytes of `text` that can be shown now. The possible beginning of a stop string waits.
 pub fn certain(text: &str, stops: &[String]) -> usize {
     if let Some(start) = first_stop(text, stops) {
         return start;

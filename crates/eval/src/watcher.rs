@@ -1,35 +1,35 @@
 //! What a caller sees of a generation while it runs: tokens as they come, and answers as they end.
 use tunesmith_base::error::Result;
 
-/// Why an answer ends.
+/// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
     /// A stop token, or a stop string that the watcher found.
     Stop,
-    /// `max_new_tokens` is reached.
+    /// The answer has `max_new_tokens` tokens.
     Length,
-    /// Prompt and answer fill the model's context.
+    /// Prompt and answer together fill the model's context.
     Context,
 }
 
-/// An answer.
+/// A generated answer, as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Its tokens, without the one that ended it.
+    /// Without the stop token.
     pub tokens: Vec<u32>,
-    /// Why it ends.
+    /// What ended it.
     pub end: End,
 }
 
 /// What a watcher wants to happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Go {
-    /// Continue.
+    /// Generate the next token.
     On,
-    /// End this answer.
+    /// End this answer with [`End::Stop`]; others continue.
     EndText,
-    /// End the whole generation.
+    /// End all answers: the generation returns `None`.
     EndAll,
 }
 

@@ -1,6 +1,6 @@
-//! Several adapters made into one by weights, as PEFT's `add_weighted_adapter` does it: on the matrices A and B by themselves,
-//! with the root of a weight on each side (`linear` and its kin, a rough approximation of the sum of the updates), or with the
-//! matrices laid side by side (`cat`, exactly their sum, at the sum of their ranks).
+//! Blends weighted adapters into one, as PEFT's `add_weighted_adapter` does. `linear` and its kin sum the matrices A and B
+//! separately, each with the root of the weight; this only approximates the sum of updates. `cat` concatenates the matrices:
+//! exactly the sum of updates, with the sum of ranks.
 //!
 //! TIES: P. Yadav et al., "TIES-Merging: resolving interference when merging models", 2023. DARE: L. Yu et al., "Language models
 //! are super Mario: absorbing abilities from homologous models as a free lunch", 2023.
@@ -18,37 +18,37 @@ use tunesmith_model::adapters::{Rank, names, parameters};
 use tunesmith_model::targets::Placement;
 use tunesmith_ops::dropout::key;
 
-/// How adapters are blended.
+/// Ways of blending, named as in PEFT's `add_weighted_adapter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// The weighted sum of the A's, and of the B's.
     Linear,
-    /// Side by side: exactly the weighted sum of the updates.
+    /// Concatenation: exactly the weighted sum of the updates.
     Cat,
-    /// The largest values of each, then those of the sign that outweighs the other.
+    /// The largest values of each, then only those of the dominant sign.
     Ties,
-    /// Random values of each, made larger for those that are gone, then the weighted sum.
+    /// Random values of each, scaled up for the dropped ones, then the weighted sum.
     DareLinear,
-    /// Random values of each, made larger, then those of the sign that outweighs the other.
+    /// Random values of each, scaled up, then only those of the dominant sign.
     DareTies,
     /// The largest values of each, then the weighted sum.
     MagnitudePrune,
 }
 
-/// What else a blend is made by.
+/// Settings of a blend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// How.
+    /// The way of blending.
     pub method: Method,
     /// A weight for each adapter.
     pub weights: Vec<f64>,
-    /// The share of values that is kept, where some are left out.
+    /// The share of values to keep, for ways that drop some.
     pub density: f64,
     /// The seed of DARE's choice.
     pub seed: u64,
 }
 
-/// The adapters as one.
+/// Blends the adapters into one.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: not a weight for each; [`tunesmith_base::Kind::Checkpoint`]: an adapter that is more than A and B, or one of
@@ -84,7 +84,7 @@ pub fn blend(adapters: &[LoadedAdapter], recipe: &Recipe) -> Result<(AdapterConf
     let placed: Vec<Placement> = modules.values().map(|parts| parts[0].1.clone()).collect();
     let mut config = first.config.clone();
     config.layers_pattern = Vec::new();
-    // The weights hold the scales: what is left is a scale of 1.
+    // The weights include the scales, so the result's scale is 1.
     config.tuning.lora = LoraConfig {
         target_modules: names(&placed),
         target_parameters: parameters(&placed),
@@ -121,7 +121,7 @@ fn rank(placement: &Placement) -> Rank {
 fn refuse_more_than_matrices(adapter: &LoadedAdapter) -> Result<()> {
     match adapter.beyond_matrices() {
         Some(what) => Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
-            .hint("only adapters of A and B can; merge this one by itself")),
+            .hint("only plain LoRA adapters can be blended; merge this one by itself")),
         None => Ok(()),
     }
 }
@@ -147,9 +147,9 @@ fn blend_module(
                 part.module,
                 self::rank(part).r
             ))
-            .hint("adapters of several ranks can only be laid side by side: --combine cat"));
+            .hint("adapters of different ranks can only be concatenated: --combine cat"));
         }
-        // The sign goes to one side only, that it does not cancel itself.
+        // The sign goes to one side only, or it would cancel itself.
         let weights = match recipe.method {
             Method::Cat => [weight, 1.0],
             _ => [weight.abs().sqrt() * if weight < 0.0 { -1.0 } else { 1.0 }, weight.abs().sqrt()],

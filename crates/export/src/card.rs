@@ -1,29 +1,28 @@
-//! The model card, `README.md`: what the model was made from, on which data, with which settings, and how well it did; with the
-//! metadata that the Hugging Face Hub reads.
+//! The model card, `README.md`: base model, data, settings and results, with the metadata that the Hugging Face Hub reads.
 use std::fmt::Write as _;
 
-/// What a card says.
+/// The content of a model card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {
-    /// The model's name.
+    /// Heads the card.
     pub name: String,
     /// The base model, as the adapter or the configuration names it.
     pub base: String,
-    /// The kind of an adapter, such as `lora`; none of a whole model.
+    /// The kind of adapter, such as `lora`; `None` for a whole model.
     pub adapter: Option<&'static str>,
-    /// A head of scores, not one that writes text.
+    /// Whether the model has a classification head instead of generating text.
     pub scored: bool,
-    /// Where the rows came from: label and text.
+    /// The sources of the rows: label and text.
     pub data: Vec<(String, String)>,
     /// Settings that differ from their defaults: key and value.
     pub settings: Vec<(String, String)>,
-    /// Results: what was measured, and the figure.
+    /// Results: metric and value.
     pub results: Vec<(String, String)>,
-    /// How it is used: shown as code.
+    /// Code that loads the model.
     pub usage: String,
 }
 
-/// A text that cannot end a table cell or a line.
+/// Escapes a text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
@@ -34,11 +33,11 @@ fn quoted(text: &str) -> String {
 }
 
 impl Card {
-    /// The text of `README.md`.
+    /// Renders `README.md`: a YAML header, then Markdown.
     pub fn render(&self) -> String {
         let Self { name, base, adapter, scored, data, settings, results, usage } = self;
         let mut out = String::from("---\n");
-        // The hub takes names of its own models only.
+        // The hub accepts only names of models on the hub.
         let on_hub = tunesmith_config::is_hub_name(base);
         if on_hub {
             let _ = writeln!(out, "base_model: {}", quoted(base)); // a String never fails

@@ -1,4 +1,4 @@
-//! A merged model as a folder that Transformers loads: shard by shard, a tensor at a time.
+//! Writes a merged model as a folder that Transformers loads, one tensor at a time.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::merge::Merged;
-use super::requantize::{Coding, Loss};
+use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::atomic::{self, Staging};
@@ -15,47 +15,47 @@ use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
 
-/// How the folder is written.
+/// Settings of the folder.
 #[derive(Debug, Clone, Copy)]
 pub struct Form<'a> {
-    /// The dtype of its numbers (`None`: each tensor as the base has it).
+    /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
     pub dtype: Option<Dtype>,
-    /// The most bytes of a file, if more than one tensor is in it.
+    /// The most bytes of a file that holds more than one tensor.
     pub shard_bytes: u64,
-    /// Where the tokenizer's files are: the adapter's folder, or the base's.
+    /// The folder with the tokenizer's files: the adapter's, or the base's.
     pub tokenizer: &'a Path,
-    /// The text of a chat template that takes the place of the tokenizer's.
+    /// Replaces the tokenizer's chat template.
     pub template: Option<&'a str>,
-    /// `README.md`.
+    /// The text of `README.md` (model card).
     pub card: Option<&'a str>,
-    /// Which matrices are written in codes, and how; those of no linear layer keep their dtype.
-    pub coding: Option<&'a Coding>,
+    /// Quantizes linear layers; other tensors keep their dtype.
+    pub requantization: Option<&'a Requantization>,
 }
 
 /// A tensor of the file.
 #[derive(Debug, Clone)]
 enum Planned {
-    /// One of the merged model, and the dtype that it is written in, or that its numbers had before they were coded.
+    /// A tensor of the merged model, and its dtype in the file (before quantization).
     Merged(TensorSpec, Dtype),
-    /// One of what a multimodal model has beside its language model.
+    /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
 }
 
-/// What a folder has come to.
+/// The size of a written folder, and the error of its quantization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Written {
-    /// The bytes of its tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
-    /// What coding has changed; zero where nothing is coded.
+    /// All zero without quantization.
     pub loss: Loss,
 }
 
 impl Form<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
-        // Of matrices that the base has in codes, what they were before is not known: as its embedding.
+        // The original dtype of a quantized base is unknown: that of its embedding is taken.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
-        let of = |spec: &TensorSpec| match self.coded(&spec.name) {
+        let of = |spec: &TensorSpec| match self.quantized(&spec.name) {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
@@ -65,16 +65,16 @@ impl Form<'_> {
         Ok(of_model.chain(beside.map(|(name, shape, numbers)| Planned::Beside(name, shape, numbers))).collect())
     }
 
-    fn coded(&self, name: &str) -> Option<&Coding> {
-        self.coding.filter(|coding| coding.has(name))
+    fn quantized(&self, name: &str) -> Option<&Requantization> {
+        self.requantization.filter(|requantization| requantization.has(name))
     }
 
-    /// Bytes of a tensor in its file; about so many where it is coded.
+    /// Bytes of a tensor in its file; approximate for quantized ones.
     fn bytes(&self, planned: &Planned) -> u64 {
         match planned {
-            Planned::Merged(spec, dtype) => {
-                self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
-            }
+            Planned::Merged(spec, dtype) => self
+                .quantized(&spec.name)
+                .map_or((spec.len() * dtype.bytes()) as u64, |requantization| requantization.bytes(spec)),
             Planned::Beside(_, _, numbers) => numbers.bytes(),
         }
     }
@@ -83,7 +83,7 @@ impl Form<'_> {
 /// Writes the folder `target`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
+/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
 pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
@@ -127,7 +127,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
                 1 => folder::WEIGHTS_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
             };
-            let tensors = write_shard(staging, &name, (merged, wrapping), (shard, form), &mut written)?;
+            let tensors = write_shard(staging, &name, merged, wrapping, shard, form, &mut written)?;
             map.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
         }
         if count > 1 {
@@ -139,7 +139,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
     Ok(written)
 }
 
-/// The values of a tensor, all of which are finite in `dtype`.
+/// Checks that all values of a tensor are finite in `dtype`, and returns them.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`], naming the tensor.
@@ -153,17 +153,19 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
     .hint("write another dtype, such as bfloat16"))
 }
 
-/// Writes a file of tensors; returns their names. Its coded matrices are held meanwhile, all else is made one at a time.
+/// Writes one file of tensors and returns their names. Quantized matrices of the file are in memory together, others one at a time.
 fn write_shard(
     staging: &mut Staging<'_>,
     name: &str,
-    (merged, wrapping): (&Merged, Option<&Wrapping>),
-    (shard, form): (&[Planned], &Form<'_>),
+    merged: &Merged,
+    wrapping: Option<&Wrapping>,
+    shard: &[Planned],
+    form: &Form<'_>,
     written: &mut Written,
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
-    let (mut coded, mut numbers) = (Vec::new(), Vec::new());
+    let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
@@ -173,13 +175,15 @@ fn write_shard(
             }
         };
         let name = stored(&spec.name);
-        match form.coded(&spec.name) {
-            Some(coding) => coded.push((name, spec, dtype, coding.code(merged, spec, &mut written.loss)?)),
+        match form.quantized(&spec.name) {
+            Some(requantization) => {
+                quantized.push((name, spec, dtype, requantization.quantize(merged, spec, &mut written.loss)?))
+            }
             None => numbers.push((name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), dtype))),
         }
         specs.insert(stored(&spec.name), spec);
     }
-    let parts: Vec<_> = (coded.iter())
+    let parts: Vec<_> = (quantized.iter())
         .map(|(name, spec, dtype, matrix)| Parts::new(name, &spec.shape, dtype.name(), matrix))
         .collect::<Result<_>>()?;
     numbers.extend(parts.iter().flat_map(Parts::tensors));
@@ -215,11 +219,11 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);
         }
-        // The base's codes are not what is written.
+        // The base's quantization does not apply to the written weights.
         map.remove("quantization_config");
-        if let Some(coding) = form.coding {
+        if let Some(requantization) = form.requantization {
             let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();
-            map.insert("quantization_config".into(), coding.config_json(beside));
+            map.insert("quantization_config".into(), requantization.config_json(beside));
         }
         // An adapter may have grown the vocabulary.
         folder::set_vocabulary(map, merged.arch.vocab_size);

@@ -1,5 +1,5 @@
-//! A trained model in the form in which it will serve: merged into one folder ([`merge`]), several adapters blended into
-//! one ([`blend`]), a file for llama.cpp ([`gguf`]), and what a reader should know of it ([`card`]).
+//! Exports trained models: merged into one folder ([`merge`]), blended adapters ([`blend`]), a file for llama.cpp ([`gguf`]),
+//! with a model card ([`card`]).
 pub mod blend;
 pub mod card;
 pub mod folder;

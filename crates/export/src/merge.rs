@@ -1,5 +1,4 @@
-//! A base model with finished adapters merged into it: its tensors one at a time, and how far its logits are from those of
-//! the adapter at work.
+//! Merges adapters into a base model, one tensor at a time, and compares its logits with those of the unmerged adapter.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,18 +16,18 @@ use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, Source};
 use tunesmith_ops::dropout::key;
 
-/// A base model, adapters that are merged into it in memory, and the adapter on top of them.
+/// A base model with adapters to merge into it, ready for an adapter on top.
 #[derive(Debug)]
 pub struct Parts {
-    /// The base model's folder.
+    /// The folder of the base model.
     pub base: PathBuf,
     /// Its shape, with room for the top adapter's new tokens.
     pub arch: Arch,
-    /// Its weights.
+    /// The base model's tensors.
     pub weights: WeightFiles,
     /// Adapters below the top one (`tuning.adapters`).
     pub below: Stack,
-    /// Their fingerprints.
+    /// Fingerprints of the adapters below, lowest first.
     below_hashes: Vec<String>,
 }
 
@@ -51,8 +50,8 @@ impl Parts {
         Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes })
     }
 
-    /// Holds the adapter in `dir` against the base that its run's `backend.json` names. Returns a line for each difference that
-    /// `allow` lets pass, or `None` where there is no such file.
+    /// Checks the adapter in `dir` against the base in its run's `backend.json`. Returns one line per difference that `allow`
+    /// accepts, or `None` without such a file.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`] with both sides: it was trained on another base.
@@ -61,7 +60,7 @@ impl Parts {
         origin.compare(dir, &[(BASE_MODEL, self.fingerprint()?)], allow).map(Some)
     }
 
-    /// A hash of the base and of the adapters below, as stamps have it.
+    /// A hash of the base and the adapters below, as in a run's stamp.
     ///
     /// # Errors
     /// The files.
@@ -70,12 +69,12 @@ impl Parts {
         Ok(self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))
     }
 
-    /// Of a base that is stored in 4 or 8 bits the modules that are not.
+    /// The unquantized linear modules of a base that is stored in 4 or 8 bits.
     ///
     /// # Errors
     /// The shape has no linear layers.
     pub fn dense_modules(&self) -> Result<Vec<String>> {
-        if !self.is_coded() {
+        if !self.is_quantized() {
             return Ok(Vec::new());
         }
         let all = quantize::matrices(&self.arch, &[])?;
@@ -83,7 +82,7 @@ impl Parts {
         Ok(dense.map(|name| name.trim_end_matches(".weight").to_owned()).collect())
     }
 
-    /// What the base's matrices are stored in, where a run that says `dtype` in its stamp had rounded them to bfloat16.
+    /// The base's stored dtype, if it is wider than the bfloat16 to which the run with this `dtype` in its stamp rounded it.
     pub fn narrower(&self, dtype: Option<&str>) -> Option<String> {
         dtype.filter(|dtype| dtype.starts_with("base bfloat16"))?;
         let stored = |spec: &TensorSpec| spec.shape.len() > 1 && self.weights.is_bf16(&spec.name);
@@ -91,14 +90,14 @@ impl Parts {
         (!narrow).then(|| "base float32".to_owned())
     }
 
-    /// From here on the base is what a run held of it: its matrices have the numbers that their codes mean. Returns how many
-    /// that changes: of a checkpoint that is stored so already only those that adapters below have touched.
+    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: in a quantized checkpoint, only those
+    /// that adapters below have changed.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
     pub fn hold(&mut self, held: &Held) -> Result<usize> {
         let names = quantize::matrices(&self.arch, &held.skip)?;
-        let stored = self.is_coded();
+        let stored = self.is_quantized();
         let widths: BTreeMap<String, usize> = self
             .arch
             .tensors()
@@ -111,7 +110,7 @@ impl Parts {
         Ok(count)
     }
 
-    /// With the adapter on top, if there is one, merged in as well.
+    /// Merges the adapter on top too, if there is one.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
@@ -123,11 +122,11 @@ impl Parts {
     }
 
     /// Whether the base is stored in 4 or 8 bits.
-    pub fn is_coded(&self) -> bool {
+    pub fn is_quantized(&self) -> bool {
         self.weights.quantization().is_some()
     }
 
-    /// The model without the adapter on top, its base kept in memory as `model` says.
+    /// Loads the model without an adapter on top; section `model` says how it is kept in memory.
     ///
     /// # Errors
     /// The weights.
@@ -137,7 +136,7 @@ impl Parts {
         Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
     }
 
-    /// The model with the adapter at work on top, nothing of it merged, and its base kept in memory as `model` says.
+    /// Loads the model with the unmerged adapter on top; section `model` says how the base is kept in memory.
     ///
     /// # Errors
     /// The weights.
@@ -160,14 +159,14 @@ pub fn set_adapter(model: &mut Model, adapter: &LoadedAdapter) {
     }
 }
 
-/// A model that is made while it is read.
+/// A merged model, whose tensors are computed when they are read.
 #[derive(Debug)]
 pub struct Merged {
     /// The base model's folder.
     pub base: PathBuf,
     /// The shape, with new tokens.
     pub arch: Arch,
-    /// The base's weights.
+    /// The base model's tensors, before the merge.
     pub weights: WeightFiles,
     stack: Stack,
 }
@@ -192,28 +191,28 @@ impl Merged {
     }
 }
 
-/// The smallest adapter there is, whose B is zero: it stands for none, since something has to be trained, and on codes
-/// nothing else can be.
+/// The smallest adapter, whose B is zero. It stands for no adapter: a loaded model needs a trainable tensor, and a quantized base
+/// has no other.
 pub fn idle(arch: &Arch) -> LoraConfig {
     let first = arch.linear_modules().into_iter().next().map(|module| module.name);
     LoraConfig { r: 1, target_modules: TargetModules::List(first.into_iter().collect()), ..LoraConfig::default() }
 }
 
-/// The settings of a base whose matrices are widened where they are coded.
-pub fn widened() -> ModelConfig {
+/// Settings that dequantize a quantized base.
+pub fn dequantized() -> ModelConfig {
     ModelConfig { quantization: Quantization::None, ..ModelConfig::default() }
 }
 
-/// A configuration that a model is loaded with to run it: the one tensor that is held as trained is the smallest. Coded
-/// matrices are widened.
+/// A configuration to load a model without training it: the only trainable tensor is the smallest. Quantized matrices are
+/// dequantized.
 fn frozen_config() -> Config {
-    let mut config = Config { model: widened(), ..Config::default() };
+    let mut config = Config { model: dequantized(), ..Config::default() };
     config.tuning.mode = Mode::Freeze;
     config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
     config
 }
 
-/// A model folder, nothing in it trained.
+/// Loads a model folder for inference, dequantized.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: it cannot be read.
@@ -223,11 +222,11 @@ pub fn plain_model(dir: &Path) -> Result<Model> {
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 
-/// Rows of a sample.
+/// Rows in [`sample_logits`].
 const ROWS: usize = 4;
-/// Tokens of a row.
+/// Tokens per row in [`sample_logits`].
 const TOKENS: usize = 32;
-/// Positions of a row whose logits are compared: the last ones.
+/// Positions per row whose logits are compared: the last ones.
 const POSITIONS: usize = 8;
 
 /// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the tokens that are trained.
@@ -252,23 +251,23 @@ pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
 /// How far two models' logits are apart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
-    /// The largest difference of a logit.
+    /// The largest absolute difference of a logit.
     pub largest: f32,
-    /// The largest logit.
+    /// The largest absolute logit of the first model.
     pub scale: f32,
-    /// Positions at which both find the same token most probable.
+    /// Positions where both models have the same most probable token.
     pub agreeing: usize,
-    /// Positions compared.
+    /// Number of positions compared.
     pub positions: usize,
 }
 
-/// Compares logits `[positions, vocabulary]`.
+/// Compares two models' logits, both `[positions, vocabulary]`.
 pub fn compare(left: &[f32], right: &[f32], vocabulary: usize) -> Comparison {
     let top = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at);
     let pairs = || left.chunks(vocabulary).zip(right.chunks(vocabulary));
     let mut largest = 0.0f32;
     for (left, right) in left.iter().zip(right) {
-        // Of NaN against a number the difference is as large as can be.
+        // NaN against a number counts as an infinite difference.
         let difference = (left - right).abs();
         largest = if difference.is_nan() { f32::INFINITY } else { largest.max(difference) };
     }

@@ -1,4 +1,4 @@
-//! A merged model whose matrices are written in 4 or 8 bits, as bitsandbytes stores them; and what that loses.
+//! Quantizes the matrices of a merged model to 4 or 8 bits, as bitsandbytes stores them, and measures the error.
 use std::collections::BTreeSet;
 
 use serde_json::Value;
@@ -11,37 +11,37 @@ use tunesmith_model::weights::config_json;
 use tunesmith_ops::quant::encode::{BLOCK, NESTED_BLOCK};
 use tunesmith_ops::quant::{Format, Quantized, encode};
 
-/// Which matrices of a model are coded, and how.
+/// Which matrices of a model are quantized, and how.
 #[derive(Debug)]
-pub struct Coding {
+pub struct Requantization {
     held: Held,
     matrices: BTreeSet<String>,
 }
 
-/// What coding has changed.
+/// The error that quantization adds to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Loss {
-    /// Matrices that were coded.
+    /// Number of quantized matrices.
     pub matrices: usize,
-    /// The largest difference of a number from what its code means.
+    /// The largest absolute change of a weight.
     pub largest: f32,
-    /// The largest number.
+    /// The largest absolute weight before quantization.
     pub scale: f32,
     sum: f64,
     count: u64,
 }
 
 impl Loss {
-    /// The mean difference of a number from what its code means.
+    /// The mean absolute change of a weight.
     pub fn mean(&self) -> f64 {
         self.sum / self.count.max(1) as f64
     }
 
-    fn add(&mut self, values: &[f32], coded: &[f32]) {
+    fn add(&mut self, values: &[f32], dequantized: &[f32]) {
         self.matrices += 1;
         self.count += values.len() as u64;
-        for (value, coded) in values.iter().zip(coded) {
-            let difference = (value - coded).abs();
+        for (value, dequantized) in values.iter().zip(dequantized) {
+            let difference = (value - dequantized).abs();
             self.sum += f64::from(difference);
             self.largest = self.largest.max(difference);
             self.scale = self.scale.max(value.abs());
@@ -49,8 +49,8 @@ impl Loss {
     }
 }
 
-impl Coding {
-    /// For a model of this shape.
+impl Requantization {
+    /// Chooses the matrices of a model of this shape.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
@@ -58,19 +58,19 @@ impl Coding {
         Ok(Self { matrices: quantize::matrices(arch, &held.skip)?, held })
     }
 
-    /// How, in words.
+    /// The format in words, for messages.
     pub fn describe(&self) -> String {
         self.held.how.describe()
     }
 
-    /// Whether that tensor is coded.
+    /// Whether this tensor is quantized.
     pub(super) fn has(&self, name: &str) -> bool {
         self.matrices.contains(name)
     }
 
-    /// About the bytes that a matrix takes in its file.
+    /// Approximate bytes of a matrix in its file.
     pub(super) fn bytes(&self, spec: &TensorSpec) -> u64 {
-        /// The tables and the description beside a matrix.
+        /// Allowance for the tables and the description of a matrix.
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
@@ -83,11 +83,11 @@ impl Coding {
         }
     }
 
-    /// A matrix of the merged model in codes, its loss added to `loss`.
+    /// Quantizes a matrix of the merged model, and adds its error to `loss`.
     ///
     /// # Errors
-    /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
-    pub(super) fn code(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
+    /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
+    pub(super) fn quantize(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
         let values = merged.values(spec)?;
         let width = spec.shape.last().copied().unwrap_or(1);
         let matrix = encode::quantize(&values, width, self.held.how.format, self.held.how.double)

@@ -67,12 +67,7 @@ impl Evaluation for Answers<'_> {
         first.metrics.differences(&second.metrics)
     }
 
-    fn write_samples(
-        &self,
-        samples: &mut AtomicLines,
-        names: &[&str],
-        measured: &[Measured],
-    ) -> Result<Vec<Answered>> {
+    fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], measured: &[Measured]) -> Result<Vec<Answered>> {
         let HeldOut { dataset, split, rows, .. } = self.held_out;
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;

@@ -38,7 +38,6 @@ impl Choice {
     }
 }
 
-/// A model to evaluate.
 pub(super) struct Candidate {
     /// Its name in the results: `base`, `tuned`, or the folder's name; the whole path if two names are equal.
     pub name: String,
@@ -70,9 +69,7 @@ pub(super) fn candidates(args: &Args, config: &Config, base: &Path) -> Result<Ve
     if let [first, second] = found.as_mut_slice() {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if real(&first.dir) == real(&second.dir) {
-            return Err(
-                Error::config(format!("--compare: both are {}", first.dir.display())).hint("name two models")
-            );
+            return Err(Error::config(format!("--compare: both are {}", first.dir.display())).hint("name two models"));
         }
         if first.name == second.name {
             for candidate in [first, second] {

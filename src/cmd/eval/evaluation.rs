@@ -88,13 +88,11 @@ impl Outputs {
     }
 }
 
-/// What is evaluated.
 pub(super) struct Job<'a> {
     pub held_out: HeldOut<'a>,
     /// The split's name in results.
     pub split_name: &'a str,
     pub candidates: &'a [Candidate],
-    /// The base model's folder.
     pub base: &'a Path,
     /// The base model's shape, with new tokens.
     pub arch: &'a Arch,
@@ -180,4 +178,3 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     facts.push(("report".into(), report.display().to_string()));
     print(&(table(&asked, &differences) + &footer(&facts)))
 }
-

@@ -72,10 +72,7 @@ fn a_configuration_that_cannot_run_is_shown_with_a_note() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert_eq!(note("a.yaml"), "");
-    assert_eq!(
-        note("base.yaml"),
-        "note: this configuration cannot be run as it is: base.yaml: model.name is not set\n"
-    );
+    assert_eq!(note("base.yaml"), "note: this configuration cannot be run: base.yaml: model.name is not set\n");
 }
 
 #[test]

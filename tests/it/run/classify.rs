@@ -153,7 +153,7 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     // A file that was cut off goes on where it stands; one that is whole is left as it is.
     let whole = std::fs::read_to_string(answers).unwrap();
     std::fs::write(answers, &whole[..whole.find('\n').unwrap() + 6]).unwrap();
-    for end in ["going on with row 2", "all 2 rows are answered"] {
+    for end in ["continuing with row 2", "all 2 rows are answered"] {
         let output = ask(&["infer", config_text, "--in", input, "--out", answers]);
         assert!(output.status.success() && said(&output).contains(end), "{}", said(&output));
         assert_eq!(std::fs::read_to_string(answers).unwrap(), whole);

@@ -287,9 +287,12 @@ fn open(path: &Path) -> Result<File> {
         );
     }
     files::open(path).map_err(|error| {
-        Error::io("read", path, &error)
-            .with_kind(tunesmith_base::Kind::Data)
-            .hint("check data.train_path, val_path, test_path and datasets")
+        let error = Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data);
+        // A fault of the machine, such as its limit on open files, keeps its own hint.
+        match error.kind() {
+            tunesmith_base::Kind::Data => error.hint("check data.train_path, val_path, test_path and datasets"),
+            _ => error,
+        }
     })
 }
 

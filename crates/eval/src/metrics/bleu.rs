@@ -2,7 +2,7 @@
 //! tokenizer 13a, case kept, n-grams up to 4, smoothing `exp`.
 use super::text::{common, ngrams, tokenize_13a, without_end_space};
 
-/// The longest n-grams.
+/// N-grams have up to this many words.
 const ORDER: usize = 4;
 /// How many numbers describe a row: its length, the reference's, matches and n-grams by order.
 pub const WIDTH: usize = 2 + 2 * ORDER;

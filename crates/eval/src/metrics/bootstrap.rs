@@ -9,7 +9,7 @@ use tunesmith_ops::dropout::key;
 /// Sums over rows of the numbers that a measure counts: plain, and by replicate.
 #[derive(Debug, Clone)]
 pub struct Sums {
-    /// Of every row once.
+    /// Sums in which every row counts once.
     pub all: Vec<f64>,
     seed: u64,
     /// `[replicates, width]`.

@@ -5,30 +5,30 @@
 pub struct Likelihood {
     /// The sum of the tokens' negative log-likelihoods, in nats.
     pub nll: f64,
-    /// Label tokens.
+    /// Number of label tokens.
     pub tokens: u64,
-    /// Those of them that the model finds most probable of the whole vocabulary.
+    /// Label tokens that are the model's most probable token.
     pub right: u64,
-    /// UTF-8 bytes of the text that they are.
+    /// UTF-8 bytes of the labels' text.
     pub bytes: u64,
 }
 
 impl Likelihood {
-    /// How many numbers describe a row ([`Likelihood::counts`]).
+    /// Length of [`Likelihood::counts`].
     pub const WIDTH: usize = 4;
 
-    /// As numbers that can be added up.
+    /// The four sums as numbers that can be added.
     pub const fn counts(&self) -> [f64; Self::WIDTH] {
         [self.nll, self.tokens as f64, self.right as f64, self.bytes as f64]
     }
 
-    /// From such numbers.
+    /// From the sums of [`Likelihood::counts`].
     pub const fn of(counts: &[f64; Self::WIDTH]) -> Self {
         let [nll, tokens, right, bytes] = *counts;
         Self { nll, tokens: tokens as u64, right: right as u64, bytes: bytes as u64 }
     }
 
-    /// Adds another's sums.
+    /// Adds the sums of other rows.
     pub const fn add(&mut self, other: &Self) {
         self.nll += other.nll;
         self.tokens += other.tokens;

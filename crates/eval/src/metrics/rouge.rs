@@ -7,11 +7,11 @@ use std::collections::HashMap;
 /// The share of an answer and of a reference that the other has too, each from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Overlap {
-    /// Of the answer.
+    /// Matches over the answer's n-grams.
     pub precision: f64,
-    /// Of the reference.
+    /// Matches over the reference's n-grams.
     pub recall: f64,
-    /// Their harmonic mean.
+    /// Harmonic mean of precision and recall.
     pub f: f64,
 }
 
@@ -26,9 +26,9 @@ impl Overlap {
 /// The four kinds of ROUGE of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rouge {
-    /// Of single words.
+    /// ROUGE-1: overlap of single words.
     pub one: Overlap,
-    /// Of pairs of words.
+    /// ROUGE-2: overlap of word pairs.
     pub two: Overlap,
     /// Of the longest common subsequence of words.
     pub l: Overlap,

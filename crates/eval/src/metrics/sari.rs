@@ -3,7 +3,7 @@
 use super::text::{f_measure, tokenize_13a};
 use std::collections::HashMap;
 
-/// The longest n-grams.
+/// N-grams have up to this many words.
 const ORDER: usize = 4;
 
 /// The score of one answer, from 0 to 1: how right words of `source` were kept and deleted, and others added, by `references`.

@@ -151,7 +151,7 @@ fn inspect(root: &Value, schema: &Value, place: &str, patterns: &mut HashMap<Str
             name if REMARKS.contains(&name) => {}
             _ => {
                 return Err(Error::config(format!("{inner}: this keyword is not supported"))
-                    .hint("check such answers with a scorer of your own (eval.scorer)"));
+                    .hint("remove it, or check answers with a program of your own (eval.scorer); docs/evaluation.md lists the keywords"));
             }
         }
     }

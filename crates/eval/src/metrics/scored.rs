@@ -10,31 +10,30 @@ use super::{Difference, Score};
 use tunesmith_config::arch::ScoreHead;
 use tunesmith_config::task::{CLASS_MEASURES, LABEL_MEASURES, NUMBER_MEASURES};
 
-/// How many replicates a bootstrap has, the share that an interval holds, and the seed.
+/// Settings of bootstrap confidence intervals.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bootstrap {
-    /// 0: no intervals.
+    /// `eval.bootstrap_samples`; 0 for no intervals.
     pub replicates: usize,
-    /// `eval.confidence`.
+    /// Confidence level of intervals (`eval.confidence`).
     pub confidence: f64,
-    /// `train.seed`.
+    /// Seed of the replicates (`train.seed`).
     pub seed: u64,
 }
 
 impl Bootstrap {
-    /// No intervals.
+    /// Leaves out confidence intervals.
     pub const NONE: Self = Self { replicates: 0, confidence: 0.0, seed: 0 };
 }
 
-/// What replicates have in common.
+/// Per-row values that all replicates share.
 struct Found {
-    /// Of each row.
     losses: Vec<f64>,
-    /// The rows by rising probability of a label: of the second of two, or of each.
+    /// For the second of two labels, or each of several: its rows by rising probability.
     orders: Vec<(usize, Vec<(f64, usize)>)>,
 }
 
-/// Rows with the scores that a model gave them.
+/// Outputs of a classification head for rows, with their labels.
 #[derive(Debug, Clone)]
 pub struct Scored {
     head: ScoreHead,
@@ -46,12 +45,12 @@ pub struct Scored {
 }
 
 impl Scored {
-    /// No rows yet.
+    /// Starts without rows.
     pub const fn new(head: ScoreHead) -> Self {
         Self { head, outputs: Vec::new(), targets: Vec::new(), weights: Vec::new() }
     }
 
-    /// Adds a row: what the head gave, the label's number or the bits of the number, and what the row's loss counts.
+    /// Adds a row: the head's outputs, the index of its label (in a regression, the bits of its number), and its loss weight.
     pub fn push(&mut self, outputs: &[f32], target: i32, weight: f32) {
         assert_eq!(outputs.len(), self.head.outputs(), "a score for each label");
         self.outputs.extend_from_slice(outputs);
@@ -64,18 +63,18 @@ impl Scored {
         self.targets.len()
     }
 
-    /// What the head gave a row.
+    /// The head's outputs for a row, `[outputs]`.
     pub fn outputs(&self, row: usize) -> &[f32] {
         let width = self.head.outputs();
         &self.outputs[row * width..][..width]
     }
 
-    /// The label's number of a row that has one.
+    /// The index of a row's label.
     fn class(&self, row: usize) -> usize {
         self.targets[row].unsigned_abs() as usize
     }
 
-    /// The number that a row of a regression has.
+    /// The target of a row in a regression.
     pub fn number(&self, row: usize) -> f64 {
         f64::from(f32::from_bits(self.targets[row].cast_unsigned()))
     }
@@ -133,7 +132,7 @@ impl Scored {
         let (before, after) = (self.replicates(bootstrap, &found), other.replicates(bootstrap, &others));
         let difference = |(index, name): (usize, String)| {
             let pairs = before.iter().zip(&after).map(|(before, after)| after[index] - before[index]);
-            Difference::of(name, (first[index], second[index]), pairs.collect(), bootstrap.confidence)
+            Difference::of(name, first[index], second[index], pairs.collect(), bootstrap.confidence)
         };
         names(&self.head).into_iter().enumerate().map(difference).collect()
     }
@@ -251,13 +250,13 @@ pub fn names(head: &ScoreHead) -> Vec<String> {
     [vec!["loss".to_owned()], owned(&over_all), of_labels.collect()].concat()
 }
 
-/// Rows of a label.
+/// Row counts of one label, for precision and recall.
 struct Class {
-    /// That have it.
+    /// Rows with this label.
     rows: f64,
-    /// For which it was found.
+    /// Rows predicted as this label.
     found: f64,
-    /// Both.
+    /// Rows with this label that were predicted as it.
     hits: f64,
 }
 

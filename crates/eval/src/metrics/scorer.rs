@@ -17,7 +17,7 @@ use super::Row;
 /// The longest line that is read.
 const LINE_BYTES: u64 = 1 << 20;
 
-/// The running command.
+/// A running scorer; dropping it ends the command.
 #[derive(Debug)]
 pub struct Scorer {
     name: String,
@@ -44,7 +44,7 @@ impl Scorer {
             Command::new(program).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(
                 |error| {
                     Error::config(format!("eval.scorer: cannot start `{program}`"))
-                        .hint("write the program and its arguments as a list: [python3, score.py]")
+                        .hint("write the program and its arguments as a list, such as [python3, score.py]")
                         .unless_of_machine(program, &error)
                 },
             )?;
@@ -95,7 +95,7 @@ impl Scorer {
         let at = format!("eval.scorer `{}`: row {}", self.name, self.asked);
         let fail = |what: String| {
             Error::data(format!("{at}: {what}"))
-                .hint("for each line that it reads it must write one JSON object of numbers, such as {\"score\": 1}, and flush")
+                .hint("it must answer each line with one JSON object of numbers, such as {\"score\": 1}, and flush")
         };
         let line = match answer {
             Ok(Ok(line)) if line.is_empty() => return Err(fail(format!("it ended ({})", self.ended()))),

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::Format;
 use tunesmith_base::files::atomic::AtomicFile;
 
-/// What the tensors' bytes are aligned to.
+/// Alignment of tensors, in bytes.
 const ALIGNMENT: usize = 32;
 
 /// A value of the header.
@@ -107,12 +107,12 @@ impl Header {
         self.values.push((key.to_owned(), value));
     }
 
-    /// A key of the architecture's own.
+    /// Adds a key with the architecture's prefix.
     pub(super) fn own(&mut self, key: &str, value: Value) {
         self.values.push((format!("{}.{key}", self.architecture), value));
     }
 
-    /// About how large the file becomes.
+    /// Approximate size of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         (self.tensors.iter().map(|tensor| tensor.bytes() + ALIGNMENT).sum::<usize>() + self.encode().len()) as u64
     }
@@ -142,7 +142,7 @@ impl Header {
     }
 }
 
-/// Writes the file beside its place and puts it there when it is whole; `encode` gives a tensor's bytes. Returns its size.
+/// Writes the file under a temporary name, then renames it. `encode` writes a tensor's bytes. Returns the file's size.
 pub(super) fn write(path: &Path, header: &Header, encode: &dyn Fn(usize) -> io::Result<Vec<u8>>) -> io::Result<u64> {
     let mut out = AtomicFile::create(path)?;
     let start = header.encode();

@@ -1,10 +1,10 @@
-//! What llama.cpp calls a family's sizes and its tensors, and in which order it wants the rows of q and k. What llama.cpp
-//! would compute otherwise than the model does is refused; a family's file says what that is.
+//! llama.cpp's names for a family's sizes and tensors, and its order of the rows of q and k. Models that llama.cpp computes
+//! differently are refused; each family's file lists its reasons.
 use super::container::{Header, Value};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, Gguf, NormPlacement, RopeScaling, TensorSpec};
 
-/// A family in llama.cpp.
+/// A model family as llama.cpp knows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout(Gguf);
 
@@ -25,7 +25,7 @@ impl Layout {
         self.0.name
     }
 
-    /// The sizes.
+    /// Writes the sizes of the model to the header.
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) {
         let mut put = |key: &str, value: Value| header.own(key, value);
         put("block_count", Value::count(arch.num_hidden_layers));
@@ -88,7 +88,7 @@ impl Layout {
         }
     }
 
-    /// Tensors that no model folder holds: what frequencies are divided by.
+    /// Computed tensors that no model folder has: the factors of rotary frequencies.
     #[allow(clippy::unused_self, reason = "one of the layout's tables")]
     pub(super) fn extra(&self, arch: &Arch) -> Vec<(String, Vec<f32>)> {
         let Some(rope) = arch.ropes.first() else { return Vec::new() };
@@ -174,8 +174,8 @@ impl Layout {
         Ok(format!("blk.{layer}.{part}.{kind}"))
     }
 
-    /// Brings a tensor's values into the form that llama.cpp computes with: norms with the 1 that is added to them, rows of q and k
-    /// in pairs. Of an adapter's B too, whose rows are the tensor's.
+    /// Converts a tensor to llama.cpp's form: norms include the added 1, and rows of q and k are in pairs. This also applies to
+    /// an adapter's B, which has the same rows.
     pub(super) fn transform(&self, arch: &Arch, name: &str, values: &mut Vec<f32>) {
         if name.ends_with("norm.weight") && arch.norm_offset != 0.0 {
             for value in values.iter_mut() {
@@ -207,7 +207,7 @@ fn refuse(family: &str, what: &str, hint: &str) -> Error {
     Error::model(format!("GGUF of a {family} model: llama.cpp does not compute {what}")).hint(hint)
 }
 
-/// Refuses what llama.cpp has a fixed rule for and the model another.
+/// Refuses models that differ from a fixed rule of llama.cpp.
 fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     let no = |what: &str| Err(refuse(arch.family.model_type, what, HINT));
     let wide = gguf.wide == Some(arch.num_hidden_layers);
@@ -216,25 +216,25 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         return no(&format!("scores scaled by {}", arch.attention_scale));
     }
     if gguf.tied && !arch.tie_word_embeddings {
-        return no("a head with a matrix of its own");
+        return no("an output head with its own matrix");
     }
     let windows = |rule: &fn(usize) -> bool| {
         arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
     };
-    // A window as long as the context, or longer, shows nowhere.
+    // A window at least as long as the context has no effect.
     let none = || arch.blocks.iter().all(|block| block.window.is_none_or(|it| it >= arch.max_position_embeddings));
     if !(gguf.windows.iter().any(windows) || gguf.windows.is_empty() && none()) {
         return no("a sliding window in these blocks");
     }
     if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == (gguf.turns)(layer)) {
-        return no("positions in just these blocks");
+        return no("positions in only some blocks");
     }
     if let Some(experts) = &arch.experts {
         if !arch.blocks.iter().all(|block| block.sparse) {
-            return no("dense blocks among those with experts");
+            return no("dense blocks between expert blocks");
         }
         if experts.normalised != gguf.normalised {
-            return no("experts weighted like this");
+            return no("this weighting of experts");
         }
     }
     let Some(rope) = arch.ropes.first() else { return Ok(()) };
@@ -243,7 +243,7 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
         RopeScaling::LongRope { .. } if lacks("longrope") => no("rope_type longrope"),
         RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
-        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("a part of each head turned"),
+        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("partial rotary embeddings"),
         _ => Ok(()),
     }
 }
@@ -267,7 +267,7 @@ mod tests {
             match names(&arch) {
                 Ok(mut names) => assert!(!refused && names.any(|name| name == "output.weight"), "{family}"),
                 Err(error) => {
-                    assert!(refused && error.to_string().contains("a head with a matrix of its own"), "{error}");
+                    assert!(refused && error.to_string().contains("an output head with its own matrix"), "{error}");
                 }
             }
         }

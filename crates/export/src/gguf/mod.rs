@@ -26,9 +26,9 @@ pub use vocabulary::Vocabulary;
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// IEEE single.
+    /// 32-bit floats, unquantized.
     F32,
-    /// IEEE half.
+    /// 16-bit IEEE floats.
     F16,
     /// Blocks of 32 numbers: bytes with a scale.
     Q8_0,
@@ -48,7 +48,7 @@ impl Format {
             "q8_0" => Ok(Self::Q8_0),
             "q4_0" => Ok(Self::Q4_0),
             other => Err(Error::config(format!("--gguf {other}: expected f16, q8_0, q4_0 or f32"))
-                .hint("llama.cpp's llama-quantize makes the others from an f16 file")),
+                .hint("llama.cpp's llama-quantize makes other types from an f16 file")),
         }
     }
 
@@ -62,7 +62,7 @@ impl Format {
         }
     }
 
-    /// The number of the type of a stored tensor.
+    /// The number of a tensor type in the file (`ggml_type`).
     const fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -87,7 +87,7 @@ impl Format {
         let vocabulary = ["token_embd.weight", "output.weight"].contains(&name);
         match self {
             _ if shape.len() < 2 || name.contains("ffn_gate_inp") => Self::F32,
-            // Rows that are not whole blocks.
+            // Rows must consist of whole blocks.
             Self::Q8_0 | Self::Q4_0 if !columns.is_multiple_of(BLOCK) => Self::F16,
             Self::Q4_0 if vocabulary => Self::Q8_0,
             format => format,
@@ -111,7 +111,7 @@ impl Format {
     }
 }
 
-/// Numbers of a block.
+/// Values in a quantization block.
 const BLOCK: usize = 32;
 
 /// Writes a model; returns the bytes of the file.
@@ -153,7 +153,7 @@ pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: 
 
 /// Where a tensor's values come from.
 enum Source {
-    /// They are here.
+    /// Already in memory.
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
     Merged(Vec<TensorSpec>),
@@ -188,7 +188,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
             let mut values = adapter.tensors.get(&tensor).map(|(_, values)| values.clone()).unwrap_or_default();
             if side == "lora_b" {
                 layout.transform(arch, &weight, &mut values);
-                // llama.cpp scales by alpha / rank; the rest of a scale of its own (rsLoRA, patterns) goes here.
+                // llama.cpp scales by alpha / rank; the rest of another scale (rsLoRA, patterns) goes here.
                 let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
                 if (factor - 1.0).abs() > 1e-6 {
                     for value in &mut values {

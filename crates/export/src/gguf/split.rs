@@ -1,5 +1,5 @@
-//! Which of llama.cpp's ways to split text makes the same tokens as a tokenizer that splits it in a way of its own: each is
-//! tried on texts made of the tokenizer's own tokens.
+//! Finds the llama.cpp pre-tokenizer that makes the same tokens as an unknown tokenizer, by trying each on texts made of the
+//! tokenizer's own tokens.
 use serde_json::{Value as Json, json};
 
 use tunesmith_base::error::Result;
@@ -11,11 +11,11 @@ pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]
 pub(super) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Tokens that are tried one by one, and texts of several, at most.
+/// The most single tokens, and the most texts of several, to try.
 const SINGLE: usize = 20_000;
 const JOINED: usize = 30_000;
 
-/// What stands between tokens of a text, beside nothing.
+/// Separators between tokens of a text, besides none.
 const BETWEEN: [&str; 24] = [
     " ",
     "  ",
@@ -79,7 +79,7 @@ pub(super) fn equivalent(json: &Json, tokenizer: &Tokenizer) -> Result<Option<(&
     Ok(None)
 }
 
-/// Texts in which tokens meet as they never may in what people write: the same ones for the same tokenizer.
+/// Texts of random tokens, the same ones for the same tokenizer.
 fn texts(json: &Json, tokenizer: &Tokenizer) -> Result<Vec<String>> {
     let ids: Vec<u32> = json["model"]["vocab"]
         .as_object()

@@ -26,13 +26,13 @@ pub struct Vocabulary {
     merges: Vec<String>,
     /// `tokenizer.ggml.pre`; none where the tokens are `SentencePiece`'s.
     pre: Option<String>,
-    /// A space goes before the text (`SentencePiece`).
+    /// Whether a space is put before the text (`SentencePiece`).
     prefix: bool,
-    /// A text begins with the token for its beginning.
+    /// Whether a text begins with the token for its beginning.
     add_bos: bool,
     template: Option<String>,
     origin: String,
-    /// How many texts became the same tokens by `pre`, where that is not what the tokenizer says it is.
+    /// The number of texts that agreed, if `pre` was found by trying.
     tried: Option<usize>,
 }
 
@@ -61,14 +61,14 @@ impl Vocabulary {
             None if pieces => None,
             None => {
                 let (name, texts) = split::equivalent(&json, &tokenizer)?.ok_or_else(|| {
-                    fail("llama.cpp has no name for the way in which this tokenizer splits text".into()).hint(
+                    fail("llama.cpp has no name for this tokenizer's way of splitting text".into()).hint(
                         "name the nearest with --pre-tokenizer, such as gpt-2 or qwen2: some texts may then become other tokens",
                     )
                 })?;
                 tried = Some(texts);
                 Some(name.to_owned())
             }
-            // Where the tokens are `SentencePiece`'s, only what is asked for counts.
+            // With `SentencePiece` tokens, only a given name counts.
             Some(_) if pieces && pre.is_none() => None,
             named => named,
         };
@@ -90,7 +90,7 @@ impl Vocabulary {
         })
     }
 
-    /// What should be known of the pre-tokenizer, if anything.
+    /// A remark about the pre-tokenizer for the user, if any.
     pub fn remark(&self) -> Option<String> {
         let (pre, tried) = (self.pre.as_ref()?, self.tried?);
         let tried = count(tunesmith_plan::grouped(tried as u64), "text");
