@@ -17,7 +17,7 @@ fn tokens(source: &str, tokenizer: &Tokenizer, row: Value, split: bool) -> (Vec<
     let template = ChatTemplate::compile(source, "test", tokenizer).unwrap();
     let conversation = conversation(row);
     let text = template.render(&conversation, false).unwrap().text;
-    let found = template.tokens(tokenizer, &conversation, &text, false, (split, None)).unwrap();
+    let found = template.tokens(tokenizer, &conversation, &text, false, split, None).unwrap();
     let whole: String = text.clone();
     let (first, last) = (found.encoded.offsets.first().unwrap().0, found.encoded.offsets.last().unwrap().1);
     assert_eq!((first, last), (0, whole.len()), "offsets are those of the text");
