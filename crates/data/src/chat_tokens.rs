@@ -2,6 +2,7 @@
 //! (`data.split_special_tokens`). How these tokens are found and renamed: [`super::control`].
 use super::bounded_tokenizer::Encoded;
 use super::control::{Match, differences};
+use super::jinja_limits::timed_out;
 use super::messages::Conversation;
 use super::report::Notes;
 use super::template::ChatTemplate;
@@ -54,17 +55,26 @@ impl ChatTemplate {
         if found.is_empty() {
             return whole();
         }
+        // A rendering that fails shows nothing, unless the template exceeds its time limit.
         let render = |conversation: &Conversation, count: usize| {
             let messages = conversation.messages[..count].to_vec();
             let beginning = Conversation { messages, ..conversation.clone() };
-            self.render(&beginning, add_generation_prompt).ok().map(|rendered| rendered.text)
+            match self.render(&beginning, add_generation_prompt) {
+                Ok(rendered) => Ok(Some(rendered.text)),
+                Err(error) if timed_out() => Err(error),
+                Err(_) => Ok(None),
+            }
         };
         // The text may have only the first messages, up to and including an answer.
         let answers =
             (1..conversation.messages.len()).filter(|at| conversation.messages[at - 1]["role"] == "assistant");
-        let counts = std::iter::once(conversation.messages.len()).chain(answers.rev());
-        let count = counts.into_iter().find(|count| render(conversation, *count).as_deref() == Some(text));
-        let other = count.and_then(|count| render(&altered, count));
+        let mut other = None;
+        for count in std::iter::once(conversation.messages.len()).chain(answers.rev()) {
+            if render(conversation, count)?.as_deref() == Some(text) {
+                other = render(&altered, count)?;
+                break;
+            }
+        }
         let Some(places) = other.as_deref().and_then(|other| differences(text, other)) else {
             let count = other.map_or(Ok(0), |other| control.matches(tokenizer, &other).map(|found| found.len()))?;
             if count == found.len() || !split_special_tokens {
