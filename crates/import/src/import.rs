@@ -6,7 +6,7 @@ use super::write::{self, Line};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::foreign::rules::{Action, Rule, Translation, find_rule, key_names, translate};
+use tunesmith_config::foreign::rules::{Action, Rule, Translation, find_rule, key_names, nearest_key, translate};
 use tunesmith_config::foreign::{KeyOutcome, Outcome, Value, not_needed_reason};
 use tunesmith_config::{self as config, Node, Source};
 
@@ -69,7 +69,7 @@ impl Translation for Import {
         let key = &value.key;
         match not_needed_reason(key).filter(|_| self.toolkit == Toolkit::SftPlay) {
             Some(why) => self.not_needed(key, why),
-            None => match config::nearest(key, key_names(self.rules)) {
+            None => match nearest_key(key, key_names(self.rules)) {
                 Some(near) => self.unsupported(key, &format!("unknown to this import; is {near} meant?")),
                 None => self.unsupported(key, "unknown to this import"),
             },

@@ -4,6 +4,7 @@
 //! A setting that this version refuses is written too, and [`Imported::refused`] names it. The file loads once a version supports the
 //! setting.
 mod axolotl;
+mod data_set;
 mod import;
 mod llama_factory;
 mod names;

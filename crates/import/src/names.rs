@@ -1,6 +1,34 @@
-//! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints.
+//! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints; and reasons that
+//! several tables give.
 use super::import::Import;
 use tunesmith_config::{ConfigValue, Node, Optim};
+
+pub(super) const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
+pub(super) const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
+pub(super) const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
+pub(super) const TEXT: &str = "text models only";
+pub(super) const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
+
+/// Imports `trust_remote_code`.
+pub(super) fn trust_remote_code(import: &mut Import, key: &str, node: &Node) {
+    match node {
+        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
+        _ => import.not_needed(key, "off"),
+    }
+}
+
+/// Imports `overwrite_output_dir`.
+pub(super) fn overwrite(import: &mut Import, key: &str, node: &Node) {
+    match node {
+        Node::Bool(true) => import.changed(key, "", "use `train --overwrite`"),
+        _ => import.not_needed(key, "off"),
+    }
+}
+
+/// Imports `save_only_model`.
+pub(super) fn save_only_model(import: &mut Import, key: &str, _: &Node) {
+    import.changed(key, "", "a checkpoint contains all that an exact resume needs");
+}
 
 /// Imports the optimizer under the source's `key`.
 pub(super) fn optimizer(import: &mut Import, key: &str, node: &Node) {

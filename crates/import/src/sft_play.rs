@@ -1,5 +1,6 @@
 //! SFT-Play's configurations, which have our sections and includes.
 use super::import::{Import, Rules};
+use super::names::{NO_LOADER, REACHED};
 use super::source_file::{beside, entries};
 use super::{names, ranks};
 use std::path::{Path, PathBuf};
@@ -7,8 +8,6 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
 
-const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
-const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str =
     "texts are cut into pieces of model.max_seq_len tokens, without overlap, and blocks filled with them";
@@ -33,10 +32,7 @@ pub(super) const RULES: Rules = rules! {
     "model.revision" => To("model.revision"),
     "model.type" => Together,
     "model.max_seq_len" => To("model.max_seq_len"),
-    "model.trust_remote_code" => With(|import, key, node| match node {
-        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
-        _ => import.not_needed(key, "off"),
-    }),
+    "model.trust_remote_code" => With(names::trust_remote_code),
     "tuning.mode" => To("tuning.mode"),
     "tuning.backend" => NotNeeded(ENGINE),
     "tuning.lora.r" => To("tuning.lora.r"),
@@ -74,10 +70,7 @@ pub(super) const RULES: Rules = rules! {
     }),
     "train.greater_is_better" => NotNeeded("known of every measure"),
     "train.output_dir" => To("train.output_dir"),
-    "train.overwrite_output_dir" => With(|import, key, node| match node {
-        Node::Bool(true) => import.changed(key, "", "say --overwrite when you train"),
-        _ => import.not_needed(key, "off"),
-    }),
+    "train.overwrite_output_dir" => With(names::overwrite),
     "train.logging_steps" => To("train.logging_steps"),
     "train.report_to" => NotNeeded("see logging.backend; TensorBoard is the default"),
     "train.run_name" => To("logging.run_name"),

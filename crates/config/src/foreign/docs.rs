@@ -28,7 +28,7 @@ similar name. `tunesmith config` shows the source of each value, and below its t
 
 - **As the configuration itself:** `tunesmith config ds.json` shows what such a file sets, and `tunesmith train ds.json model.name=DIR
   data.train_path=rows.jsonl` trains with it.
-- **Keys of Transformers' `TrainingArguments`, TRL's `SFTConfig` and SFT-Play** stand in our own configuration, under `train` (the last table
+- **Keys of Transformers' `TrainingArguments`, TRL's `SFTConfig` and SFT-Play** belong in our own configuration, under `train` (the last table
   below). What has no meaning here is accepted with a note, `not needed: …`; what would change the result and is not there is refused.
 
 - **`\"auto\"`** leaves a value to our key; `tunesmith config` shows the value.
@@ -53,7 +53,7 @@ pub fn markdown() -> String {
         if format == Format::Trainer {
             out.push_str(
                 "Keys that are settings of ours under the same name, or another name of one, are not repeated here: `docs/configuration.md` has \
-                 them. A key without a dot stands under `train`; some may stand under `data`, `model` or `logging` as well.\n\n",
+                 them. A key without a dot belongs under `train`; some may also be under `data`, `model` or `logging`.\n\n",
             );
         }
         out.push_str("| key | | |\n|---|---|---|\n");

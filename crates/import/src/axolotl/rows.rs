@@ -1,4 +1,5 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
+use crate::data_set::{DataSet, files, one_or_list};
 use crate::import::Import;
 use crate::source_file::beside;
 use std::path::Path;
@@ -8,14 +9,6 @@ use tunesmith_config::Node;
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
 /// The name of our format of raw text.
 const TEXT: &str = "text";
-
-/// One data set while it is imported.
-struct Set {
-    /// The keys of its entry in `data.datasets`, with `path` or `name`.
-    place: Vec<(String, Node)>,
-    hub: bool,
-    format: &'static str,
-}
 
 /// Which kinds of rows the training data holds.
 #[derive(Default)]
@@ -27,7 +20,7 @@ pub(super) struct Kinds {
 }
 
 impl Kinds {
-    fn see(&mut self, sets: &[Set]) {
+    fn see(&mut self, sets: &[DataSet]) {
         self.text |= sets.iter().any(|set| set.format == TEXT);
         self.others |= sets.iter().any(|set| set.format != TEXT);
     }
@@ -49,7 +42,7 @@ pub(super) fn sets(import: &mut Import) -> Kinds {
     }
     if import.get(&["test_datasets"]).is_some() {
         let sets = listed(import, "test_datasets", None);
-        if sets.iter().any(|set| set.hub) {
+        if sets.iter().any(|set| set.on_hub) {
             import.unsupported("test_datasets", "validation rows of the hub: set data.val_path to their files");
         } else {
             place(import, "test_datasets", "data.val_path", sets, "");
@@ -64,7 +57,7 @@ pub(super) fn sets(import: &mut Import) -> Kinds {
 }
 
 /// The entries of a list of data sets, each in our format.
-fn listed(import: &mut Import, key: &str, format: Option<&'static str>) -> Vec<Set> {
+fn listed(import: &mut Import, key: &str, format: Option<&'static str>) -> Vec<DataSet> {
     let items = match import.get(&[key]) {
         Some((_, Node::List(items))) => items,
         Some((_, node)) => vec![node],
@@ -87,7 +80,7 @@ fn listed(import: &mut Import, key: &str, format: Option<&'static str>) -> Vec<S
     sets
 }
 
-fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option<&'static str>) -> Option<Set> {
+fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option<&'static str>) -> Option<DataSet> {
     let get = |key: &str| entries.iter().find(|(name, node)| name == key && *node != Node::Null).map(|(_, node)| node);
     let Some(Node::Str(path)) = get("path") else {
         import.unsupported(at, "no path");
@@ -158,7 +151,7 @@ fn one(import: &mut Import, at: &str, entries: &[(String, Node)], format: Option
             _ => import.unsupported(&from, "unknown to this import"),
         }
     }
-    Some(Set { place, hub, format })
+    Some(DataSet { place, on_hub: hub, format })
 }
 
 /// Whether roles have the names of ShareGPT or `OpenAI`, which our formats know.
@@ -251,31 +244,16 @@ fn is_file(path: &str) -> bool {
 }
 
 /// Writes the data sets: files of one format as a list of paths, everything else as `data.datasets`.
-fn place(import: &mut Import, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
+fn place(import: &mut Import, key: &str, ours: &str, sets: Vec<DataSet>, why: &str) {
     let Some(first) = sets.first().map(|set| set.format) else {
         return import.unsupported(key, "no data set in it");
     };
     let alike = sets.iter().all(|set| set.format == first);
     let train = ours == "data.train_path";
-    if !sets.iter().any(|set| set.hub) && (alike || !train) {
-        let paths: Vec<Node> = sets
-            .into_iter()
-            .flat_map(|set| set.place)
-            .flat_map(|(_, node)| match node {
-                Node::List(files) => files,
-                node => vec![node],
-            })
-            .collect();
-        let one = if paths.len() == 1 { paths.into_iter().next().unwrap_or(Node::Null) } else { Node::List(paths) };
-        import.put(key, ours, one, why);
+    if !sets.iter().any(|set| set.on_hub) && (alike || !train) {
+        import.put(key, ours, one_or_list(files(sets)), why);
     } else {
-        let items = sets.into_iter().map(|set| {
-            let mut entries = set.place;
-            if !alike {
-                entries.push(("format".to_owned(), Node::Str(set.format.to_owned())));
-            }
-            Node::Map(entries)
-        });
+        let items = sets.into_iter().map(|set| Node::Map(set.entry(!alike)));
         import.put(key, "data.datasets", Node::List(items.collect()), why);
     }
     if train && alike && first != "auto" {

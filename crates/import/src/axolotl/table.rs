@@ -1,19 +1,15 @@
 //! What becomes of each of Axolotl's keys.
 use crate::import::{Import, Rules, is_off_or_zero};
+use crate::names::{NO_LOADER, PREFERENCES, REACHED, TEXT, UPLOAD};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
 
 const ATTENTION: &str = "there is one attention here, exact and fused";
 const KERNEL: &str = "kernels are chosen for the processor";
-const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";
-const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
-const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
 const CACHE: &str = "tokens are cached by content, in data.cache_dir";
-const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
-const TEXT: &str = "text models only";
 const WIDE: &str = "products are computed in float32, and trained weights are kept in it";
 const PADDING: &str = "there is no padding; packing sees every row";
 
@@ -30,10 +26,7 @@ pub(crate) const RULES: Rules = rules! {
     "tokenizer_legacy" => NotNeeded("tokenizer.json says how"),
     "is_llama_derived_model" | "is_mistral_derived_model" => NotNeeded("config.json names the family"),
     "is_falcon_derived_model" => Unsupported("Falcon is not supported"),
-    "trust_remote_code" => With(|import, key, node| match node {
-        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
-        _ => import.not_needed(key, "off"),
-    }),
+    "trust_remote_code" => With(names::trust_remote_code),
     "overrides_of_model_config" => Unsupported("the model's own config.json counts"),
     "rope_scaling" => Unsupported("the model's own config.json says how"),
     "torch_dtype" => To("model.dtype"),
@@ -199,7 +192,7 @@ pub(crate) const RULES: Rules = rules! {
     "saves_per_epoch" | "save_strategy" | "save_steps" => Together,
     "save_total_limit" => To("train.save_total_limit"),
     "save_safetensors" => NotNeeded("everything is saved as safetensors"),
-    "save_only_model" => With(|import, key, _| import.changed(key, "", "a checkpoint holds all that an exact resume needs")),
+    "save_only_model" => With(names::save_only_model),
     "eval_strategy" | "evaluation_strategy" | "eval_steps" | "evals_per_epoch" => Together,
     "eval_table_size" => Unsupported("set gen.num_samples: answers before and after stand in the report"),
     "eval_max_new_tokens" => To("train.generation_max_new_tokens"),

@@ -1,5 +1,6 @@
 //! LLaMA-Factory's data sets: names that `dataset_info.json` describes.
 use super::table::listed;
+use crate::data_set::{DataSet, files, one_or_list};
 use crate::import::Import;
 use crate::source_file::beside;
 use serde_json::Value as Json;
@@ -8,13 +9,6 @@ use tunesmith_config::Node;
 
 /// The most bytes of a `dataset_info.json`.
 const MAX_BYTES: u64 = 8 << 20;
-
-/// One data set.
-struct Set {
-    place: Vec<(String, Node)>,
-    hub: bool,
-    format: &'static str,
-}
 
 /// Imports training and validation rows.
 pub(super) fn sets(import: &mut Import, pretrains: bool) {
@@ -47,11 +41,10 @@ pub(super) fn sets(import: &mut Import, pretrains: bool) {
             import.unsupported(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
         } else if key == "dataset" {
             train(import, sets);
-        } else if sets.iter().any(|set| set.hub) {
+        } else if sets.iter().any(|set| set.on_hub) {
             import.unsupported(key, "validation rows of the hub: set data.val_path to their files");
         } else {
-            let paths = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
-            import.put(key, ours, Node::List(paths), "");
+            import.put(key, ours, Node::List(files(sets)), "");
         }
     }
     for key in ["mix_strategy", "interleave_probs"] {
@@ -84,7 +77,7 @@ fn one(
     folder: &std::path::Path,
     json: &Json,
     pretrains: bool,
-) -> Option<Set> {
+) -> Option<DataSet> {
     let text = |field: &str| json[field].as_str().filter(|text| !text.is_empty());
     if json["ranking"].as_bool() == Some(true) {
         import.unsupported(&format!("{key}.{name}"), "pairs of a better and a worse answer");
@@ -120,7 +113,7 @@ fn one(
     if !json["num_samples"].is_null() {
         import.unsupported(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
     }
-    Some(Set { place, hub, format: form(import, key, name, json, pretrains) })
+    Some(DataSet { place, on_hub: hub, format: form(import, key, name, json, pretrains) })
 }
 
 /// Our format for a data set, and the names of its columns.
@@ -163,22 +156,19 @@ fn unknown_fields(import: &mut Import, key: &str, name: &str, what: &str) -> &'s
 }
 
 /// Writes the training data: as paths, or as a mix in `data.datasets`.
-fn train(import: &mut Import, sets: Vec<Set>) {
+fn train(import: &mut Import, sets: Vec<DataSet>) {
     let mixes = import.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
     let format = sets.first().map_or("auto", |set| set.format);
     let alike = sets.iter().all(|set| set.format == format);
     // There `max_samples` counts for each set, and so does `data.max_rows` for each source.
     let limited = sets.len() > 1 && import.get(&["max_samples"]).is_some();
-    if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.hub) {
+    if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.on_hub) {
         let weights = match import.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {
             Some(Node::List(items)) => items,
             _ => Vec::new(),
         };
         let items = sets.into_iter().enumerate().map(|(index, set)| {
-            let mut entries = set.place;
-            if !alike {
-                entries.push(("format".to_owned(), Node::Str(set.format.to_owned())));
-            }
+            let mut entries = set.entry(!alike);
             if mixes.is_some() {
                 let weight = weights.get(index).map_or(1.0, number);
                 entries.push(("weight".to_owned(), Node::Float(weight)));
@@ -193,9 +183,7 @@ fn train(import: &mut Import, sets: Vec<Set>) {
             }
         }
     } else {
-        let mut paths: Vec<Node> = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
-        let node = if paths.len() == 1 { paths.remove(0) } else { Node::List(paths) };
-        import.put("dataset", "data.train_path", node, "as dataset_info.json explains it");
+        import.put("dataset", "data.train_path", one_or_list(files(sets)), "as dataset_info.json explains it");
     }
     if alike && format != "auto" {
         import.default("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");

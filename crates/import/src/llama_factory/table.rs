@@ -1,21 +1,17 @@
 //! What becomes of each of LLaMA-Factory's keys.
 use crate::import::{Import, Rules};
+use crate::names::{NO_LOADER, PREFERENCES, REACHED, TEXT, UPLOAD};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
 
-const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 const KERNEL: &str = "there is one attention, and kernels are chosen for the processor";
-const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const CACHE: &str = "tokens are cached by content: a changed set is another one";
 const ACCURACY: &str = "a run measures the loss and scored answers; `tunesmith eval` tells token_accuracy too";
 const OTHER: &str = "this way of training is not part of this version";
 const OWN_STEP: &str = "a step of its own: `tunesmith merge` and `export`, `infer` and `chat`";
-const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
 const TRACKER: &str =
     "Weights & Biases, SwanLab and others are not yet part of this version; TensorBoard and report.html are written";
-const TEXT: &str = "text models only";
-const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 
 /// Every key that this import knows.
 pub(crate) const RULES: Rules = rules! {
@@ -52,10 +48,7 @@ pub(crate) const RULES: Rules = rules! {
     "use_kv_cache" => NotNeeded("answers are made with a cache"),
     "hf_hub_token" => Unsupported("secrets do not belong in files; set the environment variable HF_TOKEN"),
     "ms_hub_token" => Unsupported("models come from the Hugging Face Hub or a folder"),
-    "trust_remote_code" => With(|import, key, node| match node {
-        Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
-        _ => import.not_needed(key, "off"),
-    }),
+    "trust_remote_code" => With(names::trust_remote_code),
     "quantization_bit" | "quantization_method" | "quantization_type" | "double_quantization" | "stage" | "do_train" => Together,
     "do_eval" => NotNeeded("eval_strategy says when"),
     "do_predict" => Unsupported("a step of its own: `tunesmith eval` scores the answers to data.test_path"),
@@ -104,17 +97,14 @@ pub(crate) const RULES: Rules = rules! {
     "ignore_pad_token_for_loss" => NotNeeded("there is no padding"),
     "eval_num_beams" => To("train.generation_num_beams"),
     "output_dir" => To("train.output_dir"),
-    "overwrite_output_dir" => With(|import, key, node| match node {
-        Node::Bool(true) => import.changed(key, "", "say --overwrite when you train"),
-        _ => import.not_needed(key, "off"),
-    }),
+    "overwrite_output_dir" => With(names::overwrite),
     "logging_steps" => To("train.logging_steps"),
     "logging_strategy" => NotNeeded("logging_steps says how often"),
     "logging_dir" => To("logging.logging_dir"),
     "logging_first_step" => NotNeeded("metrics.jsonl has every step"),
     "save_steps" | "save_strategy" => Together,
     "save_total_limit" => To("train.save_total_limit"),
-    "save_only_model" => With(|import, key, _| import.changed(key, "", "a checkpoint holds all that an exact resume needs")),
+    "save_only_model" => With(names::save_only_model),
     "save_safetensors" => NotNeeded("everything is saved as safetensors"),
     "plot_loss" => NotNeeded("report.html has the curves"),
     "include_num_input_tokens_seen" => NotNeeded("tokens are counted"),

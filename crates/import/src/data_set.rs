@@ -1,0 +1,32 @@
+//! One data set of the source, and how it is written: as paths, or as an entry of `data.datasets`.
+use tunesmith_config::Node;
+
+pub(super) struct DataSet {
+    /// The keys of its entry in `data.datasets`, with `path` or `name`.
+    pub place: Vec<(String, Node)>,
+    pub on_hub: bool,
+    /// The name of our format of its rows.
+    pub format: &'static str,
+}
+
+impl DataSet {
+    /// The entry of `data.datasets`, with the format if `with_format`.
+    pub fn entry(self, with_format: bool) -> Vec<(String, Node)> {
+        let mut entry = self.place;
+        if with_format {
+            entry.push(("format".to_owned(), Node::Str(self.format.to_owned())));
+        }
+        entry
+    }
+}
+
+/// The files of data sets that are not on the hub.
+pub(super) fn files(sets: Vec<DataSet>) -> Vec<Node> {
+    let nodes = sets.into_iter().flat_map(|set| set.place).map(|(_, node)| node);
+    nodes.flat_map(|node| if let Node::List(files) = node { files } else { vec![node] }).collect()
+}
+
+/// One path by itself, several as a list.
+pub(super) fn one_or_list(mut files: Vec<Node>) -> Node {
+    if files.len() == 1 { files.remove(0) } else { Node::List(files) }
+}
