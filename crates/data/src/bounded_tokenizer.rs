@@ -216,6 +216,6 @@ fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn untokenized(error: impl std::fmt::Display) -> Error {
-    Error::data(format!("cannot tokenize: {error}"))
+pub(crate) fn untokenized(error: tokenizers::Error) -> Error {
+    Error::data("cannot tokenize").caused_by(error)
 }

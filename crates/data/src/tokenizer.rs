@@ -132,7 +132,7 @@ impl Tokenizer {
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
             isolated("tokenizing", || tokenizer.encode_fast(text, false))?
                 .map(|encoding| encoding.get_ids().to_vec())
-                .map_err(untokenized)
+                .map_err(super::bounded_tokenizer::untokenized)
         };
         for text in texts {
             if ids(&self.bounded.inner, text)? != ids(&tokenizer, text)? {

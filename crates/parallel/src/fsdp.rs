@@ -9,7 +9,7 @@ use super::plan::ParallelPlan;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
-use tunesmith_comm::{Group, Collectives, Partition, bytes};
+use tunesmith_comm::{Collectives, Group, Partition, bytes};
 use tunesmith_config::Sharding;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
@@ -38,7 +38,7 @@ impl Gatherer {
         let Some(sharding) = plan.weights else { return Ok(None) };
         let thread = |ranks| comm.new_group(ranks).and_then(CommThread::new).map(Arc::new);
         let all = thread(Group::All)?;
-        let group = if sharding == Sharding::HybridShard { thread(Group::Machine)? } else { Arc::clone(&all) };
+        let group = if sharding == Sharding::HybridShard { thread(Group::Node)? } else { Arc::clone(&all) };
         let rule = plan.shards_values().then(|| Arc::clone(rule));
         Ok(Some(Self { all, group, sharding, rule }))
     }
