@@ -68,7 +68,7 @@ impl JobArgs {
         }
         let mut given = Vec::new();
         if let Some(model) = &self.model {
-            check_model_folder(model)?;
+            check_model_folder("--model", model)?;
             given.push(Flag { name: "--model", key: "model.name", value: model.clone() });
             given.push(Flag { name: "--model", key: "model.local_dir", value: "null".to_owned() });
         }
@@ -145,14 +145,14 @@ fn is_folder(folder: &str, command: &str) -> Error {
     })
 }
 
-/// Refuses a `--model` that names the folder of an adapter, or the output folder of a run.
+/// Refuses a `--model` or `--base` (`flag`) that names the folder of an adapter, or the output folder of a run.
 ///
 /// # Errors
 /// [`Kind::Model`], with the option to use instead.
-pub(super) fn check_model_folder(model: &str) -> Result<()> {
+pub(super) fn check_model_folder(flag: &str, model: &str) -> Result<()> {
     let (dir, command) = (Path::new(model), typed());
     let has = |file: &str| dir.join(file).is_file();
-    let fail = |what: &str| Error::new(Kind::Model, format!("--model {model}: {what}, not of a model"));
+    let fail = |what: &str| Error::new(Kind::Model, format!("{flag} {model}: {what}, not of a model"));
     let resolved = dir.join(output::CONFIG);
     if resolved.is_file() && !has("config.json") {
         let call = format!("tunesmith {command} {}", quoted(&resolved.to_string_lossy()));
@@ -164,8 +164,8 @@ pub(super) fn check_model_folder(model: &str) -> Result<()> {
     let base = peft::load_adapter(dir).ok().and_then(|(config, _)| config.base_model_name_or_path);
     let base = quoted(base.as_deref().unwrap_or("BASE"));
     Err(fail("the folder of an adapter").hint(match command.as_str() {
-        "infer" | "chat" => {
-            format!("name both: `tunesmith {command} --model {base} --adapter {}`", quoted(model))
+        "infer" | "chat" | "merge" | "export" => {
+            format!("name both: `tunesmith {command} {flag} {base} --adapter {}`", quoted(model))
         }
         _ => format!("name its base model, --model {base}, and set tuning.adapters to this folder"),
     }))
@@ -319,6 +319,23 @@ mod tests {
         assert_eq!(hint("eval"), "name a YAML file");
         std::fs::write(root.path().join("config.resolved.yaml"), "").unwrap();
         assert_eq!(hint("infer"), format!("a run's is in it: `tunesmith infer {folder}/config.resolved.yaml`"));
+    }
+
+    #[test]
+    fn a_model_flag_refuses_the_folders_of_adapters_and_runs() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().to_str().unwrap();
+        let check = || check_model_folder("--model", folder);
+        check().unwrap();
+        std::fs::write(root.path().join(peft::CONFIG_FILE), "{}").unwrap();
+        let error = check().unwrap_err();
+        assert!(error.kind() == Kind::Model && error.message().contains("of an adapter"), "{error}");
+        std::fs::write(root.path().join("model.safetensors"), "").unwrap();
+        check().unwrap();
+        std::fs::write(root.path().join(output::CONFIG), "").unwrap();
+        assert!(check().unwrap_err().hint_text().unwrap().contains(output::CONFIG));
+        std::fs::write(root.path().join("config.json"), "{}").unwrap();
+        check().unwrap();
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl AskArgs {
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
         if let Some(model) = &self.model {
-            check_model_folder(model)?;
+            check_model_folder("--model", model)?;
             flags.push(Flag { name: "--model", key: "model.name", value: model.clone() });
         }
         let (resolved, from_file) = self.config.load_optional(&flags)?;

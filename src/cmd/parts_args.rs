@@ -1,7 +1,7 @@
 //! The flags of `merge` and `export` that name a base model and adapters, and how these are opened.
 use std::path::{Path, PathBuf};
 
-use super::args::ConfigArgs;
+use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
 use super::provenance::{self, Texts};
 use super::terminal::print_note;
@@ -98,6 +98,7 @@ impl PartsArgs {
         let base = match (&self.base, &config) {
             _ if trained.is_some() => trained.clone().unwrap_or_default(),
             (Some(name), _) => {
+                check_model_folder("--base", name)?;
                 let model = if Path::new(name).is_dir() {
                     ModelConfig { local_dir: Some(name.into()), ..ModelConfig::default() }
                 } else {

@@ -136,7 +136,7 @@ fn report(args: &Args) -> Result<Report> {
 /// The model's shape, how its checkpoint is stored, and its name.
 fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
     if let Some(model) = &args.model {
-        check_model_folder(model)?;
+        check_model_folder("--model", model)?;
         config.model =
             ModelConfig { name: Some(model.clone()), local_dir: None, revision: None, ..config.model.clone() };
     }

@@ -43,10 +43,15 @@ impl Trained {
         if dir.join("config.json").is_file() {
             return Ok(Self::Model(dir));
         }
-        Err(Error::checkpoint(format!("{}: neither adapter_config.json nor config.json", dir.display())).hint(
-            "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze holds only the trained part, \
-             so take the run's model/",
-        ))
+        let hint = match Self::of_run(&dir) {
+            Ok(result) => format!("it is the output folder of a run: name {}", result.dir().display()),
+            Err(_) => {
+                "name a checkpoint, an adapter or a model folder; a checkpoint of tuning.mode: freeze holds only the \
+                       trained part, so take the run's model/"
+                    .to_owned()
+            }
+        };
+        Err(Error::checkpoint(format!("{}: neither adapter_config.json nor config.json", dir.display())).hint(hint))
     }
 
     pub fn dir(&self) -> &Path {
@@ -85,4 +90,23 @@ pub(super) fn open_base(base: &Path, below: &[PathBuf], adapter: &Path, allow: &
         parts.arch.score = Some(head);
     }
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_told_apart_by_its_files() {
+        let root = tempfile::tempdir().unwrap();
+        let [run, adapter] = ["run", "run/adapter"].map(|name| root.path().join(name));
+        std::fs::create_dir_all(&adapter).unwrap();
+        assert!(Trained::of_run(&run).is_err(), "an empty adapter/");
+        std::fs::write(adapter.join(peft::CONFIG_FILE), "{}").unwrap();
+        assert!(matches!(Trained::of_run(&run), Ok(Trained::Adapter(dir)) if dir == adapter));
+        let error = Trained::at(run).unwrap_err();
+        assert!(error.hint_text().unwrap().contains("name ") && error.hint_text().unwrap().ends_with("run/adapter"));
+        std::fs::write(root.path().join("config.json"), "{}").unwrap();
+        assert!(matches!(Trained::at(root.path().to_owned()), Ok(Trained::Model(_))));
+    }
 }

@@ -177,7 +177,7 @@ fn write_shard(
         let name = stored(&spec.name);
         match form.quantized(&spec.name) {
             Some(requantization) => {
-                quantized.push((name, spec, dtype, requantization.quantize(merged, spec, &mut written.loss)?))
+                quantized.push((name, spec, dtype, requantization.quantize(merged, spec, &mut written.loss)?));
             }
             None => numbers.push((name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), dtype))),
         }

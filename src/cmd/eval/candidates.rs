@@ -12,7 +12,7 @@ use crate::model::Model;
 
 /// A model as the options name it.
 #[derive(Debug, Clone)]
-enum Choice {
+pub(super) enum Choice {
     Base,
     Tuned,
     Dir(PathBuf),
@@ -46,12 +46,11 @@ pub(super) struct Candidate {
     trained: Option<Trained>,
 }
 
-/// The models that the options name, the first one to be compared with first.
+/// The models that the options name; of two, the second is compared with the first.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: both are the same model, or the base model has no head for the task;
-/// [`crate::Kind::Checkpoint`]: a folder holds no model.
-pub(super) fn candidates(args: &Args, config: &Config, base: &Path) -> Result<Vec<Candidate>> {
+/// [`crate::Kind::Config`]: the base model is named, and has no head for the task.
+pub(super) fn choices(args: &Args, config: &Config) -> Result<Vec<Choice>> {
     let tuned = args.checkpoint.clone().map_or(Choice::Tuned, Choice::Dir);
     let classifies = config.task() != Task::CausalLm;
     let choices = match args.compare.as_slice() {
@@ -64,6 +63,14 @@ pub(super) fn candidates(args: &Args, config: &Config, base: &Path) -> Result<Ve
         return Err(Error::config(format!("task: {}, and the base model has no head for it", config.task()))
             .hint("leave base out; two trained models are compared with --compare A B"));
     }
+    Ok(choices)
+}
+
+/// Finds the models on disk; `base` is the folder of the base model.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: both are the same model; [`crate::Kind::Checkpoint`]: a folder holds no model.
+pub(super) fn candidates(choices: Vec<Choice>, config: &Config, base: &Path) -> Result<Vec<Candidate>> {
     let mut found: Vec<Candidate> =
         choices.into_iter().map(|choice| Candidate::find(choice, config, base)).collect::<Result<_>>()?;
     if let [first, second] = found.as_mut_slice() {

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::eval::HeldOut;
 use crate::hub;
 use answers::Answers;
-use candidates::{candidates, shared_head};
+use candidates::{candidates, choices, shared_head};
 use evaluation::{Job, Outputs, evaluate};
 use labels::Predictions;
 pub use options::Args;
@@ -31,10 +31,11 @@ pub use options::Args;
 pub fn run(args: &Args) -> Result<()> {
     provenance::check_allowed(&args.allow)?;
     let mut config = args.config.load(&[])?.config;
+    let choices = choices(args, &config)?;
     let downloads = Downloads::default();
     let base = hub::model_dir(&config.model, hub::Part::Whole, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
-    let candidates = candidates(args, &config, &base)?;
+    let candidates = candidates(choices, &config, &base)?;
     let head = shared_head(&candidates, &config)?;
     if let Some(head) = &head {
         config.data.labels = Labels(head.labels.clone());
