@@ -16,7 +16,7 @@ use serde_json::Value;
 pub fn run(resolved: &Resolved, json: bool) -> Result<()> {
     let plan = run::plan(resolved, &Options::default(), &Stop::default(), &Notices)?.to_json();
     if json {
-        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::config(error.to_string()))?;
+        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return terminal::print_exact(&(text + "\n"));
     }
     terminal::print(&text(&plan))

@@ -32,7 +32,7 @@ impl BoundedTokenizer {
         let read = || {
             let growth = growth::check(bytes).map_err(Error::model)?;
             let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
-            Ok(Self { inner: loaded.map_err(|error| Error::model(error.to_string()))?, growth })
+            Ok(Self { inner: loaded.map_err(|error| Error::model(error.to_string()).caused_by(error))?, growth })
         };
         read().map_err(|error: Error| {
             let error = error.context(path.display()).with_kind(tunesmith_base::Kind::Model);

@@ -211,7 +211,7 @@ impl Control {
         }
         let build = || self.rename_tokens(tokenizer, mark);
         let copy = isolated("copying the tokenizer", build)?
-            .map_err(|error| Error::model(format!("cannot rename the tokenizer's special tokens: {error}")))?;
+            .map_err(|error| Error::model("cannot rename the tokenizer's special tokens").caused_by(error))?;
         let copy = Arc::new(copy);
         copies.push((mark, copy.clone()));
         Ok(copy)

@@ -101,7 +101,7 @@ fn text_arguments(message: &Value) -> Result<Option<JinjaValue>> {
         let function = if call["function"].is_object() { &mut call["function"] } else { call };
         let Some(arguments) = function.get_mut("arguments").filter(|arguments| arguments.is_object()) else { continue };
         let text = to_json(&jinja_value(arguments), None, &Kwargs::from_iter([] as [(&str, JinjaValue); 0]));
-        let text = text.map_err(|error| Error::data(format!("arguments of a tool call: {error}")))?;
+        let text = text.map_err(|error| Error::data("arguments of a tool call").caused_by(error))?;
         (*arguments, any) = (text.to_string().into(), true);
     }
     Ok(any.then(|| message_value(&message)))

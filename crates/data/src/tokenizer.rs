@@ -126,7 +126,7 @@ impl Tokenizer {
     /// The value is not a pre-tokenizer, or the tokenizer fails with a text.
     pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
         let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
-        let other = other.map_err(|error| Error::data(format!("not a pre-tokenizer: {error}")))?;
+        let other = other.map_err(|error| Error::data("not a pre-tokenizer").caused_by(error))?;
         let mut tokenizer = self.bounded.inner.clone();
         tokenizer.with_pre_tokenizer(Some(other));
         let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
@@ -148,7 +148,7 @@ impl Tokenizer {
     /// The tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         isolated("decoding", || self.bounded.inner.decode(ids, skip_special))?
-            .map_err(|error| Error::data(format!("cannot decode token ids: {error}")))
+            .map_err(|error| Error::data("cannot decode token ids").caused_by(error))
     }
 
     /// The vocabulary entry of an id.

@@ -172,7 +172,7 @@ impl Tensors<'_> {
         match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
             (Weight::Frozen(first), Weight::Frozen(second)) => {
                 let joined = candle_core::Tensor::cat(&[&first, &second], 0);
-                let joined = joined.map_err(|error| Error::model(error.to_string()))?;
+                let joined = joined.map_err(|error| Error::model(error.to_string()).caused_by(error))?;
                 debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
                 Ok(Weight::Frozen(joined))
             }

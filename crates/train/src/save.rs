@@ -45,7 +45,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.sampler.state())
-        .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
+        .map_err(|error| Error::checkpoint("the position in the data cannot be written").caused_by(error))?;
     let adapter = session.plan.model.adapter.clone();
     let tokenizer = grown_tokenizer(session)?;
     let beside = session.plan.saving.in_background && !wait && !shares;

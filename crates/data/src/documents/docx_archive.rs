@@ -35,7 +35,7 @@ impl<'a> DocxArchive<'a> {
         }
         let zip = isolated("reading a zip archive", || ZipArchive::new(BufReader::new(file)))
             .map_err(|error| error.context(path.display()))?;
-        Ok(Self { path, zip: zip.map_err(|error| broken(path, &format!("broken zip archive: {error}")))? })
+        Ok(Self { path, zip: zip.map_err(|error| broken(path, "broken zip archive").caused_by(error))? })
     }
 
     /// A part as text, of at most `most` bytes; `None` if there is no such part.
@@ -68,7 +68,7 @@ fn read_tail(file: &mut File) -> std::io::Result<Vec<u8>> {
 fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> Result<Option<String>> {
     let broken = |what: String| Error::data(format!("{name}: {what}"));
     let Some(index) = archive.index_for_name(name) else { return Ok(None) };
-    let entry = archive.by_index_raw(index).map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    let entry = archive.by_index_raw(index).map_err(|error| broken("broken zip archive".into()).caused_by(error))?;
     if entry.encrypted() {
         return Err(broken("encrypted".into()).hint("save it without a password"));
     }
@@ -80,7 +80,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
         CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
         other => return Err(broken(format!("compressed with {other}, expected Deflate or no compression"))),
     };
-    read.map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    read.map_err(|error| broken("broken zip archive".into()).caused_by(error))?;
     if bytes.len() as u64 > most {
         return Err(broken(format!("unpacks to more than {} MiB", most >> 20)));
     }

@@ -1,9 +1,5 @@
 //! Extracts the text of an HTML page. As in a browser, any input is a page: unclosed and unknown tags do no harm.
 //! Scripts, styles, navigation and controls are left out.
-use std::borrow::Cow;
-
-use quick_xml::escape::resolve_html5_entity;
-
 use super::page::{Line, Page, Table};
 
 /// Elements whose content is left out.
@@ -43,8 +39,6 @@ const BLOCKS: [&str; 25] = [
 ];
 /// The deepest nesting of lists. Deeper lists count as this level.
 const LISTS: usize = 64;
-/// The longest name of a character, in bytes: `CounterClockwiseContourIntegral`.
-const LONGEST_NAME: usize = 31;
 
 /// The text of a page as Markdown.
 pub(super) fn text(html: &str) -> String {
@@ -80,21 +74,11 @@ impl Reader {
         if self.left_out.is_some() {
             return;
         }
-        let mut rest = text;
-        while let Some(at) = rest.find('&') {
-            self.push(&rest[..at]);
-            let (meant, length) = reference(&rest[at..]).unwrap_or(("&".into(), 1));
-            self.push(&meant);
-            rest = &rest[at + length..];
-        }
-        self.push(rest);
-    }
-
-    fn push(&mut self, text: &str) {
+        let text = htmlize::unescape(text);
         if self.preformatted > 0 && self.table.is_none() {
-            self.line.push_raw(text);
+            self.line.push_raw(&text);
         } else {
-            self.line.push(text);
+            self.line.push(&text);
         }
     }
 
@@ -286,45 +270,6 @@ fn find_end(text: &str, name: &str) -> usize {
     text.len()
 }
 
-/// The text that a character reference at the start of `text` stands for, and the length of the reference in bytes.
-/// `None` if the `&` stands for itself.
-fn reference(text: &str) -> Option<(Cow<'static, str>, usize)> {
-    let with_semicolon = |length: usize| length + usize::from(text[length..].starts_with(';'));
-    let run = |from: usize, goes: fn(&u8) -> bool| from + text[from..].bytes().take_while(goes).count();
-    if let Some(code) = text.strip_prefix("&#") {
-        let (start, radix) = if code.starts_with(['x', 'X']) { (3, 16) } else { (2, 10) };
-        let end = run(start, if radix == 16 { u8::is_ascii_hexdigit } else { u8::is_ascii_digit });
-        let letter = match u32::from_str_radix(text.get(start..end).filter(|digits| !digits.is_empty())?, radix) {
-            Ok(code @ 0x80..=0x9f) => WINDOWS_1252.chars().nth(code as usize - 0x80),
-            Ok(0) | Err(_) => None,
-            Ok(code) => char::from_u32(code),
-        };
-        let letter = letter.unwrap_or(char::REPLACEMENT_CHARACTER);
-        return Some((letter.to_string().into(), with_semicolon(end)));
-    }
-    let end = run(1, u8::is_ascii_alphanumeric).min(1 + LONGEST_NAME);
-    if text[end..].starts_with(';')
-        && let Some(meant) = resolve_html5_entity(&text[1..end])
-    {
-        return Some((meant.into(), end + 1));
-    }
-    let end = (1..end.min(7))
-        .rev()
-        .map(|last| last + 1)
-        .find(|end| WITHOUT_SEMICOLON.split(' ').any(|name| name == &text[1..*end]))?;
-    Some((resolve_html5_entity(&text[1..end])?.into(), with_semicolon(end)))
-}
-
-/// The characters that browsers show for `&#128;` to `&#159;`. Old editors wrote quotation marks and dashes like this.
-const WINDOWS_1252: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
-/// The names that browsers also know without a semicolon, whatever follows them: `&nbsp`, `&copy2024`.
-const WITHOUT_SEMICOLON: &str = "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 \
-    acute micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil \
-    Egrave Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc \
-    Uuml Yacute THORN szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave iacute icirc iuml \
-    eth ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute ucirc uuml yacute thorn yuml amp lt gt quot AMP LT GT \
-    QUOT COPY REG";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -348,15 +293,13 @@ mod tests {
     fn characters_are_those_that_browsers_show() {
         for (page, shown) in [
             ("&eacute;&yuml;&omega;&Delta;&amp;&euro;&hearts;&check;", "éÿωΔ&€♥✓"),
+            ("&NotEqualTilde;", "\u{2242}\u{338}"),
             ("a &ampb &copy2024 &frac12; &frac12 &notit; &AMP", "a &b ©2024 ½ ½ ¬it; &"),
             ("it&#146;s &#8212 &#x263a; &#X41;b", "it’s — ☺ Ab"),
             ("&#0; &#xd800; &#99999999999;", "\u{fffd} \u{fffd} \u{fffd}"),
             ("AT&T & &; &#; &#x; &bogus; &a", "AT&T & &; &#; &#x; &bogus; &a"),
         ] {
             assert_eq!(text(page), shown, "{page}");
-        }
-        for name in WITHOUT_SEMICOLON.split(' ') {
-            assert!(resolve_html5_entity(name).is_some(), "{name}");
         }
     }
 

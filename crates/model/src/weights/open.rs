@@ -73,7 +73,7 @@ impl WeightFiles {
         }
         file.take(INDEX_BYTES).read_to_end(&mut text).map_err(|error| Error::io("read", index, &error))?;
         let parsed: Index =
-            serde_json::from_slice(&text).map_err(|error| fail(format!("not a valid index: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| fail("not a valid index".to_owned()).caused_by(error))?;
         let map = parsed.weight_map.0;
         let shards: BTreeSet<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
         if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
