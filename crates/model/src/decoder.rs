@@ -27,9 +27,9 @@ pub use next::{Logits, TextCache};
 /// A decoder and what is trained in it.
 #[derive(Debug)]
 pub struct Model {
-    /// Its sizes.
+    /// The architecture that it was loaded for.
     pub arch: Arch,
-    /// The trainable tensors.
+    /// The trained tensors: values, gradients, names and shapes.
     pub params: Params,
     /// Time spent in the walks of [`Model::forward_backward`] so far.
     pub phases: Phases,
@@ -52,7 +52,7 @@ pub struct Model {
     seed: u64,
     /// What the objective has beside plain cross-entropy.
     terms: Terms,
-    /// The alpha of `NEFTune`.
+    /// The alpha of `NEFTune`'s noise on embeddings, if above 0.
     noise: Option<f64>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
@@ -61,10 +61,10 @@ pub struct Model {
     shards: Shards,
 }
 
-/// Time by phase.
+/// Seconds of training passes, by part of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// Embedding and blocks, forward.
+    /// The forward pass of the embedding and the blocks.
     pub forward: Duration,
     /// Final norm, LM head and loss, both directions.
     pub head: Duration,

@@ -15,7 +15,7 @@ pub enum Buffer<'g> {
 }
 
 impl Buffer<'_> {
-    /// The gradients.
+    /// The gradients, in the order of the flat buffer.
     pub fn values(&mut self) -> &mut [f32] {
         match self {
             Self::Lent(values) => values,

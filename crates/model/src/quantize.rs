@@ -1,5 +1,6 @@
-//! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
-//! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
+//! Which matrices of a base are quantized, and where they come from: the checkpoint itself, a copy on disk, or the
+//! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
+//! and one matrix beside it.
 pub(super) mod form;
 
 pub use form::{Held, How};

@@ -28,14 +28,12 @@ pub struct Cache<'a> {
     source: &'a WeightFiles,
 }
 
-/// What was found.
+/// The outcome of [`Cache::read`].
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// The matrix.
     Whole(Quantized),
     /// A file that cannot be used, and why.
     Damaged(String),
-    /// No file.
     Nothing,
 }
 
@@ -54,7 +52,7 @@ impl<'a> Cache<'a> {
         Ok(Self { dir, source })
     }
 
-    /// The folder.
+    /// The folder of this source and this format.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -12,9 +12,9 @@ use tunesmith_ops::quant::{Form, Quantized};
 pub struct Flat {
     /// Single precision: weights, and scales of coded ones.
     pub floats: Vec<f32>,
-    /// bfloat16.
+    /// Weights in bfloat16.
     pub halves: Vec<bf16>,
-    /// Codes.
+    /// Codes of quantized weights.
     pub bytes: Vec<u8>,
     /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
@@ -23,7 +23,7 @@ pub struct Flat {
 /// A stretch of the flat buffer of trained values.
 #[derive(Debug, Default)]
 pub struct Stretch {
-    /// The values.
+    /// The values of all ranks.
     pub values: Vec<f32>,
     /// Every rank's part, counted from the stretch's start.
     pub parts: Vec<Range<usize>>,
@@ -87,7 +87,7 @@ pub(super) struct Trained {
     pub(super) start: usize,
     /// Every rank's part, counted from `start`.
     pub(super) parts: Vec<Range<usize>>,
-    /// This rank's part.
+    /// This rank's part, counted from `start`.
     pub(super) own: Range<usize>,
     /// Where this part starts among the values that this rank keeps.
     pub(super) packed: usize,
@@ -108,7 +108,7 @@ pub struct Segment {
     /// Tables with some trained rows: where each starts among the floats, its trained rows, and their place in the flat
     /// buffer.
     tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
-    /// This rank's numbers.
+    /// The numbers that this rank keeps.
     own: Flat,
     parts: [Range<usize>; 3],
     whole: RwLock<Option<Arc<Whole>>>,
@@ -142,7 +142,6 @@ impl Shared {
 }
 
 impl SharedView<'_> {
-    /// The numbers.
     pub(super) fn store(&self) -> Store<'_> {
         match self.place {
             Place::Floats(range) => Store::F32(&self.whole.floats[range.clone()]),

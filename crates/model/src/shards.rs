@@ -21,9 +21,9 @@ use tunesmith_ops::gemm::Store;
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Forward alone.
+    /// Forward alone, for an evaluation.
     Forward,
-    /// Forward and backward.
+    /// Forward and backward, for a training step.
     Train,
 }
 

@@ -12,10 +12,10 @@ use tunesmith_ops::quant::encode;
 /// Tensors by name with their shapes.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// A finished adapter.
+/// A trained adapter that is merged into the base.
 #[derive(Debug)]
 pub struct Frozen {
-    /// Its place in messages.
+    /// The file or folder that messages name.
     pub origin: String,
     /// Which modules it changes, by [`Placement::key`].
     pub placements: BTreeMap<String, Placement>,
@@ -30,7 +30,7 @@ pub struct Frozen {
 /// Matrices in 4 or 8 bits, as a run held them.
 #[derive(Debug)]
 pub struct Coded {
-    /// How.
+    /// The format that they were quantized in.
     pub how: How,
     /// The numbers in a row of each.
     pub widths: BTreeMap<String, usize>,

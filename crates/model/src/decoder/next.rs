@@ -47,7 +47,7 @@ impl TextCache {
 /// What the model says of the token after each text.
 #[derive(Debug)]
 pub struct Logits {
-    /// `[texts, vocabulary]` in parts.
+    /// Parts of `[texts, vocabulary]`, each with some of the texts.
     parts: Vec<Act>,
 }
 

@@ -26,7 +26,6 @@ const STATE_BYTES: u64 = 4096;
 pub(super) enum Coded {
     /// With the name of the tensor that says it.
     Four(State, String),
-    /// Its sizes.
     Eight(Vec<usize>),
 }
 

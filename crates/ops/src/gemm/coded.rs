@@ -57,7 +57,6 @@ pub(super) struct Strip {
 }
 
 impl Strip {
-    /// Not filled yet.
     #[allow(clippy::large_stack_arrays, reason = "192 KiB of a thread's stack, so that the strip stays in L2")]
     #[inline(always)]
     pub(super) const fn new() -> Self {

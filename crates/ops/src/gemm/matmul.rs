@@ -14,7 +14,7 @@ struct RawTerm<'a> {
     narrow: *const u16,
     /// The matrix where it is coded, likewise.
     coded: Option<&'a Quantized>,
-    /// Numbers of the matrix.
+    /// The number of values of the matrix.
     len: usize,
     row: usize,
     col: usize,
@@ -45,7 +45,7 @@ const TILE_ROWS: usize = 12;
 const PACK_DEPTH: usize = 4096;
 /// Panels from which it pays.
 const PACK_PANELS: usize = 6;
-/// Panels in a task.
+/// The number of panels that a task computes.
 const TASK_PANELS: usize = 16;
 
 /// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
@@ -108,8 +108,9 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: 
     }
 }
 
-/// As [`tile`] with one panel and rows that lie end to end, each line of the matrix fetched `ahead` floats before it is
-/// read: with one panel a product is as fast as memory is read, and rows are too short for the processor to see ahead.
+/// As [`tile`] with one panel and rows that lie end to end. Each line of the matrix is fetched `ahead` floats before it
+/// is read: with one panel a product is as fast as memory is read, and rows are too short for the processor to
+/// prefetch.
 ///
 /// # Safety
 /// As [`tile`], with `part.depth` columns that lie 1 apart.
@@ -264,7 +265,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
             let mut p = p0;
             while p < p1 {
                 let panels = S::PANELS.min(p1 - p);
-                // SAFETY: `m + rows <= m1` and `p + panels <= p1`; `part_of` is the tile of these rows from `k0` on: as
+                // SAFETY: `m + rows <= m1` and `p + panels <= p1`. `part_of` is the tile of these rows from `k0` on: as
                 // it lies in an f32 matrix, or as it was just widened or packed.
                 unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
                 p += panels;

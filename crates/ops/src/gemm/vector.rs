@@ -1,8 +1,8 @@
 //! The product with one token: each number of the matrix is used once, so that it is as fast as memory is read.
 //!
-//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are turned into columns in registers
-//! and lie in the lanes; the sum of each row is that of `matmul` to the bit, the same multiply-adds in the same
-//! order. It is what a token's step of generation consists of.
+//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and lie in the
+//! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. It is what
+//! a token's step of generation consists of.
 use super::coded;
 use super::operands::{DEPTH, Init, Matrix, Store, Term};
 use crate::panel::{Act, LANES};
@@ -25,7 +25,7 @@ trait Number: Copy {
     /// # Safety
     /// The features of `S`; `from` holds sixteen.
     unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// One of them.
+    /// The value in single precision.
     fn wide(self) -> f32;
 }
 
@@ -150,10 +150,10 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
 /// task has them. `job` has passed the checks of `matmul`.
 #[inline(always)]
 unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usize) {
-    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features, and
-    // that an addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A coded matrix is
-    // widened `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that
-    // was not widened.
+    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features. An
+    // addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A coded matrix is widened
+    // `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that was not
+    // widened.
     unsafe {
         let mut lanes = [[0.0f32; LANES]; TURNS];
         for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {

@@ -98,7 +98,7 @@ impl Form {
 }
 
 impl Quantized {
-    /// Everything but the numbers.
+    /// The form of the matrix: everything but its codes and scales.
     pub fn form(&self) -> Form {
         let ([codes, nested], floats) = self.parts();
         let kind = match self {
