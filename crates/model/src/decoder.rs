@@ -175,8 +175,8 @@ impl Model {
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
-    /// A pass without backward: what the head has to say of the last block's output on the tokens `rows` (rising).
-    fn ask<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
+    /// A pass without backward. `head` computes the result from the last block's output at the tokens `rows` (rising).
+    fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
@@ -187,12 +187,12 @@ impl Model {
                 let rows = if index == last { layout.last_block() } else { layout.block() };
                 x = self.shards.at(index + 1, values, &pass, |pass| block.forward(pass, &x, rows).0)?;
             }
-            self.conclude(&pass, |pass| head(pass, &x))
+            self.at_head(&pass, |pass| head(pass, &x))
         })
     }
 
-    /// The head's turn in a pass without backward.
-    fn conclude<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
+    /// Computes `head` when the pass is at the head, whose weights are then gathered.
+    fn at_head<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
         self.shards.at(Self::segment_of_head(&self.arch), self.params.values(), pass, |pass| {
             self.head.weight.refresh(pass.values);
             head(pass)
@@ -213,7 +213,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
     }
 
     /// As [`Model::token_losses`], with whether each token is the most probable.
@@ -226,7 +226,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.
@@ -247,7 +247,7 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
         self.check(batch)?;
-        self.ask(batch, rows, |pass, x| self.head.logits(pass, x))
+        self.evaluate(batch, rows, |pass, x| self.head.logits(pass, x))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
-//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
+//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
 use super::adapters::{Part, Placement};
 use super::names::{peft_name, token_rows};
 use super::quantize::form::How;
@@ -41,7 +41,7 @@ pub struct Coded {
 pub enum Layer {
     /// An adapter is merged in.
     Adapter(Frozen),
-    /// Matrices are coded and widened again.
+    /// Matrices are quantized and dequantized.
     Coded(Coded),
 }
 
@@ -83,7 +83,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's; [`tunesmith_base::Kind::Model`]: a number
-    /// that cannot be coded.
+    /// that cannot be quantized.
     pub fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
         self.0.iter().try_for_each(|layer| match layer {
             Layer::Adapter(adapter) => adapter.apply(name, values),

@@ -165,7 +165,7 @@ impl Model {
                 block.forward_by(pass, &x, attend, rows.outputs, false).0
             })?;
         }
-        self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
+        self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
 }
 

@@ -6,10 +6,10 @@
 use super::panel::LANES;
 use super::simd::Simd;
 
-mod coded;
 mod matmul;
 mod operands;
 mod outer;
+mod quantized;
 #[cfg(test)]
 mod tests;
 mod vector;

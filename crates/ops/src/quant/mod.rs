@@ -18,7 +18,7 @@ pub(crate) use run::{eight_run, four_run, widen_run};
 
 use std::sync::Arc;
 
-/// How a matrix is coded.
+/// How a matrix is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// 4 bits whose 16 values are quantiles of a normal distribution.
@@ -204,8 +204,8 @@ impl Four {
         &self.scales
     }
 
-    /// `self` and then `below`, as one matrix; nothing where they are coded differently or `self` ends within a block.
-    /// Scales that were coded are widened, since their offsets differ.
+    /// `self` and then `below`, as one matrix; nothing where they are quantized differently or `self` ends within a block.
+    /// Scales that were quantized are widened, since their offsets differ.
     fn joined(&self, below: &Self) -> Option<Self> {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {
@@ -314,7 +314,7 @@ impl Quantized {
         out
     }
 
-    /// `self` over `below`, as one matrix of the same width; nothing where they are coded differently or `self` ends within
+    /// `self` over `below`, as one matrix of the same width; nothing where they are quantized differently or `self` ends within
     /// a block.
     pub fn joined(&self, below: &Self) -> Option<Self> {
         match (self, below) {

@@ -1,4 +1,4 @@
-//! A stretch of numbers of a coded matrix, widened in vectors: the kernel that matrix products share with everybody else.
+//! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
 //! A number is the same to the bit at every level and wherever the stretch begins.
 use super::{Eight, Four, Quantized};
 use crate::panel::LANES;

@@ -1,4 +1,4 @@
-//! Tiles of a coded matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
+//! Tiles of a quantized matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
 use super::operands::{DEPTH, TASK_ROWS};
 use super::tile_rows;
 use crate::panel::LANES;
