@@ -165,12 +165,12 @@ impl Attention {
         pass: &Pass<'_>,
         h: &Act,
         [dq, dk, dv]: [Act; 3],
-        extra: [Option<linear::Saved>; 3],
+        extra: &[Option<linear::Saved>; 3],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Act> {
-        let [q_extra, k_extra, v_extra] = &extra;
+        let [q_extra, k_extra, v_extra] = extra;
         match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;

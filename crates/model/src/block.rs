@@ -282,7 +282,8 @@ impl Block {
         let normed = self.attention_norm.as_ref().zip(rstd1.as_ref());
         let h = h1.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let h = h.as_ref().unwrap_or(x);
-        let dh = self.attention.backward_projections(pass, h, projected, extra, rows.outputs, want_dh, grads)?;
+        let dh = self.attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?;
+        drop(extra);
         let mut dx = want_dx.then(|| match &rows.outputs.picked {
             Some(picked) => dx2.scatter(picked, x.tokens()),
             None => dx2,

@@ -1,5 +1,5 @@
-//! The decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
-//! ([`adapters`]) inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+//! The decoder. A model is a row of segments: embedding, blocks, head. Each has a forward and a backward pass, and
+//! adapters ([`adapters`]) are inside its linear modules. [`Model`] reads weights from safetensors and walks the segments.
 pub mod adapters;
 mod attach;
 mod attention;

@@ -1,7 +1,7 @@
 //! `DoRA` (Liu et al., 2024): magnitude and direction apart. With `V = W + s B A` and its row norms `n = ||V||`, the
 //! output is `y = b + (m / n) ⊙ V x`. The magnitudes `m` are trained beside A and B. In backward `n` counts as a
-//! constant, as in PEFT. With dropout, x' is the adapter's input after it: `y = b + W (x - x') + (m / n) ⊙ v`, `v = W
-//! x' + B (s A x')`. Without dropout `x' = x`, and one product of the base is enough.
+//! constant, as in PEFT. With dropout, x' is the adapter's input after it: `y = b + W (x - x') + (m / n) ⊙ v`,
+//! `v = W x' + B (s A x')`. Without dropout `x' = x`, and one product of the base is enough.
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::low_rank::{Matrices, minus};

@@ -65,8 +65,8 @@ fn fresh(how: InitLora, at: &dyn Attach, rank: usize, [outputs, inputs]: [usize;
     }
 }
 
-/// `PiSSA`'s A and B for a weight `[rows, cols]`: `W = W_rest + scale B A`, and the weight becomes `W_rest`. `scale B
-/// A` has the `rank` largest singular values, found exactly, or by `rounds` of a randomized method.
+/// `PiSSA`'s A and B for a weight `[rows, cols]`: `W = W_rest + scale B A`, and the weight becomes `W_rest`.
+/// `scale B A` has the `rank` largest singular values, found exactly, or by `rounds` of a randomized method.
 pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
     let matrix = svd::Rows { data: weight, cols };
     let triplets = match rounds {
