@@ -9,7 +9,6 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
 use tunesmith_config::arch::LinearSpec;
 
-/// The module.
 pub(super) struct Module<'s, 'b> {
     tensors: &'s mut Tensors<'b>,
     spec: &'s LinearSpec,

@@ -10,22 +10,18 @@ use tunesmith_ops::panel::Act;
 /// The projections to queries, keys and values.
 #[derive(Debug)]
 pub enum Qkv {
-    /// Three modules.
     Apart(Box<[Linear; 3]>),
     /// One, whose outputs lie side by side. Phi-3.
     Fused(Box<Linear>),
 }
 
-/// The weights and constants.
 #[derive(Debug)]
 pub struct Attention {
     /// To queries, keys and values.
     pub qkv: Qkv,
     /// Norms on q and k, and over how many groups of features each.
     pub qk_norm: Option<[(Norm, usize); 2]>,
-    /// Output projection.
     pub o: Linear,
-    /// Head counts and width.
     pub heads: Heads,
     /// Scale, cap and window of the scores.
     pub how: Scores,
@@ -63,7 +59,7 @@ impl<T> Saved<T> {
 }
 
 impl Attention {
-    /// All weights beside adapters.
+    /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let qkv = match &mut self.qkv {
             Qkv::Apart(linears) => &mut linears[..],
@@ -73,7 +69,6 @@ impl Attention {
         qkv.iter_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
     }
 
-    /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv = match &self.qkv {
             Qkv::Apart(linears) => &linears[..],
@@ -170,12 +165,12 @@ impl Attention {
         pass: &Pass<'_>,
         h: &Act,
         [dq, dk, dv]: [Act; 3],
-        extra: [Option<linear::Saved>; 3],
+        extra: &[Option<linear::Saved>; 3],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Act> {
-        let [q_extra, k_extra, v_extra] = &extra;
+        let [q_extra, k_extra, v_extra] = extra;
         match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;

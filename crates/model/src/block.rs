@@ -17,7 +17,7 @@ use tunesmith_ops::panel::Act;
 pub enum Join {
     /// `x + y`, in one with the branch's last product.
     Plain,
-    /// `x + factor y`. Granite.
+    /// `x + factor y`: Granite has a residual multiplier.
     Scaled(f32),
     /// `x + norm(y)`. Gemma 2, OLMo 2.
     Normed(Norm),
@@ -77,12 +77,10 @@ impl Join {
     }
 }
 
-/// The second branch.
 #[derive(Debug)]
 pub enum Feed {
     /// One MLP for every token.
     Dense(Box<Mlp>),
-    /// Experts.
     Sparse(Box<Moe>),
 }
 
@@ -105,20 +103,13 @@ impl<T> FeedSaved<T> {
     }
 }
 
-/// The block's weights.
 #[derive(Debug)]
 pub struct Block {
-    /// Before attention.
     pub attention_norm: Option<Norm>,
-    /// The first branch.
     pub attention: Attention,
-    /// How it joins.
     pub attention_join: Join,
-    /// Before the MLP.
     pub mlp_norm: Option<Norm>,
-    /// The second branch.
     pub feed: Feed,
-    /// How it joins.
     pub mlp_join: Join,
 }
 
@@ -164,7 +155,7 @@ impl<T> Saved<T> {
 }
 
 impl Block {
-    /// All weights beside adapters.
+    /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let joins = [&mut self.attention_join, &mut self.mlp_join];
         let joins = joins.into_iter().filter_map(|join| match join {
@@ -291,7 +282,8 @@ impl Block {
         let normed = self.attention_norm.as_ref().zip(rstd1.as_ref());
         let h = h1.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let h = h.as_ref().unwrap_or(x);
-        let dh = self.attention.backward_projections(pass, h, projected, extra, rows.outputs, want_dh, grads)?;
+        let dh = self.attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?;
+        drop(extra);
         let mut dx = want_dx.then(|| match &rows.outputs.picked {
             Some(picked) => dx2.scatter(picked, x.tokens()),
             None => dx2,

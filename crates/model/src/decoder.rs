@@ -27,9 +27,9 @@ pub use next::{Logits, TextCache};
 /// A decoder and what is trained in it.
 #[derive(Debug)]
 pub struct Model {
-    /// Its sizes.
+    /// The architecture that it was loaded for.
     pub arch: Arch,
-    /// The trainable tensors.
+    /// The trained tensors: values, gradients, names and shapes.
     pub params: Params,
     /// Time spent in the walks of [`Model::forward_backward`] so far.
     pub phases: Phases,
@@ -52,7 +52,7 @@ pub struct Model {
     seed: u64,
     /// What the objective has beside plain cross-entropy.
     terms: Terms,
-    /// The alpha of `NEFTune`.
+    /// The alpha of `NEFTune`'s noise on embeddings, if above 0.
     noise: Option<f64>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
@@ -61,10 +61,10 @@ pub struct Model {
     shards: Shards,
 }
 
-/// Time by phase.
+/// Seconds of training passes, by part of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// Embedding and blocks, forward.
+    /// The forward pass of the embedding and the blocks.
     pub forward: Duration,
     /// Final norm, LM head and loss, both directions.
     pub head: Duration,
@@ -175,8 +175,8 @@ impl Model {
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
-    /// A pass without backward: what the head has to say of the last block's output on the tokens `rows` (rising).
-    fn ask<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
+    /// A pass without backward. `head` computes the result from the last block's output at the tokens `rows` (rising).
+    fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
@@ -187,12 +187,12 @@ impl Model {
                 let rows = if index == last { layout.last_block() } else { layout.block() };
                 x = self.shards.at(index + 1, values, &pass, |pass| block.forward(pass, &x, rows).0)?;
             }
-            self.conclude(&pass, |pass| head(pass, &x))
+            self.at_head(&pass, |pass| head(pass, &x))
         })
     }
 
-    /// The head's turn in a pass without backward.
-    fn conclude<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
+    /// Computes `head` when the pass is at the head, whose weights are then gathered.
+    fn at_head<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
         self.shards.at(Self::segment_of_head(&self.arch), self.params.values(), pass, |pass| {
             self.head.weight.refresh(pass.values);
             head(pass)
@@ -213,7 +213,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
     }
 
     /// As [`Model::token_losses`], with whether each token is the most probable.
@@ -226,7 +226,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.ask(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.
@@ -247,7 +247,7 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
         self.check(batch)?;
-        self.ask(batch, rows, |pass, x| self.head.logits(pass, x))
+        self.evaluate(batch, rows, |pass, x| self.head.logits(pass, x))
     }
 }
 

@@ -1,6 +1,6 @@
-//! Where a pass adds its gradients, by their places in the flat buffer of trained values: a buffer for all of them, or a
-//! room for each segment while backward is in it. Whoever collects them is given a segment's when its backward is done,
-//! while the segments below are still to come.
+//! The gradients of a pass, by their places in the flat buffer of trained values. They are in one buffer for all, or in a
+//! buffer for each segment while backward is in it. A [`Collector`] gets those of a segment when its backward is done, while
+//! the segments below are still to come.
 use std::ops::{Index, IndexMut, Range};
 
 use tunesmith_base::error::Result;
@@ -8,31 +8,31 @@ use tunesmith_base::error::Result;
 /// The gradients of a stretch of the flat buffer.
 #[derive(Debug)]
 pub enum Buffer<'g> {
-    /// A part of the buffer for all.
-    Lent(&'g mut [f32]),
-    /// A room of its own.
-    Room(Vec<f32>),
+    /// A part of the buffer for all gradients.
+    Borrowed(&'g mut [f32]),
+    /// The buffer of one segment.
+    Owned(Vec<f32>),
 }
 
 impl Buffer<'_> {
-    /// The gradients.
+    /// The gradients, in the order of the flat buffer.
     pub fn values(&mut self) -> &mut [f32] {
         match self {
-            Self::Lent(values) => values,
-            Self::Room(values) => values,
+            Self::Borrowed(values) => values,
+            Self::Owned(values) => values,
         }
     }
 }
 
 /// Takes gradients as soon as they are final.
 pub trait Collector<'g> {
-    /// Room for a segment of so many values, all zero.
-    fn room(&mut self, length: usize) -> Vec<f32>;
+    /// A buffer of `length` zeros for a segment.
+    fn buffer(&mut self, length: usize) -> Vec<f32>;
 
-    /// The gradients from flat place `start` on are final. Segments come from the last to the first.
+    /// Takes the final gradients from flat place `start` on. Segments come from the last to the first.
     ///
     /// # Errors
-    /// Those of what is done with them; the pass then ends.
+    /// The collector's own; they end the pass.
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()>;
 }
 
@@ -40,7 +40,7 @@ pub trait Collector<'g> {
 pub struct Grads<'g> {
     windows: Vec<Window<'g>>,
     collector: Option<Box<dyn Collector<'g> + 'g>>,
-    /// The collector has what lies from here on.
+    /// The collector has the gradients from here on.
     closed: usize,
 }
 
@@ -54,8 +54,8 @@ impl Window<'_> {
     const fn end(&self) -> usize {
         self.start
             + match &self.buffer {
-                Buffer::Lent(values) => values.len(),
-                Buffer::Room(values) => values.len(),
+                Buffer::Borrowed(values) => values.len(),
+                Buffer::Owned(values) => values.len(),
             }
     }
 
@@ -71,18 +71,22 @@ impl std::fmt::Debug for Grads<'_> {
 }
 
 impl<'g> Grads<'g> {
-    /// In one buffer for all, which nobody waits for.
+    /// In one buffer for all, without a collector.
     pub fn whole(values: &'g mut [f32]) -> Self {
-        Self { windows: vec![Window { start: 0, buffer: Buffer::Lent(values) }], collector: None, closed: usize::MAX }
+        Self {
+            windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values) }],
+            collector: None,
+            closed: usize::MAX,
+        }
     }
 
-    /// In one buffer for all, which is handed to `collector` from its end on.
-    pub fn handed(values: &'g mut [f32], collector: Box<dyn Collector<'g> + 'g>) -> Self {
+    /// In one buffer for all, of which `collector` takes one segment after the other.
+    pub fn collected(values: &'g mut [f32], collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { collector: Some(collector), ..Self::whole(values) }
     }
 
-    /// In rooms of `collector`, which each segment opens.
-    pub fn rooms(collector: Box<dyn Collector<'g> + 'g>) -> Self {
+    /// In buffers of `collector`, one for each open segment.
+    pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
     }
 
@@ -92,8 +96,8 @@ impl<'g> Grads<'g> {
             return;
         }
         if let Some(collector) = &mut self.collector {
-            let room = collector.room(range.len());
-            self.windows.push(Window { start: range.start, buffer: Buffer::Room(room) });
+            let buffer = Buffer::Owned(collector.buffer(range.len()));
+            self.windows.push(Window { start: range.start, buffer });
         }
     }
 
@@ -107,16 +111,16 @@ impl<'g> Grads<'g> {
         let Window { start, buffer } = self.windows.swap_remove(at);
         self.closed = self.closed.min(range.start);
         match buffer {
-            Buffer::Lent(values) => {
+            Buffer::Borrowed(values) => {
                 let (rest, done) = values.split_at_mut(range.start - start);
-                self.windows.push(Window { start, buffer: Buffer::Lent(rest) });
-                collector.take(range.start, Buffer::Lent(done))
+                self.windows.push(Window { start, buffer: Buffer::Borrowed(rest) });
+                collector.take(range.start, Buffer::Borrowed(done))
             }
-            room @ Buffer::Room(_) => collector.take(start, room),
+            buffer @ Buffer::Owned(_) => collector.take(start, buffer),
         }
     }
 
-    /// A pass that computes nothing any more leaves the segment at `range`: its gradients are what they are.
+    /// Closes the segment at `range` in a pass that computes nothing any more. Missing gradients are zero.
     ///
     /// # Errors
     /// The collector's.
@@ -128,7 +132,7 @@ impl<'g> Grads<'g> {
         self.close(range)
     }
 
-    /// The pass is over, or has been given up: whatever a window still holds goes to the collector, the last first.
+    /// Ends the pass, complete or not: gradients of open segments go to the collector, the last segment first.
     ///
     /// # Errors
     /// The collector's.
@@ -146,8 +150,8 @@ impl Index<Range<usize>> for Grads<'_> {
     fn index(&self, range: Range<usize>) -> &[f32] {
         let window = self.windows.iter().find(|window| window.covers(&range)).expect("an open segment");
         let values = match &window.buffer {
-            Buffer::Lent(values) => &values[..],
-            Buffer::Room(values) => &values[..],
+            Buffer::Borrowed(values) => &values[..],
+            Buffer::Owned(values) => &values[..],
         };
         &values[range.start - window.start..range.end - window.start]
     }

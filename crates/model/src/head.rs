@@ -2,8 +2,8 @@
 //! gradient is made in the forward pass, so that logits of more than one chunk never exist. A head of scores is the same with
 //! labels in the place of the vocabulary, or with one number and its squared error.
 //!
-//! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
-//! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
+//! Let `e = exp(logit - max)` and `s = sum e`. The gradient of `scale * nll` with respect to the normed row `h` is
+//! `scale (W^T e / s - W[target])`. That of `W` is `scale (e / s - onehot) h^T`.
 use super::grads::Grads;
 use super::norm::Norm;
 use super::pass::Pass;
@@ -15,14 +15,11 @@ use tunesmith_ops::panel::{Act, LANES, Pool};
 use tunesmith_ops::softcap;
 use tunesmith_plan::memory::head_chunk;
 
-/// The head's weights.
 #[derive(Debug)]
 pub struct Head {
-    /// Before the LM head.
     pub norm: Norm,
     /// `[vocabulary, hidden]`; shared with the embedding where the model ties them.
     pub weight: Weight,
-    /// Rows of the weight.
     pub vocabulary: usize,
     /// The loss is the squared error of one number; targets are the bits of numbers.
     pub squared: bool,

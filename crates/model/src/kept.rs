@@ -5,14 +5,11 @@ use tunesmith_ops::panel::Act;
 /// An activation that waits for the backward pass.
 #[derive(Debug)]
 pub enum Kept {
-    /// In f32.
     Wide(Act),
-    /// In sixteen bits.
     Narrow(Narrow),
 }
 
 impl Kept {
-    /// Keeps `act`.
     pub fn new(act: Act, half: Option<Half>) -> Self {
         match half {
             Some(half) => Self::Narrow(Narrow::new(&act, half)),
@@ -20,7 +17,6 @@ impl Kept {
         }
     }
 
-    /// What was kept.
     pub fn restore(self) -> Act {
         match self {
             Self::Wide(act) => act,

@@ -1,32 +1,32 @@
-//! The decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
-//! ([`adapters`]) inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+//! The decoder. A model is a row of segments: embedding, blocks, head. Each has a forward and a backward pass, and
+//! adapters ([`adapters`]) are inside its linear modules. [`Model`] reads weights from safetensors and walks the segments.
 pub mod adapters;
 mod attach;
-pub mod attention;
-pub mod block;
+mod attention;
+mod block;
 mod build;
-pub mod decoder;
+mod decoder;
 pub mod freeze;
 pub mod grads;
-pub mod head;
+mod head;
 pub mod init;
-pub mod kept;
-pub mod linear;
-pub mod mlp;
-pub mod moe;
+mod kept;
+mod linear;
+mod mlp;
+mod moe;
 mod names;
-pub mod norm;
+mod norm;
 pub mod params;
-pub mod pass;
+mod pass;
 pub mod quantize;
 pub mod quantized_cache;
 mod segment;
 pub mod shards;
 mod source;
 pub mod stack;
-pub mod svd;
+mod svd;
 pub mod targets;
-pub mod values;
+mod values;
 pub mod weight;
 pub mod weights;
 

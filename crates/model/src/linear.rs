@@ -11,42 +11,34 @@ use tunesmith_ops::panel::{Act, LANES};
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]
 pub struct Linear {
-    /// The base weight.
     pub weight: Weight,
-    /// The base bias `[out_features]`.
     pub bias: Option<Weight>,
-    /// Rows of the weight.
     pub out_features: usize,
-    /// Columns of the weight.
     pub in_features: usize,
-    /// The adapter.
     pub adapter: Option<Box<dyn Formula>>,
 }
 
 /// A linear module in a pass: what a formula of an adapter computes with.
 #[derive(Debug, Clone, Copy)]
 pub struct Base<'a> {
-    /// The module.
     pub linear: &'a Linear,
-    /// The pass.
     pub pass: &'a Pass<'a>,
 }
 
 /// A linear module's input, with its transposed copy made once for all modules that need it.
 #[derive(Debug)]
 pub struct Input<'a> {
-    /// `[tokens, in_features]`.
+    /// The input `[tokens, in_features]`.
     pub x: &'a Act,
     transposed: OnceCell<Transposed>,
 }
 
 impl<'a> Input<'a> {
-    /// For one pass backwards.
     pub const fn new(x: &'a Act) -> Self {
         Self { x, transposed: OnceCell::new() }
     }
 
-    /// The transposed copy.
+    /// The transposed copy, made on the first call.
     pub fn transposed(&self) -> &Transposed {
         self.transposed.get_or_init(|| Transposed::new(self.x))
     }
@@ -140,7 +132,7 @@ impl<'a> Base<'a> {
         self.linear.weight.view(self.pass.values)
     }
 
-    /// Room for the output.
+    /// An activation for the output `[tokens, out_features]`.
     pub fn output(&self, x: &Act) -> Act {
         x.pool().blank(x.tokens(), self.linear.out_features)
     }

@@ -9,18 +9,14 @@ use tunesmith_ops::panel::Act;
 /// The projections to gate and up.
 #[derive(Debug)]
 pub enum GateUp {
-    /// Two modules.
     Apart(Box<[Linear; 2]>),
     /// One, whose outputs lie side by side. Phi-3.
     Fused(Box<Linear>),
 }
 
-/// The weights.
 #[derive(Debug)]
 pub struct Mlp {
-    /// To gate and up.
     pub gate_up: GateUp,
-    /// Down projection.
     pub down: Linear,
     /// What the gate goes through.
     pub gate: Gate,
@@ -42,7 +38,7 @@ impl<T> Saved<T> {
 }
 
 impl Mlp {
-    /// All weights beside adapters.
+    /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
         let gate_up = match &mut self.gate_up {
             GateUp::Apart(linears) => &mut linears[..],
@@ -51,7 +47,6 @@ impl Mlp {
         gate_up.iter_mut().chain([&mut self.down]).flat_map(Linear::weights_mut)
     }
 
-    /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let gate_up = match &self.gate_up {
             GateUp::Apart(linears) => &linears[..],

@@ -1,9 +1,9 @@
 //! A mixture of experts in the place of the MLP: a router gives each token a few of the experts, whose outputs are
 //! summed by weight. Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2022 (the loss for uneven use).
 //!
-//! With the router's probabilities `p = softmax(R h)` over all experts, a token goes through those with the largest p;
-//! an expert's weight is its p, or p over the sum of the chosen. Gradients flow to `p` through the weights: `dL/dw` of
-//! an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
+//! The router's probabilities are `p = softmax(R h)` over all experts. A token goes through those with the largest p.
+//! An expert's weight is its p, or p divided by the sum over the chosen experts. Gradients flow to `p` through the
+//! weights: `dL/dw` of an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
@@ -12,12 +12,10 @@ use super::weight::Weight;
 use std::sync::Arc;
 use tunesmith_ops::panel::{Act, Pool};
 
-/// The weights and constants.
 #[derive(Debug)]
 pub struct Moe {
     /// Its weight is `[experts, hidden]`.
     pub router: Linear,
-    /// The experts.
     pub experts: Vec<Mlp>,
     /// The expert that every token goes through, and the module whose sigmoid it is multiplied by.
     pub shared: Option<(Mlp, Linear)>,
@@ -29,7 +27,6 @@ pub struct Moe {
     pub pool: Arc<Pool>,
 }
 
-/// Where the tokens went.
 #[derive(Debug)]
 pub struct Routing {
     /// The router's probabilities, `[rows, experts]`.
@@ -65,12 +62,10 @@ impl<T> One<T> {
 /// What forward keeps for backward.
 #[derive(Debug)]
 pub struct Saved<T = Act> {
-    /// Where the tokens went.
     pub routing: Routing,
     /// Of the experts that have tokens.
     experts: Vec<Option<One<T>>>,
     shared: Option<Shared<T>>,
-    /// Of the router's adapter.
     router: Option<linear::Saved<T>>,
 }
 
@@ -91,14 +86,13 @@ impl<T> Saved<T> {
 }
 
 impl Moe {
-    /// All weights beside adapters.
+    /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let shared = self.shared.iter_mut().flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.weights_mut()));
         let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
         self.router.weights_mut().chain(experts).chain(shared).collect()
     }
 
-    /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain([gate]));
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)

@@ -8,9 +8,9 @@ use tunesmith_ops::panel::Act;
 /// An `RMSNorm`'s weight and constants.
 #[derive(Debug)]
 pub struct Norm {
-    /// `[features]` of a group.
+    /// The gain `[features]`, for each group the same.
     pub weight: Weight,
-    /// Added to every weight.
+    /// Added to the gain: 1 for Gemma, else 0.
     pub offset: f32,
     /// Added to the mean square.
     pub eps: f32,

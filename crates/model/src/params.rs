@@ -6,7 +6,7 @@ use std::ops::Range;
 pub struct ParamSpec {
     /// Hugging Face's tensor name, or `<module>.lora_A.weight` / `<module>.lora_B.weight`.
     pub name: String,
-    /// Row-major sizes.
+    /// The shape, row-major.
     pub shape: Vec<usize>,
     /// Where it starts, in floats.
     pub offset: usize,
@@ -31,7 +31,7 @@ pub struct Params {
     values: Vec<f32>,
     grads: Vec<f32>,
     start: Option<Vec<f32>>,
-    /// Where segments begin.
+    /// The first flat place of each segment.
     segments: Vec<usize>,
     /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
     kept: Vec<Range<usize>>,
@@ -134,7 +134,7 @@ impl Params {
         self.values.len() + self.elsewhere
     }
 
-    /// Whether nothing is trained.
+    /// Whether no value is trained.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -144,7 +144,7 @@ impl Params {
         &self.values
     }
 
-    /// All values, to change.
+    /// As [`Params::values`], for writing.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }

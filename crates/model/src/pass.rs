@@ -15,7 +15,6 @@ use tunesmith_ops::spans::{Span, full_spans, row_spans};
 pub struct Pass<'a> {
     /// The trained values at hand.
     pub values: Values<'a>,
-    /// Where activations come from.
     pub pool: &'a Arc<Pool>,
     /// In a backward pass what uneven use of experts adds to the gradient of a token's probability of each.
     pub balance: Option<&'a [f32]>,
@@ -28,9 +27,7 @@ pub struct Pass<'a> {
 pub struct Drops<'a> {
     /// Probability that a value is dropped.
     pub rate: f32,
-    /// The run's seed.
     pub seed: u64,
-    /// The optimizer step.
     pub step: u64,
     /// Row number of the first token within the step.
     pub first_row: u64,
@@ -60,7 +57,6 @@ pub struct Rows {
 /// The tokens that a block reads, and those that it has an output for.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockRows<'a> {
-    /// Every token.
     pub all: &'a Rows,
     /// The tokens of the block's output: its queries.
     pub outputs: &'a Rows,
@@ -69,7 +65,6 @@ pub struct BlockRows<'a> {
 /// Sequence boundaries and rotary tables of a batch.
 #[derive(Debug)]
 pub struct Layout {
-    /// Every token.
     all: Rows,
     /// The queries of the last block.
     last: Rows,

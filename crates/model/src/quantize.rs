@@ -1,5 +1,6 @@
-//! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
-//! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
+//! Which matrices of a base are quantized, and where they come from: the checkpoint itself, a copy on disk, or the
+//! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
+//! and one matrix beside it.
 pub(super) mod form;
 
 pub use form::{Held, How};
@@ -15,33 +16,33 @@ use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use tunesmith_ops::quant::{Format, Quantized, encode};
 
-/// How the base of a run is coded: what the configuration asks for, and what the checkpoint has where it leaves that open.
+/// How the base of a run is quantized: what the configuration asks for, and what the checkpoint has where it leaves that open.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: the two contradict each other, or a coded base cannot be trained in this way.
+/// [`tunesmith_base::Kind::Config`]: the two contradict each other, or a quantized base cannot be trained in this way.
 pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<How>> {
     let ModelConfig { quantization, double_quant: double, .. } = config.model;
     let stored = weights.and_then(WeightFiles::quantization);
-    let asked = match quantization {
+    let wanted = match quantization {
         Quantization::None => None,
         Quantization::Auto => stored,
         Quantization::Nf4 => Some(Format::Nf4),
         Quantization::Fp4 => Some(Format::Fp4),
         Quantization::Int8 => Some(Format::Int8),
     };
-    let Some(asked) = asked else { return Ok(None) };
-    if let Some(stored) = stored.filter(|stored| *stored != asked) {
-        let (asked, stored) = (asked.name(), stored.name());
-        return Err(Error::config(format!("model.quantization: {asked}, the checkpoint is quantized as {stored}"))
-            .hint(format!("set model.quantization: {stored}, or none to widen it")));
+    let Some(wanted) = wanted else { return Ok(None) };
+    if let Some(stored) = stored.filter(|stored| *stored != wanted) {
+        let (wanted, stored) = (wanted.name(), stored.name());
+        return Err(Error::config(format!("model.quantization: {wanted}, the checkpoint is quantized as {stored}"))
+            .hint(format!("set model.quantization: {stored}, or none to dequantize it")));
     }
     if !config.tuning.mode.adapts() {
         return Err(Error::config(format!(
             "tuning.mode: {}, and the checkpoint is quantized as {}: such weights cannot be trained themselves",
             config.tuning.mode,
-            asked.name()
+            wanted.name()
         ))
-        .hint("set tuning.mode: lora, or model.quantization: none to widen them"));
+        .hint("set tuning.mode: lora, or model.quantization: none to dequantize them"));
     }
     let init = config.tuning.lora.init_lora_weights;
     if init.is_pissa() || (init == InitLora::Loftq && stored.is_some()) {
@@ -50,7 +51,7 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         )
         .hint("use the checkpoint that is not quantized, or init_lora_weights: true"));
     }
-    Ok(Some(How { format: asked, double }))
+    Ok(Some(How { format: wanted, double }))
 }
 
 /// In what form a run of this configuration holds the matrices of a base.
@@ -62,7 +63,7 @@ pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
     Ok(resolve(config, Some(weights))?.map(|how| Held { how, skip: skip() }))
 }
 
-/// The matrices that are coded: those of linear layers and experts, less the head and what the configuration names.
+/// The matrices that are quantized: those of linear layers and experts, less the head and what the configuration names.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
@@ -98,7 +99,7 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
 /// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
 ///
 /// # Errors
-/// The weights cannot be read, or hold a number that cannot be coded.
+/// The weights cannot be read, or hold a number that cannot be quantized.
 pub fn keep(
     arch: &Arch,
     weights: &WeightFiles,
@@ -146,7 +147,7 @@ impl<'a> Quantizer<'a> {
         Ok(Self { how, matrices, cache, notes: RefCell::default(), requantized: Cell::new(0) })
     }
 
-    /// How a tensor is coded, if it is.
+    /// How a tensor is quantized, if it is.
     pub(super) fn how(&self, name: &str) -> Option<How> {
         self.how.filter(|_| self.matrices.contains(name))
     }
@@ -201,7 +202,7 @@ impl<'a> Quantizer<'a> {
         let mut notes = self.notes.into_inner();
         if self.requantized.get() > 0 {
             notes.push(format!(
-                "tuning.adapters are merged into {} of a quantized checkpoint: widened, changed and quantized again, \
+                "tuning.adapters are merged into {} of a quantized checkpoint: dequantized, changed and quantized again, \
                  which rounds them a second time",
                 count(self.requantized.get(), "matrix")
             ));

@@ -1,4 +1,4 @@
-//! Coded matrices kept on disk, so that a large checkpoint is read and coded once. A file a matrix, in bitsandbytes' form
+//! Quantized matrices kept on disk, so that a large checkpoint is read and quantized once. A file a matrix, in bitsandbytes' form
 //! with a digest; each is there whole or not at all, whole files are used and damaged ones made anew.
 //!
 //! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source, so its hash
@@ -28,19 +28,17 @@ pub struct Cache<'a> {
     source: &'a WeightFiles,
 }
 
-/// What was found.
+/// The outcome of [`Cache::read`].
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// The matrix.
     Whole(Quantized),
     /// A file that cannot be used, and why.
     Damaged(String),
-    /// No file.
     Nothing,
 }
 
 impl<'a> Cache<'a> {
-    /// The place below `root` for matrices of `source` coded as `how` says.
+    /// The place below `root` for matrices of `source` quantized as `how` says.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -54,7 +52,7 @@ impl<'a> Cache<'a> {
         Ok(Self { dir, source })
     }
 
-    /// The folder.
+    /// The folder of this source and this format.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -74,7 +72,7 @@ impl<'a> Cache<'a> {
             return Kept::Nothing;
         }
         let read = || -> Result<Quantized> {
-            let files = WeightFiles::open_coded(&path)?;
+            let files = WeightFiles::open_quantized(&path)?;
             let wrong = |what: &str| Error::model(format!("{}: {what}", path.display()));
             if files.format_of(name) != Some(how.format) || files.shape(name) != Some(shape) {
                 return Err(wrong("holds another matrix"));

@@ -10,11 +10,11 @@ use tunesmith_ops::quant::{Form, Quantized};
 /// The numbers of a segment, or one rank's part of them: all of one kind end to end.
 #[derive(Debug, Default)]
 pub struct Flat {
-    /// Single precision: weights, and scales of coded ones.
+    /// Single precision: weights, and scales of quantized ones.
     pub floats: Vec<f32>,
-    /// bfloat16.
+    /// Weights in bfloat16.
     pub halves: Vec<bf16>,
-    /// Codes.
+    /// Codes of quantized weights.
     pub bytes: Vec<u8>,
     /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
@@ -23,7 +23,7 @@ pub struct Flat {
 /// A stretch of the flat buffer of trained values.
 #[derive(Debug, Default)]
 pub struct Stretch {
-    /// The values.
+    /// The values of all ranks.
     pub values: Vec<f32>,
     /// Every rank's part, counted from the stretch's start.
     pub parts: Vec<Range<usize>>,
@@ -55,7 +55,7 @@ pub(super) enum Place {
     Floats(Range<usize>),
     Halves(Range<usize>),
     /// The codes from a byte on, and the scales from a float on.
-    Coded(Form, usize, usize),
+    Quantized(Form, usize, usize),
 }
 
 /// The numbers of all ranks, while a segment is gathered.
@@ -64,7 +64,7 @@ struct Whole {
     floats: Arc<Vec<f32>>,
     halves: Arc<Vec<bf16>>,
     bytes: Arc<Vec<u8>>,
-    coded: Vec<Option<Quantized>>,
+    quantized: Vec<Option<Quantized>>,
     /// The trained values, each with its start in the flat buffer.
     trained: Vec<(usize, Stretch)>,
 }
@@ -87,7 +87,7 @@ pub(super) struct Trained {
     pub(super) start: usize,
     /// Every rank's part, counted from `start`.
     pub(super) parts: Vec<Range<usize>>,
-    /// This rank's part.
+    /// This rank's part, counted from `start`.
     pub(super) own: Range<usize>,
     /// Where this part starts among the values that this rank keeps.
     pub(super) packed: usize,
@@ -108,7 +108,7 @@ pub struct Segment {
     /// Tables with some trained rows: where each starts among the floats, its trained rows, and their place in the flat
     /// buffer.
     tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
-    /// This rank's numbers.
+    /// The numbers that this rank keeps.
     own: Flat,
     parts: [Range<usize>; 3],
     whole: RwLock<Option<Arc<Whole>>>,
@@ -142,12 +142,11 @@ impl Shared {
 }
 
 impl SharedView<'_> {
-    /// The numbers.
     pub(super) fn store(&self) -> Store<'_> {
         match self.place {
             Place::Floats(range) => Store::F32(&self.whole.floats[range.clone()]),
             Place::Halves(range) => Store::Bf16(&self.whole.halves[range.clone()]),
-            Place::Coded(..) => match &self.whole.coded[self.index] {
+            Place::Quantized(..) => match &self.whole.quantized[self.index] {
                 Some(matrix) => Store::Quantized(matrix),
                 None => Store::F32(&[]), // there is one for each such place
             },
@@ -228,20 +227,20 @@ impl Segment {
         }
         let (floats, bytes) = (Arc::new(floats), Arc::new(bytes));
         let matrix = |place: &Place| match place {
-            Place::Coded(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
+            Place::Quantized(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
             Place::Floats(_) | Place::Halves(_) => None,
         };
-        let coded = self.places.iter().map(matrix).collect();
+        let quantized = self.places.iter().map(matrix).collect();
         let trained = places.iter().map(|place| place.start).zip(trained).collect();
-        let whole = Arc::new(Whole { halves: Arc::new(halves), coded, floats, bytes, trained });
+        let whole = Arc::new(Whole { halves: Arc::new(halves), quantized, floats, bytes, trained });
         *self.whole.write().unwrap_or_else(PoisonError::into_inner) = Some(whole);
     }
 
     /// Gives up the numbers of the other ranks. Returns the buffers for another segment, unless a view still uses them.
     pub(super) fn dissolve(&self) -> Option<Flat> {
         let whole = self.whole.write().unwrap_or_else(PoisonError::into_inner).take()?;
-        let Whole { floats, halves, bytes, coded, trained } = Arc::into_inner(whole)?;
-        drop(coded);
+        let Whole { floats, halves, bytes, quantized, trained } = Arc::into_inner(whole)?;
+        drop(quantized);
         Some(Flat {
             floats: Arc::into_inner(floats)?,
             halves: Arc::into_inner(halves)?,

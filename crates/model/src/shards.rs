@@ -21,9 +21,9 @@ use tunesmith_ops::gemm::Store;
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Forward alone.
+    /// Forward alone, for an evaluation.
     Forward,
-    /// Forward and backward.
+    /// Forward and backward, for a training step.
     Train,
 }
 
@@ -77,7 +77,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
         Store::Quantized(matrix) => {
             let form = matrix.form();
             let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
-            Place::Coded(form, byte, float)
+            Place::Quantized(form, byte, float)
         }
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
@@ -93,7 +93,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
         match (view.store(), place) {
             (Store::F32(values), Place::Floats(range)) => keep(&mut own.floats, values, range.start, &parts[0]),
             (Store::Bf16(values), Place::Halves(range)) => keep(&mut own.halves, values, range.start, &parts[1]),
-            (Store::Quantized(matrix), Place::Coded(_, byte, float)) => {
+            (Store::Quantized(matrix), Place::Quantized(_, byte, float)) => {
                 let ([codes, nested], scales) = matrix.parts();
                 keep(&mut own.bytes, codes, *byte, &parts[2]);
                 keep(&mut own.bytes, nested, *byte + codes.len(), &parts[2]);

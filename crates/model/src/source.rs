@@ -21,7 +21,7 @@ pub struct Source<'a> {
     pub arch: &'a Arch,
     /// Its files; without them it is drawn from the seed.
     pub weights: Option<&'a WeightFiles>,
-    /// The seed.
+    /// The configuration: the seed of what is drawn, and the dtype of frozen matrices.
     pub config: &'a Config,
     /// Finished adapters to merge in.
     pub stack: &'a Stack,

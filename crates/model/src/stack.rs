@@ -1,6 +1,6 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
-//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
+//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
 use super::adapters::{Part, Placement};
 use super::names::{peft_name, token_rows};
 use super::quantize::form::How;
@@ -12,10 +12,10 @@ use tunesmith_ops::quant::encode;
 /// Tensors by name with their shapes.
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-/// A finished adapter.
+/// A trained adapter that is merged into the base.
 #[derive(Debug)]
 pub struct Frozen {
-    /// Its place in messages.
+    /// The file or folder that messages name.
     pub origin: String,
     /// Which modules it changes, by [`Placement::key`].
     pub placements: BTreeMap<String, Placement>,
@@ -30,7 +30,7 @@ pub struct Frozen {
 /// Matrices in 4 or 8 bits, as a run held them.
 #[derive(Debug)]
 pub struct Coded {
-    /// How.
+    /// The format that they were quantized in.
     pub how: How,
     /// The numbers in a row of each.
     pub widths: BTreeMap<String, usize>,
@@ -41,7 +41,7 @@ pub struct Coded {
 pub enum Layer {
     /// An adapter is merged in.
     Adapter(Frozen),
-    /// Matrices are coded and widened again.
+    /// Matrices are quantized and dequantized.
     Coded(Coded),
 }
 
@@ -83,7 +83,7 @@ impl Stack {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's; [`tunesmith_base::Kind::Model`]: a number
-    /// that cannot be coded.
+    /// that cannot be quantized.
     pub fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
         self.0.iter().try_for_each(|layer| match layer {
             Layer::Adapter(adapter) => adapter.apply(name, values),

@@ -11,7 +11,6 @@ use rayon::prelude::*;
 pub struct Triplets {
     /// Left vectors, each as long as a column of the matrix.
     pub u: Vec<Vec<f64>>,
-    /// Singular values.
     pub s: Vec<f64>,
     /// Right vectors, each as long as a row.
     pub v: Vec<Vec<f64>>,
@@ -20,9 +19,7 @@ pub struct Triplets {
 /// A matrix `[rows, cols]`, row-major.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    /// The values.
     pub data: &'a [f32],
-    /// Length of a row.
     pub cols: usize,
 }
 
@@ -31,12 +28,10 @@ impl Rows<'_> {
         self.data.len() / self.cols
     }
 
-    /// `M x`.
     fn times(&self, x: &[f64]) -> Vec<f64> {
         self.data.par_chunks(self.cols).map(|row| dot_with(row, x, f64::from)).collect()
     }
 
-    /// The transposed matrix.
     fn transposed(&self) -> Vec<f32> {
         let (rows, cols) = (self.rows(), self.cols);
         let mut out = vec![0.0; self.data.len()];
@@ -62,7 +57,7 @@ fn dot(left: &[f64], right: &[f64]) -> f64 {
     dot_with(left, right, |value| value)
 }
 
-/// The `count` largest, exactly.
+/// The `count` largest singular values with their vectors, by an exact decomposition.
 pub fn exact(matrix: Rows<'_>, count: usize) -> Triplets {
     let transposed = matrix.transposed();
     let turned = Rows { data: &transposed, cols: matrix.rows() };

@@ -1,7 +1,7 @@
 //! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
 //!
-//! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
-//!   expression that matches the whole name; `auto` (ours) and `all-linear`: every linear module of the decoder blocks.
+//! - `target_modules` as a list: modules whose name is an entry or ends with `.entry`. `auto` (ours) and `all-linear`:
+//!   every linear module of the decoder blocks. Any other string: a regular expression that matches the whole name.
 //! - routers and experts, which are parameters in Transformers 5 and not modules: `parameters`.
 //! - `layers_to_transform`: only those blocks, for modules found by suffix (a full name in the list always counts).
 //! - modules below one of `modules_to_save` never get an adapter.
@@ -27,7 +27,7 @@ use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
 const MAX_RANK: usize = 1 << 16;
 
 impl Targets {
-    /// Those of a configuration.
+    /// The targets that a configuration's section of `tuning` names.
     pub fn of(tuning: &TuningConfig) -> Self {
         adapters::of(tuning).map_or_else(Self::default, Method::targets)
     }

@@ -1,5 +1,5 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks),
-//! trained (a part of the flat buffer), or a table of which some rows are trained.
+//! A weight as a segment sees it. It is frozen (a candle tensor in f32 or bf16, a quantized matrix, or sharded among
+//! ranks), or trained (a part of the flat buffer), or a table with some trained rows.
 use super::grads::Grads;
 use super::segment::{Shared, SharedView};
 use super::values::{Values, write_rows};
@@ -15,7 +15,7 @@ use tunesmith_ops::quant::Quantized;
 /// A matrix or vector of the model, row-major.
 #[derive(Debug, Clone)]
 pub enum Weight {
-    /// Not trained.
+    /// A base weight that is not trained.
     Frozen(Tensor),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
@@ -59,11 +59,11 @@ impl Rows {
 pub enum View<'a> {
     /// Of a candle tensor, whose lock is held meanwhile.
     Frozen(StorageRef<'a>),
-    /// Of a coded matrix.
+    /// The codes and scales of a quantized matrix.
     Quantized(&'a Quantized),
     /// Of a segment that ranks share.
     Shared(SharedView<'a>),
-    /// Of the flat buffer.
+    /// A part of the flat buffer of trained values.
     Trained(&'a [f32]),
     /// Of a table, whose lock is held meanwhile.
     Rows(RwLockReadGuard<'a, Vec<f32>>),

@@ -1,8 +1,8 @@
 //! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
-mod coded;
 mod format;
 mod open;
+mod quantized;
 mod wrapping;
 mod write;
 
@@ -19,10 +19,10 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use coded::Coded;
-pub use coded::{Parts, config_json};
 use format::{CHUNK_BYTES, Entry};
 pub use format::{Dtype, first_non_finite};
+use quantized::QuantizedTensor;
+pub use quantized::{Parts, config_json};
 pub use wrapping::Wrapping;
 pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write_safetensors, write_safetensors_to};
 
@@ -35,7 +35,7 @@ pub struct WeightFiles {
     files: Vec<(PathBuf, File)>,
     entries: BTreeMap<String, Entry>,
     /// The matrices in 4 or 8 bits, by name.
-    coded: BTreeMap<String, Coded>,
+    quantized: BTreeMap<String, QuantizedTensor>,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -63,7 +63,7 @@ impl WeightFiles {
     }
 
     const fn empty() -> Self {
-        Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new(), naming: None, others: None }
+        Self { files: Vec::new(), entries: BTreeMap::new(), quantized: BTreeMap::new(), naming: None, others: None }
     }
 
     /// The files, in the order of their names.
@@ -78,18 +78,18 @@ impl WeightFiles {
 
     /// A tensor's sizes, if it is there.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let coded = self.coded.get(name).map(Coded::shape);
-        coded.or_else(|| self.entries.get(name).map(|entry| entry.shape.as_slice()))
+        let quantized = self.quantized.get(name).map(QuantizedTensor::shape);
+        quantized.or_else(|| self.entries.get(name).map(|entry| entry.shape.as_slice()))
     }
 
-    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held, or the coded
+    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held, or the quantized
     /// matrix.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: no such tensor, another length or dtype, a value that is NaN or infinite, or the file has
     /// shrunk since it was opened.
     pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
-        if self.coded.contains_key(name) {
+        if self.quantized.contains_key(name) {
             let matrix = self.read_quantized(name)?;
             if matrix.len() != out.len() {
                 return Err(Error::model(format!(
@@ -108,7 +108,7 @@ impl WeightFiles {
         self.read_part_into(name, 0, out)
     }
 
-    /// Fills `out` with the numbers of a tensor that is not coded from `first` on, as [`WeightFiles::read_into`].
+    /// Fills `out` with the numbers of a tensor that is not quantized from `first` on, as [`WeightFiles::read_into`].
     ///
     /// # Errors
     /// As there; the tensor has fewer numbers.
@@ -210,8 +210,8 @@ impl WeightFiles {
     /// # Errors
     /// As [`WeightFiles::read_into`].
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        if let Some(coded) = self.coded.get(name) {
-            return Ok((coded.shape().to_vec(), self.read_quantized(name)?.dequantize()));
+        if let Some(quantized) = self.quantized.get(name) {
+            return Ok((quantized.shape().to_vec(), self.read_quantized(name)?.dequantize()));
         }
         let (entry, _) = self.readable(name)?;
         let mut values = vec![0.0; entry.len()];

@@ -7,7 +7,7 @@ use super::simd::{Simd, dispatch};
 /// The matrices on the diagonal, `[count, size, size]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Diagonal<'a> {
-    /// Their numbers.
+    /// The matrices end to end, each row-major.
     pub matrices: &'a [f32],
     /// Rows and columns of each.
     pub size: usize,
@@ -49,7 +49,7 @@ unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
     out: *mut f32,
     first: usize,
 ) {
-    // SAFETY: the rows `first..first + ROWS` lie within the matrix and within `out`, as the caller says; both strides
+    // SAFETY: the rows `first..first + ROWS` lie within the matrix and within `out`, as the caller says. Both strides
     // of the matrix keep within `size * size`, and `x` has a vector for each of `size` steps.
     unsafe {
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];

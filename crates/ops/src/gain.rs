@@ -2,7 +2,7 @@
 use super::panel::{Act, LANES};
 use super::par;
 
-/// `gain ⊙ v`.
+/// `gain ⊙ v`: each feature of `v [tokens, features]` times its gain.
 pub fn times(v: &Act, gain: &[f32]) -> Act {
     let mut out = v.pool().act(v.tokens(), v.features());
     let (to, stride) = (out.shared(), out.stride());

@@ -7,7 +7,7 @@ use super::simd::{Simd, dispatch};
 /// What the gate goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// `x sigmoid(x)`.
+    /// SiLU, `x sigmoid(x)`: Llama, Qwen.
     Silu,
     /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
     GeluTanh,

@@ -94,7 +94,7 @@ impl Terms {
 /// Replaces `logits [tokens, vocabulary]` by the gradient of `sum_t scales[t] objective[t]`; returns each token's plain
 /// negative log-likelihood of its target.
 ///
-/// With `lse = logsumexp(l)`: `objective = lse - (1 - smoothing) l[target] - smoothing mean(l) + z lse^2`, whose gradient
+/// With `lse = logsumexp(l)`: `objective = lse - (1 - smoothing) l[target] - smoothing mean(l) + z lse^2`. Its gradient
 /// is `(1 + 2 z lse) softmax(l) - (1 - smoothing) onehot - smoothing / vocabulary`.
 pub fn gradient(logits: &mut Act, targets: &[u32], scales: &[f32], terms: Terms) -> Vec<f32> {
     assert_eq!(targets.len(), scales.len(), "a scale for each target");

@@ -9,9 +9,9 @@ use half::slice::HalfFloatSliceExt;
 /// How sixteen bits are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// bfloat16.
+    /// bfloat16: 8 bits of exponent, 7 of fraction.
     Bf16,
-    /// IEEE half.
+    /// IEEE half precision: 5 bits of exponent, 10 of fraction.
     F16,
 }
 
@@ -74,7 +74,7 @@ impl Narrow {
         Self { half, halves, features: act.features() }
     }
 
-    /// The rounded numbers.
+    /// Converts the rounded numbers back to f32.
     pub fn widen(&self) -> Act {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
         let (to, stride) = (out.shared(), out.stride());

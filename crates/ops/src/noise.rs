@@ -3,8 +3,9 @@ use super::dropout::mix;
 use super::panel::{Act, LANES};
 use super::par;
 
-/// Adds to each value of a sequence of `length` tokens noise from `-bound..bound`, `bound = alpha / sqrt(length *
-/// features)`. Row `first_row + t` of the step has the same noise however the step is cut into passes.
+/// Adds to each value of a sequence of `length` tokens noise from `-bound..bound`,
+/// `bound = alpha / sqrt(length * features)`. Row `first_row + t` of the step has the same noise however the step is
+/// cut into passes.
 pub fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
     let (features, stride, to) = (x.features(), x.stride(), x.shared());
     let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;

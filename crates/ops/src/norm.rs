@@ -7,7 +7,7 @@ use super::simd::{Simd, dispatch};
 /// What a normed row is multiplied by.
 #[derive(Debug, Clone, Copy)]
 pub struct Gain<'a> {
-    /// One number a feature.
+    /// The gain `[features]`.
     pub weight: &'a [f32],
     /// Added to each of them: Gemma counts its weights from 1.
     pub offset: f32,

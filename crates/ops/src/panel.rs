@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Tokens in a panel.
+/// The number of tokens in a panel: the lanes of a vector.
 pub const LANES: usize = 16;
 
 /// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
@@ -25,7 +25,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool.
+    /// A pool without buffers, all of whose activations have one length.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
@@ -86,7 +86,7 @@ impl Pool {
     }
 }
 
-/// `[tokens, features]` in panels.
+/// An activation `[tokens, features]` in panels, whose memory goes back to its pool on drop.
 #[derive(Debug)]
 pub struct Act {
     buffer: Option<Buffer>,
@@ -108,12 +108,12 @@ impl Drop for Act {
 }
 
 impl Act {
-    /// How many tokens.
+    /// The number of tokens.
     pub const fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Features of a token.
+    /// The number of features of a token.
     pub const fn features(&self) -> usize {
         self.features
     }
@@ -151,7 +151,7 @@ impl Act {
         unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
     }
 
-    /// All panels, to write.
+    /// As [`Act::data`], for writing.
     pub fn data_mut(&mut self) -> &mut [f32] {
         let floats = self.panels() * self.stride();
         // SAFETY: as in `data`; the borrow of `self` for writing makes this the only way to them.
@@ -163,7 +163,7 @@ impl Act {
         &self.data()[index * self.stride()..][..self.stride()]
     }
 
-    /// One panel, to write.
+    /// As [`Act::panel`], for writing.
     pub fn panel_mut(&mut self, index: usize) -> &mut [f32] {
         let stride = self.stride();
         &mut self.data_mut()[index * stride..][..stride]
@@ -224,7 +224,7 @@ impl Act {
         self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
     }
 
-    /// From row-major `[tokens, features]`.
+    /// Copies row-major `[tokens, features]` into panels.
     pub fn from_rows(pool: &Arc<Pool>, rows: &[f32], features: usize) -> Self {
         let tokens = rows.len() / features;
         let mut act = pool.act(tokens, features);
@@ -234,7 +234,7 @@ impl Act {
         act
     }
 
-    /// Writes one token's features.
+    /// Writes the features of one token.
     pub fn set_row(&mut self, token: usize, row: &[f32]) {
         let panel = self.panel_mut(token / LANES);
         for (feature, &value) in row.iter().enumerate() {
@@ -242,7 +242,7 @@ impl Act {
         }
     }
 
-    /// To row-major `[tokens, features]`.
+    /// Copies the panels to row-major `[tokens, features]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.features];
         for (token, row) in rows.chunks_exact_mut(self.features.max(1)).enumerate() {

@@ -115,8 +115,8 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 
 type Task = *const (dyn Fn(usize) + Sync);
 
-/// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0;
-/// a helper is counted in `inside` while it looks at it, and the leader leaves only when nobody is inside.
+/// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0.
+/// A helper is counted in `inside` while it looks at the work, and the leader leaves only when nobody is inside.
 #[derive(Default)]
 struct Team {
     work: UnsafeCell<Option<(Task, usize)>>,
@@ -145,8 +145,8 @@ impl Team {
         // waits, even where `task` panics, until nobody is: `task` outlives each use.
         #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
         let shared = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task) };
-        // SAFETY: the work is closed and nobody is inside (before the first round nobody was, and `close` of the last
-        // waited for it), so that nobody reads; one thread leads a team, so that nobody else writes.
+        // SAFETY: the work is closed, and nobody reads it, as nobody is inside: `close` of the last round waited for
+        // that, and before the first round nobody was. One thread leads a team, so nobody else writes.
         unsafe { *self.work.get() = Some((shared, count)) };
         self.next.store(0, Ordering::Relaxed);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;

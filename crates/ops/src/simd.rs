@@ -13,9 +13,9 @@ mod x86;
 pub enum Level {
     /// Plain Rust arrays; the compiler uses what the target has (SSE2, NEON).
     Portable = 1,
-    /// AVX2 with FMA.
+    /// AVX2 with FMA: two vectors of 8 floats.
     Avx2 = 2,
-    /// AVX-512F.
+    /// AVX-512F: one vector of 16 floats.
     Avx512 = 3,
 }
 
@@ -98,7 +98,7 @@ pub fn prefetch(place: *const f32) {
 /// says; alignment does not matter.
 #[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
 pub trait Simd: Copy + 'static {
-    /// The vector.
+    /// 16 floats in registers.
     type V: Copy;
     /// Rows of the largest GEMM tile.
     const ROWS: usize;

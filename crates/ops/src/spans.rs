@@ -4,11 +4,11 @@ use std::ops::Range;
 /// One sequence of a batch: which tokens hold its keys, which rows hold its queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// First key token.
+    /// The first token of its keys.
     pub key_start: usize,
-    /// How many keys.
+    /// The number of its keys.
     pub keys: usize,
-    /// First query row.
+    /// The first row of its queries.
     pub query_start: usize,
     /// Each query's position in the sequence, rising; query i sees keys `0..=positions[i]`.
     pub positions: Vec<usize>,

@@ -185,7 +185,7 @@ impl Sharing {
         // Otherwise it never waits: there is a place for every segment, one for the rest, and one for the end.
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
-        let (back, rooms) = channel();
+        let (back, spare) = channel();
         let (packs, shares_state) = (self.packs(), self.shares_state());
         let reducer = Reducer {
             comm,
@@ -209,10 +209,10 @@ impl Sharing {
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
-            let collector = Box::new(GradientSender { sender: sender.clone(), rooms, clock });
+            let collector = Box::new(GradientSender { sender: sender.clone(), spare, clock });
             let mut grads = match whole {
-                Some(values) => Grads::handed(values, collector),
-                None => Grads::rooms(collector),
+                Some(values) => Grads::collected(values, collector),
+                None => Grads::by_segment(collector),
             };
             let walked = walk(model, &mut grads);
             let failed = walked.as_ref().is_err_and(|error| error.kind() != Kind::Memory);

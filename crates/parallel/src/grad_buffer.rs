@@ -51,7 +51,7 @@ impl Sums {
     /// The gradients of a pass, which are added to these sums segment by segment; [`Grads::finish`] adds the last. `spare` is
     /// a buffer to reuse for a segment of its size.
     pub fn grads<'g>(&'g mut self, spare: &'g mut Vec<f32>) -> Grads<'g> {
-        Grads::rooms(Box::new(Folder { sums: self, spare }))
+        Grads::by_segment(Box::new(Folder { sums: self, spare }))
     }
 
     /// Adds `more` to the sums from index `at` on.
@@ -129,14 +129,14 @@ fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
 }
 
 /// A buffer of `length` zeros for a segment, which is `spare` if that has the same length.
-pub fn room(spare: Vec<f32>, length: usize) -> Vec<f32> {
-    let mut room = spare;
-    if room.len() == length {
-        room.fill(0.0);
-        return room;
+pub fn zeros(spare: Vec<f32>, length: usize) -> Vec<f32> {
+    let mut buffer = spare;
+    if buffer.len() == length {
+        buffer.fill(0.0);
+        return buffer;
     }
     // Freed before the next one is allocated: that of the embedding is larger than that of any block.
-    drop(room);
+    drop(buffer);
     vec![0.0; length]
 }
 
@@ -147,14 +147,14 @@ struct Folder<'g> {
 }
 
 impl<'g> Collector<'g> for Folder<'g> {
-    fn room(&mut self, length: usize) -> Vec<f32> {
-        room(std::mem::take(self.spare), length)
+    fn buffer(&mut self, length: usize) -> Vec<f32> {
+        zeros(std::mem::take(self.spare), length)
     }
 
     fn take(&mut self, start: usize, mut gradients: Buffer<'g>) -> Result<()> {
         self.sums.add(start, gradients.values());
-        if let Buffer::Room(room) = gradients {
-            *self.spare = room;
+        if let Buffer::Owned(buffer) = gradients {
+            *self.spare = buffer;
         }
         Ok(())
     }

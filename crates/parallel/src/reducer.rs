@@ -2,7 +2,7 @@
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::time::Duration;
 
-use super::grad_buffer::{Sums, room};
+use super::grad_buffer::{Sums, zeros};
 use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
@@ -27,7 +27,7 @@ pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -
 pub(super) struct GradientSender<'g> {
     pub(super) sender: SyncSender<Message<'g>>,
     /// Buffers of segments that the reducer has done with.
-    pub(super) rooms: Receiver<Vec<f32>>,
+    pub(super) spare: Receiver<Vec<f32>>,
     pub(super) clock: Option<Clock<'g>>,
 }
 
@@ -42,8 +42,8 @@ pub(super) struct Clock<'g> {
 }
 
 impl<'g> Collector<'g> for GradientSender<'g> {
-    fn room(&mut self, length: usize) -> Vec<f32> {
-        room(self.rooms.try_recv().unwrap_or_default(), length)
+    fn buffer(&mut self, length: usize) -> Vec<f32> {
+        zeros(self.spare.try_recv().unwrap_or_default(), length)
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
@@ -107,23 +107,23 @@ impl<'g> Reducer<'_, 'g> {
     /// Splits a buffer into its segments.
     fn split(&mut self, start: usize, buffer: Buffer<'g>) {
         match buffer {
-            Buffer::Lent(mut values) => {
+            Buffer::Borrowed(mut values) => {
                 for index in (0..self.partition.segments()).rev() {
                     let segment = self.partition.segment(index);
                     if segment.start >= start && segment.end == start + values.len() && !segment.is_empty() {
                         let (rest, own) = values.split_at_mut(segment.start - start);
-                        self.waiting[index] = Some(Buffer::Lent(own));
+                        self.waiting[index] = Some(Buffer::Borrowed(own));
                         values = rest;
                     }
                 }
             }
-            room @ Buffer::Room(_) => {
+            buffer @ Buffer::Owned(_) => {
                 let is_here = |&index: &usize| {
                     let segment = self.partition.segment(index);
                     segment.start == start && !segment.is_empty()
                 };
                 if let Some(index) = (0..self.partition.segments()).find(is_here) {
-                    self.waiting[index] = Some(room);
+                    self.waiting[index] = Some(buffer);
                 }
             }
         }
@@ -135,7 +135,7 @@ impl<'g> Reducer<'_, 'g> {
             let length = self.partition.segment(index).len();
             let buffer = match self.waiting[index].take() {
                 Some(buffer) => buffer,
-                None if ends || length == 0 => Buffer::Room(vec![0.0; length]),
+                None if ends || length == 0 => Buffer::Owned(vec![0.0; length]),
                 None => break,
             };
             self.next = index;
@@ -193,9 +193,9 @@ impl<'g> Reducer<'_, 'g> {
             timeline.exchanged(format!("{what}, {}", human_bytes(bytes as u64)), began);
         }
         for (_, buffer) in group {
-            if let Buffer::Room(room) = buffer {
+            if let Buffer::Owned(buffer) = buffer {
                 // The pass may be over.
-                let _ = back.send(room);
+                let _ = back.send(buffer);
             }
         }
         Ok(())

@@ -15,9 +15,9 @@ use tunesmith_plan::memory::Footprint;
 /// The rank of an adapter and what its update is scaled by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rank {
-    /// The rank.
+    /// Rows of A and columns of B.
     pub r: usize,
-    /// Numerator of the scale.
+    /// The numerator of `scale`.
     pub alpha: f64,
     /// `alpha / r` or `alpha / sqrt(r)`.
     pub scale: f32,
@@ -88,7 +88,7 @@ pub struct Part {
 
 /// A module of a model that is being built, as a fresh adapter sees it.
 pub trait Attach {
-    /// The module's name.
+    /// The name of the module, such as `model.layers.0.self_attn.q_proj`.
     fn module(&self) -> &str;
 
     /// A number that no other module has.

@@ -1,7 +1,7 @@
 //! `DoRA` (Liu et al., 2024): magnitude and direction apart. With `V = W + s B A` and its row norms `n = ||V||`, the
-//! output is `y = b + (m / n) ⊙ V x`; `m` is trained beside A and B, and `n` counts as a constant in backward, as in
-//! PEFT. With dropout `y = b + W (x - x') + (m / n) ⊙ v`, `v = W x' + B (s A x')`, where x' is the adapter's input
-//! after it; without, `x' = x`, and one product of the base is enough.
+//! output is `y = b + (m / n) ⊙ V x`. The magnitudes `m` are trained beside A and B. In backward `n` counts as a
+//! constant, as in PEFT. With dropout, x' is the adapter's input after it: `y = b + W (x - x') + (m / n) ⊙ v`,
+//! `v = W x' + B (s A x')`. Without dropout `x' = x`, and one product of the base is enough.
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::low_rank::{Matrices, minus};
@@ -22,7 +22,7 @@ pub struct Magnitude {
     pub range: Range<usize>,
     /// `||W_j||²` of each row of the base.
     pub squares: Vec<f64>,
-    /// What [`Magnitude::norms`] found last.
+    /// The result of the last [`Magnitude::norms`], for the same values.
     known: Arc<Mutex<Option<Known>>>,
 }
 
@@ -68,9 +68,7 @@ impl Magnitude {
 /// A, B and magnitudes at work.
 #[derive(Debug)]
 pub struct Dora {
-    /// A and B.
     pub matrices: Matrices,
-    /// The magnitudes.
     pub magnitude: Magnitude,
 }
 
@@ -148,11 +146,10 @@ pub fn set_norm(row: &mut [f32], magnitude: f32) {
 /// The low-rank update of a weight: `scale * B A`.
 #[derive(Debug, Clone, Copy)]
 pub struct Update<'a> {
-    /// `[rank, in_features]`.
+    /// A `[rank, in_features]`.
     pub a: &'a [f32],
-    /// `[out_features, rank]`.
+    /// B `[out_features, rank]`.
     pub b: &'a [f32],
-    /// Rows of A.
     pub rank: usize,
     /// What the product is multiplied by.
     pub scale: f32,

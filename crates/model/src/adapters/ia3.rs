@@ -1,5 +1,5 @@
-//! (IA)³ (Liu et al., 2022): a factor l for each output of a module, `y = l ⊙ (W x + b)`, or for each input,
-//! `y = W (l ⊙ x) + b`.
+//! (IA)³ (Liu et al., 2022) trains a factor l for each output of a module: `y = l ⊙ (W x + b)`. On feed-forward modules
+//! it is for each input: `y = W (l ⊙ x) + b`.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub static ABOUT: About = About {
 
 /// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
 const TARGETS: [&str; 4] = ["k_proj", "v_proj", "qkv_proj", "down_proj"];
-/// Without `feedforward_modules`: the last.
+/// Where `feedforward_modules` is not set: modules of this name, the last of the MLP.
 const INPUTS: &str = "down_proj";
 
 fn list(names: &[&str]) -> TargetModules {
@@ -99,12 +99,10 @@ impl Method for Ia3Config {
     }
 }
 
-/// What factors multiply.
+/// The side of a module that the factors multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// A module's inputs.
     Input,
-    /// Its outputs.
     Output,
 }
 
@@ -138,7 +136,6 @@ impl Adapter for Factors {
         self.side.word().to_owned()
     }
 
-    /// All 1.
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let count = if self.side == Side::Input { self.inputs } else { self.outputs };
         at.base()?;

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_ops::quant::{Quantized, encode};
 
-/// The coded weight, and A `[rank, cols]` and B `[rows, rank]`, after `rounds` turns.
+/// The quantized weight, and A `[rank, cols]` and B `[rows, rank]`, after `rounds` turns.
 ///
 /// # Errors
 /// As [`encode::quantize`].

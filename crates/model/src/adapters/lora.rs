@@ -176,7 +176,7 @@ struct Update {
     outputs: usize,
     inputs: usize,
     rank: Rank,
-    /// `DoRA`.
+    /// With `DoRA`: the weight has a trained magnitude for each output.
     magnitudes: bool,
     experts: Option<usize>,
 }

@@ -11,11 +11,10 @@ use tunesmith_ops::panel::Act;
 /// Where A and B of one module are among the trained values, and how they are applied.
 #[derive(Debug, Clone)]
 pub struct Matrices {
-    /// `[rank, in_features]`.
+    /// The place of A `[rank, in_features]` among the trained values.
     pub a: Range<usize>,
     /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
     pub b: Range<usize>,
-    /// Rows of A.
     pub rank: usize,
     /// The factor s: `alpha / r`, or `alpha / sqrt(r)` with `use_rslora`.
     pub scale: f32,
@@ -102,7 +101,6 @@ fn add_dropped(dx: &mut Act, through: &Act, drops: Drops<'_>, module: u64) {
     dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
 }
 
-/// `left - right`.
 pub(super) fn minus(left: &Act, right: &Act) -> Act {
     let mut out = left.copy();
     out.data_mut().iter_mut().zip(right.data()).for_each(|(out, right)| *out -= right);

@@ -12,9 +12,9 @@ use tunesmith_config::{Bias, Mode, Patterns, Section, TargetModules, TuningConfi
 /// What is the same of all adapters of a kind.
 #[derive(Debug)]
 pub struct About {
-    /// The value of `tuning.mode`.
+    /// The value of `tuning.mode` that chooses this kind.
     pub mode: Mode,
-    /// Its name in messages.
+    /// The name of the kind in messages, such as `LoRA`.
     pub title: &'static str,
     /// What its tensors are, in words.
     pub parts: &'static str,
@@ -26,7 +26,7 @@ pub struct About {
     pub starting: &'static [&'static str],
     /// Keys that PEFT's file does not have.
     pub ours: &'static [&'static str],
-    /// PEFT's `peft_type`.
+    /// The value of `peft_type` in `adapter_config.json`.
     pub peft_type: &'static str,
     /// What the names of its tensors begin with, behind the module's.
     pub prefix: &'static str,
@@ -104,7 +104,7 @@ pub struct Placement {
     pub in_features: usize,
     /// On a block's experts: how many there are.
     pub experts: Option<usize>,
-    /// What is placed.
+    /// Shape and settings of the adapter.
     pub adapter: Arc<dyn Adapter>,
 }
 
@@ -146,9 +146,9 @@ pub struct Ranks {
     pub alpha: f64,
     /// Scale by the root of the rank.
     pub rslora: bool,
-    /// Ranks by pattern.
+    /// PEFT's `rank_pattern`: ranks of modules that differ from `r`.
     pub rank_pattern: Patterns<usize>,
-    /// Alphas by pattern.
+    /// PEFT's `alpha_pattern`: alphas of modules that differ from `alpha`.
     pub alpha_pattern: Patterns<f64>,
 }
 
@@ -157,11 +157,11 @@ pub struct Ranks {
 pub struct Targets {
     /// The section of the configuration that says so.
     pub section: &'static str,
-    /// PEFT's `target_modules`.
+    /// PEFT's `target_modules`: the modules that get an adapter.
     pub target_modules: TargetModules,
     /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
     pub target_parameters: Vec<String>,
-    /// PEFT's `exclude_modules`: never these.
+    /// PEFT's `exclude_modules`: modules that never get an adapter.
     pub exclude_modules: Option<TargetModules>,
     /// Whether former names of routers and experts in `target_modules` stand for these parameters: PEFT does so for LoRA.
     pub renames: bool,
@@ -173,14 +173,14 @@ pub struct Targets {
     pub modules_to_save: Vec<String>,
     /// PEFT's `ensure_weight_tying`: an embedding and a head that share a matrix share it in training too.
     pub ensure_weight_tying: bool,
-    /// Which biases are trained.
+    /// PEFT's `bias`: which biases of the base are trained.
     pub bias: Bias,
     /// Ranks and scales, where the kind has them.
     pub ranks: Option<Ranks>,
     /// PEFT's `feedforward_modules`, where the kind tells them apart.
     pub feedforward: Option<TargetModules>,
-    /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
-    /// adapter that PEFT wrote, which may list the names of several architectures.
+    /// Whether an entry that matches nothing is an error. In a configuration it is a typing error. An adapter that PEFT
+    /// wrote may list the names of several architectures.
     pub strict: bool,
 }
 

@@ -1,10 +1,10 @@
 //! Kinds of adapters: a file each, with its settings, its formula forward and backward, what it does to a weight that it is
 //! merged into, its memory and its names in PEFT's files. A new one is a file and its line in [`tunesmith_base::registry`].
 mod adapter;
-pub mod dora;
+mod dora;
 mod factors;
 pub mod loftq;
-pub mod low_rank;
+mod low_rank;
 mod method;
 pub mod start;
 
@@ -17,7 +17,7 @@ macro_rules! kinds {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         $( pub mod $module; )*
 
-        /// Every kind.
+        /// Every kind of adapter, in the order of the registry.
         pub static KINDS: &[&About] = &[$( &$module::ABOUT ),*];
 
         /// The kind of adapter that is trained, with its settings; none where weights of the model itself are.

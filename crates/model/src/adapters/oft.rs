@@ -1,7 +1,8 @@
-//! OFT (Qiu et al., 2023; on inputs: Qiu et al., 2025): a module's inputs are rotated before its weight, `y = W x' + b`. Each
-//! block of x, a row, is multiplied by an orthogonal matrix, `x' = x R`, made of a skew-symmetric Q of which the upper triangle
-//! is trained: `R = (I - Q) (I + Q)^-1` (Cayley), or the first terms of its series, `I + 2 Q + 2 Q^2 + … + Q^k`, as PEFT has it.
-//! Nothing as large as the weight is made, so that the base may be in 4 bits.
+//! OFT (Qiu et al., 2023; on inputs: Qiu et al., 2025): a module's inputs are rotated before its weight,
+//! `y = W x' + b`. Each block of x, a row, is multiplied by an orthogonal matrix: `x' = x R`. R comes from a
+//! skew-symmetric Q whose upper triangle is trained. It is Cayley's `R = (I - Q) (I + Q)^-1`, or as in PEFT the first
+//! terms of its series, `I + 2 Q + 2 Q^2 + … + Q^k`. Nothing as large as the weight is made, so that the base may be in
+//! 4 bits.
 mod cayley;
 
 use std::ops::Range;
@@ -134,7 +135,6 @@ impl Adapter for Rotation {
         Ok(Box::new(Rotated { weight: at.push(&start)?, blocks: self.blocks, known: Mutex::default() }))
     }
 
-    /// `W R^T`.
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
         let (&[weight, ..], false) = (tensors, part.bias) else { return };
         let (made, pool) = (self.blocks.make(weight), panel::Pool::new());
@@ -179,7 +179,7 @@ impl Footprint for Memory {
     }
 }
 
-/// A rotation at work.
+/// The rotation of a module's inputs, forward and backward.
 #[derive(Debug)]
 struct Rotated {
     weight: Range<usize>,

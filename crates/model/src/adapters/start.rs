@@ -48,9 +48,9 @@ pub(super) fn of_experts(at: &dyn Attach, experts: usize, r: usize, shape: [usiz
     start
 }
 
-/// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT does it: A uniform within `1 / sqrt(inputs)` (Kaiming's rule
-/// with a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the adapter is to change the model from the
-/// start.
+/// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT draws them. A is uniform within `1 / sqrt(inputs)` (Kaiming's
+/// rule with a = sqrt 5) or normal with deviation `1 / rank`. B is zero, unless the adapter is to change the model from
+/// the start.
 fn fresh(how: InitLora, at: &dyn Attach, rank: usize, [outputs, inputs]: [usize; 2]) -> [Vec<f32>; 2] {
     let stream = |index: usize| at.stream(&at.tensor_name(index));
     let uniform = |index, fan_in: usize, count| stream(index).uniforms(1.0 / (fan_in as f64).sqrt(), count);
@@ -65,8 +65,8 @@ fn fresh(how: InitLora, at: &dyn Attach, rank: usize, [outputs, inputs]: [usize;
     }
 }
 
-/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A`
-/// holds its `rank` largest singular values, found exactly or by rounds of a randomized method.
+/// `PiSSA`'s A and B for a weight `[rows, cols]`: `W = W_rest + scale B A`, and the weight becomes `W_rest`.
+/// `scale B A` has the `rank` largest singular values, found exactly, or by `rounds` of a randomized method.
 pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
     let matrix = svd::Rows { data: weight, cols };
     let triplets = match rounds {

@@ -47,7 +47,7 @@ impl TextCache {
 /// What the model says of the token after each text.
 #[derive(Debug)]
 pub struct Logits {
-    /// `[texts, vocabulary]` in parts.
+    /// Parts of `[texts, vocabulary]`, each with some of the texts.
     parts: Vec<Act>,
 }
 
@@ -165,7 +165,7 @@ impl Model {
                 block.forward_by(pass, &x, attend, rows.outputs, false).0
             })?;
         }
-        self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
+        self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
 }
 

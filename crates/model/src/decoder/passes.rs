@@ -46,7 +46,7 @@ impl Model {
         walked
     }
 
-    /// A pass without backward.
+    /// Makes a pass without backward: `work` is its computation.
     pub(super) fn forward<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.shards.begin(Kind::Forward)?;
         self.end(memory::guarded(work), None)

@@ -18,11 +18,13 @@ use tunesmith_ops::noise;
 use tunesmith_ops::panel::Act;
 
 impl Model {
-    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
-    /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
-    /// [`Model::params`], times [`Model::loss_scale`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
-    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch, `share` is this batch's
-    /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
+    /// One micro-batch, forward and backward. Adds the gradient of `scale * (sum of the label tokens' losses)`, times
+    /// [`Model::loss_scale`], to the gradients of [`Model::params`]. Losses count with their weights, and with the
+    /// label smoothing and z-loss of the configuration. Returns the weighted sum of the plain cross-entropies.
+    ///
+    /// `scale` is 1 / the weight of all label tokens of the effective batch. `share` is this batch's part of that
+    /// weight: the load-balancing loss of experts, which each batch has for itself, is multiplied by it. `step` decides
+    /// dropout masks and noise.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary. [`tunesmith_base::Kind::Memory`]: the activations do not fit into the
@@ -189,9 +191,9 @@ impl Model {
 /// Tells the noise on embeddings from the dropout of any module.
 const NOISE: u64 = u64::MAX;
 
-/// The loss for uneven use of experts of Transformers' `load_balancing_loss_func`, `E sum_e f_e P_e` with the share f of
-/// tokens and the mean probability P of each expert over all blocks and tokens; and its derivative with respect to one
-/// token's probability of each, for which f counts as a constant.
+/// The load-balancing loss of experts, as in Transformers' `load_balancing_loss_func`: `E sum_e f_e P_e`, with the
+/// share f of tokens and the mean probability P of each expert over all blocks and tokens. Also its derivative with
+/// respect to one token's probability of each expert. There f counts as a constant.
 fn balance_loss(blocks: &[Vec<(f64, f64)>], tokens: usize) -> (f64, Vec<f64>) {
     let all = (blocks.len() * tokens) as f64;
     let count = blocks.first().map_or(0, Vec::len);

@@ -2,17 +2,17 @@
 use tunesmith_config::Quantization;
 use tunesmith_ops::quant::Format;
 
-/// How matrices are coded.
+/// How matrices are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
-    /// In which format.
+    /// NF4, FP4 or int8.
     pub format: Format,
-    /// The scales too.
+    /// Double quantization: the scales are quantized too.
     pub double: bool,
 }
 
 impl How {
-    /// As a setting.
+    /// The value of `model.quantization` for this format.
     pub const fn setting(self) -> Quantization {
         match self.format {
             Format::Nf4 => Quantization::Nf4,
@@ -21,7 +21,7 @@ impl How {
         }
     }
 
-    /// In words.
+    /// In words, such as `nf4 with double quantization`.
     pub fn describe(self) -> String {
         let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
         format!("{}{double}", self.format.name())
@@ -31,7 +31,7 @@ impl How {
 /// In what form a run holds the matrices of its base: what its stamp says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// How they are coded.
+    /// The format of the matrices.
     pub how: How,
     /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
     pub skip: Vec<String>,

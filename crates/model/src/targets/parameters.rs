@@ -1,9 +1,10 @@
-//! Adapters on parameters: routers, the stacked matrices of experts, weights of linear modules. PEFT has them by
-//! `target_parameters`, and for `LoRA` also by the names that routers and experts had as modules of Transformers 4, which
-//! adapters and settings from that time still have: in a list, an expression, or behind `all-linear`.
+//! Adapters on parameters: routers, the stacked matrices of experts, weights of linear modules. PEFT finds them by
+//! `target_parameters`. For `LoRA` it also knows the names that routers and experts had as modules of Transformers 4,
+//! which older adapters and settings use: in a list, an expression, or behind `all-linear`.
 //!
-//! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice the alpha, so
-//! that each half may have an update of its own; the names of these experts stand for no dense MLP any more.
+//! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice
+//! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
+//! MLP.
 use super::rules::Rules;
 use crate::adapters::{Method, Placement, Targets};
 use crate::names::{ends_with_module, peft_name};

@@ -20,11 +20,11 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 /// How a stored number is laid out; every one widens to f32 without loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
-    /// IEEE single.
+    /// IEEE 754 single precision, 4 bytes.
     F32,
     /// The upper half of an IEEE single.
     BF16,
-    /// IEEE half.
+    /// IEEE 754 half precision, 2 bytes.
     F16,
 }
 
@@ -56,7 +56,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of one number.
+    /// The size of a number in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,

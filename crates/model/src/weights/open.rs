@@ -49,7 +49,7 @@ impl WeightFiles {
         if wrapped {
             weights.unwrap_model()?;
         }
-        weights.find_coded()?;
+        weights.find_quantized()?;
         weights.check(expected, &origin)?;
         Ok(weights)
     }
@@ -140,7 +140,7 @@ impl WeightFiles {
                     .fail(entry, &spec.name, format!("is {shape:?}, expected {:?}", spec.shape))
                     .hint("config.json and the weights must belong to one model"));
             }
-            if !self.coded.contains_key(&spec.name) {
+            if !self.quantized.contains_key(&spec.name) {
                 self.readable(&spec.name)?;
             }
         }

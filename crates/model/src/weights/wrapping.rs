@@ -51,11 +51,12 @@ impl Wrapping {
     pub fn tensors(&self) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
         let others = &*self.others;
         let companions = others.companions();
-        let plain = |(name, _): &(&String, &Entry)| !companions.contains(*name) && !others.coded.contains_key(*name);
+        let plain =
+            |(name, _): &(&String, &Entry)| !companions.contains(*name) && !others.quantized.contains_key(*name);
         let wide = others.entries.iter().filter(plain).find_map(|(_, entry)| Dtype::parse(&entry.dtype));
         let tensor = |(name, entry): (&String, &Entry)| {
-            if let Some(coded) = others.coded.get(name) {
-                let shape = coded.shape().to_vec();
+            if let Some(quantized) = others.quantized.get(name) {
+                let shape = quantized.shape().to_vec();
                 let count = shape.iter().product();
                 return Ok((name.clone(), shape, Numbers::Fetched(count, wide.unwrap_or(Dtype::F32))));
             }
@@ -123,7 +124,7 @@ impl WeightFiles {
         };
         let files = self.files.iter().map(open).collect::<Result<_>>()?;
         let mut others = Self { files, entries: others, ..Self::empty() };
-        others.find_coded()?;
+        others.find_quantized()?;
         self.others = Some(Arc::new(others));
         Ok(())
     }

@@ -12,9 +12,9 @@ use tunesmith_base::files::atomic::AtomicFile;
 /// The numbers of a tensor to write.
 #[derive(Debug, Clone, Copy)]
 pub enum Numbers<'a> {
-    /// Stored as F32.
+    /// Numbers that are stored as F32.
     F32(&'a [f32]),
-    /// Stored as U8.
+    /// Bytes that are stored as U8.
     U8(&'a [u8]),
     /// The bits of I8 numbers.
     I8(&'a [u8]),

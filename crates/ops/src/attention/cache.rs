@@ -57,22 +57,22 @@ impl KeyValues {
         Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
     }
 
-    /// Gives up everything.
+    /// Drops all keys and values.
     pub fn clear(&mut self) {
         *self = Self::new(self.heads, self.window);
     }
 
-    /// Its heads.
+    /// The head counts that it was made for.
     pub const fn heads(&self) -> Heads {
         self.heads
     }
 
-    /// How many positions.
+    /// The number of positions it holds.
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether it holds no position.
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// Pages whose scores are summed at once, so that the sums' latency is hidden.
 const PAGES: usize = 4;
-/// Keys of a block.
+/// The number of keys that are scored at a time.
 const KEYS: usize = KEY_PANELS * LANES;
 
 struct Job<'a> {
@@ -60,8 +60,8 @@ unsafe fn lane<S: Simd>(value: S::V) -> f32 {
 }
 
 /// # Safety
-/// The features of `S`; the arrays are as large as [`Job`] says, at most [`MAX_GROUP`] heads; the cache keeps all pages
-/// from that of the first key which its last position sees.
+/// The features of `S`. The arrays are as large as [`Job`] says, with at most [`MAX_GROUP`] heads. The cache keeps all
+/// pages from that of the first key which its last position sees.
 #[inline(always)]
 unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let (dim, padded) = (job.dim, job.cache.value_floats());

@@ -27,11 +27,11 @@ pub use forward::forward;
 /// Counts of heads and their width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// Query heads.
+    /// The number of query heads.
     pub query: usize,
-    /// Key/value heads; divides `query`.
+    /// The number of key and value heads, which divides `query`.
     pub kv: usize,
-    /// Features of a head.
+    /// The number of features of a head.
     pub dim: usize,
 }
 
@@ -120,8 +120,8 @@ unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 /// `to[panel j][row i] (+)= sum over blocks b, lanes t of matrix[b][i][t] x[b][t][panel j]`.
 ///
 /// # Safety
-/// The features of `S`; `matrix` reaches `ROWS` vectors and `x` 16 vectors in each of `PANELS` panels, `x_stride`
-/// apart, in each of `blocks` blocks; `to` holds `ROWS` vectors in each of `PANELS` panels, `to_stride` floats apart,
+/// The features of `S`. In each of `blocks` blocks `matrix` reaches `ROWS` vectors, and `x` 16 vectors in each of
+/// `PANELS` panels, `x_stride` apart. `to` holds `ROWS` vectors in each of `PANELS` panels, `to_stride` floats apart,
 /// and does not overlap them.
 #[inline(always)]
 unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(

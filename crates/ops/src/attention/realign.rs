@@ -24,9 +24,9 @@ pub(super) unsafe fn realign(
         let first = (start / LANES + panel) * stride + f0 * LANES;
         let head = lanes.min(LANES - shift);
         for feature in 0..nf {
-            // SAFETY: the caller's promise: the first source panel holds the first `head` lanes; the second one is read
-            // only where the tokens reach into it, and its place is made by `wrapping_add` because it may not be there.
-            // `to` holds `panel * nf + feature` vectors and this one.
+            // SAFETY: by the caller's promise the first source panel holds the first `head` lanes. The second one is
+            // read only where the tokens reach into it. Its place is made by `wrapping_add`, because it may not be
+            // there. `to` holds `panel * nf + feature` vectors and this one.
             unsafe {
                 let out = to.add((panel * nf + feature) * LANES);
                 let source = from.add(first + feature * LANES + shift);

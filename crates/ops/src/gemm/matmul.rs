@@ -1,6 +1,6 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
-use super::coded::{self, Strip};
 use super::operands::{DEPTH, Init, Store, TASK_ROWS, Term, holds};
+use super::quantized::{self, Strip};
 use super::{tile, tile_rows, vector, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
@@ -12,9 +12,9 @@ struct RawTerm<'a> {
     matrix: *const f32,
     /// The matrix where it is bfloat16; `matrix` is null then, until a tile of it has been widened.
     narrow: *const u16,
-    /// The matrix where it is coded, likewise.
-    coded: Option<&'a Quantized>,
-    /// Numbers of the matrix.
+    /// The matrix where it is quantized, likewise.
+    quantized: Option<&'a Quantized>,
+    /// The number of values of the matrix.
     len: usize,
     row: usize,
     col: usize,
@@ -45,7 +45,7 @@ const TILE_ROWS: usize = 12;
 const PACK_DEPTH: usize = 4096;
 /// Panels from which it pays.
 const PACK_PANELS: usize = 6;
-/// Panels in a task.
+/// The number of panels that a task computes.
 const TASK_PANELS: usize = 16;
 
 /// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
@@ -108,8 +108,9 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: 
     }
 }
 
-/// As [`tile`] with one panel and rows that lie end to end, each line of the matrix fetched `ahead` floats before it is
-/// read: with one panel a product is as fast as memory is read, and rows are too short for the processor to see ahead.
+/// As [`tile`] with one panel and rows that lie end to end. Each line of the matrix is fetched `ahead` floats before it
+/// is read: with one panel a product is as fast as memory is read, and rows are too short for the processor to
+/// prefetch.
 ///
 /// # Safety
 /// As [`tile`], with `part.depth` columns that lie 1 apart.
@@ -211,8 +212,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
     let mut k0 = 0;
     loop {
         let part = depth.min(job.first.depth - k0);
-        if let Some(matrix) = job.first.coded.filter(|_| job.first.col != 1) {
-            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A coded matrix that is not in rows is transposed, its
+        if let Some(matrix) = job.first.quantized.filter(|_| job.first.col != 1) {
+            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A quantized matrix that is not in rows is transposed, its
             // rows 1 apart: the last run ends with the last row, within the matrix.
             unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, m1 - m0, part) };
         }
@@ -238,12 +239,12 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
                     }
                 }
                 part_of.matrix = buffer;
-            } else if let Some(matrix) = first.coded {
+            } else if let Some(matrix) = first.quantized {
                 if first.col == 1 {
                     let buffer: *mut f32 = packed.as_mut_ptr().cast();
                     // SAFETY: `part <= DEPTH` and `rows <= 12`, which `packed` has room for; each row's run lies within
                     // the matrix.
-                    unsafe { coded::widen_rows::<S>(matrix, at, first.row, rows, part, buffer) };
+                    unsafe { quantized::widen_rows::<S>(matrix, at, first.row, rows, part, buffer) };
                     (part_of.matrix, part_of.row, part_of.col) = (buffer, part, 1);
                 } else {
                     (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
@@ -264,7 +265,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
             let mut p = p0;
             while p < p1 {
                 let panels = S::PANELS.min(p1 - p);
-                // SAFETY: `m + rows <= m1` and `p + panels <= p1`; `part_of` is the tile of these rows from `k0` on: as
+                // SAFETY: `m + rows <= m1` and `p + panels <= p1`. `part_of` is the tile of these rows from `k0` on: as
                 // it lies in an f32 matrix, or as it was just widened or packed.
                 unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
                 p += panels;
@@ -294,7 +295,7 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         assert!(rows > 0 && depth > 0, "no empty product");
         let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
         assert!(fits, "the matrix holds [{rows}, {depth}]");
-        let (matrix, narrow, coded) = match term.matrix.data {
+        let (matrix, narrow, quantized) = match term.matrix.data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
             Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
@@ -302,7 +303,7 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         RawTerm {
             matrix,
             narrow,
-            coded,
+            quantized,
             len: term.matrix.data.len(),
             row: term.matrix.row,
             col: term.matrix.col,

@@ -1,15 +1,15 @@
 //! Matrix products on panels. The activation is the vector operand (16 tokens a lane each), the matrix is the
 //! broadcast operand and may have any two strides, so that one row-major weight serves forward and backward:
 //!
-//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B);
+//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 use super::panel::LANES;
 use super::simd::Simd;
 
-mod coded;
 mod matmul;
 mod operands;
 mod outer;
+mod quantized;
 #[cfg(test)]
 mod tests;
 mod vector;
@@ -96,9 +96,9 @@ pub(crate) use with_tile;
 /// `from` holds `rows * 16` floats, `to` has room for 256; they do not overlap. `rows` is at most 16.
 #[inline(always)]
 pub(crate) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
-    // SAFETY: `from` is read below `rows * 16`, `to` written below 256, as the caller says; neither needs an alignment
-    // of its own (a whole block moves unaligned, single floats are aligned as the caller's are). All is read before a
-    // whole block is written.
+    // SAFETY: `from` is read below `rows * 16`, `to` written below 256, as the caller says. Neither needs an alignment
+    // of its own: a whole block moves unaligned, and single floats are aligned as the caller's are. All is read before
+    // a whole block is written.
     unsafe {
         if rows == LANES {
             let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();

@@ -12,7 +12,7 @@ pub(super) const TASK_ROWS: usize = 96;
 /// A matrix's numbers as they are stored.
 #[derive(Debug, Clone, Copy)]
 pub enum Store<'a> {
-    /// Single precision.
+    /// Values in single precision.
     F32(&'a [f32]),
     /// bfloat16, widened tile by tile while it is multiplied.
     Bf16(&'a [bf16]),
@@ -33,7 +33,7 @@ impl<'a> From<&'a Vec<f32>> for Store<'a> {
 }
 
 impl Store<'_> {
-    /// How many numbers.
+    /// The number of values of the matrix.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(self) -> usize {
         match self {
@@ -81,11 +81,11 @@ impl<'a> Matrix<'a> {
 /// What a product is added to.
 #[derive(Debug, Clone, Copy)]
 pub enum Init<'a> {
-    /// Nothing.
+    /// The result starts at zero.
     Zero,
-    /// A bias `[m]`.
+    /// The result starts as a bias `[m]` for each token.
     Bias(&'a [f32]),
-    /// What `out` holds.
+    /// The result is added to `out`.
     Out,
     /// Another activation of `out`'s shape: the residual stream.
     Add(&'a Act),
@@ -94,9 +94,9 @@ pub enum Init<'a> {
 /// One summand: `matrix [m, k]` times `x [tokens, k]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Term<'a> {
-    /// The broadcast operand.
+    /// The matrix `[m, k]`, whose values are broadcast over tokens.
     pub matrix: Matrix<'a>,
-    /// The vector operand.
+    /// The activation `[tokens, k]`, whose tokens are vector lanes.
     pub x: &'a Act,
 }
 

@@ -14,7 +14,7 @@ pub struct Transposed {
 }
 
 impl Transposed {
-    /// Transposes `x [tokens, features]`.
+    /// Copies `x [tokens, features]` to `[features, tokens]`.
     pub fn new(x: &Act) -> Self {
         let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
         let mut act = x.pool().act(x.panels() * LANES, blocks * LANES);
@@ -113,9 +113,9 @@ dispatch! { fn outer_rows_at = outer_rows(job: &OuterJob, m0: usize, m1: usize);
 /// Where [`outer`] adds its result.
 #[derive(Debug)]
 pub enum Target<'a> {
-    /// `out: [m, n]` row-major.
+    /// Row-major `[m, n]`.
     Rows(&'a mut [f32]),
-    /// `out: [n, m]` row-major.
+    /// Row-major `[n, m]`: the transposed result.
     Transposed(&'a mut [f32]),
     /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
     Strided(&'a mut [f32], usize, usize),

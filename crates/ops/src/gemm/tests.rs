@@ -113,18 +113,19 @@ fn a_quantized_matrix_multiplies_as_its_values_do() {
                     out.to_rows()
                 };
                 let what = format!("{level:?} {format:?} {double} [{tokens}, {depth}, {rows}]");
-                let coded = encode::quantize(&values, depth, format, double).unwrap();
-                let wide = coded.dequantize();
-                let same = run(Matrix::rows(Store::Quantized(&coded), depth)) == run(Matrix::rows(&wide[..], depth));
+                let quantized = encode::quantize(&values, depth, format, double).unwrap();
+                let wide = quantized.dequantize();
+                let same =
+                    run(Matrix::rows(Store::Quantized(&quantized), depth)) == run(Matrix::rows(&wide[..], depth));
                 assert!(same, "{what}");
                 // The same numbers as a matrix [depth, rows], transposed.
-                let coded = encode::quantize(&values, rows, format, double).unwrap();
-                let wide = coded.dequantize();
-                let turned = Matrix::transposed(Store::Quantized(&coded), rows);
+                let quantized = encode::quantize(&values, rows, format, double).unwrap();
+                let wide = quantized.dequantize();
+                let turned = Matrix::transposed(Store::Quantized(&quantized), rows);
                 assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{what} transposed");
                 for start in [0, 1, values.len() / 3] {
                     let mut part = vec![0.0; (values.len() - start).min(77)];
-                    Store::Quantized(&coded).widen(start, &mut part);
+                    Store::Quantized(&quantized).widen(start, &mut part);
                     assert!(part == wide[start..][..part.len()], "{what} from {start}");
                 }
             }
@@ -140,12 +141,12 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
             let pool = Pool::new();
             let (values, b, bias) = (numbers(2, rows * depth), numbers(4, rows * 5), numbers(5, rows));
             let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-            let coded = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
+            let quantized = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
             let (x, z, rest) = (numbers(1, 3 * depth), numbers(3, 3 * 5), numbers(6, 3 * rows));
             let act =
                 |tokens: usize, values: &[f32], width: usize| Act::from_rows(&pool, &values[..tokens * width], width);
             for (kind, store) in
-                [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&coded))]
+                [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&quantized))]
             {
                 for case in 0..4 {
                     let run = |tokens: usize| {

@@ -1,10 +1,10 @@
 //! The product with one token: each number of the matrix is used once, so that it is as fast as memory is read.
 //!
-//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are turned into columns in registers
-//! and lie in the lanes; the sum of each row is that of `matmul` to the bit, the same multiply-adds in the same
-//! order. It is what a token's step of generation consists of.
-use super::coded;
+//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and lie in the
+//! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. It is what
+//! a token's step of generation consists of.
 use super::operands::{DEPTH, Init, Matrix, Store, Term};
+use super::quantized;
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};
@@ -25,7 +25,7 @@ trait Number: Copy {
     /// # Safety
     /// The features of `S`; `from` holds sixteen.
     unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// One of them.
+    /// The value in single precision.
     fn wide(self) -> f32;
 }
 
@@ -150,10 +150,10 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
 /// task has them. `job` has passed the checks of `matmul`.
 #[inline(always)]
 unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usize) {
-    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features, and
-    // that an addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A coded matrix is
-    // widened `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that
-    // was not widened.
+    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features. An
+    // addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A quantized matrix is widened
+    // `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that was not
+    // widened.
     unsafe {
         let mut lanes = [[0.0f32; LANES]; TURNS];
         for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {
@@ -186,7 +186,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
                     let wide: *mut f32 = wide.as_mut_ptr().cast();
                     for k in (0..depth).step_by(DEPTH) {
                         let part = DEPTH.min(depth - k);
-                        coded::widen_rows::<S>(values, at + k, row, count, part, wide);
+                        quantized::widen_rows::<S>(values, at + k, row, count, part, wide);
                         let rows = Rows { from: wide.cast_const(), row: part, count, depth: part, left: count * part };
                         add_rows::<S, f32, TURNS>(&rows, x.as_ptr().add(k), &mut sums);
                     }

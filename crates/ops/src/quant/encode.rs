@@ -66,7 +66,6 @@ pub const fn table(format: Format) -> &'static [f32; 16] {
 
 /// What a number is held against, and which code follows.
 struct Rule {
-    /// Between the values, rising.
     bounds: [f32; 15],
     order: [u8; 16],
 }

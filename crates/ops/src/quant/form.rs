@@ -1,4 +1,4 @@
-//! A coded matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
+//! A quantized matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
 use super::{Eight, Format, Four, Nested, Quantized, Scales};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Form {
 }
 
 impl Quantized {
-    /// Everything but the numbers.
+    /// The form of the matrix: everything but its codes and scales.
     pub fn form(&self) -> Form {
         let ([codes, nested], floats) = self.parts();
         let kind = match self {
@@ -119,7 +119,7 @@ impl Quantized {
         Form { kind, bytes: [codes.len(), nested.len()], floats: floats.len() }
     }
 
-    /// The numbers: codes, codes of scales (none where scales are not coded), and scales or their factors.
+    /// The numbers: codes, codes of scales (none where scales are not quantized), and scales or their factors.
     pub fn parts(&self) -> ([&[u8]; 2], &[f32]) {
         match self {
             Self::Eight(eight) => ([&eight.codes, &[]], &eight.scales),

@@ -40,8 +40,8 @@ pub fn signed() -> Arc<[f32; 256]> {
 /// Cells of bitsandbytes' table from a number in -1..1 to the nearest code.
 const CELLS: usize = 1 << 16;
 
-/// The code of the signed map for a number in -1..1, as bitsandbytes' CPU library finds it: by the middle of one of 65,536
-/// cells, so that near the border of two codes it may take the farther one.
+/// The code of the signed map for a number in -1..1, as bitsandbytes' CPU library finds it: by the middle of one of
+/// 65,536 cells. So near the border of two codes it may take the farther one.
 pub fn code(value: f32) -> u8 {
     static CODES: OnceLock<Vec<u8>> = OnceLock::new();
     let codes = CODES.get_or_init(|| {

@@ -18,7 +18,7 @@ pub(crate) use run::{eight_run, four_run, widen_run};
 
 use std::sync::Arc;
 
-/// How a matrix is coded.
+/// How a matrix is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// 4 bits whose 16 values are quantiles of a normal distribution.
@@ -43,9 +43,9 @@ impl Format {
 /// The scales of a [`Four`], one a block.
 #[derive(Debug, Clone)]
 pub enum Scales {
-    /// As they are.
+    /// Scales in single precision.
     Plain(Stored<f32>),
-    /// Coded themselves.
+    /// Quantized scales, with double quantization.
     Nested(Nested),
 }
 
@@ -54,18 +54,18 @@ pub enum Scales {
 pub struct Nested {
     /// A code for each block.
     pub codes: Stored<u8>,
-    /// What a code means.
+    /// The value of each code, before its factor.
     pub map: Arc<[f32; 256]>,
     /// A factor for each `block` codes.
     pub absmax: Stored<f32>,
     /// Codes that share a factor.
     pub block: usize,
-    /// Added to every scale.
+    /// The mean of the scales, which is added to each of them.
     pub offset: f32,
 }
 
 impl Scales {
-    /// How many.
+    /// The number of scales.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         match self {
@@ -74,12 +74,11 @@ impl Scales {
         }
     }
 
-    /// That of a block.
+    /// The scale of block `block`.
     pub fn at(&self, block: usize) -> f32 {
         self.look().at(block)
     }
 
-    /// To look many up.
     #[inline]
     fn look(&self) -> Look<'_> {
         match self {
@@ -90,7 +89,7 @@ impl Scales {
         }
     }
 
-    /// All of them, widened.
+    /// All scales in single precision.
     pub fn all(&self) -> Vec<f32> {
         (0..self.len()).map(|block| self.at(block)).collect()
     }
@@ -180,7 +179,7 @@ impl Four {
         Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales })
     }
 
-    /// How it is coded.
+    /// The format of the matrix.
     pub const fn format(&self) -> Format {
         self.format
     }
@@ -200,13 +199,13 @@ impl Four {
         &self.table
     }
 
-    /// The scales.
+    /// The scale of each block.
     pub const fn scales(&self) -> &Scales {
         &self.scales
     }
 
-    /// `self` and then `below`, as one matrix; nothing where they are coded differently or `self` ends within a block.
-    /// Scales that were coded are widened, since their offsets differ.
+    /// `self` and then `below`, as one matrix; nothing where they are quantized differently or `self` ends within a block.
+    /// Scales that were quantized are widened, since their offsets differ.
     fn joined(&self, below: &Self) -> Option<Self> {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {
@@ -254,17 +253,17 @@ impl Eight {
     }
 }
 
-/// A coded matrix.
+/// A quantized matrix.
 #[derive(Debug, Clone)]
 pub enum Quantized {
     /// Of 4 bits a number.
     Four(Four),
-    /// Of 8.
+    /// Int8, with a scale for each row.
     Eight(Eight),
 }
 
 impl Quantized {
-    /// How it is coded.
+    /// The format of the matrix.
     pub const fn format(&self) -> Format {
         match self {
             Self::Four(four) => four.format,
@@ -272,7 +271,7 @@ impl Quantized {
         }
     }
 
-    /// How many numbers.
+    /// The number of values of the matrix.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         match self {
@@ -300,7 +299,7 @@ impl Quantized {
         unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
     }
 
-    /// All numbers.
+    /// All values in single precision.
     pub fn dequantize(&self) -> Vec<f32> {
         const RUN: usize = 1 << 16;
         let mut out = vec![0.0; self.len()];
@@ -315,7 +314,7 @@ impl Quantized {
         out
     }
 
-    /// `self` over `below`, as one matrix of the same width; nothing where they are coded differently or `self` ends within
+    /// `self` over `below`, as one matrix of the same width; nothing where they are quantized differently or `self` ends within
     /// a block.
     pub fn joined(&self, below: &Self) -> Option<Self> {
         match (self, below) {

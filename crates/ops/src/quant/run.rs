@@ -1,4 +1,4 @@
-//! A stretch of numbers of a coded matrix, widened in vectors: the kernel that matrix products share with everybody else.
+//! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
 //! A number is the same to the bit at every level and wherever the stretch begins.
 use super::{Eight, Four, Quantized};
 use crate::panel::LANES;
@@ -16,9 +16,8 @@ pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut 
     let block = 1usize << four.shift;
     let (codes, scales) = (four.codes.as_ptr(), four.scales.look());
     // SAFETY: `Four::new` has held the parts against each other: a byte for each two numbers, a scale for each block.
-    // Code `at` is in byte `at / 2`, below the codes' length; a whole vector is taken where 16 numbers of the block are
-    // left, which are the 8 bytes from there on, for `at + done` is even by then. A code is below 16, the table's
-    // length.
+    // Code `at` is in byte `at / 2`, below the codes' length. A whole vector is taken where 16 numbers of the block are
+    // left. They are the 8 bytes from there on, as `at + done` is even by then. A code is below 16, the table's length.
     unsafe {
         let table = S::load(four.table.as_ptr());
         while count > 0 {

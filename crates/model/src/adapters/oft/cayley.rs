@@ -5,7 +5,6 @@ use tunesmith_ops::blocks::Diagonal;
 /// The shape of the rotation of a module's inputs: blocks along the diagonal.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks {
-    /// Inputs of a block.
     pub(super) size: usize,
     /// How many different blocks there are: 1 if all are the same.
     pub(super) count: usize,

@@ -1,4 +1,4 @@
-//! Tiles of a coded matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
+//! Tiles of a quantized matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
 use super::operands::{DEPTH, TASK_ROWS};
 use super::tile_rows;
 use crate::panel::LANES;
@@ -57,7 +57,6 @@ pub(super) struct Strip {
 }
 
 impl Strip {
-    /// Not filled yet.
     #[allow(clippy::large_stack_arrays, reason = "192 KiB of a thread's stack, so that the strip stays in L2")]
     #[inline(always)]
     pub(super) const fn new() -> Self {

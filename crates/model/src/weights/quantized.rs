@@ -21,16 +21,15 @@ use super::write::Numbers;
 /// More than any state of a matrix.
 const STATE_BYTES: u64 = 4096;
 
-/// What a file says of a coded matrix.
+/// What a file says of a quantized matrix.
 #[derive(Debug, Clone)]
-pub(super) enum Coded {
+pub(super) enum QuantizedTensor {
     /// With the name of the tensor that says it.
     Four(State, String),
-    /// Its sizes.
     Eight(Vec<usize>),
 }
 
-impl Coded {
+impl QuantizedTensor {
     pub(super) fn shape(&self) -> &[usize] {
         match self {
             Self::Four(state, _) => &state.shape,
@@ -59,18 +58,18 @@ fn state_name(name: &str, format: Format) -> String {
 }
 
 impl WeightFiles {
-    /// Opens one file that holds coded matrices, whatever they are.
+    /// Opens one file that holds quantized matrices, whatever they are.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where the file is damaged.
-    pub fn open_coded(path: &std::path::Path) -> Result<Self> {
+    pub fn open_quantized(path: &std::path::Path) -> Result<Self> {
         let mut files = Self::open_file(path)?;
-        files.find_coded()?;
+        files.find_quantized()?;
         Ok(files)
     }
 
-    /// Finds the coded matrices by what lies beside them.
-    pub(super) fn find_coded(&mut self) -> Result<()> {
+    /// Finds the quantized matrices by what lies beside them.
+    pub(super) fn find_quantized(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for name in self.entries.keys() {
             if let Some((matrix, kind)) = name.split_once(".quant_state.bitsandbytes__") {
@@ -80,39 +79,39 @@ impl WeightFiles {
                         format!("says quant_type {:?}, expected nf4 or fp4, as in its name", state.quant_type);
                     return Err(self.misfit(name, &message));
                 }
-                found.push((matrix.to_owned(), Coded::Four(state, name.clone())));
+                found.push((matrix.to_owned(), QuantizedTensor::Four(state, name.clone())));
             } else if let Some(module) = name.strip_suffix(".SCB") {
                 let matrix = format!("{module}.weight");
                 let shape = self.entries.get(&matrix).map(|entry| entry.shape.clone());
                 let Some(shape) = shape.filter(|shape| shape.len() == 2) else {
                     return Err(self.misfit(name, &format!("has no matrix {matrix:?} beside it")));
                 };
-                found.push((matrix, Coded::Eight(shape)));
+                found.push((matrix, QuantizedTensor::Eight(shape)));
             }
         }
         if let Some((name, _)) = found.iter().find(|(name, _)| !self.entries.contains_key(name)) {
             return Err(Error::model(format!("the quantized matrix {name:?} has no codes")));
         }
-        self.coded = found.into_iter().collect();
+        self.quantized = found.into_iter().collect();
         Ok(())
     }
 
-    /// The names of what lies beside coded matrices.
+    /// The names of what lies beside quantized matrices.
     pub(super) fn companions(&self) -> BTreeSet<String> {
-        let beside = |(name, coded): (&String, &Coded)| -> Vec<String> {
-            match coded {
-                Coded::Four(_, state) => {
+        let beside = |(name, quantized): (&String, &QuantizedTensor)| -> Vec<String> {
+            match quantized {
+                QuantizedTensor::Four(_, state) => {
                     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"];
                     let parts = parts.into_iter().map(|part| format!("{name}.{part}"));
                     parts.chain([state.clone()]).collect()
                 }
-                Coded::Eight(_) => {
+                QuantizedTensor::Eight(_) => {
                     let module = name.trim_end_matches(".weight");
                     vec![format!("{module}.SCB"), format!("{module}.weight_format")]
                 }
             }
         };
-        self.coded.iter().flat_map(beside).collect()
+        self.quantized.iter().flat_map(beside).collect()
     }
 
     fn state(&self, name: &str) -> Result<State> {
@@ -134,37 +133,37 @@ impl WeightFiles {
         Ok(state)
     }
 
-    /// How the matrices are coded that are; nothing where none is.
+    /// How the matrices are quantized that are; nothing where none is.
     pub fn quantization(&self) -> Option<Format> {
-        self.coded.keys().find_map(|name| self.format_of(name))
+        self.quantized.keys().find_map(|name| self.format_of(name))
     }
 
-    /// How a tensor is coded, if it is.
+    /// How a tensor is quantized, if it is.
     pub fn format_of(&self, name: &str) -> Option<Format> {
-        self.coded.get(name).map(|coded| match coded {
-            Coded::Four(state, _) if state.quant_type == "fp4" => Format::Fp4,
-            Coded::Four(..) => Format::Nf4,
-            Coded::Eight(_) => Format::Int8,
+        self.quantized.get(name).map(|quantized| match quantized {
+            QuantizedTensor::Four(state, _) if state.quant_type == "fp4" => Format::Fp4,
+            QuantizedTensor::Four(..) => Format::Nf4,
+            QuantizedTensor::Eight(_) => Format::Int8,
         })
     }
 
-    /// A coded matrix as it is stored.
+    /// A quantized matrix as it is stored.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: it is not coded, or its parts do not fit each other.
+    /// [`tunesmith_base::Kind::Model`]: it is not quantized, or its parts do not fit each other.
     pub fn read_quantized(&self, name: &str) -> Result<Quantized> {
-        let Some(coded) = self.coded.get(name) else {
+        let Some(quantized) = self.quantized.get(name) else {
             return Err(self.misfit(name, "is no quantized matrix"));
         };
-        let len: usize = coded.shape().iter().product(); // checked when the file was opened
-        match coded {
-            Coded::Four(state, _) => {
+        let len: usize = quantized.shape().iter().product(); // checked when the file was opened
+        match quantized {
+            QuantizedTensor::Four(state, _) => {
                 let (codes, table) = (self.raw(name)?, self.floats::<16>(&format!("{name}.quant_map"))?);
                 let scales = self.scales(name, state, len)?;
                 let format = if state.quant_type == "fp4" { Format::Fp4 } else { Format::Nf4 };
                 Four::new(format, codes, len, state.blocksize, table, scales).map(Quantized::Four)
             }
-            Coded::Eight(shape) => {
+            QuantizedTensor::Eight(shape) => {
                 let module = name.trim_end_matches(".weight");
                 let order = format!("{module}.weight_format");
                 if self.entries.contains_key(&order) && self.raw(&order)?.iter().any(|&byte| byte != 0) {
@@ -188,7 +187,7 @@ impl WeightFiles {
         }
         let (Some(block), Some(offset)) = (state.nested_blocksize.filter(|&block| block > 0), state.nested_offset)
         else {
-            return Err(self.misfit(&absmax, "is coded, and its nested_blocksize and nested_offset are missing"));
+            return Err(self.misfit(&absmax, "is quantized, and its nested_blocksize and nested_offset are missing"));
         };
         Ok(Scales::Nested(Nested {
             codes: self.raw(&absmax)?.into(),
@@ -238,7 +237,7 @@ impl WeightFiles {
     }
 }
 
-/// The tensors of a coded matrix, to be written ([`super::write_numbers_to`]).
+/// The tensors of a quantized matrix, to be written ([`super::write_numbers_to`]).
 #[derive(Debug)]
 pub struct Parts<'a> {
     name: String,
