@@ -19,7 +19,7 @@ fn merge(args: &[&str]) -> String {
 fn differences(text: &str) -> [f32; 2] {
     ["merged, float32", "as written"].map(|start| {
         let line = text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no {start}: {text}"));
-        let number = line.split("adapter's: ").nth(1).unwrap().split(' ').next().unwrap();
+        let number = line.split("from the adapter: ").nth(1).unwrap().split(' ').next().unwrap();
         number.parse().unwrap()
     })
 }

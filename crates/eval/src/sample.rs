@@ -2,18 +2,18 @@
 //! logits processors: penalty, temperature, top-k, top-p, min-p.
 use tunesmith_ops::dropout::key;
 
-/// How a token is drawn.
+/// Settings of sampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it; above 0.
+    /// Divides the logits; above 0.
     pub temperature: f64,
-    /// Only the so many most probable tokens stay, with all that equal the last of them; 0 keeps all.
+    /// Keeps this many most probable tokens, and all that equal the last of them; 0 keeps all.
     pub top_k: usize,
-    /// Of these the most probable ones whose probabilities sum to at least this.
+    /// Then keeps the most probable tokens whose probabilities sum to at least this.
     pub top_p: f64,
-    /// Of these the ones with at least this share of the largest probability; 0 keeps all.
+    /// Then keeps tokens with at least this share of the largest probability; 0 keeps all.
     pub min_p: f64,
-    /// A text's draws depend on the seed, its number and the place in the answer alone.
+    /// A draw depends only on the seed, the text's number and the place in the answer.
     pub seed: u64,
 }
 
@@ -42,7 +42,7 @@ pub fn distribution(logits: &[f32], how: &Sampling) -> Vec<(u32, f64)> {
         kept.retain(|&(_, logit)| logit >= limit);
     }
     if how.top_p < 1.0 {
-        // From the least probable upwards: what sums to 1 - top_p goes, the last one never.
+        // Drops the least probable tokens that sum to 1 - top_p, but never the last one.
         let mut order: Vec<usize> = (0..kept.len()).collect();
         order.sort_by(|&a, &b| kept[a].1.total_cmp(&kept[b].1));
         let probabilities = softmax(&kept);
@@ -82,7 +82,7 @@ pub fn draw(distribution: &[(u32, f64)], how: &Sampling, text: u64, place: u64) 
             return id;
         }
     }
-    // Rounding left a sliver: the last one that has any probability.
+    // Rounding may leave a rest: it goes to the last token with any probability.
     distribution.iter().rev().find(|&&(_, probability)| probability > 0.0).map_or(0, |&(id, _)| id)
 }
 

@@ -189,7 +189,7 @@ fn a_merge_takes_the_base_as_it_was_trained_on_and_codes_it_again() {
             [&[&*config, "--requantize", format.name(), "--output", &out, "--shard-size", "0.00001"], allow].concat();
         let text = merges(&args);
         assert!(text.contains("requantized     ") && text.contains("a weight changes by"), "{text}");
-        assert!(text.contains("as written      largest difference of a logit from the adapter's"), "{text}");
+        assert!(text.contains("as written      largest logit difference from the adapter"), "{text}");
         let (arch, files) = open(Path::new(&out));
         assert!(Path::new(&out).join("model.safetensors.index.json").is_file(), "in shards");
         assert_eq!(files.quantization(), Some(format));

@@ -138,9 +138,9 @@ fn a_chat_in_a_terminal_has_a_history_of_its_owner_alone() {
     let args = ["chat", "--model", &model, "--max-new-tokens", "2"];
     let help = "Ctrl-C ends an answer";
     // The arrow up brings the first line back.
-    let steps = [("/help shows", "/help\r"), (help, "\x1b[A\r"), (help, " hidden\r"), ("written", "/quit\r")];
+    let steps = [("/help lists", "/help\r"), (help, "\x1b[A\r"), (help, " hidden\r"), ("written", "/quit\r")];
     let Some(text) = in_terminal(&args, &fixture.path(""), &steps) else { return };
-    assert!(text.matches("what the system's turn says").count() == 2, "{text}");
+    assert!(text.matches("start a new conversation with this").count() == 2, "{text}");
     let history = fixture.path("tunesmith/chat_history");
     let kept = fs::read_to_string(&history).unwrap();
     assert!(kept.contains("/help") && kept.contains("/quit") && !kept.contains("hidden"), "{kept}");

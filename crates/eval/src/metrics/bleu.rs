@@ -4,10 +4,10 @@ use super::text::{common, ngrams, tokenize_13a, without_end_space};
 
 /// N-grams have up to this many words.
 const ORDER: usize = 4;
-/// How many numbers describe a row: its length, the reference's, matches and n-grams by order.
+/// Length of a row's counts: answer length, reference length, matches and n-grams per order.
 pub const WIDTH: usize = 2 + 2 * ORDER;
 
-/// What BLEU counts of one answer; the counts of a corpus are the sum of its rows'.
+/// The counts of one answer. Those of a corpus are the sums over its rows.
 pub fn counts(answer: &str, reference: &str) -> [f64; WIDTH] {
     let [answer, reference] = [answer, reference].map(|text| tokenize_13a(without_end_space(text)));
     let mut counts = [0.0; WIDTH];
@@ -19,8 +19,8 @@ pub fn counts(answer: &str, reference: &str) -> [f64; WIDTH] {
     counts
 }
 
-/// The BLEU of counts, from 0 to 100. `effective_order` leaves out orders for which the answer is too short: sacrebleu does so
-/// for single sentences and not for a corpus.
+/// The BLEU of counts, from 0 to 100. `effective_order` leaves out orders longer than the answer, as sacrebleu does for single
+/// sentences only.
 pub fn bleu(counts: &[f64; WIDTH], effective_order: bool) -> f64 {
     let [length, reference] = [counts[0], counts[1]];
     let (correct, total) = counts[2..].split_at(ORDER);
@@ -45,7 +45,7 @@ pub fn bleu(counts: &[f64; WIDTH], effective_order: bool) -> f64 {
         };
         logarithms[n] = Some(precision.ln());
     }
-    // An order without n-grams has a precision of 0, and with it the whole.
+    // An order without n-grams has precision 0, so the score is 0.
     let sum: Option<f64> = logarithms[..order].iter().copied().sum();
     sum.map_or(0.0, |sum| brevity * (sum / order as f64).exp())
 }

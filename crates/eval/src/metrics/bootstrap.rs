@@ -6,7 +6,7 @@
 //! bootstrap samples using Poisson frequencies", 2006.
 use tunesmith_ops::dropout::key;
 
-/// Sums over rows of the numbers that a measure counts: plain, and by replicate.
+/// Sums of a metric's numbers over rows: plain, and by replicate.
 #[derive(Debug, Clone)]
 pub struct Sums {
     /// Sums in which every row counts once.
@@ -14,7 +14,7 @@ pub struct Sums {
     seed: u64,
     /// `[replicates, width]`.
     replicates: Vec<f64>,
-    /// Of each replicate, whether any row counts in it.
+    /// Whether any row counts in each replicate, `[replicates]`.
     counted: Vec<bool>,
 }
 
@@ -31,7 +31,7 @@ fn thresholds() -> [u64; 20] {
 }
 
 impl Sums {
-    /// Of `width` numbers a row, with so many replicates (0: no intervals).
+    /// Starts sums of `width` numbers per row; 0 replicates for no intervals.
     pub fn new(width: usize, replicates: usize, seed: u64) -> Self {
         Self {
             all: vec![0.0; width],
@@ -41,7 +41,7 @@ impl Sums {
         }
     }
 
-    /// Adds a row's numbers; `row` is its place among the rows asked.
+    /// Adds a row's numbers; `row` is its index in the split.
     pub fn add(&mut self, row: u64, counts: &[f64]) {
         assert_eq!(counts.len(), self.all.len(), "as many numbers in each row");
         self.all.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
@@ -56,15 +56,15 @@ impl Sums {
         }
     }
 
-    /// A score of each replicate's sums; NaN, which [`interval`] leaves out, of one in which no row counts: of nothing, some
-    /// measures are 0 and not undefined.
+    /// The score of each replicate. A replicate without rows has NaN, which [`interval`] leaves out, because some metrics would
+    /// give 0.
     pub fn scores(&self, score: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         let replicates = self.replicates.chunks_exact(self.all.len().max(1)).zip(&self.counted);
         replicates.map(|(sums, counted)| if *counted { score(sums) } else { f64::NAN }).collect()
     }
 }
 
-/// How often each of some rows counts in a replicate, as in [`Sums`].
+/// How often each row counts in a replicate, as in [`Sums`].
 pub fn times(seed: u64, rows: usize, replicate: u64) -> Vec<u8> {
     let bounds = thresholds();
     let of_row = |row: u64| {
@@ -74,8 +74,8 @@ pub fn times(seed: u64, rows: usize, replicate: u64) -> Vec<u8> {
     (0..rows as u64).map(of_row).collect()
 }
 
-/// The range that holds the share `confidence` of the finite values, between order statistics on a line (as numpy's
-/// `percentile`); none without such values.
+/// The central range with the share `confidence` of the finite values, interpolated as numpy's `percentile` does. `None` without
+/// finite values.
 pub fn interval(mut values: Vec<f64>, confidence: f64) -> Option<(f64, f64)> {
     values.retain(|value| value.is_finite());
     values.sort_by(f64::total_cmp);

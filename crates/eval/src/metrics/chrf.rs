@@ -4,13 +4,13 @@ use super::text::{Counts, common, ngrams, words};
 use std::hash::Hash;
 
 const CHARACTERS: usize = 6;
-/// Word n-grams that chrF++ counts besides.
+/// Longest word n-grams, which only chrF++ counts.
 const WORDS: usize = 2;
 const BETA_SQUARED: f64 = 4.0;
-/// How many numbers describe a row: for each order those of the answer, of the reference, and of both.
+/// Length of a row's counts: for each order, n-grams of the answer, of the reference, and matches.
 pub const WIDTH: usize = 3 * (CHARACTERS + WORDS);
 
-/// What chrF counts of one answer (the first orders) and chrF++ besides; the counts of a corpus are the sum of its rows'.
+/// The counts of one answer: character orders, then the word orders of chrF++. Those of a corpus are the sums over its rows.
 pub fn counts(answer: &str, reference: &str) -> [f64; WIDTH] {
     let characters = |text: &str| words(text).concat().chars().collect::<Vec<char>>();
     let (answer_characters, reference_characters) = (characters(answer), characters(reference));
@@ -26,7 +26,7 @@ pub fn counts(answer: &str, reference: &str) -> [f64; WIDTH] {
     counts
 }
 
-/// The answer's n-grams do not count where the reference has none of that length.
+/// The answer's n-grams do not count if the reference has none of that length.
 fn count<T: Eq + Hash>(answer: &Counts<'_, T>, reference: &Counts<'_, T>, counts: &mut [f64]) {
     let total = |grams: &Counts<'_, T>| grams.values().sum::<u64>() as f64;
     counts[0] = if reference.is_empty() { 0.0 } else { total(answer) };

@@ -46,7 +46,7 @@ impl Likelihood {
         self.loss().exp()
     }
 
-    /// `exp` of the loss by byte of text: comparable between tokenizers.
+    /// `exp` of the loss per byte of text: comparable between tokenizers.
     pub fn byte_perplexity(&self) -> f64 {
         (self.nll / self.bytes as f64).exp()
     }
@@ -56,7 +56,7 @@ impl Likelihood {
         self.right as f64 / self.tokens as f64
     }
 
-    /// Each measure with its name.
+    /// All metrics by name.
     pub fn scores(&self) -> [(&'static str, f64); 4] {
         [
             ("loss", self.loss()),

@@ -1,4 +1,4 @@
-//! Exact match and containment, with the normalization stated.
+//! Exact match and containment, after normalization.
 use super::text::words;
 use tunesmith_config::Normalization;
 
@@ -17,12 +17,12 @@ pub fn normalize(text: &str, by: Normalization) -> String {
     }
 }
 
-/// Whether both are the same once normalized.
+/// Whether both are equal after normalization.
 pub fn equal(answer: &str, reference: &str, by: Normalization) -> bool {
     normalize(answer, by) == normalize(reference, by)
 }
 
-/// Whether the normalized answer has the normalized reference in it; an empty reference is in an empty answer only.
+/// Whether the normalized answer contains the normalized reference. Only an empty answer contains an empty reference.
 pub fn contains(answer: &str, reference: &str, by: Normalization) -> bool {
     let (answer, reference) = (normalize(answer, by), normalize(reference, by));
     if reference.is_empty() { answer.is_empty() } else { answer.contains(&reference) }

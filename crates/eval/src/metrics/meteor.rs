@@ -32,7 +32,7 @@ pub fn meteor(answer: &str, reference: &str) -> f64 {
     (1.0 - GAMMA * fragmentation.powi(BETA)) * mean
 }
 
-/// Pairs equal words, from the last to the first, each with the last that is left; takes them out of both sides.
+/// Pairs equal words from the end, each with the last remaining match, and removes them from both sides.
 fn align(answer: &mut Vec<(usize, String)>, reference: &mut Vec<(usize, String)>) -> Vec<(usize, usize)> {
     let mut places: HashMap<&str, Vec<usize>> = HashMap::new();
     for (at, (_, word)) in reference.iter().enumerate() {

@@ -62,7 +62,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// From the scores of both, and the second less the first of each replicate.
+    /// From both scores, and the replicates of `second - first`.
     fn of(name: String, first: f64, second: f64, mut replicates: Vec<f64>, confidence: f64) -> Self {
         replicates.retain(|by| by.is_finite());
         let share =

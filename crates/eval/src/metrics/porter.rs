@@ -1,7 +1,7 @@
 //! Porter's stemmer with the extensions of the Natural Language Toolkit, which rouge-score and METEOR use:
 //! M. Porter, "An algorithm for suffix stripping", Program 14.3 (1980), 130-137, and NLTK's `PorterStemmer`.
 
-/// Words that the rules get wrong.
+/// Exceptions to the rules.
 const IRREGULAR: [(&str, &str); 16] = [
     ("sky", "sky"),
     ("skies", "sky"),
@@ -21,7 +21,7 @@ const IRREGULAR: [(&str, &str); 16] = [
     ("succeed", "succeed"),
 ];
 
-/// A suffix, what takes its place, and what must hold of the rest.
+/// A suffix, its replacement, and the condition on the stem.
 type Rule = (&'static str, &'static str, fn(&[char]) -> bool);
 
 /// The stem of a word in lower case.
@@ -88,7 +88,7 @@ fn ends_cvc(word: &[char]) -> bool {
     }
 }
 
-/// What is left of the word without the suffix.
+/// The word without the suffix, if it ends so.
 fn without<'a>(word: &'a [char], suffix: &str) -> Option<&'a [char]> {
     let length = suffix.chars().count();
     let rest = word.len().checked_sub(length)?;
@@ -99,7 +99,7 @@ fn with(stem: &[char], suffix: &str) -> Vec<char> {
     stem.iter().copied().chain(suffix.chars()).collect()
 }
 
-/// Applies the first rule whose suffix the word has; if its condition fails, none.
+/// Applies the first rule whose suffix matches; if its condition fails, no rule.
 fn apply(word: Vec<char>, rules: &[Rule]) -> Vec<char> {
     for (suffix, replacement, condition) in rules {
         if let Some(stem) = without(&word, suffix) {

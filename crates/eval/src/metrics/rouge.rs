@@ -4,7 +4,7 @@ use super::porter::stem;
 use super::text::{common, f_measure, ngrams};
 use std::collections::HashMap;
 
-/// The share of an answer and of a reference that the other has too, each from 0 to 1.
+/// Overlap of an answer with its reference, from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Overlap {
     /// Matches over the answer's n-grams.
@@ -30,9 +30,9 @@ pub struct Rouge {
     pub one: Overlap,
     /// ROUGE-2: overlap of word pairs.
     pub two: Overlap,
-    /// Of the longest common subsequence of words.
+    /// ROUGE-L: longest common subsequence of words.
     pub l: Overlap,
-    /// Of the union of longest common subsequences by line.
+    /// ROUGE-Lsum: union of longest common subsequences by line.
     pub lsum: Overlap,
 }
 
@@ -83,8 +83,8 @@ fn lcs_length(reference: &[u32], answer: &[u32]) -> u64 {
     u64::from(row[answer.len()])
 }
 
-/// Marks the words of `reference` that are part of one longest common subsequence, the one that rouge-score finds. Of the table
-/// only a bit a cell is kept: whether the cell to the left is larger than the one above.
+/// Marks the words of `reference` in the longest common subsequence that rouge-score finds. The table keeps one bit per cell:
+/// whether the left cell is larger than the upper one.
 fn mark_lcs(reference: &[u32], answer: &[u32], marks: &mut [bool]) {
     let columns = answer.len();
     let mut left_is_larger = vec![0u64; (reference.len() * columns).div_ceil(64)];

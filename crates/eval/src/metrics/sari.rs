@@ -6,7 +6,7 @@ use std::collections::HashMap;
 /// N-grams have up to this many words.
 const ORDER: usize = 4;
 
-/// The score of one answer, from 0 to 1: how right words of `source` were kept and deleted, and others added, by `references`.
+/// The score of one answer, from 0 to 1: by `references`, how well words of `source` were kept and deleted, and new ones added.
 pub fn sari(source: &str, answer: &str, references: &[&str]) -> f64 {
     let tokens = |text: &str| {
         let tokens = tokenize_13a(&text.to_lowercase());
@@ -32,7 +32,7 @@ pub fn sari(source: &str, answer: &str, references: &[&str]) -> f64 {
 /// N-grams by how often they occur.
 type Counts<'a> = HashMap<&'a [String], u64>;
 
-/// The n-grams of one length; those of source and answer counted once for each reference.
+/// The n-grams of one length. Those of source and answer count once per reference.
 struct Grams<'a> {
     source: Counts<'a>,
     answer: Counts<'a>,
@@ -47,7 +47,7 @@ fn count<'a>(texts: impl IntoIterator<Item = &'a [String]>, n: usize, times: usi
     counts
 }
 
-/// `sum / of`, and 1 where there was nothing to do.
+/// `sum / of`, or 1 if `of` is 0.
 fn share(sum: f64, of: f64) -> f64 {
     if of > 0.0 { sum / of } else { 1.0 }
 }

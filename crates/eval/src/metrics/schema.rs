@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
-/// A schema, checked and ready.
+/// A checked schema with its compiled patterns.
 #[derive(Debug)]
 pub struct Schema {
     root: Value,
     patterns: HashMap<String, Regex>,
 }
 
-/// Keywords that say nothing about what fits.
+/// Annotations, which are not checked.
 const REMARKS: [&str; 12] = [
     "$schema",
     "$id",
@@ -51,7 +51,7 @@ const NUMBERS: [&str; 13] = [
     "maxContains",
 ];
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
-/// References within references, at most: more go in circles.
+/// The deepest nesting of references; deeper ones are circular.
 const DEPTH: usize = 400;
 
 impl Schema {
@@ -341,7 +341,7 @@ impl Schema {
     }
 }
 
-/// Whether a count lies within two bounds; else the count.
+/// Checks that a count lies within two bounds; the error is the count.
 fn within(map: &Map<String, Value>, least: &str, most: &str, count: usize) -> std::result::Result<(), usize> {
     let bound = |key: &str| map.get(key).and_then(Value::as_f64);
     let fits =

@@ -1,8 +1,7 @@
 //! Metrics of a classification head: accuracy, precision, recall, F1, the confusion matrix and the area under the ROC curve; of
 //! a regression, errors and correlation. The values equal scikit-learn's.
 //!
-//! What is kept of a row are its scores, its label and its weight: a few numbers, since measures such as the area under a curve
-//! need all rows at once.
+//! Rows are kept as outputs, label and weight, because metrics such as ROC-AUC need all rows at once.
 use rayon::prelude::*;
 
 use super::bootstrap::{interval, times};
@@ -39,7 +38,7 @@ pub struct Scored {
     head: ScoreHead,
     /// `[rows, outputs]`.
     outputs: Vec<f32>,
-    /// A class, or the bits of a number.
+    /// The index of a label, or the bits of a number.
     targets: Vec<i32>,
     weights: Vec<f32>,
 }
@@ -87,7 +86,7 @@ impl Scored {
         -log_softmax(self.outputs(row))[self.class(row)]
     }
 
-    /// The mean loss, each row's counted with its weight.
+    /// The weighted mean loss.
     fn loss(&self, times: Option<&[u8]>, losses: &[f64]) -> f64 {
         let (mut sum, mut all) = (0.0, 0.0);
         for (row, loss) in losses.iter().enumerate() {
@@ -97,7 +96,7 @@ impl Scored {
         sum / all
     }
 
-    /// Rows by label and by the label that the model found most probable: `[label][found]`. Empty for a regression.
+    /// The confusion matrix, `[label][predicted]`; empty for a regression.
     pub fn confusion(&self) -> Vec<Vec<u64>> {
         let cells = self.cells(None);
         cells.into_iter().map(|row| row.into_iter().map(|count| count as u64).collect()).collect()
@@ -125,7 +124,7 @@ impl Scored {
         names.into_iter().enumerate().map(score).collect()
     }
 
-    /// How the scores of another model differ that was asked the same rows in the same order.
+    /// Compares with the scores of another model on the same rows in the same order.
     pub fn differences(&self, other: &Self, bootstrap: Bootstrap) -> Vec<Difference> {
         let (found, others) = (self.found(), other.found());
         let (first, second) = (self.values(None, &found), other.values(None, &others));
@@ -141,7 +140,7 @@ impl Scored {
         let measures = names(&self.head).len();
         let one = |replicate| {
             let times = times(bootstrap.seed, self.rows(), replicate);
-            // Of nothing, the measures of a label are 0 and not undefined.
+            // Without rows, the metrics of a label would be 0 instead of undefined.
             if times.iter().all(|&times| times == 0) {
                 vec![f64::NAN; measures]
             } else {
@@ -178,7 +177,7 @@ impl Scored {
         let each: Vec<Class> = (0..labels).map(|label| Class::of(&cells, label)).collect();
         let all: f64 = each.iter().map(|class| class.rows).sum();
         let right: f64 = each.iter().map(|class| class.hits).sum();
-        // A label that neither a row nor an answer has takes no part, as in scikit-learn.
+        // A label without rows and predictions is left out, as in scikit-learn.
         let present: Vec<&Class> = each.iter().filter(|class| class.rows + class.found > 0.0).collect();
         let mean = |of: fn(&Class) -> f64| present.iter().map(|class| of(class)).sum::<f64>() / present.len() as f64;
         let weighted = present.iter().map(|class| class.rows * class.f1()).sum::<f64>() / all;
@@ -218,7 +217,7 @@ impl Scored {
         area / (positives * below)
     }
 
-    /// Mean squared and mean absolute error, the share of the variance that is explained, Pearson's correlation.
+    /// Mean squared error, mean absolute error, R², and Pearson's correlation.
     fn of_numbers(&self, times: Option<&[u8]>) -> [f64; 4] {
         let rows =
             || (0..self.rows()).map(|row| (f64::from(self.outputs(row)[0]), self.number(row), count(times, row)));
@@ -236,7 +235,7 @@ impl Scored {
     }
 }
 
-/// The names of the measures: the loss, those over all labels, those of each.
+/// The names of the metrics: the loss, those over all labels, then those of each label.
 pub fn names(head: &ScoreHead) -> Vec<String> {
     let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
     if head.is_number() {
@@ -289,7 +288,7 @@ pub fn of_labels(confusion: &[Vec<u64>]) -> Vec<[f64; 3]> {
     (0..cells.len()).map(of).map(|class| [class.precision(), class.recall(), class.f1()]).collect()
 }
 
-/// 0 of nothing, as scikit-learn's `zero_division=0`.
+/// Division by zero gives 0, as scikit-learn's `zero_division=0`.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
@@ -298,7 +297,7 @@ fn count(times: Option<&[u8]>, row: usize) -> f64 {
     times.map_or(1.0, |times| f64::from(times[row]))
 }
 
-/// The first of the largest.
+/// The index of the largest value; the first one if several are equal.
 pub fn best(outputs: &[f32]) -> usize {
     let mut best = 0;
     for (index, value) in outputs.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A scorer that the user supplies: a command that is started once, reads one JSON object per line, and answers each with one:
+//! The user's scorer: a command that runs once, reads one JSON object per line, and answers each with one:
 //!
 //! ```text
 //! to the command    {"id": 0, "source": "…", "answer": "…", "reference": "…"}
@@ -23,7 +23,7 @@ pub struct Scorer {
     name: String,
     child: Child,
     timeout: Duration,
-    /// To the thread that writes, as a command that does not read must not stop us.
+    /// To the writing thread, so that a command that does not read cannot block.
     questions: Option<SyncSender<Vec<u8>>>,
     answers: Receiver<std::io::Result<Vec<u8>>>,
     asked: u64,
@@ -89,7 +89,7 @@ impl Scorer {
         let mut line =
             json!({ "id": self.asked, "source": source, "answer": answer, "reference": reference }).to_string();
         line.push('\n');
-        // A writer that is gone shows in the answer.
+        // If the writer is gone, the missing answer shows it.
         let _ = self.questions.as_ref().map(|questions| questions.send(line.into_bytes()));
         let answer = self.answers.recv_timeout(self.timeout);
         let at = format!("eval.scorer `{}`: row {}", self.name, self.asked);
@@ -144,7 +144,7 @@ impl Scorer {
 }
 
 impl Drop for Scorer {
-    /// The command sees the end of its input, and is ended if that does not do it.
+    /// Closes the command's input, and kills the command if it does not end soon.
     fn drop(&mut self) {
         self.questions = None;
         let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! What the text metrics share: white space as Python sees it, WMT's tokenizer `13a`, n-grams.
+//! Shared by text metrics: white space as in Python, WMT's tokenizer `13a`, n-grams.
 use regex::Regex;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -56,7 +56,7 @@ pub fn ngrams<T: Eq + Hash>(items: &[T], n: usize) -> Counts<'_, T> {
     counts
 }
 
-/// How many n-grams two texts have in common, each as often as it occurs in both.
+/// The number of n-grams in both texts, with repetitions.
 pub fn common<T: Eq + Hash>(left: &Counts<'_, T>, right: &Counts<'_, T>) -> u64 {
     let (small, large) = if left.len() <= right.len() { (left, right) } else { (right, left) };
     small.iter().map(|(gram, count)| (*count).min(large.get(gram).copied().unwrap_or(0))).sum()
