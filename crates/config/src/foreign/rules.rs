@@ -1,6 +1,6 @@
 //! The tables that say what becomes of each key of another toolkit, and the one walk that applies them.
 //!
-//! [`super::Reader`] translates files that a configuration names, and stops at the first value that this version does not support.
+//! Files that a configuration names are translated while it is resolved; the first value that this version does not support is an error.
 //! `tunesmith import` translates whole configurations, and notes such a value instead. Both are [`Translation`]s.
 use super::value::{Value, is_off};
 use crate::option::Scalar;
