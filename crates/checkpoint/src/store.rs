@@ -39,18 +39,18 @@ enum Aside {
 
 /// Splits a name that a run gives for a while into the proper name and the reason. `None` for other names.
 fn moved_aside(name: &str) -> Option<(String, Aside)> {
-    let (proper, aside) = match temporary::target_name(name) {
-        Some(proper) => (proper, Aside::Unfinished),
-        None => {
-            let (proper, rest) = name.rsplit_once('.')?;
-            let (kind, pid) = rest.split_once('-')?;
-            let aside = match kind {
-                "old" => Aside::Replaced,
-                "del" => Aside::Removed,
-                _ => return None,
-            };
-            (!pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit())).then(|| (proper.to_owned(), aside))?
-        }
+    let (proper, aside) = if let Some(proper) = temporary::target_name(name) {
+        (proper, Aside::Unfinished)
+    } else {
+        let (proper, rest) = name.rsplit_once('.')?;
+        let (kind, pid) = rest.split_once('-')?;
+        let aside = match kind {
+            "old" => Aside::Replaced,
+            "del" => Aside::Removed,
+            _ => return None,
+        };
+        let is_number = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| (proper.to_owned(), aside))?
     };
     (step_of(&proper).is_some() || REPLACED.contains(&&*proper)).then_some((proper, aside))
 }

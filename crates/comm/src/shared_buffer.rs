@@ -2,7 +2,7 @@
 //! have read. The only `unsafe` here is to read and write through these pointers.
 use std::ops::Range;
 
-/// A rank's bytes. DeadlineStream the operation ends, others may read them, and the owner may write where others do not read.
+/// A rank's bytes. Until the operation ends, others may read them, and the owner may write where others do not read.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedBuffer {
     start: *mut u8,

@@ -269,7 +269,7 @@ impl Collectives for Threads {
         let own = &parts[self.world.rank];
         self.exchange("all_to_all", send.len(), Vec::new(), vec![SharedBuffer::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
-                // SAFETY: the owner is in this exchange, which it does not leave before all have looked. It buffers `send`
+                // SAFETY: the owner is in this exchange, which it does not leave before all have looked. It shares `send`
                 // for reading, so that nobody writes there.
                 unsafe { shown.buffers[0].read(own, into) };
             }
@@ -288,7 +288,7 @@ impl Collectives for Threads {
         let buffers = if gives { vec![SharedBuffer::to_read(data)] } else { Vec::new() };
         self.exchange("broadcast", data.len(), Vec::new(), buffers, |all| {
             if !gives {
-                // SAFETY: the root is in this exchange, which it does not leave before all have looked. It buffers its data
+                // SAFETY: the root is in this exchange, which it does not leave before all have looked. It shares its data
                 // for reading, so that nobody writes there.
                 unsafe { all[root].buffers[0].read(&(0..data.len()), data) };
             }

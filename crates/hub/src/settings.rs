@@ -44,7 +44,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How with_retries downloads are tried again.
+/// How often and after which pauses a request is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// How often a request is made before giving up; bytes that arrive begin the count anew.
@@ -79,7 +79,7 @@ pub struct Settings {
     pub token: Option<Token>,
     /// Use only what is in the cache.
     pub offline: bool,
-    /// How with_retries to try again.
+    /// How often and after which pauses to try again.
     pub pace: Pace,
 }
 
