@@ -40,6 +40,7 @@ mod process;
 mod provenance;
 mod rank_processes;
 mod reference;
+mod run_plan;
 mod scaling;
 mod setup_accelerate;
 mod shell_quote;

@@ -1,7 +1,7 @@
 //! `tunesmith plan`: predicts the memory and time of a run on each rank, by strategy, before anything is downloaded.
 use super::args::{ConfigArgs, check_model_folder};
 use super::plan_report::{Report, Time, show};
-use super::{scaling, terminal};
+use super::{run_plan, scaling, terminal};
 use crate::bench::bench_cache::Rate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
@@ -43,6 +43,9 @@ pub struct Args {
     tflops: Option<f64>,
     #[command(flatten)]
     scaling: scaling::ScalingArgs,
+    /// Print every decision of the run as `train` makes them before step 1; reads the model and the data, trains nothing
+    #[arg(long, conflicts_with_all = ["model", "gpus", "vram", "device", "tflops", "scaling"])]
+    run: bool,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -53,6 +56,9 @@ pub struct Args {
 /// # Errors
 /// Those of the configuration; no such model; a model that this version does not have.
 pub fn run(args: &Args) -> Result<()> {
+    if args.run {
+        return run_plan::run(&args.config.load(&[])?, args.json);
+    }
     let report = report(args)?;
     if args.json {
         let text = serde_json::to_string_pretty(&report)
