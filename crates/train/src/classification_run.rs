@@ -59,9 +59,7 @@ pub fn set_head(config: &mut Config, arch: &mut Arch, source: Option<&Path>, obs
                 .hint("remove data.labels, or start from a model without a head of scores"));
             }
         }
-        (Task::Classification, None) if given.is_empty() => {
-            ScoreHead { labels: data::labels::find(config, observer)? }
-        }
+        (Task::Classification, None) if given.is_empty() => ScoreHead { labels: data::labels::find(config, observer)? },
         (Task::Classification, None) => ScoreHead { labels: given },
         (Task::CausalLm, None) => return Ok(()),
         (task, Some(head)) => {
