@@ -4,7 +4,7 @@
 //!
 //! All ranks must gather the same segments in the same order, or some would wait forever. So a pass follows a fixed
 //! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
-//! its own follows the passes of the others ([`Shards::stand_by`]).
+//! its own follows the passes of the others (`Model::stand_by`).
 use super::params::{ParamSpec, Params};
 use super::pass::Pass;
 pub use super::segment::{Flat, Held};

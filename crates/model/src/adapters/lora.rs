@@ -1,6 +1,6 @@
 //! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given
 //! `dy`: `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's
-//! input alone, as in PEFT. [`super::low_rank`] computes it, [`super::dora`] with magnitudes; [`super::start`]
+//! input alone, as in PEFT. `low_rank` computes it, `dora` with magnitudes; [`super::start`]
 //! initializes A and B.
 use std::sync::Arc;
 

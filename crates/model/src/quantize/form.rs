@@ -33,7 +33,7 @@ impl How {
 pub struct Held {
     /// The format of the matrices.
     pub how: How,
-    /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
+    /// The modules that are not quantized: `model.quantization_skip_modules`.
     pub skip: Vec<String>,
 }
 
