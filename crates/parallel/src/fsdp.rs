@@ -8,7 +8,7 @@ use super::optimizer;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
-use tunesmith_comm::{Group, Collectives, Partition, bytes};
+use tunesmith_comm::{Collectives, Group, Partition, bytes};
 use tunesmith_config::{Sharding, Strategy, TrainConfig};
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};

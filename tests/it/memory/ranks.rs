@@ -2,7 +2,7 @@
 use std::ops::Range;
 
 use tunesmith::comm::single::Single;
-use tunesmith::comm::{Group, Collectives, Limits, World};
+use tunesmith::comm::{Collectives, Group, Limits, World};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::{Sampler, SamplerOptions, Split};
 use tunesmith::error::Result;
