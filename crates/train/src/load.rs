@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
         let best = save::best_dir(self).filter(|dir| store::is_whole(dir));
         checkpoint::point(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
         for aside in output::set_aside_later(output_dir, self.state.step)? {
-            let text = format!("a checkpoint of a later step, which is repeated, is renamed to {}", aside.display());
+            let text = format!("later checkpoint renamed to {}: its steps are repeated", aside.display());
             self.observer.event(&Event::Notice(&text));
         }
         let path = output_dir.join(output::METRICS);
