@@ -29,7 +29,7 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     );
     for (label, number) in [
         ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
+        ("rows truncated", report.train.truncated),
         ("rows left out as too long", report.train.too_long),
         ("rows left out without labels", report.train.unlabeled),
     ] {

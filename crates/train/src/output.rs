@@ -108,7 +108,7 @@ fn folders(directory: &Path) -> Vec<PathBuf> {
 /// [`tunesmith_base::Kind::Io`], naming the file.
 pub fn refuse_foreign(directory: &Path) -> Result<()> {
     for folder in folders(directory) {
-        let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
+        let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("read", &folder, &source))?;
         if let Some(file) = foreign {
             let message = format!(
                 "{}: tunesmith did not write it, so --overwrite does not remove {}",

@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 /// The reason to stop if the output directory is gone.
-pub const GONE: &str = "the output directory has gone";
+pub const GONE: &str = "the output directory is gone";
 /// The reason to stop if a file of the run was removed or replaced.
 pub const REPLACED: &str = "a file of the run was removed or replaced";
 
@@ -16,7 +16,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// The directory cannot be created.
-    pub fn output_has_gone(&mut self) -> Result<bool> {
+    pub fn output_is_gone(&mut self) -> Result<bool> {
         let Some(lock) = self.lock.as_mut().filter(|lock| !lock.is_there()) else { return Ok(false) };
         let fail =
             |error: Error| error.context("the output directory was removed or moved, and cannot be created again");

@@ -90,7 +90,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
         (_, Some(launch)) if train.dp_ranks.is_some() => {
             let Launch { launcher, world, .. } = launch;
             let message = format!(
-                "train.dp_ranks makes ranks as threads, but {launcher} has started {}",
+                "train.dp_ranks starts ranks as threads, but {launcher} has started {}",
                 count(world.size, "process")
             );
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))

@@ -113,7 +113,7 @@ fn prepare(
 fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
     let total = session.plan.steps.total_steps;
     loop {
-        let gone = session.output_has_gone()?;
+        let gone = session.output_is_gone()?;
         if !gone {
             session.check_files();
         }

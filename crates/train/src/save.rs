@@ -86,7 +86,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         }
         if let (Some(shared), false) = (&shared, writes) {
             let followed = shared.write_to(&mut io::sink());
-            let followed = followed.map_err(|error| Error::io("put together", "a checkpoint", &error));
+            let followed = followed.map_err(|error| Error::io("gather", "a checkpoint", &error));
             return Ok(lost(followed.map(|()| None)));
         }
         let adapted = fetch.as_ref().filter(|_| adapter.is_some()).map(Fetch::all).transpose()?;

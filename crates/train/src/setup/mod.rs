@@ -70,7 +70,7 @@ pub fn check_locally(
 ) -> Result<Checked> {
     let resumes = resolved.config.train.resume_from_checkpoint.is_some();
     if options.overwrite && resumes {
-        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
+        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("remove one of them"));
     }
     if !options.allow.is_empty() && !resumes {
         return Err(Error::config("--allow has no effect without --resume")

@@ -30,7 +30,7 @@ pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Optio
             let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
             for (path, error) in &damaged {
                 observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
+                    "{} is damaged and skipped: {}",
                     path.display(),
                     error.message()
                 )));

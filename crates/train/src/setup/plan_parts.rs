@@ -69,8 +69,8 @@ fn summary(config: &Config, source: &ModelSource) -> String {
         None => "some weights".to_owned(),
     };
     let head = match &source.arch.score {
-        Some(head) if head.is_number() => " and a head for a number".to_owned(),
-        Some(head) => format!(" and a head for {}", count(head.labels.len(), "label")),
+        Some(head) if head.is_number() => " and a regression head".to_owned(),
+        Some(head) => format!(" and a classification head with {}", count(head.labels.len(), "label")),
         None => String::new(),
     };
     let family = format!("{:?}", source.arch.family);
