@@ -268,7 +268,11 @@ fn outputs_never_replace_inputs_nor_what_is_not_theirs() {
     }
     let output =
         train(&at("run.yaml"), &["--overwrite", &format!("data.train_path={}", world.text("out/metrics.jsonl"))]);
-    assert!(output.status.code() == Some(2) && said(&output).contains("keeps its results"), "{}", said(&output));
+    assert!(
+        output.status.code() == Some(2) && said(&output).contains("is inside train.output_dir = "),
+        "{}",
+        said(&output)
+    );
     assert!(at("out/adapter/adapter_config.json").exists());
 }
 
@@ -511,14 +515,14 @@ fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_an
         fs::rename(path.with_extension("new"), path).unwrap();
     };
     let changes: [(&str, Change, &str); 8] = [
-        ("latest", folder, "a folder stands"),
-        ("metrics.jsonl", fifo, "a FIFO stands at"),
+        ("latest", folder, "a folder"),
+        ("metrics.jsonl", fifo, "is a FIFO, expected"),
         ("metrics.jsonl", |path| fs::remove_file(path).unwrap(), "was removed or replaced"),
         ("metrics.jsonl", replaced, "was removed or replaced"),
-        ("report.html", folder, "a folder stands at"),
-        ("config.resolved.yaml", fifo, "a FIFO stands at"),
-        ("backend.json", fifo, "a FIFO stands at"),
-        ("best", |path| symlink("/dev/zero", path).unwrap(), "a link stands at"),
+        ("report.html", folder, "is a folder, expected"),
+        ("config.resolved.yaml", fifo, "is a FIFO, expected"),
+        ("backend.json", fifo, "is a FIFO, expected"),
+        ("best", |path| symlink("/dev/zero", path).unwrap(), "is a link, expected"),
     ];
     in_pairs(&changes, |(name, change, expected)| {
         let fixture = Fixture::new();
@@ -569,7 +573,7 @@ fn a_pointer_that_is_replaced_between_saves_stops_the_run_with_its_state_saved()
     let output = child.wait_with_output().unwrap();
     let said = said(&output);
     assert_eq!(output.status.code(), Some(6), "{said}");
-    assert!(said.contains("a link stands at") && said.contains("is saved") && said.contains("--resume"), "{said}");
+    assert!(said.contains("is a link, expected") && said.contains("is saved") && said.contains("--resume"), "{said}");
     assert_eq!(fs::read_to_string(fixture.path("mine")).unwrap(), "mine");
 }
 

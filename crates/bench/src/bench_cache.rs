@@ -1,4 +1,4 @@
-//! How fast this machine trains, as `tunesmith bench` measured it last: kept in the cache folder, for `tunesmith plan`.
+//! The training speed of this machine as last measured by `tunesmith bench`, cached for `tunesmith plan`.
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -7,20 +7,20 @@ use tunesmith_base::files::{self, atomic};
 use tunesmith_data::cache_dir;
 use tunesmith_telemetry::machine::Machine;
 
-/// A measured speed, and what it was measured on.
+/// A measured speed, and the machine and setup it holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// The processor's name.
+    /// The name of the processor.
     pub processor: String,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Instruction set.
+    /// Vector instruction set in use.
     pub simd: String,
-    /// What was trained.
+    /// The model: name of a built-in shape, or path of a `config.json`.
     pub shape: String,
-    /// How.
+    /// The training mode: `lora`, `qlora`, another adapter's mode, or `full`.
     pub mode: String,
-    /// Floating-point operations per second, those of blocks that are run again included.
+    /// Floating-point operations per second, including recomputed blocks.
     pub flops: f64,
 }
 
@@ -29,13 +29,13 @@ fn path() -> Option<PathBuf> {
 }
 
 impl Rate {
-    /// Keeps it; where the folder cannot be written it is not kept.
+    /// Writes the rate to the cache folder. Errors are ignored.
     pub fn keep(&self) {
         let (Some(path), Ok(text)) = (path(), serde_json::to_string_pretty(self)) else { return };
         let _ = atomic::write(&path, text.as_bytes());
     }
 
-    /// What was kept of this machine with so many threads.
+    /// Reads the cached rate. Returns `None` if it is of another processor or number of threads.
     pub fn known(threads: usize) -> Option<Self> {
         let rate: Self = serde_json::from_str(&files::read_own_text(&path()?, files::SMALL).ok()?).ok()?;
         let ours = rate.processor == Machine::detect().processor && rate.threads == threads;

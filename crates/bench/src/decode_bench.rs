@@ -1,5 +1,6 @@
-//! `tunesmith bench --mode decode`: tokens per second of answers on random weights of a shape, beside what the memory allows:
-//! each token's step reads every weight once, however many texts go on in it.
+//! `tunesmith bench --mode decode`: generation speed on random weights of a shape, compared with the memory bandwidth.
+//!
+//! Each decoding step reads every weight once, whatever the batch size. So the bandwidth limits the steps per second.
 use std::time::Instant;
 
 use serde::Serialize;
@@ -13,52 +14,52 @@ use tunesmith_model::Model;
 use tunesmith_ops::{peak, simd};
 use tunesmith_telemetry::machine::peak_bytes;
 
-/// What to run.
+/// The settings of the benchmark.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// A name of a known shape, or the path of a `config.json`.
+    /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
-    /// How weights are kept.
+    /// The configuration, for the type of the weights.
     pub config: Config,
-    /// How many texts go on side by side, a run for each.
+    /// Batch sizes; each is one run.
     pub batches: Vec<usize>,
-    /// Tokens of a prompt.
+    /// Tokens of each prompt.
     pub prompt: usize,
-    /// Tokens of an answer, after the first.
+    /// Generated tokens of each sequence, after the first.
     pub tokens: usize,
 }
 
-/// One run.
+/// The result of one batch size.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Run {
-    /// Texts side by side.
+    /// Sequences that are generated together.
     pub batch: usize,
-    /// Tokens of all answers per second, the first of each and the prompts not counted.
+    /// Generated tokens per second of all sequences. Prompts and the first token of each sequence do not count.
     pub tokens_per_second: f64,
-    /// Tokens of the prompts per second.
+    /// Prompt tokens per second.
     pub prompt_tokens_per_second: f64,
-    /// Bytes of weights read per second over the memory's bandwidth.
+    /// Bytes of weights read per second, divided by the memory bandwidth.
     pub bandwidth_share: f64,
 }
 
-/// What was measured.
+/// The result of the benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// A run for each number of texts.
+    /// One run for each batch size.
     pub runs: Vec<Run>,
-    /// Bytes per second that all threads read from memory.
+    /// Memory bandwidth of all threads, in bytes read per second.
     pub read_bandwidth: f64,
-    /// Bytes of the weights that a step reads.
+    /// Bytes of weights that a decoding step reads.
     pub weight_bytes: f64,
-    /// The most memory the process held.
+    /// Peak memory of the process, in bytes.
     pub peak_bytes: u64,
-    /// Instruction set.
+    /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
-/// Notes when the first and the last token of the first text came.
+/// Records the times of the first and the last generated token.
 struct Clock {
     first: Option<Instant>,
     last: Instant,
@@ -72,18 +73,18 @@ impl Watcher for Clock {
     }
 }
 
-/// Bytes of every matrix that a token passes; of experts, those that a token is given to.
+/// Bytes of the matrices that one token is multiplied with; of the experts, only those it is routed to.
 fn weight_bytes(arch: &Arch, each: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
-    // Modules of blocks, and the head, which is among them or is the embedding.
+    // The modules of the blocks, and the head, which is a matrix of its own or the embedding.
     let linears: f64 = arch.linear_modules().iter().filter(|linear| linear.layer.is_some()).map(of).sum();
     each * (linears + (arch.vocab_size * arch.hidden_size) as f64)
 }
 
-/// Runs each number of texts, after a short run that warms up.
+/// Measures each batch size after a short warm-up run.
 ///
 /// # Errors
-/// Unknown shapes.
+/// The shape is unknown.
 pub fn run(request: &Request) -> Result<Outcome> {
     let arch = shape(&request.shape)?;
     let mut config = request.config.clone();

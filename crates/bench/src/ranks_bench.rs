@@ -1,5 +1,6 @@
-//! `tunesmith bench --ranks`: steps of several ranks on this machine beside what [`tunesmith_plan::scaling`] predicts of them, from the time of
-//! ranks that do not talk and from the times of two collectives.
+//! `tunesmith bench --ranks`: measures steps of several ranks on this machine and compares them with the prediction of
+//! [`tunesmith_plan::scaling`]. The prediction uses the step time of ranks that do not communicate, and the times of two
+//! all-gathers.
 use super::training::{self, Request};
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -25,43 +26,43 @@ use tunesmith_plan::strategies::Strategy;
 use tunesmith_train::micro_batches;
 use tunesmith_train::step::{Attempt, attempt};
 
-/// Bytes of the two collectives that tell latency and bandwidth.
+/// Bytes of the two all-gathers from which latency and bandwidth are fitted.
 const PROBES: [usize; 2] = [16 << 10, 16 << 20];
-/// How often each is made; the best time counts.
+/// Repetitions of each all-gather; the fastest counts.
 const TRIES: usize = 5;
 
-/// What joins the ranks.
+/// How ranks communicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// Threads of one process, through its memory.
+    /// Ranks are threads of one process and share its memory.
     Threads,
-    /// Gloo, through the loopback device.
+    /// Gloo over the loopback device.
     Gloo,
 }
 
-/// One world, predicted and measured.
+/// Prediction and measurement of one number of ranks.
 #[derive(Debug, Clone, Serialize)]
 pub struct Line {
-    /// What joins the ranks.
+    /// How the ranks communicate.
     pub engine: Engine,
-    /// How many there are.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Threads of each.
+    /// Threads of each rank.
     pub threads: usize,
-    /// The way between them, found on two ranks.
+    /// Latency and bandwidth between ranks, measured on two; `None` if the two times allow no fit.
     pub link: Option<Link>,
-    /// Seconds of a step of so many ranks that do not talk, side by side.
+    /// Seconds of a step if the same number of ranks run at the same time without communicating.
     pub alone: f64,
-    /// Seconds of a step, predicted.
+    /// Predicted seconds of a step.
     pub predicted: f64,
-    /// Seconds of a step, measured.
+    /// Measured seconds of a step.
     pub measured: f64,
-    /// Tokens a second of all ranks, measured.
+    /// Measured tokens per second of all ranks.
     pub tokens_per_second: f64,
 }
 
-/// Measures each of `worlds` with each engine that is there.
+/// Measures each number of ranks in `worlds` with each available engine.
 ///
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Peer`].
@@ -71,7 +72,7 @@ pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
     engines.extend(gloo::probe().is_ok().then_some(Engine::Gloo));
     let mut lines = Vec::new();
     for engine in engines {
-        // On one machine the ranks share what carries the bytes: what two have of it, four have half of.
+        // All ranks of a machine share its bandwidth: each of four ranks has half of what each of two has.
         let pair = link(engine)?;
         for &ranks in worlds {
             let lone: Vec<Box<dyn Collectives>> =
@@ -81,7 +82,7 @@ pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
             let shared = pair.map(|link| Link { bandwidth: link.bandwidth * 2.0 / ranks.max(2) as f64, ..link });
             let predicted = shared.map_or(alone, |link| {
                 let fabric = Fabric { local: ranks as u64, inside: link, between: link, pattern: Pattern::Pairwise };
-                // The cores that carry bytes are those that compute: nothing hides, though it goes on beside the backward pass.
+                // The same cores communicate and compute, so the backward pass hides no communication.
                 let work = Work { compute: alone, backward: 0.0, ..work };
                 scaling::estimate(Strategy::Ddp, &work, &fabric, ranks as u64).communication + alone
             });
@@ -104,7 +105,7 @@ fn threads_of(ranks: usize) -> usize {
     platform::threads(std::thread::available_parallelism().map_or(1, std::num::NonZero::get), ranks)
 }
 
-/// The ranks of a world.
+/// Connects a world of `size` ranks.
 fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
     let limits = Limits::default();
     if engine == Engine::Threads {
@@ -125,7 +126,7 @@ fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
     on_all((0..size).collect(), connect)
 }
 
-/// What `act` gives for each, a thread each.
+/// Calls `act` for each item on a thread of its own. Returns the results in order.
 fn on_all<T: Send, R: Send>(each: Vec<T>, act: impl Fn(T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let act = &act;
     std::thread::scope(|scope| {
@@ -134,7 +135,7 @@ fn on_all<T: Send, R: Send>(each: Vec<T>, act: impl Fn(T) -> Result<R> + Sync) -
     })
 }
 
-/// The way between two ranks, from the times of two all-gathers.
+/// Latency and bandwidth between two ranks, fitted to the times of two all-gathers.
 fn link(engine: Engine) -> Result<Option<Link>> {
     let times = on_all(world(engine, 2)?, |rank| {
         let mut best = [f64::INFINITY; 2];
@@ -153,7 +154,8 @@ fn link(engine: Engine) -> Result<Option<Link>> {
     Ok(scaling::fit(2, (PROBES[0] as f64, slowest(0)), (PROBES[1] as f64, slowest(1))))
 }
 
-/// Mean seconds of a step of ranks that go through the same steps at the same time, and what a rank does in one.
+/// Runs the same steps on all `ranks` at the same time. Returns the mean seconds of a step on the slowest rank, and the
+/// work of one rank in a step.
 fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Result<(f64, Work)> {
     let threads = threads_of(ranks.len());
     let split = Split::from_examples(&training::rows(request, arch.vocab_size))?;

@@ -1,5 +1,5 @@
-//! `tunesmith bench --sweep`: steps of the same rows, cut in every way that a person would try and as the probe chooses,
-//! in turns, so that the choice can be held against the best.
+//! `tunesmith bench --sweep`: compares the split of a step that the probe chooses with every split that a person would try.
+//! All splits train the same rows, and their measurements alternate.
 use std::time::Instant;
 
 use super::training::{self, Request};
@@ -20,36 +20,36 @@ use tunesmith_train::memory_prediction::MemoryModel;
 use tunesmith_train::micro_batches;
 use tunesmith_train::step::{Attempt, attempt};
 
-/// One way to cut a step.
+/// One split of a step, and its measurements.
 #[derive(Debug, Clone)]
 pub struct Tried {
-    /// The way.
+    /// The split into micro-batches and passes.
     pub sizes: BatchPlan,
-    /// The best of its rounds; none where it does not fit.
+    /// The best of all rounds; `None` if it does not fit into memory.
     pub tokens_per_second: Option<f64>,
-    /// The most bytes that the process held.
+    /// Peak memory of the process, in bytes.
     pub bytes: u64,
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Debug, Clone)]
 pub struct Sweep {
-    /// The probe's choice and what it is made from.
+    /// The choice of the probe, with its measurements.
     pub found: Choice,
-    /// The choice first, then what a person would try.
+    /// All splits; the first is the choice.
     pub tried: Vec<Tried>,
-    /// The choice and the fastest of the others once more, in turns: tokens per second of both. The fastest of many has
-    /// been lucky too; here it has to show it again.
+    /// Tokens per second of the choice and of the fastest other split, measured again in turns. The fastest of many
+    /// measurements was partly lucky, so only this second comparison counts.
     pub duel: Option<[f64; 2]>,
 }
 
 impl Sweep {
-    /// The choice's tokens per second over the best of all.
+    /// Tokens per second of the choice, divided by those of the fastest split.
     pub fn ratio(&self) -> f64 {
         self.duel.map_or(1.0, |[choice, other]| choice / other.max(choice).max(f64::MIN_POSITIVE))
     }
 
-    /// The fastest of those that are not the choice.
+    /// The fastest split besides the choice.
     pub fn rival(&self) -> Option<&Tried> {
         let speed = |tried: &&Tried| tried.tokens_per_second.unwrap_or(0.0);
         let rivals = self.tried.iter().skip(1).filter(|tried| tried.tokens_per_second.is_some());
@@ -57,7 +57,7 @@ impl Sweep {
     }
 }
 
-/// What is stepped, in whatever way.
+/// The model, optimizer, and rows that all splits share.
 struct Bench<'a> {
     model: Model,
     optimizer: Optimizer,
@@ -67,14 +67,14 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The passes of a step that is cut so.
+    /// Splits the rows of the step into passes.
     fn passes(&self, sizes: &BatchPlan) -> Result<Vec<Batch>> {
         let micro_batches: Vec<_> = self.step.chunks(sizes.batch_size).map(<[_]>::to_vec).collect();
         micro_batches::batches(self.split, &micro_batches, sizes.max_tokens_per_pass)
     }
 
-    /// Tokens per second of a step, and the most bytes that the process held; once for the memory, which is fresh, then for
-    /// the time.
+    /// Runs the step twice, since the first one is slowed by fresh memory. Returns the tokens per second of the second,
+    /// and the peak bytes of the process.
     fn time(&mut self, sizes: &BatchPlan) -> Result<(Option<f64>, u64)> {
         let batches = self.passes(sizes)?;
         self.model.set_checkpointing(sizes.checkpointing);
@@ -93,8 +93,8 @@ impl Bench<'_> {
     }
 }
 
-/// Lets the probe choose for steps of `request.batch` rows within `budget` bytes, then times `request.steps` rounds of
-/// every way, and twice as many of the choice and the best of the others.
+/// Lets the probe choose the split for steps of `request.batch` rows within `budget` bytes. Then times `request.steps`
+/// rounds of every split, and twice as many of the choice and its fastest rival.
 ///
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
@@ -124,7 +124,7 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     let step: Vec<Vec<usize>> = sampler.next_step().into_iter().flatten().collect();
     let sharing = Sharing::copies(&model.params, &optimizer, World::ALONE);
     let mut bench = Bench { model, optimizer, sharing, split: &split, step };
-    // Ways that come to the same passes are one.
+    // Splits that lead to the same passes are measured once.
     let mut seen = Vec::new();
     let mut tried = Vec::new();
     for sizes in ways(found.sizes, bench.step.len()) {
@@ -146,7 +146,7 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     if let Some(rival) = sweep.rival().map(|rival| rival.sizes) {
         let mut best = [0.0f64; 2];
         for round in 0..2 * request.steps {
-            // Each is as often the first as the second.
+            // Each of the two goes first in every other round.
             for at in [round % 2, 1 - round % 2] {
                 let (speed, _) = bench.time(if at == 0 { &sweep.found.sizes } else { &rival })?;
                 best[at] = best[at].max(speed.unwrap_or(0.0));
@@ -157,7 +157,8 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     Ok(sweep)
 }
 
-/// The choice, then what blocks may keep otherwise, micro-batches of 1, 2, 4, … rows, and passes of other lengths.
+/// The splits to try: the choice, then other settings of `gradient_checkpointing`, micro-batches of 1, 2, 4, … rows, and
+/// other pass lengths.
 fn ways(chosen: BatchPlan, rows: usize) -> Vec<BatchPlan> {
     let mut ways = vec![chosen];
     for checkpointing in [Checkpointing::NONE, Checkpointing::CHEAP, Checkpointing::FULL] {

@@ -1,4 +1,4 @@
-//! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
+//! `tunesmith bench`: times real optimizer steps on random weights of a shape, and compares them with the machine's peak.
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ use tunesmith_train::memory_prediction;
 use tunesmith_train::micro_batches;
 use tunesmith_train::step::step;
 
-/// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
+/// Built-in shapes: hidden size, layers, heads, key/value heads, MLP width, vocabulary; tied embeddings; Qwen2 (biases on
+/// q, k, v).
 const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
     ("small", [384, 8, 6, 6, 1024, 8192], false, false),
     ("smollm2-135m", [576, 30, 9, 3, 1536, 49152], true, false),
@@ -32,82 +33,82 @@ const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
     ("qwen2.5-0.5b", [896, 24, 14, 2, 4864, 151_936], true, true),
 ];
 
-/// What to run.
+/// The settings of the benchmark.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// A name of a known shape, or the path of a `config.json`.
+    /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
-    /// A model folder to load instead.
+    /// A model folder to load instead of random weights.
     pub model: Option<PathBuf>,
-    /// Mode, adapter, recomputation, tokens in a pass.
+    /// The training settings: mode, adapter, recomputation, tokens of a pass.
     pub config: Config,
-    /// Tokens of a synthetic row, all labelled.
+    /// Tokens of a synthetic row; all have a label.
     pub seq: usize,
     /// Rows of a step.
     pub batch: usize,
-    /// Timed steps, after one that is not timed.
+    /// Timed steps, after one warm-up step.
     pub steps: usize,
     /// Rows `{input_ids, labels}` to use instead of synthetic ones.
     pub rows: Option<Vec<Example>>,
 }
 
-/// What was measured.
+/// The result of the benchmark.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// `lora`, `qlora`, another adapter's mode or `full`.
+    /// The training mode: `lora`, `qlora`, another adapter's mode, or `full`.
     pub mode: &'static str,
-    /// Reading, drawing or quantizing the base took so long.
+    /// Seconds to read, initialize, or quantize the base.
     pub load_seconds: f64,
-    /// Real tokens per second over the timed steps.
+    /// Tokens per second over the timed steps, without padding.
     pub tokens_per_second: f64,
-    /// The most memory the process held (resident), in bytes.
+    /// Peak resident memory of the process, in bytes.
     pub peak_bytes: u64,
-    /// What was predicted, part by part.
+    /// The predicted memory, part by part.
     pub predicted: Breakdown,
-    /// Useful floating-point operations per second over those of the FMA peak.
+    /// Useful floating-point operations per second, divided by `fma_peak`.
     pub flops_share: f64,
-    /// The machine's multiply-add peak, everything in registers, in FLOP/s.
+    /// Multiply-add peak of the machine with all operands in registers, in FLOP/s.
     pub fma_peak: f64,
-    /// What our matrix product reaches on a large case, in FLOP/s.
+    /// Speed of the matrix product on a large case, in FLOP/s; see [`gemm_peak`].
     pub gemm_peak: f64,
-    /// Useful floating-point operations per token ([`tunesmith_plan::flops`]); recomputation is not counted.
+    /// Useful floating-point operations per token ([`tunesmith_plan::flops`]), without recomputation.
     pub flops_per_token: f64,
-    /// Operations per second, those of blocks that are run again included.
+    /// Floating-point operations per second, including recomputed blocks.
     pub flops_per_second: f64,
-    /// Calls of the allocator in a step.
+    /// Allocator calls per step.
     pub allocations: f64,
-    /// Seconds that counting what it holds adds to a call.
+    /// Seconds that counting bytes adds to each allocator call.
     pub counting_seconds: f64,
-    /// Seconds per step by phase.
+    /// Mean seconds of a step by phase.
     pub phases: PhaseSeconds,
-    /// Tokens and label tokens of the timed steps.
+    /// Tokens of the timed steps.
     pub tokens: u64,
     /// Label tokens of the timed steps.
     pub label_tokens: u64,
     /// Mean loss of the last step.
     pub loss: f64,
-    /// Instruction set.
+    /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
-/// Mean seconds of a step.
+/// Mean seconds of a step by phase.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct PhaseSeconds {
-    /// Embedding and blocks.
+    /// Forward pass of the embedding and the blocks.
     pub forward: f64,
-    /// Final norm, head and loss, both directions.
+    /// Final norm, head, and loss, forward and backward.
     pub head: f64,
-    /// Blocks backward, with recomputation.
+    /// Backward pass of the blocks, including recomputation.
     pub backward: f64,
-    /// Clipping and the optimizer.
+    /// Gradient clipping and the optimizer.
     pub optimizer: f64,
-    /// All.
+    /// The whole step.
     pub step: f64,
 }
 
-/// The architecture of a known shape, or of a `config.json`.
+/// The architecture of a built-in shape, or of a `config.json`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`] for an unknown name, [`tunesmith_base::Kind::Model`] for a file that does not describe a model.
@@ -129,10 +130,10 @@ pub fn shape(name: &str) -> Result<Arch> {
         return Arch::from_json(&text, path);
     }
     let names: Vec<_> = SHAPES.iter().map(|shape| shape.0).collect();
-    Err(Error::config(format!("there is no shape or file {name:?}")).hint(format!("shapes: {}", names.join(", "))))
+    Err(Error::config(format!("no shape or file {name:?}")).hint(format!("shapes: {}", names.join(", "))))
 }
 
-/// Reads rows `{"input_ids": [...], "labels": [...]}`, a line each.
+/// Reads rows `{"input_ids": [...], "labels": [...]}`, one per line.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], naming the line.
@@ -155,7 +156,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
         })?;
         if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
             let (ids, labels) = (row.input_ids.len(), row.labels.len());
-            return Err(Error::data(format!("{at}: {ids} input_ids and {labels} labels, expected as many of each")));
+            return Err(Error::data(format!("{at}: {ids} input_ids and {labels} labels, expected the same number")));
         }
         rows.push(Example { input_ids: row.input_ids, labels: row.labels });
     }
@@ -165,7 +166,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
     Ok(rows)
 }
 
-/// Our matrix product on `[1024, 2048] x [2048, 2048]`, FLOP/s, the best of a few.
+/// FLOP/s of the matrix product on `[1024, 2048] x [2048, 2048]`; the best of four runs.
 pub fn gemm_peak() -> f64 {
     let (tokens, size) = (1024, 2048);
     let pool = Pool::new();
@@ -181,7 +182,7 @@ pub fn gemm_peak() -> f64 {
     (2 * tokens * size * size) as f64 / best
 }
 
-/// Operations of the batches.
+/// Floating-point operations of the batches.
 fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     let one = |batch: &Batch| {
         let lengths = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
@@ -190,7 +191,7 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
 }
 
-/// The shape, and the files of the base where it is not drawn.
+/// The architecture, and the weight files unless weights are random.
 fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
     match &request.model {
         None => Ok((shape(&request.shape)?, None)),
@@ -202,7 +203,7 @@ fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
     }
 }
 
-/// What is trained in the bench, where nothing is saved.
+/// The memory job of the benchmark, which saves nothing.
 fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let mut job = memory_prediction::job(&request.config, arch, Storage::F32, weights)?;
     job.base.through_f32 = weights.is_none();
@@ -214,7 +215,7 @@ fn split(request: &Request, arch: &Arch) -> Result<Split> {
     Split::from_examples(&rows(request, arch.vocab_size))
 }
 
-/// The passes of a step.
+/// The batches of a step; each is one forward and backward pass.
 fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
     let row = |row| vec![(step * request.batch + row) % split.len()];
     micro_batches::batches(
@@ -224,7 +225,7 @@ fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
     )
 }
 
-/// The memory that the steps should need, part by part, without running them.
+/// Predicts the memory of the largest pass, part by part, without running it.
 ///
 /// # Errors
 /// As [`run`].
@@ -242,7 +243,7 @@ pub fn predict(request: &Request) -> Result<Breakdown> {
     Ok(most)
 }
 
-/// Runs the steps. The peak is measured before and after, and the better one counts.
+/// Runs and times the steps. The FMA peak is measured before and after them; the higher one counts.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a row has a token outside the vocabulary.
@@ -311,12 +312,12 @@ fn pass_of(batch: &Batch) -> Pass {
     Pass { tokens: batch.tokens.len() as u64, longest: longest as u64, labelled: batch.label_tokens() as u64 }
 }
 
-/// The rows of a request: its own, or synthetic ones.
+/// The rows of the request, or synthetic ones if it has none.
 pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
     request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
 }
 
-/// Rows of arbitrary tokens, every one labelled.
+/// Rows of arbitrary tokens, all with a label.
 fn synthetic(request: &Request, vocabulary: usize) -> Vec<Example> {
     let row = |row: usize| {
         let token = |at: usize| ((row * 7919 + at * 104_729 + at * at * 31) % vocabulary) as u32;

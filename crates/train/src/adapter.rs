@@ -1,4 +1,4 @@
-//! Existing adapters: `tuning.adapter`, from which training goes on and whose own settings then hold, and
+//! Existing adapters: `tuning.adapter`, which the run continues to train with the adapter's own settings, and
 //! `tuning.adapters`, which are merged into the base.
 use std::path::{Path, PathBuf};
 
@@ -18,29 +18,29 @@ use tunesmith_model::stack::Stack;
 use tunesmith_model::targets::{Targets, placed};
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// Reads the adapter in `dir` and what it says of itself, as settings to train with.
+/// Reads the adapter in `dir`. Returns the settings to train it with, and its tensors.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`tunesmith_base::Kind::Config`]: the
-/// configuration sets something else than the adapter has.
+/// configuration sets other values than the adapter has.
 pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
     let (own, tensors) = peft::open_adapter(dir, arch)?;
-    let asked = &resolved.config.tuning;
-    let mut tuning = own.settings(arch, asked)?;
-    let Some(about) = adapters::of(&tuning).map(Method::about).filter(|about| about.mode == asked.mode) else {
+    let configured = &resolved.config.tuning;
+    let mut tuning = own.settings(arch, configured)?;
+    let Some(about) = adapters::of(&tuning).map(Method::about).filter(|about| about.mode == configured.mode) else {
         let kind = adapters::of(&tuning).map_or("", |method| method.about().title);
         return Err(Error::config(format!(
-            "tuning.mode = {}, and tuning.adapter = {} is {kind}",
-            asked.mode,
+            "tuning.mode = {}, but tuning.adapter = {} is {kind}",
+            configured.mode,
             dir.display()
         ))
         .hint(format!("set tuning.mode: {}", tuning.mode)));
     };
     let is_set = |key: &str| *resolved.source(&format!("{}.{key}", about.section.name)) != Source::Default;
-    tuning = copied(about, |key| about.training.contains(&key) && is_set(key), asked, &tuning);
-    // What decides which tensors an adapter has and how they are scaled.
+    tuning = copied(about, |key| about.training.contains(&key) && is_set(key), configured, &tuning);
+    // The settings that decide which tensors an adapter has and how they are scaled.
     let shapes = |key: &str| !about.training.contains(&key) && !about.starting.contains(&key) && is_set(key);
-    let wanted = copied(about, shapes, asked, &tuning);
+    let wanted = copied(about, shapes, configured, &tuning);
     let ties = |tuning| Targets::of(tuning).ensure_weight_tying;
     let fits = ties(&wanted) == ties(&tuning)
         && placed(arch, &wanted).is_ok_and(|wanted| placed(arch, &tuning).is_ok_and(|own| own == wanted))
@@ -53,19 +53,19 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfi
             dir.display(),
             keys.join(", ")
         ))
-        .hint("remove these keys: an adapter's own settings hold; or train a new adapter without tuning.adapter"));
+        .hint("remove these keys, because the adapter's own settings apply; or train a new adapter without tuning.adapter"));
     }
     peft::check_tensors(dir, &tensors, &expected(arch, &tuning)?)?;
     Ok((tuning, tensors))
 }
 
-/// The tensors that an adapter with these settings has.
+/// Names and shapes of the tensors of an adapter with these settings.
 fn expected(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<(String, Vec<usize>)>> {
     Targets::of(tuning).tensors(arch, &placed(arch, tuning)?)
 }
 
-/// Opens the adapters of `tuning.adapters`, and says what they are, for the stamp. The head gets a matrix of its own where one of
-/// them needs it.
+/// Opens the adapters of `tuning.adapters`. Returns them with their hashes for the stamp. Unties the head of `arch` from the
+/// embedding if one of them needs that.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: one cannot be read, does not fit the model, or cannot be merged.
@@ -80,7 +80,7 @@ pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> 
                 "{}: not yet: an adapter with tokens of its own among tuning.adapters",
                 dir.display()
             ))
-            .hint("go on from it with tuning.adapter"));
+            .hint("continue to train it with tuning.adapter"));
         }
         arch.separate_for(&vocabulary);
         stack.0.push(LoadedAdapter::open(dir, arch)?.frozen(arch)?.into());
@@ -89,11 +89,11 @@ pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> 
     Ok((stack, hashes))
 }
 
-/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
-/// adapter with the same settings.
+/// The folder of `tuning.adapter`. If it is gone and the run resumes, the folder of the checkpoint, which holds an adapter
+/// with the same settings.
 ///
 /// # Errors
-/// The hub's.
+/// Those of the download from the hub.
 pub fn source(
     config: &Config,
     resume: Option<&Checkpoint>,
@@ -107,10 +107,10 @@ pub fn source(
     Ok(Some(checkpoint.dir.clone()))
 }
 
-/// Makes room for `tuning.new_tokens`, held against those of the adapter in `source`, and trains the rows that it trains.
+/// Adds `tuning.new_tokens` to the vocabulary of `arch`, and the token rows that the adapter in `source` trains.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: they are known already, or not those of the adapter.
+/// [`tunesmith_base::Kind::Config`]: the model already has these tokens, or the adapter was trained with others.
 pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut Arch) -> Result<()> {
     let ids = match config.tuning.new_tokens.as_slice() {
         [] => Vec::new(),
@@ -125,7 +125,7 @@ pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut
     peft::refuse_frozen_tables(source, arch)?;
     let has = |table: &[u32]| table == ids || table.is_empty();
     let fits = match ids.iter().max() {
-        // Its rows are those of tokens that the model has.
+        // The adapter trains only rows of tokens that the model already has.
         None => arch.vocab_size == before,
         Some(&last) if rows.is_empty() => *whole > last as usize,
         Some(_) => has(&rows.embedding) && has(&rows.head),
@@ -139,8 +139,8 @@ pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut
         (ids, _) => format!("those of {ids:?}"),
     };
     Err(Error::config(format!(
-        "tuning.new_tokens are the ids {ids:?} of a model with {before} tokens, the adapter {} trains {trains}",
+        "tuning.new_tokens are the ids {ids:?} of a model with {before} tokens, but the adapter {} trains {trains}",
         source.display()
     ))
-    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
+    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in the same order"))
 }

@@ -1,4 +1,4 @@
-//! The lines before step 1: what the run does, from its plan and its data.
+//! The lines before step 1: what the run will do, from its plan and its data.
 use super::data_summary;
 use super::prepared::Prepared;
 use super::run_plan::RunPlan;
@@ -10,7 +10,7 @@ use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::{Event, Observer};
 
 impl Prepared {
-    /// Tells what will be done, and what should be known of the data.
+    /// Reports the plan of the run and the warnings about its data.
     pub fn announce(&self, observer: &dyn Observer) {
         let plan = &self.plan;
         let mut facts = vec![
@@ -28,17 +28,15 @@ impl Prepared {
         let among = if shared { format!(", shared among {} ranks", plan.ranks.count) } else { String::new() };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", plan.optimizer_name)));
         if plan.saving.copy_bytes > 0 && !shared {
-            let text = format!(
-                "{} kept so that saving runs in the background (train.save_async)",
-                human_bytes(plan.saving.copy_bytes)
-            );
+            let text =
+                format!("{} for saving in the background (train.save_async)", human_bytes(plan.saving.copy_bytes));
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained(self));
         facts.extend(data_summary::labels(&self.dataset));
         if let Some(budget) = plan.memory.budget {
-            let asked = if plan.memory.configured.is_some() { "" } else { ": 90 % of what is free" };
-            facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
+            let origin = if plan.memory.configured.is_some() { "" } else { ": 90 % of what is free" };
+            facts.push(("memory budget".to_owned(), format!("{}{origin}", human_bytes(budget))));
         }
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
@@ -47,7 +45,7 @@ impl Prepared {
             facts.push(("memory".to_owned(), text));
         }
         if let Some(resume) = &self.resume {
-            facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
+            facts.push(("resumes from".to_owned(), resume.dir.display().to_string()));
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
         let (rates, scaled) = (&rate_table(plan), plan.lr_scaling.as_deref());
@@ -61,7 +59,7 @@ impl Prepared {
     }
 }
 
-/// What a backend's name from another toolkit stands for here.
+/// A note that explains a `tuning.backend` that is the name of another toolkit.
 fn backend_note(plan: &RunPlan) -> Option<String> {
     let backend = plan.engine.backend;
     if !matches!(backend, Backend::Unsloth | Backend::Bnb) {
@@ -71,18 +69,16 @@ fn backend_note(plan: &RunPlan) -> Option<String> {
         None => format!("dense base weights ({}): nothing is quantized", plan.engine.base_dtype),
         Some(format) => format!("base weights in {format}"),
     };
-    Some(format!(
-        "tuning.backend = {backend}: the name stands for fused kernels and what tuning.mode asks for, here {held}"
-    ))
+    Some(format!("tuning.backend = {backend} means fused kernels and the base that tuning.mode needs, here {held}"))
 }
 
-/// The most memory that the process should need, in words.
+/// The predicted peak memory of the process, in words.
 fn predicted(plan: &RunPlan) -> Option<String> {
     let peak = plan.memory.predicted?;
     let rank = peak.rank;
     let each = match peak.ranks_in_process {
         1 => String::new(),
-        ranks => format!("{ranks} ranks in one process, of {} each: ", human_bytes(rank.total())),
+        ranks => format!("{ranks} ranks in one process, {} each: ", human_bytes(rank.total())),
     };
     Some(format!(
         "{} at most, predicted: {each}{} of weights, {} of activations (`tunesmith plan` shows the parts)",
@@ -92,13 +88,13 @@ fn predicted(plan: &RunPlan) -> Option<String> {
     ))
 }
 
-/// The learning rate at its turning points.
+/// The learning rate at the start, after the warm-up, at each quarter of the run, and at the end.
 pub fn rate_table(plan: &RunPlan) -> Vec<Rate> {
     let Batches { total_steps, warmup_steps, .. } = plan.steps;
     rates(total_steps, warmup_steps, |step| plan.schedule.lr(step))
 }
 
-/// How many values are trained, and the share of the model; with `tuning.freeze` the tensors by name.
+/// Facts about what is trained: the number of values, their share of the model, and with `tuning.freeze` the tensor names.
 fn trained(prepared: &Prepared) -> Vec<(String, String)> {
     let Prepared { plan, source, .. } = prepared;
     let (trained, all) = (plan.model.trained_values, plan.model.all_values);
@@ -116,8 +112,8 @@ fn trained(prepared: &Prepared) -> Vec<(String, String)> {
         ));
     }
     if !plan.model.merged_adapters.is_empty() {
-        let below: Vec<_> = plan.model.merged_adapters.iter().map(|dir| dir.display().to_string()).collect();
-        facts.push(("on top of".to_owned(), below.join(", ")));
+        let dirs: Vec<_> = plan.model.merged_adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("merged adapters".to_owned(), dirs.join(", ")));
     }
     if !source.arch.token_rows.is_empty() {
         facts.push(("trained tokens".to_owned(), format!("ids {:?}", source.arch.token_rows.ids())));
@@ -125,7 +121,7 @@ fn trained(prepared: &Prepared) -> Vec<(String, String)> {
     facts
 }
 
-/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+/// Tensor names, grouped over blocks: `model.layers.{2,3}.mlp.up_proj.weight`.
 fn by_block(names: &[String]) -> String {
     let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
     for name in names {

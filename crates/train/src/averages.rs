@@ -1,11 +1,11 @@
-//! The weights that are evaluated and published: averages, where the optimizer or `train.ema_decay` keeps them.
+//! Averaged weights: where the optimizer or `train.ema_decay` computes averages, these are evaluated and published instead of
+//! the trained weights.
 use tunesmith_base::error::Result;
 
 use super::session::Session;
 
 impl Session<'_> {
-    /// The weights to evaluate and to publish, where they are not those that are trained: of what this rank keeps the
-    /// state of.
+    /// Takes the averages of the values whose state this rank holds; `None` where the trained weights are published.
     fn take_averages(&mut self) -> Option<Vec<f32>> {
         if let Some(ema) = &mut self.ema {
             return Some(std::mem::take(&mut ema.values));
@@ -19,16 +19,17 @@ impl Session<'_> {
         })
     }
 
-    /// Does something while the model holds the weights to publish; the trained ones are then at hand beside them, if
-    /// they are others (those of the ranges that this rank keeps the state of, end to end), and stand in the model again
-    /// afterwards, bit by bit. All ranks do so together where they share the state.
+    /// Calls `act` while the model holds the weights to publish, and restores the trained weights afterwards, to the bit.
+    ///
+    /// If the published weights are averages, `act` also gets the trained ones: the ranges whose state this rank holds,
+    /// concatenated. Ranks that share the state call this together.
     ///
     /// # Errors
     /// Those of `act`; [`tunesmith_base::Kind::Peer`].
     pub fn published<T>(&mut self, act: impl FnOnce(&mut Self, Option<&[f32]>) -> Result<T>) -> Result<T> {
         let Some(mut other) = self.take_averages() else { return act(self, None) };
         self.exchange_values(&mut other)?;
-        // After an error nothing is published any more, and other ranks may be gone.
+        // After an error the weights are not swapped back: nothing is published any more, and other ranks may be gone.
         let done = act(self, Some(&other))?;
         self.exchange_values(&mut other)?;
         if let Some(ema) = &mut self.ema {
@@ -37,7 +38,7 @@ impl Session<'_> {
         Ok(done)
     }
 
-    /// Changes what the model holds with what is kept of it here.
+    /// Swaps the values of the model with `kept`, the values of this rank's ranges.
     fn exchange_values(&mut self, kept: &mut [f32]) -> Result<()> {
         let values = self.model.params.values_mut();
         if !self.sharing.shares_state() || self.sharing.shares_values() {
@@ -48,10 +49,10 @@ impl Session<'_> {
         self.sharing.gather(&*self.comm, values)
     }
 
-    /// Ends the training: the model holds the weights to publish from here on.
+    /// Ends the training: from now on the model holds the weights to publish.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Peer`], where ranks share the state.
+    /// [`tunesmith_base::Kind::Peer`] if ranks share the state.
     pub fn publish(&mut self) -> Result<()> {
         if let Some(mut averages) = self.take_averages() {
             self.exchange_values(&mut averages)?;

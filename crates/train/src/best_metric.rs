@@ -1,4 +1,4 @@
-//! The metric that makes one checkpoint better than another, and the evaluations without improvement.
+//! The metric that decides which checkpoint is best, and the count of evaluations without improvement.
 use super::predict::Scores;
 use super::run_plan::MetricPlan;
 use tunesmith_base::error::{Error, Result};
@@ -7,7 +7,7 @@ use tunesmith_checkpoint::TrainState;
 /// The metric's value in an evaluation.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: evaluations have no such score.
+/// [`tunesmith_base::Kind::Config`]: the evaluation has no metric of this name.
 pub fn value(metric: &MetricPlan, loss: f64, scores: &Scores) -> Result<f64> {
     if metric.name == "loss" {
         return Ok(loss);
@@ -15,11 +15,11 @@ pub fn value(metric: &MetricPlan, loss: f64, scores: &Scores) -> Result<f64> {
     scores.get(&metric.name).copied().ok_or_else(|| {
         let known: Vec<&str> = ["loss"].into_iter().chain(scores.keys().map(String::as_str)).collect();
         Error::config(format!(
-            "train.metric_for_best_model = {}: no such measure, evaluations have {}",
+            "train.metric_for_best_model = {}: no such metric; evaluations have {}",
             metric.name,
             known.join(", ")
         ))
-        .hint("answers are scored with train.predict_with_generate: true, by what eval.metrics names")
+        .hint("set train.predict_with_generate: true for the metrics that eval.metrics names")
     })
 }
 
@@ -28,7 +28,7 @@ pub fn value(metric: &MetricPlan, loss: f64, scores: &Scores) -> Result<f64> {
 pub fn update(state: &mut TrainState, metric: &MetricPlan, value: f64, threshold: f64) -> bool {
     state.evaluated_step = state.step;
     if state.best_metric_name.as_deref().unwrap_or("loss") != metric.name {
-        // A resumed run that measures something else starts to compare anew.
+        // A run that is resumed with another metric has no best value yet.
         (state.best_metric, state.best_step) = (None, None);
         state.evaluations_without_improvement = 0;
     }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_rise_and_another_measure_starts_anew() {
+    fn scores_rise_and_another_metric_starts_anew() {
         let mut state = TrainState { best_metric: Some(0.3), best_step: Some(5), ..TrainState::default() };
         let metric = MetricPlan { name: "exact_match".into(), greater_is_better: true };
         let mut evaluate = |step, score| {

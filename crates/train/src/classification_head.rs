@@ -1,4 +1,4 @@
-//! The classification head that a task asks for.
+//! The classification or regression head of `task: classification` and `task: regression`.
 use std::path::Path;
 
 use tunesmith_base::error::{Error, Result};
@@ -9,11 +9,12 @@ use tunesmith_config::{Config, Labels, Task};
 use tunesmith_data as data;
 use tunesmith_telemetry::progress::Observer;
 
-/// Adds the classification head that the task asks for to the model's shape, and its labels to the configuration. The labels
-/// are those of `data.labels`, of the adapter in `source`, of the model, or of the training rows.
+/// Adds the head of the task to the model's shape, and its labels to the configuration. The labels come from `data.labels`,
+/// the adapter in `source`, the model, or the training rows.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: the task does not fit the model, or the labels not its head; those of reading the rows.
+/// [`tunesmith_base::Kind::Config`]: the task does not fit the model, or the labels do not fit its head. Errors of reading the
+/// rows.
 pub fn set(config: &mut Config, arch: &mut Arch, source: Option<&Path>, observer: &dyn Observer) -> Result<()> {
     let known = match source.map(score_head).transpose()?.flatten() {
         Some(head) => Some(head),
@@ -22,23 +23,26 @@ pub fn set(config: &mut Config, arch: &mut Arch, source: Option<&Path>, observer
     if config.task() == Task::CausalLm {
         return match known {
             None => Ok(()),
-            Some(_) => Err(Error::config("task: causal_lm, and the model has a head of scores")
-                .hint("set task: classification (or regression), or use the model that it was made from")),
+            Some(_) => Err(Error::config("task: causal_lm, but the model has a classification head")
+                .hint("set task: classification (or regression), or use the language model that it was made from")),
         };
     }
     if arch.family.classifier.is_none() {
         return Err(ScoreHead::refusal(arch.family));
     }
     if let Some(wrapper) = arch.wrapper {
-        return Err(Error::model(format!("not yet: a head of scores on a multimodal model ({})", wrapper.model_type))
-            .hint("take a language model alone"));
+        return Err(Error::model(format!(
+            "not yet: a classification head on a multimodal model ({})",
+            wrapper.model_type
+        ))
+        .hint("use a model that is only a language model"));
     }
     let given = std::mem::take(&mut config.data.labels.0);
     let head = match (config.task(), &known) {
         (Task::Regression, None) => ScoreHead::number(),
         (Task::Regression, Some(head)) if head.is_number() => ScoreHead::number(),
         (Task::Classification, Some(head)) if !head.is_number() => {
-            // Names that only count say nothing.
+            // The default names of Transformers can be replaced by real ones.
             let nameless = head.labels.iter().enumerate().all(|(id, label)| *label == format!("LABEL_{id}"));
             if given.is_empty() || given == head.labels {
                 head.clone()
@@ -46,10 +50,10 @@ pub fn set(config: &mut Config, arch: &mut Arch, source: Option<&Path>, observer
                 ScoreHead { labels: given }
             } else {
                 return Err(Error::config(format!(
-                    "data.labels are {given:?}, those of the model that training goes on from {:?}",
+                    "data.labels are {given:?}, but the labels of the starting model are {:?}",
                     head.labels
                 ))
-                .hint("remove data.labels, or start from a model without a head of scores"));
+                .hint("remove data.labels, or start from a model without a classification head"));
             }
         }
         (Task::Classification, None) if given.is_empty() => ScoreHead { labels: data::labels::find(config, observer)? },
@@ -57,8 +61,8 @@ pub fn set(config: &mut Config, arch: &mut Arch, source: Option<&Path>, observer
         (Task::CausalLm, None) => return Ok(()),
         (task, Some(head)) => {
             let what = if head.is_number() { "a number".to_owned() } else { count(head.labels.len(), "label") };
-            return Err(Error::config(format!("task: {task}, and the model that training goes on from gives {what}"))
-                .hint("set the other task, or start from a model without a head of scores"));
+            return Err(Error::config(format!("task: {task}, but the starting model predicts {what}"))
+                .hint("set the other task, or start from a model without a classification head"));
         }
     };
     config.data.labels = Labels(head.labels.clone());

@@ -1,12 +1,12 @@
-//! The data in numbers, for the lines before step 1 and the report.
+//! Facts about the data, for the lines before step 1 and the report.
 use tunesmith_base::words::count;
 use tunesmith_data::Dataset;
 use tunesmith_plan::grouped;
 
-/// Labels that are listed one by one.
+/// The maximum number of labels that are listed.
 const LISTED: usize = 20;
 
-/// What the data came to: label and value.
+/// Facts about the data, as pairs of label and value.
 pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     let Dataset { train, validation, test, report, .. } = dataset;
     let mut facts = Vec::new();
@@ -24,12 +24,12 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     fact("training tokens", count(train.tokens()));
     fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
     fact(
-        "tokens a row",
+        "tokens per row",
         format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
     );
     for (label, number) in [
         ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
+        ("rows truncated", report.train.truncated),
         ("rows left out as too long", report.train.too_long),
         ("rows left out without labels", report.train.unlabeled),
     ] {
@@ -63,7 +63,7 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     facts
 }
 
-/// Rows and loss weight of each label of a classification: label and value.
+/// Rows and loss weight of each label of a classification, as pairs of label and value.
 pub fn labels(dataset: &Dataset) -> Vec<(String, String)> {
     let classes = &dataset.classes;
     let rows: u64 = classes.iter().map(|class| class.train).sum();

@@ -1,5 +1,5 @@
-//! A run that diverges: its state is never saved once loss and gradients are no longer finite, so that the checkpoints before
-//! it stand, and no checkpoint ever holds a value that is NaN or infinite.
+//! Divergence: once loss or gradients are not finite, the state is not saved any more. So earlier checkpoints stay usable,
+//! and no checkpoint ever holds a NaN or an infinity.
 use rayon::prelude::*;
 
 use super::session::Session;
@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_model::weights::first_non_finite;
 use tunesmith_optim::{LossScaler, State};
 
-/// Values that a thread checks at once.
+/// Values that a thread checks in one piece.
 const PIECE: usize = 1 << 16;
 
 fn is_finite(values: &[f32]) -> bool {
@@ -15,14 +15,14 @@ fn is_finite(values: &[f32]) -> bool {
 }
 
 impl Session<'_> {
-    /// Whether the last step was skipped because loss or gradients were NaN or infinite. An overflow that a lower loss scale
-    /// answers counts only after more of them in a row than the scale tolerates, and not before the first update.
+    /// Whether the last step was skipped because loss or gradients were NaN or infinite. Overflows that lower the loss scale
+    /// count only if there are more of them in a row than its hysteresis allows, and not before the first update.
     pub fn is_diverging(&self) -> bool {
         let tolerated = self.optimizer.scaler.as_ref().map_or(0, LossScaler::hysteresis).max(1);
         self.state.nonfinite_in_a_row > 0 || (self.overflows_in_a_row > tolerated && self.optimizer.step > 0)
     }
 
-    /// The error of a run that ends while it diverges; `stop` is the signal that ended it, if one did.
+    /// The error of a run that ends while it diverges. `stop` is the signal that ended it, if one did.
     pub fn diverged(&mut self, stop: Option<&str>) -> Error {
         let (count, step) = (self.state.nonfinite_in_a_row.max(self.overflows_in_a_row), self.state.step);
         let stopped = stop.map_or_else(String::new, |why| format!("{why}: "));
@@ -30,11 +30,11 @@ impl Session<'_> {
         let error =
             Error::numeric(format!("{stopped}loss or gradients were NaN or infinite in {steps}, up to step {step}"))
                 .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`");
-        self.last_word(error)
+        self.end_on_all_ranks(error)
     }
 
-    /// Refuses to save values that are NaN or infinite: weights, their moving average, the optimizer's state. All ranks call
-    /// this, each for what it keeps, and all get the same answer.
+    /// Refuses to save if weights, their moving average, or the optimizer's state are NaN or infinite. All ranks call this,
+    /// each for the values it holds, and all get the same result.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Numeric`], naming what is not finite; [`tunesmith_base::Kind::Peer`].
@@ -50,12 +50,13 @@ impl Session<'_> {
                 format!("the weights ({}) are", spec.map_or("", |spec| &spec.name))
             }
         };
-        let error = Error::numeric(format!("{what} NaN or infinite after step {step}: nothing is saved of them"))
+        let error = Error::numeric(format!("{what} NaN or infinite after step {step}: nothing is saved"))
             .hint("lower train.learning_rate, lengthen the warm-up, or set train.max_grad_norm");
-        Err(self.last_word(error))
+        Err(self.end_on_all_ranks(error))
     }
 
-    /// What of this rank's is not finite: [`FINITE`] for nothing, [`AVERAGES`], [`OPTIMIZER`], or the index of a trained tensor.
+    /// The first values of this rank that are not finite: the index of a trained tensor, [`AVERAGES`], [`OPTIMIZER`], or
+    /// [`FINITE`] if all are finite.
     fn non_finite(&self) -> u64 {
         let values = self.model.params.values();
         if !is_finite(values) {

@@ -1,4 +1,4 @@
-//! The kernels that `tuning.backend` asks for.
+//! The kernels of `tuning.backend`.
 use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
 use tunesmith_base::error::Result;
@@ -6,7 +6,7 @@ use tunesmith_config::{Backend, Config};
 use tunesmith_model::quantize::{Held, How};
 use tunesmith_ops::simd::{self, Level};
 
-/// The kernels behind a backend's name.
+/// The kernels of a backend: `reference` or `fused`.
 pub const fn engine(backend: Backend) -> &'static str {
     match backend {
         Backend::Reference => "reference",
@@ -14,7 +14,7 @@ pub const fn engine(backend: Backend) -> &'static str {
     }
 }
 
-/// Sets the kernels of this process.
+/// Sets the kernels of this process: portable ones for `reference`, else the best vector instructions of the processor.
 pub fn choose(backend: Backend) {
     simd::force(match backend {
         Backend::Reference => Level::Portable,
@@ -22,10 +22,10 @@ pub fn choose(backend: Backend) {
     });
 }
 
-/// The kernels and types of a run, once [`choose`] was called.
+/// The kernels and types of a run. Call [`choose`] first.
 ///
 /// # Errors
-/// The configuration and the checkpoint contradict each other about quantization.
+/// The configuration and the model's files contradict each other about quantization.
 pub fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> {
     let skip = || config.model.quantization_skip_modules.clone();
     let how = source.quantization()?;

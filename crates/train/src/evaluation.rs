@@ -1,4 +1,4 @@
-//! Validation during training: the loss, the metrics of generated answers or of a classification, and the best checkpoint.
+//! Validation during training: the loss, the metrics of generations or of a classification, and the best checkpoint.
 use std::time::Instant;
 
 use super::best_metric;
@@ -15,15 +15,15 @@ use tunesmith_telemetry::progress::Event;
 
 pub struct Validation {
     pub loss: f64,
-    /// Over so many label tokens.
+    /// Number of label tokens that the loss is the mean over.
     pub label_tokens: u64,
-    /// Of the answers, or of a head of scores.
+    /// Metrics of the generations or of the classification.
     pub scores: Scores,
     pub confusion: Vec<Vec<u64>>,
 }
 
 impl Session<'_> {
-    /// Whether an evaluation belongs after the step that was done last, and has not been made.
+    /// Whether an evaluation is due after the last step and was not done yet.
     pub fn evaluation_is_due(&self) -> bool {
         let (step, steps) = (self.state.step, &self.plan.steps);
         let Some(evaluation) = &self.plan.evaluation else { return false };
@@ -33,33 +33,32 @@ impl Session<'_> {
         (evaluation.at_end && step == steps.total_steps) || evaluation.when.is_due(step, steps)
     }
 
-    /// The loss on the validation split, batch by batch, with the scores of answers where they are asked for, and what
-    /// follows from it. Gives up without a result when the run is asked to stop: the evaluation is then made after the
-    /// resume.
+    /// Computes the loss and the metrics of the validation split, writes them, and updates the best metric. Stops without a
+    /// result if the run is asked to stop; the resumed run then repeats the evaluation.
     ///
     /// # Errors
-    /// The engine or the disk.
+    /// Those of the engine and the disk.
     pub fn evaluate(&mut self) -> Result<()> {
         let Some(evaluation) = &self.plan.evaluation else { return Ok(()) };
         let metric = evaluation.metric.clone();
         let (began, rows) = (Instant::now(), self.dataset.validation.as_ref().map_or(0, Split::len) as u64);
         self.observer.event(&Event::Evaluating { rows });
         let found = self.published(|session, _| session.validate())?;
-        // Validation rows may be longer than any to train on: what was sized for them goes.
+        // Frees buffers for validation rows, which may be longer than all training rows.
         self.model.release();
         let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
-        // Before step 1 there are no weights of this run to be the best; those of a diverging run are not saved.
+        // Weights before step 1 and those of a diverging run are not saved, so they cannot be the best.
         let counts = step > 0 && !self.is_diverging();
         self.state.evaluated_step = step;
         let best = counts && {
-            // Only the first rank has scores; what it found holds for all.
+            // Only the first rank has scores; it sends the value to the others.
             let mut value = [if self.writes() { best_metric::value(&metric, loss, &scores)? } else { 0.0 }];
             self.comm.broadcast(&mut value, 0)?;
             let [value] = value;
             best_metric::update(&mut self.state, &metric, value, self.plan.early_stopping.threshold)
         };
-        // What these rows leave undefined JSON has no word for.
+        // JSON has no NaN; a metric is NaN if these rows leave it undefined.
         scores.retain(|_, score| score.is_finite());
         let line = EvalLine {
             step,
@@ -83,10 +82,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Everything that evaluations will do, on a batch and a row, before step 1: what would fail after hours fails now.
+    /// Tries an evaluation on one batch and one row before step 1, so that it does not fail only after hours.
     ///
     /// # Errors
-    /// The engine, the disk, or [`tunesmith_base::Kind::Config`]: nothing measures `train.metric_for_best_model`.
+    /// Those of the engine and the disk. [`tunesmith_base::Kind::Config`]: evaluations do not compute
+    /// `train.metric_for_best_model`.
     pub fn try_evaluation(&mut self) -> Result<()> {
         let Some(evaluation) = &self.plan.evaluation else { return Ok(()) };
         let rows = self.dataset.validation.as_ref().map_or(0, Split::len).min(evaluation.batch_size);
@@ -112,21 +112,21 @@ impl Session<'_> {
             let Some(found) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
             if found.is_empty() {
                 self.observer.event(&Event::Notice(
-                    "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
-                     evaluations measure the loss alone",
+                    "no validation row has a prompt before its answer: train.predict_with_generate has no effect, \
+                     evaluations compute only the loss",
                 ));
             }
             scores.extend(found);
         }
-        // The first rank alone has scores.
+        // Only the first rank has scores.
         match &self.plan.evaluation {
             Some(evaluation) if self.writes() => best_metric::value(&evaluation.metric, 0.0, &scores).map(drop),
             _ => Ok(()),
         }
     }
 
-    /// What the loss says of the references by another name: the perplexity by token, and by byte of their text, which can
-    /// be compared between tokenizers.
+    /// The perplexity per token and per byte of the references, computed from the loss. The perplexity per byte can be
+    /// compared between tokenizers.
     fn likelihood(&self, loss: f64, label_tokens: u64) -> Result<Scores> {
         if !self.writes() {
             return Ok(Scores::new());
@@ -141,14 +141,14 @@ impl Session<'_> {
             .collect())
     }
 
-    /// Generates and scores answers, where the plan asks for it. Only the first rank scores.
+    /// Generates and scores, with `train.predict_with_generate`. Only the first rank scores.
     fn predictor(&self) -> Option<Predictor<'_>> {
         let plan = self.plan.evaluation.as_ref()?.generation.as_ref()?;
         let validation = self.dataset.validation.as_ref()?;
         Some(Predictor::new(plan, &self.dataset, validation, self.plan.seed, self.writes()))
     }
 
-    /// The validation split measured; nothing when the run is asked to stop.
+    /// The result of a validation; `None` if the run is asked to stop.
     fn validate(&mut self) -> Result<Option<Validation>> {
         if let Some(head) = self.source.arch.score.clone() {
             return self.validate_classification(&head);
@@ -162,19 +162,19 @@ impl Session<'_> {
         let Some(predictor) = self.predictor() else {
             return Ok(Some(found(Scores::new())));
         };
-        // What the loss was walked in makes room for caches.
+        // Frees the buffers of the loss, so that the key/value cache fits.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
         Ok(scores.map(found))
     }
 
-    /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
+    /// The mean loss of the validation split and its label tokens; `None` if the run is asked to stop.
     fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
         let count = self.dataset.validation.as_ref().map_or(0, Split::len);
         let at_once = self.plan.evaluation.as_ref().map_or(1, |evaluation| evaluation.batch_size);
         let (mut sum, mut weight, mut label_tokens, mut gave_up, mut failed) = (0.0, 0.0, 0, 0u64, None);
         let world = self.comm.world();
-        // Each rank every so many batches; the sums are put together at the end.
+        // Batches go to the ranks in turn; their sums are added at the end.
         for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
                 gave_up = 1;
@@ -202,13 +202,13 @@ impl Session<'_> {
     }
 
     /// Whether early stopping ends the run here.
-    pub fn is_stale(&self) -> bool {
+    pub fn stops_early(&self) -> bool {
         let patience = self.plan.early_stopping.patience;
         patience > 0 && self.state.evaluations_without_improvement >= patience
     }
 
-    /// The loss on the validation split and the measures of the task; nothing when the run is asked to stop. Each rank
-    /// scores every so many batches, and all rows' scores come together on all ranks.
+    /// The loss and the metrics of a classification or regression; `None` if the run is asked to stop. Batches go to the
+    /// ranks in turn, and every rank gets the outputs of all rows.
     fn validate_classification(&mut self, head: &ScoreHead) -> Result<Option<Validation>> {
         let Some(count) = self.dataset.validation.as_ref().map(Split::len) else { return Ok(None) };
         let at_once = self.plan.evaluation.as_ref().map_or(1, |evaluation| evaluation.batch_size);
@@ -250,7 +250,7 @@ impl Session<'_> {
         Ok(Some(Validation { loss, label_tokens: count as u64, scores, confusion: scored.confusion() }))
     }
 
-    /// Tries what a validation does on a few rows, and whether there is such a measure at all.
+    /// Tries a validation on a few rows, and checks that it computes `train.metric_for_best_model`.
     fn try_classification(&mut self, head: &ScoreHead, rows: &[usize]) -> Result<()> {
         self.scores_within(rows)?;
         let Some(evaluation) = &self.plan.evaluation else { return Ok(()) };
@@ -259,6 +259,6 @@ impl Session<'_> {
             return Ok(());
         }
         let names = names.join(", ");
-        Err(Error::config(format!("train.metric_for_best_model = {wanted}: no such measure, evaluations have {names}")))
+        Err(Error::config(format!("train.metric_for_best_model = {wanted}: no such metric; evaluations have {names}")))
     }
 }

@@ -1,4 +1,4 @@
-//! After the last step: the best weights if asked for, the final files, sample answers before and after, the report.
+//! The end of a run: restores the best weights if configured, and writes the final files, the samples, and the report.
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -23,44 +23,45 @@ use tunesmith_telemetry::metrics::{self, Line, StepLine};
 use tunesmith_telemetry::progress::Event;
 use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 
-/// Writes what a run leaves behind. `again` is the command that goes on with it.
+/// Writes the results of a run. `resume_command` is the command that resumes it.
 ///
 /// # Errors
-/// The disk, the engine, or [`tunesmith_base::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
-pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again: &str) -> Result<Summary> {
+/// Those of the disk and the engine. [`tunesmith_base::Kind::Preempted`]: a signal interrupted the samples; the weights are
+/// saved.
+pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, resume_command: &str) -> Result<Summary> {
     let (observer, stop) = (session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
-        best_again(&mut session)?;
+        restore_best(&mut session)?;
     }
     if !session.writes() {
         save::follow_final_weights(&session)?;
-        return beside(session, outcome, began);
+        return finish_without_files(session, outcome, began);
     }
     let weights = save::final_weights(&mut session)?;
     observer.event(&Event::Saved(&weights));
 
-    let asking = Instant::now();
+    let sampling = Instant::now();
     let Session { model, optimizer, plan, source, dataset, state, done, comm, gatherer, .. } = session;
     let questions = Questions::new(&dataset, &plan.samples)?;
     if !questions.is_empty() {
-        observer.event(&Event::Phase("answering held-out rows"));
+        observer.event(&Event::Phase("generating for held-out rows"));
     }
-    // What steps were walked in makes room for caches.
+    // Frees the buffers of the steps, so that the key/value cache fits.
     model.release();
-    let after = questions.answer(&model, stop)?;
+    let after = questions.generate(&model, stop)?;
     model.stand_by()?;
-    // Two models at once would need twice the memory: the trained one goes before the base comes back.
+    // Frees the trained model before the base is loaded: both at once would need twice the memory.
     drop((model, optimizer));
-    let asks_again = after.is_some() && !questions.is_empty();
+    let samples_base = after.is_some() && !questions.is_empty();
     if gatherer.is_some() {
-        comm.broadcast(&mut [u64::from(asks_again)], 0)?;
+        comm.broadcast(&mut [u64::from(samples_base)], 0)?;
     }
-    let before = if asks_again {
+    let before = if samples_base {
         let base = source.load(gatherer.as_ref())?;
-        let answers = questions.answer(&base, stop)?;
+        let generations = questions.generate(&base, stop)?;
         base.stand_by()?;
-        answers
+        generations
     } else {
         after.clone()
     };
@@ -70,28 +71,38 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
         observer.event(&Event::Samples(&samples));
     }
 
-    let asking = asking.elapsed();
+    let sampling = sampling.elapsed();
     let saved = format!("the trained weights are saved: {}", weights.display());
     let lines = metrics::read(&plan.output_dir.join(output::METRICS)).map_err(|error| error.with_more(&saved))?;
-    let ending =
-        Ending { plan: &plan, source: &source, dataset: &dataset, state, done, outcome, weights, lines, asking, began };
-    let summary = ending.summary(&samples);
+    let finished = FinishedRun {
+        plan: &plan,
+        source: &source,
+        dataset: &dataset,
+        state,
+        done,
+        outcome,
+        weights,
+        lines,
+        sampling,
+        began,
+    };
+    let summary = finished.summary(&samples);
     if plan.logging.report {
-        let page = report::render(&ending.report(&summary, samples));
+        let page = report::render(&finished.report(&summary, samples));
         let path = plan.output_dir.join(output::REPORT);
         atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
     }
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
-        return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
-            .hint(format!("make them with {again}")));
+        return Err(Error::preempted(format!("{why}: the training is done and saved, but its samples are not"))
+            .hint(format!("generate them with {resume_command}")));
     }
     Ok(summary)
 }
 
-/// Goes back to the best weights, where that is asked for and they are others than the last. Ranks that have shares of them
-/// do so together.
-fn best_again(session: &mut Session<'_>) -> Result<()> {
+/// Restores the best weights with `train.load_best_model_at_end`, unless they are the last ones. Ranks that shard the
+/// weights call this together.
+fn restore_best(session: &mut Session<'_>) -> Result<()> {
     let wanted = session.plan.saving.load_best_at_end;
     let best = best_of(&session.state).filter(|&(_, step)| wanted && step != session.state.step);
     let Some((loss, step)) = best else { return Ok(()) };
@@ -105,15 +116,16 @@ fn best_again(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
-fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+/// The part of [`finish`] for ranks that write no files. If weights are sharded, they provide their shards while the first
+/// rank generates.
+fn finish_without_files(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let Session { model, optimizer, source, done, comm, gatherer, .. } = session;
     if let Some(gatherer) = &gatherer {
         model.stand_by()?;
         drop((model, optimizer));
-        let mut asks_again = [0u64];
-        comm.broadcast(&mut asks_again, 0)?;
-        if asks_again != [0] {
+        let mut samples_base = [0u64];
+        comm.broadcast(&mut samples_base, 0)?;
+        if samples_base != [0] {
             source.load(Some(gatherer))?.stand_by()?;
         }
     }
@@ -140,13 +152,13 @@ fn best_of(state: &TrainState) -> Option<(f64, u64)> {
     state.best_metric.zip(state.best_step)
 }
 
-/// What the best evaluation is the best by.
+/// The name of the metric that decides which evaluation is best.
 fn best_name(state: &TrainState) -> &str {
     state.best_metric_name.as_deref().unwrap_or("loss")
 }
 
-/// A run that is over.
-struct Ending<'a> {
+/// A finished run.
+struct FinishedRun<'a> {
     plan: &'a RunPlan,
     source: &'a ModelSource,
     dataset: &'a Dataset,
@@ -155,11 +167,11 @@ struct Ending<'a> {
     outcome: Outcome,
     weights: PathBuf,
     lines: Vec<Line>,
-    asking: Duration,
+    sampling: Duration,
     began: Instant,
 }
 
-impl Ending<'_> {
+impl FinishedRun<'_> {
     fn steps(&self) -> impl DoubleEndedIterator<Item = &StepLine> {
         self.lines.iter().filter_map(|line| match line {
             Line::Step(line) => Some(line),
@@ -167,14 +179,14 @@ impl Ending<'_> {
         })
     }
 
-    /// The mean loss of the first and of the last step of the whole run.
+    /// The losses of the first and the last step of the whole run.
     fn losses(&self) -> Option<(f64, f64)> {
         let mut losses = self.steps().filter_map(|line| line.loss);
         let first = losses.next()?;
         Some((first, losses.next_back().unwrap_or(first)))
     }
 
-    /// Of a classification the share of training rows of the last epoch whose label was found as they were trained on.
+    /// The training accuracy of a classification over the last epoch, measured before each update.
     fn accuracy(&self) -> Option<f64> {
         let end = self.steps().next_back()?.epoch;
         let lines = self.steps().filter(|line| line.epoch > end - 1.0);
@@ -196,7 +208,7 @@ impl Ending<'_> {
             fact("training accuracy", format!("{accuracy:.4} over the last epoch"));
         }
         if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
-            // The last of the optimizer's numbers counts them.
+            // The last scalar of the optimizer counts skipped steps.
             let skipped = self.state.optimizer_scalars.last().copied().unwrap_or_default();
             fact("loss scale", format!("{scale} at the end, {} skipped for overflow", count(skipped, "step")));
         }
@@ -246,7 +258,7 @@ impl Ending<'_> {
         summary
     }
 
-    /// How the result is asked: with the first held-out row, where it asks something.
+    /// An example prompt for the result: that of the first held-out row, if it has one.
     fn ask(&self) -> Ask {
         let dataset = self.dataset;
         let chat = dataset.template.is_some();
@@ -255,7 +267,7 @@ impl Ending<'_> {
         Ask { row, scores: self.source.arch.score.is_some() }
     }
 
-    /// The time of the evaluations, and its share of the run.
+    /// The time of the evaluations and its share of the run.
     fn evaluations(&self) -> String {
         let (taken, whole) = (self.done.evaluating.as_secs_f64(), self.began.elapsed().as_secs_f64());
         format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
@@ -270,10 +282,10 @@ impl Ending<'_> {
             timing("steps", self.done.stepping),
             ("evaluations".to_owned(), self.evaluations()),
             timing("checkpoints", self.done.saving),
-            timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
-            timing("sample answers", self.asking),
+            timing("checkpoints, in the background", self.done.writing.saturating_sub(self.done.saving)),
+            timing("samples", self.sampling),
             ("whole run".to_owned(), human_seconds(summary.seconds)),
-            ("hashing, within these".to_owned(), hashing),
+            ("hashing, included in these".to_owned(), hashing),
         ];
         facts.push(("weights".to_owned(), self.weights.display().to_string()));
         let mut plan = self.plan.steps.rows();
@@ -304,7 +316,7 @@ impl Ending<'_> {
         }
     }
 
-    /// The confusion of the weights that the run ends with.
+    /// The confusion matrix of the final weights.
     fn confusion(&self) -> Option<Confusion> {
         let best = best_of(&self.state).filter(|_| self.plan.saving.load_best_at_end);
         let evaluations = self.lines.iter().filter_map(|line| match line {

@@ -1,5 +1,5 @@
-//! Training: [`setup`] turns a configuration into a [`run_plan::RunPlan`], [`run`] walks the plan, [`step`] is one optimizer
-//! step. Around them stand evaluation, checkpoints, metrics, signals, samples and the report.
+//! Training: [`setup`] turns a configuration into a [`run_plan::RunPlan`], [`run`] executes the plan, and [`step`] is one
+//! optimizer step. The other modules evaluate, save checkpoints, handle signals, and write metrics, samples, and the report.
 pub mod adapter;
 mod announce;
 pub mod autobatch;

@@ -24,7 +24,7 @@ impl<'a> Session<'a> {
     /// Loads the model and, on a resume, the checkpoint. Writes nothing.
     ///
     /// # Errors
-    /// The weights, or a checkpoint that is damaged or belongs to another run.
+    /// The weights cannot be read, or the checkpoint is damaged or belongs to another run.
     pub fn load(
         options: &Options,
         stop: &'a Stop,
@@ -76,7 +76,7 @@ impl<'a> Session<'a> {
             let position = serde_json::from_value(state.sampler.clone()).ok();
             if !position.is_some_and(|position| sampler.restore(position)) {
                 return Err(Error::checkpoint(format!(
-                    "{}: its position in the data is not one of this run",
+                    "{}: its position in the data does not fit this run",
                     saved.dir.display()
                 ))
                 .hint(
@@ -126,10 +126,10 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Starts to write: the output directory is this run's from here on.
+    /// Starts to write to the output directory.
     ///
     /// # Errors
-    /// The disk.
+    /// Those of the disk.
     pub fn open(&mut self, options: &Options, began: Instant) -> Result<()> {
         let output_dir = &self.plan.output_dir;
         let Some(lock) = &mut self.lock else {
@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
         let best = save::best_dir(self).filter(|dir| store::is_whole(dir));
         checkpoint::point(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
         for aside in output::set_aside_later(output_dir, self.state.step)? {
-            let text = format!("of steps that will be done again: set aside as {}", aside.display());
+            let text = format!("later checkpoint renamed to {}: its steps are repeated", aside.display());
             self.observer.event(&Event::Notice(&text));
         }
         let path = output_dir.join(output::METRICS);

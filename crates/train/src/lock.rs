@@ -1,5 +1,5 @@
-//! The output directory belongs to one live run: `output_dir/.lock` is held by an exclusive system lock, and names the
-//! process that holds it. The system drops the lock when the process dies, so a stale file never stands in the way.
+//! The lock of the output directory: one live run holds an exclusive system lock on `output_dir/.lock`, which names the
+//! process. The system releases the lock when the process dies, so a stale file never blocks a run.
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
 
-/// The name of the lock.
+/// The name of the lock file.
 const LOCK: &str = ".lock";
 
 #[derive(Debug)]
 pub struct DirLock {
     file: File,
     directory: PathBuf,
-    /// The directory itself, whatever links lead to it.
+    /// The canonical path of the directory when the lock was acquired.
     real: PathBuf,
     created: Vec<PathBuf>,
     keep: bool,
 }
 
 impl DirLock {
-    /// Creates `directory` where needed and takes its lock.
+    /// Creates `directory` if needed and acquires its lock.
     ///
     /// # Errors
     /// It cannot be created or written to, or a live process holds it ([`tunesmith_base::Kind::Io`], naming the process).
@@ -40,12 +40,12 @@ impl DirLock {
             let mut file = files::open_to_write(&path, false).map_err(refuse)?;
             match file.try_lock() {
                 Ok(()) if files::is_at(&file, &path) => break file,
-                Ok(()) => {} // the run that ended just now removed it: take a new one
+                Ok(()) => {} // a run that just ended removed the file: open a new one
                 Err(std::fs::TryLockError::WouldBlock) => return Err(in_use(directory, &mut file)),
                 Err(std::fs::TryLockError::Error(source)) => return Err(Error::io("lock", &path, &source)),
             }
         };
-        // A loss of power must not take the directory away with the checkpoints in it.
+        // Makes the directory durable, so that a power loss cannot remove it with its checkpoints.
         created.iter().try_for_each(|made| files::atomic::sync_parent(&RealDisk, made)).map_err(refuse)?;
         let real = directory.canonicalize().map_err(refuse)?;
         let lock = Self { file, directory: directory.to_owned(), real, created, keep: false };
@@ -60,20 +60,20 @@ impl DirLock {
         writeln!(file, "{}", std::process::id())
     }
 
-    /// Whether the directory, with this lock in it, is still there: it may have been removed or moved.
+    /// Whether the directory still contains this lock. It does not if it was removed or moved.
     pub fn is_there(&self) -> bool {
         files::is_at(&self.file, &self.directory.join(LOCK))
     }
 
-    /// Refuses to write where a link in place of the directory leads to by now.
+    /// Refuses to write if the directory was replaced by a link to another place.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`], naming the place.
+    /// [`tunesmith_base::Kind::Io`], naming the target of the link.
     pub fn refuse_link(&self) -> Result<()> {
         match self.directory.canonicalize() {
             Ok(now) if now != self.real => {
                 let message = format!(
-                    "{} is now a link to {}, not the folder in which the run began: nothing is written there",
+                    "{} is now a link to {}, not the folder in which the run started: nothing is written there",
                     self.directory.display(),
                     now.display()
                 );
@@ -84,12 +84,12 @@ impl DirLock {
         }
     }
 
-    /// The run starts to write: from here on the directory stays when the lock goes.
+    /// Keeps the directory when the lock is released, because the run starts to write.
     pub fn keep(&mut self) {
         self.keep = true;
     }
 
-    /// What a refused run takes back: the lock file and the directories that were made for it.
+    /// The lock file and the directories that were created for it, which a refused run removes.
     pub fn leftovers(&self) -> Leftovers {
         Leftovers { lock: self.directory.join(LOCK), created: self.created.clone() }
     }
@@ -102,7 +102,7 @@ pub struct Leftovers {
 }
 
 impl Leftovers {
-    /// Removes them; directories only while they are empty.
+    /// Removes the lock file and those created directories that are empty.
     pub fn remove(&self) {
         let _ = std::fs::remove_file(&self.lock);
         remove_empty(&self.created);
@@ -112,7 +112,7 @@ impl Leftovers {
 impl Drop for DirLock {
     fn drop(&mut self) {
         if !self.is_there() {
-            // What is there now is another's.
+            // The directory now belongs to someone else.
         } else if self.keep {
             let _ = std::fs::remove_file(self.directory.join(LOCK));
         } else {
@@ -123,7 +123,7 @@ impl Drop for DirLock {
 
 fn in_use(directory: &Path, file: &mut File) -> Error {
     let mut holder = String::new();
-    // Who holds it is only for the message; an unreadable file still means "held".
+    // The holder is only for the message; the lock is held even if the file cannot be read.
     let _ = file.read_to_string(&mut holder);
     let holder = holder.lines().next().unwrap_or("unknown");
     let found = format!("output directory {} is in use by a live run (process {holder})", directory.display());
@@ -139,7 +139,7 @@ fn missing_ancestors(directory: &Path) -> Vec<PathBuf> {
 
 fn remove_empty(directories: &[PathBuf]) {
     for directory in directories {
-        // Not empty, or already gone: then it is not ours to remove.
+        // Fails if the directory is not empty or already gone; then it stays as it is.
         let _ = std::fs::remove_dir(directory);
     }
 }

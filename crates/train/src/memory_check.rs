@@ -1,4 +1,4 @@
-//! One measured step on a configuration's largest batch beside what was predicted of it, for `memory-check`.
+//! Measures one step on the largest batch of a configuration and compares it with the prediction, for `memory-check`.
 use super::autobatch::batch_plan::BatchRequest;
 use super::autobatch::measure_pass::{Line, PassMeasurer};
 use super::autobatch::sizes::later_bytes;
@@ -19,26 +19,26 @@ use tunesmith_plan::memory::{Breakdown, PROGRAM, Pass};
 use tunesmith_plan::strategies::Way;
 use tunesmith_telemetry::progress::Observer;
 
-/// Bytes of a process while it makes a step, by what they are for.
+/// Bytes of a process during a step, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
-    /// Weights, trained values and their gradients, tokenizer, data.
+    /// Weights, trained values and their gradients, tokenizer, and data.
     pub loaded: u64,
     /// Activations of the largest pass.
     pub activations: u64,
-    /// The optimizer's state and averages, and the copy from which checkpoints are written.
+    /// The optimizer's state and averages, and the copy for saving checkpoints.
     pub optimizer: u64,
-    /// What is there for a moment: while weights are read, while the optimizer updates.
+    /// Temporary buffers, while weights are read or the optimizer updates.
     pub moment: u64,
 }
 
 impl Held {
-    /// All.
+    /// The sum of all parts.
     pub const fn total(&self) -> u64 {
         self.loaded + self.activations + self.optimizer + self.moment
     }
 
-    /// As predicted, without the program itself, which the allocator does not count.
+    /// The predicted bytes, without the program itself, which the allocator does not count.
     const fn of(rank: &Breakdown) -> Self {
         Self {
             loaded: rank.weights + rank.trained + rank.gradients + rank.program.saturating_sub(PROGRAM),
@@ -49,23 +49,23 @@ impl Held {
     }
 }
 
-/// What the largest step of a run holds.
+/// Memory of the largest step of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Largest {
-    /// Tokens of its largest pass, all with a label.
+    /// Tokens of its largest pass; all have a label.
     pub tokens: usize,
-    /// What was predicted.
+    /// The predicted memory.
     pub predicted: Held,
-    /// What the allocator counted; nothing where it does not fit.
+    /// The memory counted by the allocator; `None` if the step does not fit.
     pub measured: Option<Held>,
-    /// Bytes by tokens of a pass, from this one and one of half its length.
+    /// Memory by tokens of a pass, from this pass and one of half its length.
     pub line: Option<Line>,
-    /// What may be held.
+    /// The memory budget in bytes; `None` without a limit.
     pub budget: Option<u64>,
 }
 
-/// Loads what `resolved` trains and makes a step on the largest pass that its data can make; with `batch_size: auto` that
-/// of one row, or of `max_tokens_per_pass`. Of several ranks it is one. Writes nothing but the cache of tokens.
+/// Loads the model of `resolved` and runs one step on the largest pass of its data, as a single rank. With
+/// `batch_size: auto` a micro-batch counts as one row. Writes only the cache of tokens.
 ///
 /// # Errors
 /// Those of preparing and loading.
@@ -106,7 +106,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
             &pass,
         )?);
 
-        // A step as a run makes it, on weights that go nowhere.
+        // One step as in a run; the updated weights are dropped.
         let mut measured = None;
         if fits {
             model.set_checkpointing(checkpointing);

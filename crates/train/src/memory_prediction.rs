@@ -1,5 +1,4 @@
-//! Predicts the memory of a run from its configuration and the model's shape: what is trained, by the rules of the training
-//! itself, and what the optimizer holds.
+//! Predicts the memory of a run from its configuration and the model's shape, by the same rules as the training itself.
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -23,7 +22,7 @@ use tunesmith_plan::memory::{
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 
-/// The most of a memory budget of `budget` bytes that the process has used: label and text.
+/// The peak use of a memory budget of `budget` bytes, as label and text.
 pub fn used_of_budget(budget: u64) -> (String, String) {
     let most = human_bytes(memory::highest());
     ("memory budget".to_owned(), format!("{most} of {} in use at most", human_bytes(budget)))
@@ -32,11 +31,11 @@ pub fn used_of_budget(budget: u64) -> (String, String) {
 /// Bytes of a tokenizer for each entry of its vocabulary. Measured: 686 on a BPE of 30,743 entries.
 const TOKEN: u64 = 700;
 
-/// The job of a configuration, from which memory is predicted. `stored` is the type of the checkpoint's matrices, which counts
-/// with `model.dtype: auto`; `weights` are the model's files, where they are at hand: they may be quantized.
+/// The [`Job`] of a configuration, the input of the prediction. `stored` is the type of the model's matrices on disk, for
+/// `model.dtype: auto`. `weights` are the model's files if they are available; they may be quantized.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: what is to be trained or left out does not exist, or the optimizer has no such arguments.
+/// [`tunesmith_base::Kind::Config`]: a module to train or to skip does not exist, or the optimizer has no such arguments.
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trainable::tensors(config, arch, &placements)?;
@@ -83,7 +82,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     })
 }
 
-/// How many blocks are recomputed in the backward pass, and how many keep everything.
+/// Numbers of blocks that are recomputed in the backward pass, and that save all activations.
 const fn blocks(checkpointing: Checkpointing) -> (usize, usize) {
     match checkpointing {
         Checkpointing::Auto => (0, 0),
@@ -91,7 +90,7 @@ const fn blocks(checkpointing: Checkpointing) -> (usize, usize) {
     }
 }
 
-/// The threads of a rank.
+/// Number of threads of a rank.
 pub fn threads(config: &Config) -> usize {
     config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
 }
@@ -109,16 +108,16 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
     })
 }
 
-/// Bytes that the optimizer holds for tensors of these names and shapes.
+/// Bytes of the optimizer for tensors of these names and shapes.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: arguments that it does not have.
+/// [`tunesmith_base::Kind::Config`]: the optimizer has no such arguments.
 pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
     let rule = optim::rule(&config.train)?;
     let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
     let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();
-    // Each thread updates a tensor at a time.
+    // Each thread updates one tensor at a time.
     let mut scratch: Vec<u64> = slots.iter().map(|slot| rule.scratch(slot)).collect();
     scratch.sort_unstable_by(|one, other| other.cmp(one));
     let state = state_bytes(rule.as_ref(), &slots);
@@ -134,25 +133,25 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
     })
 }
 
-/// How a model folder's checkpoint stores its matrices, by its `config.json`: bfloat16, or what becomes float32 in memory.
+/// The type of the matrices of a model folder, by its `config.json`: bfloat16, or float32 for every other type.
 pub fn stored(dir: &Path) -> Storage {
     let text = files::read_text(&if dir.is_dir() { dir.join("config.json") } else { dir.to_owned() }, files::SMALL);
     text.map_or(Storage::F32, |text| stored_by(&text))
 }
 
-/// As [`stored`], by the text of a `config.json`.
+/// As [`stored`], from the text of a `config.json`.
 pub fn stored_by(text: &str) -> Storage {
     let json: Option<serde_json::Value> = serde_json::from_str(text).ok();
     let dtype = json.as_ref().and_then(|json| json.get("dtype").or_else(|| json.get("torch_dtype")));
     if dtype.and_then(serde_json::Value::as_str) == Some("bfloat16") { Storage::Bf16 } else { Storage::F32 }
 }
 
-/// Bytes of a tokenizer with `vocabulary` entries.
+/// Approximate bytes of a tokenizer with `vocabulary` entries in memory.
 pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
-/// The type of the matrices in a model's files; float32 where weights are drawn at random.
+/// The type of the matrices in a model's files; float32 for random weights.
 fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
     let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
     let narrow = weights.zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
@@ -162,44 +161,44 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 /// The predicted peak of a run, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Peak {
-    /// The fullest rank, part by part.
+    /// The rank that needs the most, part by part.
     pub rank: Breakdown,
-    /// How many ranks are threads of one process.
+    /// Number of ranks that are threads of one process.
     pub ranks_in_process: u64,
 }
 
 impl Peak {
-    /// Bytes of the process with all its ranks. The program is there once, and one rank saves.
+    /// Bytes of the process with all its ranks. The program counts once, and only one rank has a copy for saving.
     pub const fn process(&self) -> u64 {
         let others = self.ranks_in_process - 1;
         self.rank.total() + others * (self.rank.total() - PROGRAM - self.rank.saving)
     }
 }
 
-/// What limits the size of a pass.
+/// The settings that limit the size of a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PassLimits {
     /// Rows of a micro-batch.
     pub batch_size: usize,
-    /// Rows of a validation batch; none where nothing is evaluated.
+    /// Rows of a validation batch; `None` without validation.
     pub eval_batch_size: Option<usize>,
-    /// The most tokens of a pass; a longer sequence is not cut.
+    /// Maximum tokens of a pass; a longer sequence is a pass of its own.
     pub max_tokens_per_pass: Option<usize>,
-    /// Tokens of a packed row; none without packing.
+    /// Tokens of a packed row; `None` without packing.
     pub packing: Option<usize>,
 }
 
 /// The largest pass that a data set leads to.
 pub fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
-    // A row of several renderings is cut between them, as a micro-batch is between rows.
+    // A row of several sequences can be split between them, as a micro-batch can between rows.
     let whole = |split: &Split| split.longest_sequence() as u64;
     let (train, sequence) = match limits.packing {
         Some(length) => (longest(&dataset.train).max(length as u64), length as u64),
         None => (longest(&dataset.train), whole(&dataset.train)),
     };
     let evaluated = dataset.validation.as_ref().zip(limits.eval_batch_size);
-    // Training then reuses the larger buffers of validation.
+    // Training reuses the buffers of validation, so the larger of both counts.
     let most = limits.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
     let tokens = |row: u64, sequence: u64, rows: usize| (rows as u64 * row).min(most.max(sequence));
     let of_training = tokens(train, sequence, limits.batch_size);
@@ -208,7 +207,7 @@ pub fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
     Pass { tokens, longest: sequence.max(1), labelled: tokens }
 }
 
-/// Predicts the memory of a model as a configuration trains it.
+/// Predicts the memory of training a model with a configuration.
 #[derive(Clone, Copy)]
 pub struct MemoryModel<'a> {
     config: &'a Config,
@@ -217,7 +216,7 @@ pub struct MemoryModel<'a> {
 }
 
 impl<'a> MemoryModel<'a> {
-    /// `weights` are the model's files; none where it is drawn at random.
+    /// `weights` are the model's files; `None` for random weights.
     pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>) -> Self {
         Self { config, arch, weights }
     }
@@ -234,8 +233,8 @@ impl<'a> MemoryModel<'a> {
         Ok(strategies::rank(&Predictor::new(job, Device::Cpu), &machine, way, pass))
     }
 
-    /// Single settings that would make one rank smaller, and by how many bytes; the most helpful first. Blocks keep what
-    /// `checkpointing` says.
+    /// Single settings that would save memory on one rank, with the bytes they save, largest first. The prediction uses
+    /// `checkpointing` instead of the configured value.
     ///
     /// # Errors
     /// As [`job`].
@@ -277,7 +276,7 @@ impl<'a> MemoryModel<'a> {
             other("train.bf16: true", &|config| config.train.bf16 = true);
         }
         other("train.save_async: false", &|config| config.train.save_async = false);
-        // A change that this model or these files refuse helps nobody.
+        // Leaves out changes that this model or its files do not allow.
         let saved = |(text, other): (String, Config)| Some((text, now.saturating_sub(need(&other).ok()?)));
         let mut saved: Vec<(String, u64)> =
             others.into_iter().filter_map(saved).filter(|(_, bytes)| *bytes > 0).collect();

@@ -1,12 +1,12 @@
-//! From sampled rows to the batches of one optimizer step, none larger than memory should see at once.
+//! Turns the sampled rows of one optimizer step into batches, each small enough for one pass.
 use tunesmith_base::error::Result;
 use tunesmith_comm::World;
 use tunesmith_data::batch::Batch;
 use tunesmith_data::{Split, Step};
 
-/// The micro-batches of a step. One of more than `max_tokens` tokens is walked in parts, cut between sequences; a
-/// sequence that alone is longer stays whole. The step's result does not depend on the cuts: its loss is divided by
-/// the label tokens of the whole step, and dropout counts rows through the step.
+/// The micro-batches of a step. One with more than `max_tokens` tokens is split between sequences; a longer sequence stays
+/// whole. The result of the step does not depend on the split: the loss is divided by the label tokens of the whole step,
+/// and the dropout counter runs through the step.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -14,8 +14,8 @@ pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<
     batches_of(split, step, max_tokens, World::ALONE)
 }
 
-/// Those of one rank: every so many micro-batches of the step, so that ranks differ by one at most, and nothing is
-/// trained twice. Dropout counts through the whole step, so that the number of ranks does not change its masks.
+/// The micro-batches of one rank. Ranks take micro-batches in turn, so their numbers differ by one at most. The dropout
+/// counter runs through the whole step, so its masks do not depend on the number of ranks.
 ///
 /// # Errors
 /// As [`batches`].

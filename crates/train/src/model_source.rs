@@ -1,4 +1,4 @@
-//! The model that a configuration names: found and opened by [`Described::find`] and [`Described::open`], loaded by
+//! The model of a configuration: found by [`Described::find`], opened by [`Described::open`], and loaded by
 //! [`ModelSource::load`].
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_plan::memory::OptimizerBytes;
 use tunesmith_telemetry::progress::{Downloads, Event, Observer};
 
-/// A model whose shape is known. Its weights are not fetched yet.
+/// A model whose shape is known, but whose weights are not downloaded yet.
 pub struct Described {
     config: Config,
     dir: PathBuf,
@@ -34,16 +34,16 @@ pub struct Described {
     stack_hashes: Vec<String>,
 }
 
-/// A model that is opened, not loaded.
+/// A model whose files are open, but not loaded.
 pub struct ModelSource {
     pub dir: PathBuf,
     /// Its place on the hub, if it came from there.
     pub snapshot: Option<Snapshot>,
     /// Its shape, with new tokens and the classification head.
     pub arch: Arch,
-    /// Its weights; none when they are drawn at random.
+    /// Its weights; `None` if they are random.
     pub weights: Option<WeightFiles>,
-    /// The rest of a multimodal model.
+    /// The other parts of a multimodal model.
     pub wrapping: Option<Wrapping>,
     /// The adapters of `tuning.adapters`, merged in memory.
     pub stack: Stack,
@@ -53,13 +53,13 @@ pub struct ModelSource {
     pub placements: Vec<Placement>,
     /// Names and shapes of the trained tensors.
     pub trained: Vec<(String, Vec<usize>)>,
-    /// Bytes of the optimizer's state, of averages and of the copy to save from.
+    /// Bytes of the optimizer's state, of averages, and of the copy for saving.
     pub optimizer: OptimizerBytes,
     adapter: Option<Tensors>,
     config: Config,
 }
 
-/// A loaded model, and how its frozen weights are shared with other ranks, if they are.
+/// A loaded model, and the gatherer of its frozen weights if ranks shard them.
 pub struct Loaded {
     pub model: Model,
     /// Fetches the weights that other ranks hold.
@@ -67,17 +67,17 @@ pub struct Loaded {
 }
 
 impl Described {
-    /// Finds the model and the adapters below the trained one. Of a model on the hub only the description is fetched, so that
-    /// it can be refused before gigabytes are.
+    /// Finds the model and the adapters of `tuning.adapters`. From the hub it downloads only the small files, so that an
+    /// unsupported model is refused before its weights are downloaded.
     ///
     /// # Errors
-    /// The folder, the hub, or a shape that this version does not support.
+    /// The folder does not exist, the hub fails, or this version does not support the model.
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
         let hub::Found { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();
-        // Finished adapters belong to the model as it is on disk.
+        // Merged adapters must fit the model as it is on disk, before tokens or a head are added.
         let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &mut arch)?;
         let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
         config.model.max_seq_len = length;
@@ -87,13 +87,13 @@ impl Described {
         Ok(Self { config, dir, snapshot, arch, stored, stack, stack_hashes })
     }
 
-    /// The folder with the description.
+    /// The folder with `config.json` and the tokenizer.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Opens the weights and the adapter to start from. Returns the model with the configuration as the model and the adapter
-    /// complete it: row length, labels, the adapter's own settings, the hub's commit, local paths.
+    /// Opens the weights and the adapter to start from. Also returns the completed configuration: with the row length, the
+    /// labels, the adapter's own settings, the commit on the hub, and local paths.
     ///
     /// # Errors
     /// The weights or the adapter do not fit, or there is nothing to train.
@@ -124,7 +124,7 @@ impl Described {
         let placements = targets::placed(&arch, &config.tuning)?;
         let trained = trainable::tensors(&config, &arch, &placements)?;
         trainable::check_rates(&config, &trained)?;
-        if let Some(note) = trainable::beyond_peft(&arch, &trained) {
+        if let Some(note) = trainable::peft_warning(&arch, &trained) {
             observer.event(&Event::Notice(note));
         }
         let optimizer = memory_prediction::optimizer(&config, trained.clone(), memory_prediction::threads(&config))?;
@@ -139,11 +139,11 @@ impl Described {
             (Init::Random, None) => None,
             (Init::Random, Some(wrapper)) => {
                 return Err(Error::config(format!(
-                    "model.init: random, and {} describes a multimodal model ({})",
+                    "model.init: random, but {} describes a multimodal model ({})",
                     dir.join("config.json").display(),
                     wrapper.model_type
                 ))
-                .hint("take a config.json of the language model alone: what its text_config holds"));
+                .hint("use a config.json of the language model only: the contents of its text_config"));
             }
         };
         let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
@@ -169,7 +169,7 @@ impl Described {
 }
 
 impl ModelSource {
-    /// How many values are trained.
+    /// Number of trained values.
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }
@@ -179,26 +179,26 @@ impl ModelSource {
         MemoryModel::new(&self.config, &self.arch, self.weights.as_ref())
     }
 
-    /// The base model's tensors with the merged adapters, one by one.
+    /// Reads tensors of the base model, with the adapters merged.
     pub const fn base(&self) -> Source<'_> {
         Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
     }
 
-    /// How the base is quantized; none where it is not.
+    /// How the base is quantized; `None` if it is not.
     ///
     /// # Errors
-    /// The configuration and the checkpoint contradict each other.
+    /// The configuration and the model's files contradict each other.
     pub fn quantization(&self) -> Result<Option<How>> {
         quantize::resolve(&self.config, self.weights.as_ref())
     }
 
-    /// How many matrices of the base are quantized, if it is.
+    /// Number of matrices of the base that quantization covers.
     pub fn quantized_matrices(&self) -> usize {
         quantize::matrices(&self.arch, &self.config.model.quantization_skip_modules)
             .map_or(0, |matrices| matrices.len())
     }
 
-    /// What identifies the base for the stamp: a hash of its weights and of the merged adapters. Reads all weights once.
+    /// A hash of the weights of the base and of the merged adapters, for the stamp. Reads all weights once.
     ///
     /// # Errors
     /// The weights cannot be read.
@@ -210,7 +210,7 @@ impl ModelSource {
         Ok(self.stack_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))
     }
 
-    /// The type in which the matrices of the base are held, as the model's builder decides it.
+    /// The type of the base's matrices in memory. Must follow the same rules as [`Model::load_with`].
     pub fn base_dtype(&self) -> &'static str {
         let stored = || {
             let mut matrices = self.arch.tensors().into_iter().filter(|spec| spec.shape.len() > 1);
@@ -226,8 +226,8 @@ impl ModelSource {
         if narrow { "bfloat16" } else { "float32" }
     }
 
-    /// Quantizes the base into the cache, if it is cached and not there yet. The first rank of a machine does so before the
-    /// others, which then find the copy.
+    /// Quantizes the base into the cache, unless it is there already or not cached. The first rank of a machine calls this, so
+    /// that the others find the copy.
     ///
     /// # Errors
     /// The weights cannot be read.
@@ -260,7 +260,7 @@ impl ModelSource {
         Ok(model)
     }
 
-    /// Where quantized matrices are cached, if they are made from a checkpoint that is not quantized.
+    /// The cache of quantized matrices; `None` if the base is not quantized, or already quantized on disk.
     fn quantized_cache(&self) -> Result<Option<Cache<'_>>> {
         let dense = self.weights.as_ref().filter(|files| self.config.data.use_cache && files.quantization().is_none());
         let root = self.config.data.cache_dir.clone().or_else(data::cache_dir);

@@ -1,12 +1,12 @@
-//! What a run is given beside its configuration, and what it returns.
+//! The options of a run besides its configuration, and its result.
 use tunesmith_comm::env::Launch;
 use tunesmith_data::question;
 use tunesmith_telemetry::report::Outcome;
 
-/// What a run is given beside its configuration.
+/// The options of a run besides its configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Fields of the stamp that may differ from the checkpoint's.
+    /// Fields of the stamp that may differ from those of the checkpoint.
     pub allow: Vec<String>,
     /// Remove an earlier run's files from the output directory.
     pub overwrite: bool,
@@ -19,29 +19,29 @@ pub struct Options {
 /// The result of a finished run.
 #[derive(Debug, Clone)]
 pub struct Summary {
-    /// How it ended.
+    /// How the run ended.
     pub outcome: Outcome,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
-    /// Optimizer steps of this process; those before a resume do not count.
+    /// Optimizer steps of this process, without those before a resume.
     pub steps: u64,
     /// Tokens of these steps.
     pub tokens: u64,
-    /// Tokens by the wall time of the steps alone.
+    /// Tokens divided by the wall time of the steps only.
     pub tokens_per_second: f64,
-    /// Peak memory of the process.
+    /// Peak memory of the process in bytes.
     pub peak_bytes: u64,
-    /// Results and places: label and text.
+    /// Results and paths, as pairs of label and text.
     pub facts: Vec<(String, String)>,
-    /// How to try the result; none on ranks that write nothing.
+    /// How to try the result; `None` on ranks that write no files.
     pub ask: Option<Ask>,
 }
 
 /// How to try a run's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// A row to ask.
+    /// An example prompt.
     pub row: question::Question,
-    /// The model has a classification head: it returns labels or a number, no text.
+    /// Whether the model has a classification head, so that it returns labels or a number instead of text.
     pub scores: bool,
 }

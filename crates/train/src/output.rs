@@ -1,4 +1,4 @@
-//! The output directory: which files a run leaves there, and how they come and go.
+//! The output directory: the files that a run writes, renames, and removes there.
 use std::path::{Path, PathBuf};
 
 use tunesmith_base::error::{Error, Result};
@@ -7,21 +7,21 @@ use tunesmith_checkpoint::own_files;
 use tunesmith_config::Config;
 use tunesmith_config::arch::COMPANIONS;
 
-/// A line a step.
+/// The metrics, one line per step and per evaluation.
 pub const METRICS: &str = "metrics.jsonl";
-/// The report.
+/// The report of the run.
 pub const REPORT: &str = "report.html";
-/// Every setting with its source.
+/// The configuration of the run: every setting with its source.
 pub const CONFIG: &str = "config.resolved.yaml";
-/// What the weights belong to.
+/// The stamp of the final weights: base model, data, engine, and settings.
 pub const STAMP: &str = "backend.json";
-/// The trained adapter.
+/// The folder of the trained adapter.
 pub const ADAPTER: &str = "adapter";
-/// The trained model, when every weight was trained.
+/// The folder of the trained model, with `tuning.mode: full` and `freeze`.
 pub const MODEL: &str = "model";
 pub use tunesmith_checkpoint::own_files::EVENTS;
 
-/// Where event files go.
+/// The folder of TensorBoard's event files.
 pub fn events_dir(config: &Config) -> PathBuf {
     config.logging.logging_dir.clone().unwrap_or_else(|| config.train.output_dir.join(EVENTS))
 }
@@ -36,7 +36,7 @@ pub fn size_of(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// What an earlier run left in `directory` that is worth keeping: checkpoints and trained weights.
+/// The checkpoints and trained weights of an earlier run in `directory`, sorted.
 pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_worth_keeping(path)).collect();
@@ -49,10 +49,10 @@ fn is_worth_keeping(path: &Path) -> bool {
     path.is_dir() && name != EVENTS && is_ours(name) && !name.contains(".tmp")
 }
 
-/// Files that each run writes anew.
+/// Files that each run replaces.
 pub const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
 
-/// Whether a folder of this name in an output directory is the run's to replace and remove, if all that it holds is.
+/// Whether runs write folders of this name. A run may replace and remove such a folder if it wrote all files in it.
 pub fn is_ours(name: &str) -> bool {
     if name.contains(".kept-") {
         return false;
@@ -62,7 +62,7 @@ pub fn is_ours(name: &str) -> bool {
     numbered || [ADAPTER, MODEL, EVENTS].contains(&name)
 }
 
-/// Bytes that checkpoints and trained weights in `directory` take.
+/// Bytes of the checkpoints and trained weights in `directory`.
 pub fn bytes_of_runs(directory: &Path) -> u64 {
     let files = |folder: &Path| -> Vec<PathBuf> {
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
@@ -70,8 +70,8 @@ pub fn bytes_of_runs(directory: &Path) -> u64 {
     earlier_run(directory).iter().map(|folder| size_of(&files(folder))).sum()
 }
 
-/// Gives checkpoints of steps after `step` another name (`checkpoint-000200.later`), because the run goes on from
-/// `step`: among new ones they would pass for its own. Returns the new names.
+/// Renames checkpoints of steps after `step` (to `checkpoint-000200.later`), because the run resumes from `step` and will
+/// write its own checkpoints of these steps. Returns the new paths.
 ///
 /// # Errors
 /// One cannot be renamed.
@@ -82,7 +82,7 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
         let later = name.strip_prefix("checkpoint-").and_then(|digits| digits.parse::<u64>().ok());
         if later.is_some_and(|later| later > step) {
             let aside = path.with_file_name(format!("{name}.later"));
-            // Of an earlier resume from an earlier step: the newer ones take their place.
+            // An earlier resume left one of this name, which the newer one replaces.
             if aside.symlink_metadata().is_ok() {
                 own_files::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
             }
@@ -93,7 +93,7 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
     Ok(moved)
 }
 
-/// The folders in `directory` that have our names, whatever they hold.
+/// The folders in `directory` with names that runs use, whatever their contents.
 fn folders(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let named = |path: &PathBuf| is_ours(path.file_name().and_then(|name| name.to_str()).unwrap_or_default());
@@ -102,13 +102,13 @@ fn folders(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Refuses to start over in `directory` where a folder that would go holds a file that is not the program's.
+/// Refuses to start over in `directory` if a folder to remove contains a file that the program did not write.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`], naming the file.
 pub fn refuse_foreign(directory: &Path) -> Result<()> {
     for folder in folders(directory) {
-        let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
+        let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("read", &folder, &source))?;
         if let Some(file) = foreign {
             let message = format!(
                 "{}: tunesmith did not write it, so --overwrite does not remove {}",
@@ -122,10 +122,10 @@ pub fn refuse_foreign(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what runs leave in `directory`: files that have our names, and folders that hold nothing else.
+/// Removes the files and folders of runs from `directory`. Other files stay.
 ///
 /// # Errors
-/// As [`refuse_foreign`]; one cannot be removed.
+/// As [`refuse_foreign`], or a file cannot be removed.
 pub fn clear(directory: &Path) -> Result<()> {
     refuse_foreign(directory)?;
     for path in folders(directory) {
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clearing_removes_our_files_only_and_later_checkpoints_step_aside() {
+    fn clearing_removes_only_our_files_and_later_checkpoints_are_renamed() {
         let root = tempfile::tempdir().unwrap();
         for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "checkpoint-notes"] {
             std::fs::create_dir(root.path().join(folder)).unwrap();

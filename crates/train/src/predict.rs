@@ -1,5 +1,5 @@
-//! `train.predict_with_generate`: validation rows answered and scored, each as soon as its answer ends, so that memory
-//! does not grow with their number.
+//! `train.predict_with_generate`: generates for validation rows and scores each generation as soon as it ends, so that
+//! memory does not grow with their number.
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -16,52 +16,52 @@ use tunesmith_model::Model;
 /// Scores by name, without the prefix `eval_`.
 pub type Scores = BTreeMap<String, f64>;
 
-/// How the rows of a validation are answered.
+/// Generates for the rows of a validation and scores the generations.
 pub struct Predictor<'a> {
     plan: &'a EvalGenerationPlan,
     dataset: &'a Dataset,
     validation: &'a Split,
     settings: Settings,
     seed: u64,
-    /// Whether this rank scores the answers. All ranks answer, as all hold the model; a scorer of the user's runs once.
+    /// Whether this rank scores. All ranks generate, since each holds the model or a shard of it; scoring runs once.
     scores: bool,
 }
 
-/// A row's prompt, what it is asked by, and what it should be answered with.
+/// The prompt of a row, the text of its source, and the reference.
 struct Question {
     prompt: Vec<u32>,
     source: String,
     reference: String,
 }
 
-/// Scores answers as they come.
-struct Judge<'a> {
-    asked: AnswerDecoder<'a>,
+/// Scores generations as they end.
+struct Scorer<'a> {
+    decoder: AnswerDecoder<'a>,
     stop: &'a Stop,
     questions: &'a [Question],
-    /// None where another rank scores.
+    /// `None` if another rank scores.
     metrics: Option<&'a mut Metrics>,
 }
 
-impl Watcher for Judge<'_> {
+impl Watcher for Scorer<'_> {
     fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
         Ok(if self.stop.requested().is_none() { Go::On } else { Go::EndAll })
     }
 
     fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-        self.asked.stops(tokens)
+        self.decoder.stops(tokens)
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
         let Some(metrics) = &mut self.metrics else { return Ok(()) };
-        let (question, answer) = (&self.questions[text], self.asked.text(answer)?);
+        let (question, answer) = (&self.questions[text], self.decoder.text(answer)?);
         let row = Row { source: &question.source, answer: &answer, reference: &question.reference };
         metrics.add(&row, None).map(drop)
     }
 }
 
 impl<'a> Predictor<'a> {
-    /// Only the rank that `scores` has scores; `seed` draws what metrics sample.
+    /// `seed` is for metrics that sample. Only a rank with `scores` returns scores.
     pub fn new(
         plan: &'a EvalGenerationPlan,
         dataset: &'a Dataset,
@@ -72,7 +72,7 @@ impl<'a> Predictor<'a> {
         Self { plan, dataset, validation, settings: plan.settings.clone(), seed, scores }
     }
 
-    /// The rows of `range` that have a prompt and an answer.
+    /// The rows of `range` that have a prompt and a reference.
     fn questions(&self, range: Range<usize>) -> Result<Vec<Question>> {
         let dataset = self.dataset;
         let reads = self.scores && self.plan.metrics.reads_sources();
@@ -87,13 +87,13 @@ impl<'a> Predictor<'a> {
         Ok(questions)
     }
 
-    /// The scores of the first `rows` rows' answers: none if no row has a prompt. Nothing when the run is asked to stop, on
-    /// any rank: that is agreed after each chunk of rows.
+    /// The scores of the generations for the first `rows` rows; empty if no row has a prompt. Returns `None` if any rank is
+    /// asked to stop, which the ranks check after each chunk of rows.
     ///
     /// # Errors
-    /// The engine, the disk or the tokenizer; [`Kind::Memory`]: there is no room on some rank.
+    /// Those of the engine, the disk, and the tokenizer; [`Kind::Memory`]: some rank runs out of memory.
     pub fn scores(&self, model: &Model, rows: usize, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
-        let asked = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
+        let decoder = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
         let rows = rows.min(self.validation.len());
         let metrics = || Metrics::new(&self.plan.metrics, self.seed).map(Metrics::without_intervals);
         let mut metrics = self.scores.then(metrics).transpose()?;
@@ -101,12 +101,14 @@ impl<'a> Predictor<'a> {
         for start in (0..rows).step_by(self.plan.prompts_at_once) {
             let questions = self.questions(start..rows.min(start.saturating_add(self.plan.prompts_at_once)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
-            let mut judge = Judge { asked, stop, questions: &questions, metrics: metrics.as_mut() };
+            let mut scorer = Scorer { decoder, stop, questions: &questions, metrics: metrics.as_mut() };
             let settings = Settings { first_text: answered, ..self.settings.clone() };
             answered += questions.len() as u64;
-            let (mut gave_up, failed) = match generate(model, &prompts, &settings, &mut judge) {
+            let (mut gave_up, failed) = match generate(model, &prompts, &settings, &mut scorer) {
                 Ok(done) => ([u64::from(done.is_none())], None),
-                Err(error) if error.kind() == Kind::Memory => ([0], Some(error.context("answering validation rows"))),
+                Err(error) if error.kind() == Kind::Memory => {
+                    ([0], Some(error.context("generating for validation rows")))
+                }
                 Err(error) => return Err(error),
             };
             model.stand_by()?;
@@ -120,7 +122,7 @@ impl<'a> Predictor<'a> {
         Ok(Some(scores.map(|score| (score.name, score.value)).collect()))
     }
 
-    /// The scores of the rows that an evaluation answers.
+    /// The scores of a validation: of the first `train.generation_rows` rows.
     ///
     /// # Errors
     /// As [`Predictor::scores`].
@@ -128,7 +130,7 @@ impl<'a> Predictor<'a> {
         self.scores(model, self.plan.rows, stop, comm)
     }
 
-    /// As an evaluation, on a row or two and a token or two: what would fail fails.
+    /// Tries an evaluation up to the first row with a prompt, with two tokens at most, to find errors early.
     ///
     /// # Errors
     /// As [`Predictor::scores`].
@@ -137,8 +139,8 @@ impl<'a> Predictor<'a> {
         let dataset = self.dataset;
         let usable =
             |&index: &usize| dataset.question(self.validation, index).map_or(true, |question| question.is_some());
-        let asked = self.plan.rows;
-        let first = (0..self.validation.len().min(asked)).find(usable);
+        let rows = self.plan.rows;
+        let first = (0..self.validation.len().min(rows)).find(usable);
         first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop, comm))
     }
 }

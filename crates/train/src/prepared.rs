@@ -1,4 +1,4 @@
-//! Everything that a run holds before its model is loaded.
+//! The state of a run before its model is loaded.
 use super::lock::DirLock;
 use super::model_source::{Loaded, ModelSource};
 use super::run_plan::RunPlan;
@@ -12,10 +12,10 @@ pub struct Prepared {
     pub dataset: Dataset,
     pub sampler: Sampler,
     pub resume: Option<Checkpoint>,
-    /// A note about it: the run has another number of steps than before.
+    /// A note about the checkpoint to resume if the number of steps has changed.
     pub resume_note: Option<String>,
     /// The model before step 1, if it was loaded to measure passes.
     pub loaded: Option<Loaded>,
-    /// The lock of the output directory; only the first rank holds it.
+    /// The lock of the output directory, on the first rank.
     pub lock: Option<DirLock>,
 }

@@ -1,38 +1,38 @@
-//! Before step 1 the ranks hold against each other what they are about to train: the stamp's fields (kernels, base, its form,
-//! tokenizer, template, data, adapter, settings that shape the curve), when they meet, and where they start.
+//! Checks before step 1 that all ranks train the same model in the same way. Ranks compare the fields of the stamp (kernels,
+//! base, tokenizer, template, data, adapter, settings), the settings that decide when they communicate, and their start.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::rank_settings::MEETING;
+use super::rank_settings::COMMUNICATION;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
 use tunesmith_parallel::replicas::hash;
 
-/// Fields of the stamp in which ranks may differ: other vector instructions move last bits only.
+/// Fields of the stamp that may differ between ranks. Other vector instructions change only last bits.
 const MAY_DIFFER: &[&str] = &["simd"];
 
-/// Differences that are shown; one cause may have many.
-const SHOWN: usize = 12;
+/// Maximum number of differences in the error; one cause may have many.
+const MAX_DIFFERENCES: usize = 12;
 
-/// What a rank is about to train, in words by name.
+/// What a rank is about to train: values by name, as text.
 type Claims = BTreeMap<String, String>;
 
 impl Session<'_> {
     /// Refuses ranks that would not train the same model in the same way.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`], naming the ranks and what differs, from both sides; [`tunesmith_base::Kind::Peer`].
-    pub fn agree(&self) -> Result<()> {
+    /// [`tunesmith_base::Kind::Config`], naming the ranks, the differences, and both values; [`tunesmith_base::Kind::Peer`].
+    pub fn check_rank_consistency(&self) -> Result<()> {
         if self.comm.world().size == 1 {
             return Ok(());
         }
         let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let mut claims: Claims = self.stamp.fields()?.iter().map(|(key, value)| (key.clone(), words(value))).collect();
         claims.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
-        let meeting = self.plan.settings.iter().filter(|setting| MEETING.contains(&&*setting.key));
-        claims.extend(meeting.map(|setting| (setting.key.clone(), words(&setting.value))));
+        let settings = self.plan.settings.iter().filter(|setting| COMMUNICATION.contains(&&*setting.key));
+        claims.extend(settings.map(|setting| (setting.key.clone(), words(&setting.value))));
         if !self.sharing.shares_values() {
             let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
             claims.insert("starting values".into(), start);
@@ -43,7 +43,7 @@ impl Session<'_> {
     }
 }
 
-/// Holds what each rank says against what rank 0 says.
+/// Compares the claims of each rank with those of rank 0.
 fn compare(comm: &dyn Collectives, claims: &Claims) -> Result<()> {
     let own = serde_json::to_vec(claims)
         .map_err(|error| Error::config("the settings cannot be compared between ranks").caused_by(error))?;
@@ -51,7 +51,7 @@ fn compare(comm: &dyn Collectives, claims: &Claims) -> Result<()> {
     if hashes.iter().all(|&other| other == hashes[0]) {
         return Ok(());
     }
-    // Everybody sees the same hashes, so that everybody comes here; a length of its own is padded with blanks.
+    // All ranks see the same hashes, so all of them get here. Shorter texts are padded with blanks.
     let most = comm.collect(&[own.len() as u64])?.into_iter().max().unwrap_or_default() as usize;
     let mut padded = own;
     padded.resize(most, b' ');
@@ -61,7 +61,7 @@ fn compare(comm: &dyn Collectives, claims: &Claims) -> Result<()> {
     Err(refusal(&said).hint("every rank needs the same configuration, model, data, checkpoint and version"))
 }
 
-/// What differs, from both sides: ranks that say the same together.
+/// The error with the differences and both values. Ranks with the same value are named together.
 fn refusal(said: &[Claims]) -> Error {
     let mut sides: BTreeMap<(&str, Option<&str>), Vec<usize>> = BTreeMap::new();
     let first = &said[0];
@@ -75,13 +75,13 @@ fn refusal(said: &[Claims]) -> Error {
     let mut others: Vec<usize> = sides.values().flatten().copied().collect();
     others.sort_unstable();
     others.dedup();
-    let mut text = format!("{} would train otherwise than rank 0:", ranks(&others));
-    for ((key, other), who) in sides.iter().take(SHOWN) {
+    let mut text = format!("{} would train differently from rank 0:", ranks(&others));
+    for ((key, other), who) in sides.iter().take(MAX_DIFFERENCES) {
         let ours = first.get(*key).map_or("nothing", String::as_str);
         let (other, who) = (other.unwrap_or("nothing"), ranks(who));
         let _ = write!(text, "\n    {key}: {ours} on rank 0, {other} on {who}"); // a String never fails
     }
-    if let Some(more) = sides.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+    if let Some(more) = sides.len().checked_sub(MAX_DIFFERENCES).filter(|&more| more > 0) {
         let _ = write!(text, "\n    and {more} more");
     }
     Error::config(text)
@@ -94,8 +94,8 @@ mod tests {
     use tunesmith_comm::threads::{self, Threads};
 
     #[test]
-    fn what_differs_is_shown_from_both_sides_with_the_ranks() {
-        let told = |sides: &[&[(&str, &str)]]| -> Vec<Option<String>> {
+    fn differences_are_shown_with_both_values_and_the_ranks() {
+        let compared = |sides: &[&[(&str, &str)]]| -> Vec<Option<String>> {
             let said: Vec<Claims> = sides
                 .iter()
                 .map(|claims| claims.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect())
@@ -113,16 +113,16 @@ mod tests {
             })
         };
         let base: &[(&str, &str)] = &[("data", "d"), ("tokenizer", "t")];
-        assert!(told(&[base, base, base]).iter().all(Option::is_none));
+        assert!(compared(&[base, base, base]).iter().all(Option::is_none));
         let other: &[(&str, &str)] = &[("data", "d"), ("tokenizer", "a longer one")];
-        for error in told(&[base, other, base, other]) {
+        for error in compared(&[base, other, base, other]) {
             let error = error.unwrap();
-            assert!(error.contains("ranks 1 and 3 would train otherwise than rank 0"), "{error}");
+            assert!(error.contains("ranks 1 and 3 would train differently from rank 0"), "{error}");
             assert!(error.contains("tokenizer: t on rank 0, a longer one on ranks 1 and 3"), "{error}");
             assert!(!error.contains("data:"), "{error}");
         }
         let more: &[(&str, &str)] = &[("backend", "reference"), ("data", "e")];
-        for error in told(&[base, more]) {
+        for error in compared(&[base, more]) {
             let error = error.unwrap();
             for side in ["backend: nothing on rank 0, reference on rank 1", "data: d on rank 0, e on rank 1"] {
                 assert!(error.contains(side), "{error}");

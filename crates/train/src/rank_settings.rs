@@ -1,7 +1,7 @@
-//! Settings that all ranks of a run must share beyond those in the stamp.
+//! Settings that must be equal on all ranks of a run, in addition to those of the stamp.
 
 /// Settings that decide when ranks communicate: to compare, to evaluate, to stop. A resume may change them.
-pub const MEETING: &[&str] = &[
+pub const COMMUNICATION: &[&str] = &[
     "train.strategy",
     "train.fsdp_sharding_strategy",
     "train.reduce_every_pass",

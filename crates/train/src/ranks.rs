@@ -1,8 +1,8 @@
-//! Which ranks a run has, and how they begin: one process, one of several that a launcher has started (`ddp`), or
-//! several threads of this one (`dp`).
+//! The ranks of a run and how they start: one process, one of several that a launcher has started (`ddp`), or several
+//! threads of one process (`dp`).
 use std::time::Duration;
 
-use super::rank_settings::{MEETING, SIZES};
+use super::rank_settings::{COMMUNICATION, SIZES};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_comm::env::Launch;
@@ -19,10 +19,10 @@ use tunesmith_config::{RankBackend, Resolved, Strategy};
 use tunesmith_plan::platform::{self, Layout};
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// A rank's place, before its connections with the others.
+/// A rank before it connects with the others.
 pub struct Seat {
     pub world: World,
-    /// How the ranks have come about, for the user.
+    /// How the ranks were started, in words.
     pub described: String,
     limits: Limits,
     link: Link,
@@ -34,7 +34,7 @@ enum Link {
     Process(Rendezvous, Carrier),
 }
 
-/// What carries the bytes between processes.
+/// The communication library between processes.
 #[derive(Clone, Copy)]
 enum Carrier {
     Gloo,
@@ -42,7 +42,10 @@ enum Carrier {
     Nccl,
 }
 
-/// The engine that `train.ddp_backend` names, if it is here.
+/// The library that `train.ddp_backend` names.
+///
+/// # Errors
+/// It cannot be loaded.
 fn carrier(backend: RankBackend) -> Result<Carrier> {
     match backend {
         RankBackend::Auto | RankBackend::Gloo => gloo::provide(&|_| ()).map(|_| Carrier::Gloo),
@@ -56,21 +59,21 @@ fn carrier(backend: RankBackend) -> Result<Carrier> {
     }
 }
 
-/// What ranks must agree in before anything is loaded: the version, and the settings by which they meet until
-/// [`super::rank_consistency`] compares the rest.
+/// The facts that ranks compare when they join: the version, and the settings that they need to communicate.
+/// [`super::rank_consistency`] compares the rest later.
 fn facts(resolved: &Resolved) -> Facts {
-    let meeting = |key: &str| MEETING.contains(&key) || SIZES.contains(&key);
+    let is_shared = |key: &str| COMMUNICATION.contains(&key) || SIZES.contains(&key);
     let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let settings = resolved.settings.iter().filter(|setting| meeting(&setting.key));
+    let settings = resolved.settings.iter().filter(|setting| is_shared(&setting.key));
     let settings = settings.map(|setting| (setting.key.clone(), words(&setting.value)));
     settings.chain([("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]).collect()
 }
 
-/// The seats of this process: one, or with `dp` one a thread.
+/// The ranks of this process: one, or with `dp` one per thread.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the engine is
-/// missing; [`tunesmith_base::Kind::Peer`]: the other ranks cannot be found.
+/// [`tunesmith_base::Kind::Config`]: the launcher and `train.strategy` contradict each other, or the communication library is
+/// missing. [`tunesmith_base::Kind::Peer`]: the other ranks cannot be found.
 pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observer) -> Result<Vec<Seat>> {
     let train = &resolved.config.train;
     let limits = Limits { timeout: Duration::from_secs_f64(train.ddp_timeout), bucket: train.ddp_bucket_cap_mb << 20 };
@@ -87,7 +90,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
         (_, Some(launch)) if train.dp_ranks.is_some() => {
             let Launch { launcher, world, .. } = launch;
             let message = format!(
-                "train.dp_ranks makes ranks as threads, but {launcher} has started {}",
+                "train.dp_ranks starts ranks as threads, but {launcher} has started {}",
                 count(world.size, "process")
             );
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
@@ -98,7 +101,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
                 Ok(Carrier::Gloo) => "gloo",
                 #[cfg(feature = "cuda")]
                 Ok(Carrier::Nccl) => "nccl",
-                // The others hear of it, too.
+                // The other ranks also learn of it and refuse to run.
                 Err(_) => "none that can be loaded",
             };
             let mut facts = facts(resolved);
@@ -109,7 +112,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
                 wait.limit = limits.timeout;
             }
             let meeting = Rendezvous::join(launch, facts, wait);
-            // The others hear what is missing here; this rank says why, too.
+            // All ranks report what is missing; this rank also reports why.
             let (carrier, meeting) = match (carrier, meeting) {
                 (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),
                 (carrier, meeting) => (carrier?, meeting?),
@@ -144,8 +147,8 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
 }
 
 impl Seat {
-    /// Threads for the kernels of one rank: `num_threads`, or this rank's share of the machine's cores; nothing where
-    /// it may have them all.
+    /// Threads for the kernels of one rank: `num_threads`, or this rank's share of the machine's cores. `None` if the rank
+    /// may use all cores.
     pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let local = self.world.local_size;
@@ -157,10 +160,10 @@ impl Seat {
         Layout { ranks: self.world.size, local: self.world.local_size, in_process }
     }
 
-    /// Does what every rank of a machine does, the first before the others: they find its cache.
+    /// Calls `act` on the first rank of the machine before the other ranks, so that they find its cache.
     ///
     /// # Errors
-    /// Those of `act`, or [`tunesmith_base::Kind::Peer`] where the first has failed.
+    /// Those of `act`, or [`tunesmith_base::Kind::Peer`] if the first rank has failed.
     pub fn in_turn<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
         let main_first: &dyn LocalMainFirst = match &self.link {
             Link::Alone => return act(),
@@ -176,10 +179,10 @@ impl Seat {
         Ok(done)
     }
 
-    /// Connects with the others.
+    /// Connects with the other ranks.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Peer`]: one does not come.
+    /// [`tunesmith_base::Kind::Peer`]: a rank does not connect.
     pub fn connect(self) -> Result<Box<dyn Collectives>> {
         Ok(match self.link {
             Link::Alone => Box::new(Single),
@@ -191,10 +194,10 @@ impl Seat {
     }
 }
 
-/// What ended a run of several ranks: its cause, not what followed from that at the others.
+/// The result of a run of several ranks: the error that caused the others, or the first result.
 ///
 /// # Errors
-/// That of the rank which failed by itself, else of one that lost a peer.
+/// The first error that is not a lost peer, else the first lost peer.
 pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
     let mut first: Option<Result<T>> = None;
     for result in results {
@@ -214,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_is_what_is_not_a_consequence() {
+    fn the_cause_is_the_error_that_is_not_a_lost_peer() {
         let peer = || Err(Error::peer("rank 1 has ended"));
         let results: Vec<Result<()>> = vec![peer(), Err(Error::numeric("NaN")), peer()];
         assert_eq!(cause(results).unwrap_err().kind(), Kind::Numeric);

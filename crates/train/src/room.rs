@@ -1,12 +1,12 @@
-//! Ranks without room for a validation: all end together, with the word of the rank that failed.
+//! Ranks that run out of memory in a validation: all ranks end together, with the message of the rank that failed.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::rendezvous::ranks;
 
-/// Ends all ranks at the same place if one has `failed` for lack of memory. Each returns that rank's message.
+/// Ends all ranks at the same point if one has `failed` for lack of memory. Each rank returns the message of that rank.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Memory`], where any rank has `failed`; [`tunesmith_base::Kind::Peer`].
+/// [`tunesmith_base::Kind::Memory`] if any rank has `failed`; [`tunesmith_base::Kind::Peer`].
 pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
     if comm.world().size == 1 {
         return failed.map_or(Ok(()), Err);
@@ -16,7 +16,7 @@ pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()
     let lengths = comm.collect(&[said.len() as u64])?;
     let short: Vec<usize> = (0..lengths.len()).filter(|&rank| lengths[rank] > 0).collect();
     let Some(&first) = short.first() else { return Ok(()) };
-    // Everybody sees the same lengths, so that everybody comes here.
+    // All ranks see the same lengths, so all of them get here.
     let most = lengths.into_iter().max().unwrap_or_default() as usize;
     let mut padded = said.into_bytes();
     padded.resize(most, 0);
@@ -36,8 +36,8 @@ mod tests {
     use tunesmith_comm::threads::{self, Threads};
 
     #[test]
-    fn a_rank_without_room_is_heard_by_all() {
-        let told = |short: &[Option<&str>]| -> Vec<Option<Error>> {
+    fn all_ranks_report_the_rank_without_room() {
+        let errors = |short: &[Option<&str>]| -> Vec<Option<Error>> {
             let seats = threads::world(short.len(), Limits::default());
             std::thread::scope(|scope| {
                 let one = |(seat, short): (Threads, Option<&str>)| {
@@ -48,8 +48,8 @@ mod tests {
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             })
         };
-        assert!(told(&[None, None]).iter().all(Option::is_none));
-        for error in told(&[None, Some("9 tokens need a lot"), None, Some("short")]) {
+        assert!(errors(&[None, None]).iter().all(Option::is_none));
+        for error in errors(&[None, Some("9 tokens need a lot"), None, Some("short")]) {
             let error = error.unwrap();
             assert_eq!(error.kind(), Kind::Memory);
             assert_eq!(error.message(), "ranks 1 and 3 had no room for a validation: 9 tokens need a lot");

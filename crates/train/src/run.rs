@@ -1,4 +1,4 @@
-//! A run on one page: plan, load, resume if asked, step, evaluate, save, finish.
+//! A run on one page: plan, load, resume if configured, step, evaluate, save, finish.
 use std::time::Instant;
 
 pub use super::options::{Ask, Options, Summary};
@@ -16,18 +16,18 @@ use tunesmith_config::Resolved;
 use tunesmith_telemetry::progress::{Event, Observer, Quiet};
 use tunesmith_telemetry::report::Outcome;
 
-/// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and reports events.
+/// Trains with the configuration `resolved`, on all ranks of this process. Only rank 0 writes and reports events.
 ///
 /// # Errors
-/// Whatever is refused or fails; [`tunesmith_base::Kind::Preempted`] when `stop` was requested and everything is saved;
-/// [`tunesmith_base::Kind::Numeric`] after too many steps in a row that were not finite.
+/// Those of every part of the run. [`tunesmith_base::Kind::Preempted`]: `stop` was requested, and everything is saved.
+/// [`tunesmith_base::Kind::Numeric`]: too many steps in a row were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
     let began = Instant::now();
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, comm) = prepare(resolved, options, stop, observer, seat)?;
         prepared.announce(observer);
         let mut session = Session::load(options, stop, observer, prepared, comm)?;
-        session.agree()?;
+        session.check_rank_consistency()?;
         session.try_evaluation()?;
         stop.enter_loop()?;
         session.open(options, began)?;
@@ -40,10 +40,10 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     })
 }
 
-/// Makes the plan of a run as [`run`] does, and stops there. Nothing is trained; of the output directory only the lock is taken.
+/// Makes the plan of a run as [`run`] does, but trains nothing. In the output directory it only acquires the lock.
 ///
 /// # Errors
-/// Whatever [`run`] refuses before step 1.
+/// Those of [`run`] before step 1.
 pub fn plan(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<RunPlan> {
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
@@ -52,11 +52,11 @@ pub fn plan(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn 
     })
 }
 
-/// What one rank does, with the configuration for the world it is in.
+/// The work of one rank, given the configuration for its world.
 type OfRank<'a, T> = &'a (dyn Fn(&Resolved, &dyn Observer, Seat) -> Result<T> + Sync);
 
-/// Runs `of_rank` on every rank of this process, each on its share of the cores. Returns the first rank's result, or the error
-/// that caused the others.
+/// Runs `of_rank` on every rank of this process, each with its share of the cores. Returns the result of the first rank, or
+/// the error that caused the others.
 fn on_ranks<T: Send>(
     resolved: &Resolved,
     options: &Options,
@@ -64,7 +64,7 @@ fn on_ranks<T: Send>(
     of_rank: OfRank<'_, T>,
 ) -> Result<T> {
     engine::choose(resolved.config.tuning.backend);
-    // Ranks that are processes share the machine's memory, those that are threads share the process's.
+    // Processes divide the machine's memory; threads share the budget of their process.
     let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
     let usable = || limits::usable().map(|bytes| bytes / sharing);
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
@@ -94,7 +94,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Checks and plans the run on one rank, and connects it with the others.
+/// Checks the run on one rank, connects it with the other ranks, and plans the run.
 fn prepare(
     resolved: &Resolved,
     options: &Options,
@@ -103,38 +103,38 @@ fn prepare(
     seat: Seat,
 ) -> Result<(Prepared, Box<dyn Collectives>)> {
     let checked = seat.in_turn(|| setup::check_locally(resolved, options, stop, observer, &seat))?;
-    // Only now: reading the data may take longer than an operation between ranks may.
+    // Connects after the data are read, which may take longer than the timeout of an operation between ranks.
     let comm = seat.connect()?;
     let prepared = checked.plan(resolved, options, &*comm, observer)?;
     Ok((prepared, comm))
 }
 
-/// From the step that the session stands at to the end.
-fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
+/// Runs all remaining steps, with their evaluations and checkpoints. `resume_command` is for messages.
+fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
     let total = session.plan.steps.total_steps;
     loop {
-        let gone = session.output_has_gone()?;
+        let gone = session.output_is_gone()?;
         if !gone {
             session.check_files();
         }
-        session.collect().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
-        // First what belongs after the step that was done last; a signal may have cut it off before a resume.
+        session.poll_saving().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
+        // First the evaluation after the last step, which a signal may have interrupted before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
             save::point_best(session)?;
         }
-        let stop = session.asked_to_stop()?;
+        let stop = session.stop_requested()?;
         let outcome = match session.state.step {
             step if step >= total => Some(Outcome::Completed),
-            _ if session.is_stale() => Some(Outcome::StoppedEarly),
+            _ if session.stops_early() => Some(Outcome::StoppedEarly),
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
         session.save_is_owed |= unsaved && save::is_due(session);
-        // A run in which no step counted has trained nothing, however short it is.
+        // A run that skipped every step has trained nothing, however short it is.
         let trained_nothing = outcome.is_some() && session.optimizer.step == 0;
         if session.is_diverging() || trained_nothing {
-            // Nothing is saved here: whatever comes last would stand in the place of a checkpoint that can be used.
+            // Nothing is saved here, so that the newest checkpoint stays a usable one.
             if ends {
                 return Err(session.diverged(stop));
             }
@@ -143,13 +143,13 @@ fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
             session.save_is_owed = false;
         }
         if ends {
-            session.settle()?;
+            session.wait_for_saving()?;
         }
         match (stop, outcome) {
             (Some(why), _) => {
-                // Nobody leaves before everything is saved: a launcher may end the others when one has.
+                // No rank exits before everything is saved, because a launcher may then end the others.
                 session.comm.barrier()?;
-                return Err(interrupted(session, why, again));
+                return Err(interrupted(session, why, resume_command));
             }
             (None, Some(outcome)) => return Ok(outcome),
             (None, None) => session.step()?,
@@ -157,23 +157,21 @@ fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
     }
 }
 
-fn interrupted(session: &Session<'_>, why: &str, again: &str) -> Error {
+fn interrupted(session: &Session<'_>, why: &str, resume_command: &str) -> Error {
     let (step, total) = (session.state.step, session.plan.steps.total_steps);
     if why == GONE {
         let output_dir = session.plan.output_dir.display();
         let message = format!("train.output_dir = {output_dir} was removed or moved while the run wrote to it");
         return Error::new(Kind::Io, message).hint(format!(
-            "the state after step {step} of {total} is saved in a new folder of that name: go on with --resume, or move it to \
-             the other checkpoints first"
+            "the state after step {step} of {total} is saved in a new folder of that name: continue with --resume, or first \
+             move it to the other checkpoints"
         ));
     }
     if let Some(found) = session.replaced_file.as_ref().filter(|_| why == REPLACED) {
         let saved = if step == 0 {
-            "nothing was trained yet: move away what is in the way, and start again".to_owned()
+            "nothing was trained yet: move it away, and start again".to_owned()
         } else {
-            format!(
-                "the state after step {step} of {total} is saved: move away what is in the way, and go on with {again}"
-            )
+            format!("the state after step {step} of {total} is saved: move it away, and continue with {resume_command}")
         };
         return Error::new(Kind::Io, found).hint(saved);
     }
@@ -181,5 +179,5 @@ fn interrupted(session: &Session<'_>, why: &str, again: &str) -> Error {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
     }
     Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved"))
-        .hint(format!("go on with {again}"))
+        .hint(format!("continue with {resume_command}"))
 }

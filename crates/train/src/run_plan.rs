@@ -1,8 +1,8 @@
-//! The plan of a run: every decision that training, evaluation and saving go by.
+//! The plan of a run: every decision about training, evaluation, and saving.
 //!
-//! [`Config`] is what the user wrote, with `auto` and defaults that depend on the model, the data or the machine.
-//! [`crate::setup`] turns it into a [`RunPlan`] once, before step 1. Nothing changes the plan afterwards: an `Option` in it
-//! means that a run does without something, never that a decision is open.
+//! [`Config`] is what the user wrote, with `auto` and defaults that depend on the model, the data, or the machine.
+//! [`crate::setup`] turns it into a [`RunPlan`] once, before step 1. Nothing changes the plan afterwards. `None` in it means
+//! that a run does not have something, never that a decision is open.
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -17,17 +17,17 @@ use tunesmith_plan::batches::Batches;
 use super::autobatch::batch_plan::BatchPlan;
 use super::memory_prediction::Peak;
 
-/// What a run does. Made once by [`crate::setup`].
+/// Every decision of a run, made once by [`crate::setup`].
 pub struct RunPlan {
-    /// The model, and what is trained of it.
+    /// The model and its trained part.
     pub model: ModelPlan,
-    /// The kernels and the types that they compute with.
+    /// Kernels and data types.
     pub engine: EnginePlan,
-    /// The ranks.
+    /// The ranks and the hardware they use.
     pub ranks: RanksPlan,
-    /// How the ranks share weights, gradients and the optimizer's state.
+    /// How the ranks shard weights, gradients, and the optimizer's state.
     pub parallel: ParallelPlan,
-    /// How a step is cut into micro-batches and passes.
+    /// How a step is split into micro-batches and passes.
     pub batch: BatchPlan,
     /// Which of these sizes the run chose itself.
     pub chosen: ChosenSizes,
@@ -35,86 +35,86 @@ pub struct RunPlan {
     pub steps: Batches,
     /// The learning rate of each step.
     pub schedule: Schedule,
-    /// How the learning rate was scaled to the rows of a step, in words.
+    /// How the learning rate was scaled to the rows of a step, in words; `None` if it was not.
     pub lr_scaling: Option<String>,
-    /// The name of the optimizer.
+    /// The value of `train.optim`.
     pub optimizer_name: Optim,
-    /// The optimizer.
+    /// The optimizer with its settings per tensor.
     pub optimizer: OptimizerPlan,
-    /// Steps in a row that are not finite before the run ends.
+    /// After this many non-finite steps in a row the run ends.
     pub max_nonfinite_steps: u64,
-    /// Validation during training; none without validation rows or with `eval_strategy: "no"`.
+    /// Validation during training; `None` without validation rows or with `eval_strategy: "no"`.
     pub evaluation: Option<EvaluationPlan>,
-    /// When a run without improvement ends.
+    /// When the run ends for lack of improvement.
     pub early_stopping: EarlyStopping,
-    /// Checkpoints.
+    /// When checkpoints are written and which are kept.
     pub saving: SavingPlan,
-    /// Metrics, TensorBoard and the report.
+    /// Metrics, TensorBoard, and the report.
     pub logging: LoggingPlan,
     /// The generations before and after training that the report shows.
     pub samples: SamplesPlan,
-    /// Memory.
+    /// The memory budget and the predicted memory.
     pub memory: MemoryPlan,
-    /// Seed of adapter initialisation and dropout.
+    /// The seed of adapter initialization and dropout.
     pub seed: u64,
-    /// Seed of shuffling and splitting.
+    /// The seed of shuffling and splitting.
     pub data_seed: u64,
     /// The folder that the run writes to.
     pub output_dir: PathBuf,
-    /// Every setting as the run uses it, with its source. Training from them again is the same run.
+    /// Every setting as the run uses it, with its source. A run with these settings is the same run.
     pub settings: Vec<Setting>,
     /// The text of `config.resolved.yaml`.
     pub resolved_yaml: String,
-    /// The stamp of the run's checkpoints, but for `base_model`: the base weights are hashed when they are loaded.
+    /// The stamp of the run's checkpoints, still without `base_model`: the base is hashed when it is loaded.
     pub stamp: Stamp,
 }
 
 /// The model of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelPlan {
-    /// The model in a line: its place, its family, how much of it is trained.
+    /// The model in one line: its path or name, its family, and how many values are trained.
     pub summary: String,
     /// The folder or the name on the hub, as PEFT's `base_model_name_or_path`.
     pub name: String,
-    /// The longest row in tokens.
+    /// Maximum tokens of a row.
     pub max_seq_len: usize,
-    /// What is trained.
+    /// The value of `tuning.mode`.
     #[serde(serialize_with = "word")]
     pub mode: Mode,
-    /// Tokens that are added to the tokenizer.
+    /// Tokens to add to the tokenizer.
     pub new_tokens: Vec<String>,
-    /// The configuration names a chat template, which is saved with the tokenizer.
+    /// Whether the chat template of the configuration is saved with the tokenizer.
     pub saves_chat_template: bool,
-    /// What PEFT must know of the adapter; none where weights of the model itself are trained.
+    /// The `adapter_config.json` for PEFT; `None` if weights of the model itself are trained.
     #[serde(skip)]
     pub adapter: Option<AdapterConfig>,
-    /// Adapters that are merged into the base in memory.
+    /// Adapters to merge into the base in memory.
     pub merged_adapters: Vec<PathBuf>,
-    /// Values that are trained.
+    /// Number of trained values.
     pub trained_values: u64,
-    /// Values of the whole model.
+    /// Number of values of the whole model.
     pub all_values: u64,
-    /// Tensors that are trained in full beside adapters, or alone with `mode: freeze`.
+    /// Tensors that are trained in full: next to adapters, or by `mode: freeze`.
     pub trained_in_full: Vec<String>,
 }
 
-/// What computes.
+/// The kernels and data types of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct EnginePlan {
-    /// `tuning.backend`.
+    /// The value of `tuning.backend`.
     #[serde(serialize_with = "word")]
     pub backend: Backend,
-    /// The kernels behind that name: `fused` or `reference`.
+    /// The kernels of the backend: `fused` or `reference`.
     pub kernels: &'static str,
-    /// The vector instructions in use.
+    /// Vector instruction set in use.
     pub simd: &'static str,
-    /// The type that holds the base's matrices.
+    /// The type of the base's matrices in memory.
     pub base_dtype: &'static str,
-    /// The type that holds activations for the backward pass.
+    /// The type of saved activations.
     pub activations: &'static str,
-    /// How the base is quantized, in words; `none` where it is not.
+    /// How the base is quantized, in words; `none` if it is not.
     pub quantization: String,
-    /// The format of the quantized base.
+    /// The format of the quantized base; `None` if it is not quantized.
     #[serde(skip)]
     pub quantized: Option<Quantization>,
 }
@@ -122,42 +122,43 @@ pub struct EnginePlan {
 /// The ranks of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct RanksPlan {
-    /// How many there are.
+    /// Number of ranks.
     pub count: usize,
-    /// How many are threads of one process; 1 where each is a process.
+    /// Number of ranks that are threads of one process; 1 if each rank is a process.
     pub in_process: u64,
-    /// How they were started and meet, in words.
+    /// How the ranks were started and where they meet, in words.
     pub summary: String,
-    /// What is used of the machine, in words.
+    /// The hardware that the run uses, in words.
     pub platform: String,
-    /// How they share the work.
+    /// The parallel strategy, with `auto` resolved.
     #[serde(serialize_with = "word")]
     pub strategy: Strategy,
 }
 
-/// Which sizes of [`BatchPlan`] the run chose itself. It may change them when memory runs out, and saves them in checkpoints.
+/// Which sizes of [`BatchPlan`] the run chose itself. The run may change them when memory runs out, and saves them in
+/// checkpoints.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ChosenSizes {
-    /// `train.gradient_checkpointing` was `auto`.
+    /// Whether `train.gradient_checkpointing` was `auto`.
     pub checkpointing: bool,
-    /// `train.max_tokens_per_pass` was lowered by measuring.
+    /// Whether measuring has lowered `train.max_tokens_per_pass`.
     pub max_tokens_per_pass: bool,
 }
 
-/// When something is done.
+/// How often to evaluate or to save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// Only where another rule asks for it.
+    /// Not regularly.
     Never,
-    /// After every so many steps.
+    /// Every N steps.
     Steps(u64),
     /// After every epoch.
     Epochs,
 }
 
 impl When {
-    /// Whether it is due after `step`, counted from 1.
+    /// Whether the evaluation or checkpoint is due after `step`, counted from 1.
     pub fn is_due(self, step: u64, steps: &Batches) -> bool {
         match self {
             Self::Never => false,
@@ -170,17 +171,17 @@ impl When {
 /// Validation during training.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluationPlan {
-    /// When.
+    /// How often to validate.
     pub when: When,
-    /// Before step 1, too.
+    /// Whether to validate before step 1, too.
     pub on_start: bool,
-    /// After the last step, too.
+    /// Whether to validate after the last step, too.
     pub at_end: bool,
-    /// Rows of a batch.
+    /// Rows of a validation batch.
     pub batch_size: usize,
-    /// What makes one checkpoint better than another.
+    /// The metric that decides which checkpoint is best.
     pub metric: MetricPlan,
-    /// Answers that are generated and scored; none where only the loss is measured.
+    /// How to generate and score; `None` without `train.predict_with_generate`.
     pub generation: Option<EvalGenerationPlan>,
 }
 
@@ -196,88 +197,88 @@ pub struct MetricPlan {
 /// `train.predict_with_generate`.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvalGenerationPlan {
-    /// How answers are generated.
+    /// The generation settings.
     #[serde(serialize_with = "debug")]
     pub settings: GenerationSettings,
-    /// Strings that end an answer.
+    /// Strings that end a generation.
     pub stop_strings: Vec<String>,
-    /// Validation rows that are answered, at most.
+    /// Maximum number of validation rows to generate for.
     pub rows: usize,
-    /// Prompts that are in memory at once.
+    /// Maximum number of prompts in memory.
     pub prompts_at_once: usize,
-    /// The metrics of answers.
+    /// The metrics of the generations.
     #[serde(skip)]
     pub metrics: EvalConfig,
 }
 
-/// When a run ends early.
+/// When a run ends for lack of improvement.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct EarlyStopping {
-    /// Validations in a row without improvement; 0 never stops.
+    /// The run ends after this many validations in a row without improvement; 0 means never.
     pub patience: u64,
-    /// How much the metric must improve to count.
+    /// The minimum improvement of the metric that counts.
     pub threshold: f64,
 }
 
-/// Checkpoints.
+/// When checkpoints are written and which are kept.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct SavingPlan {
-    /// When.
+    /// How often to save.
     pub when: When,
-    /// How many are kept besides the best; none keeps all.
+    /// Number of newest checkpoints to keep besides the best; `None` keeps all.
     pub keep_last: Option<usize>,
-    /// The best is kept, and the run ends with its weights.
+    /// Whether the best checkpoint is kept and the run ends with its weights.
     pub load_best_at_end: bool,
-    /// They are written by a thread, from a copy.
+    /// Whether a thread writes checkpoints from a copy.
     pub in_background: bool,
     /// Bytes of that copy; 0 without one.
     pub copy_bytes: u64,
 }
 
-/// What a run reports.
+/// Metrics, TensorBoard, and the report.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoggingPlan {
-    /// Steps between two lines and two points in TensorBoard.
+    /// Steps between two printed lines and between two points in TensorBoard.
     pub steps: u64,
-    /// Where TensorBoard's event files go; none without TensorBoard.
+    /// The folder of TensorBoard's event files; `None` without TensorBoard.
     pub events_dir: Option<PathBuf>,
-    /// `report.html` is written.
+    /// Whether to write `report.html`.
     pub report: bool,
-    /// The run's name.
+    /// The name of the run, the title of the report.
     pub run_name: String,
-    /// The step whose timeline is printed.
+    /// The step whose timeline is printed, if any.
     pub timeline_step: Option<u64>,
-    /// Steps between comparisons of the ranks' trained values; 0 never compares.
+    /// Steps between comparisons of the trained values of all ranks; 0 means never.
     pub replica_check_steps: u64,
 }
 
-/// Sample generations on held-out rows.
+/// The generations on held-out rows that the report shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct SamplesPlan {
-    /// How many; 0 for none.
+    /// Number of rows to generate for.
     pub rows: usize,
-    /// How they are generated.
+    /// The generation settings.
     #[serde(serialize_with = "debug")]
     pub settings: GenerationSettings,
-    /// Strings that end an answer.
+    /// Strings that end a generation.
     pub stop_strings: Vec<String>,
 }
 
-/// The memory of the process.
+/// The memory budget and the predicted memory.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct MemoryPlan {
-    /// `train.memory_budget`; none where the budget is what the machine has free.
+    /// `train.memory_budget` in bytes; `None` if the budget follows from the free memory.
     pub configured: Option<u64>,
-    /// Bytes that the process may hold; none where the system states no limit.
+    /// Bytes that the process may use; `None` if the system has no limit.
     pub budget: Option<u64>,
-    /// Bytes of the optimizer's state and of averages, over all ranks that share them.
+    /// Bytes of the optimizer's state and of averages, summed over all shards.
     pub optimizer_state: u64,
-    /// The predicted peak; none where it cannot be predicted.
+    /// The predicted peak; `None` if it cannot be predicted.
     pub predicted: Option<Peak>,
 }
 
 impl RunPlan {
-    /// Every decision as JSON, by group. Lists that grow with the model are left out.
+    /// The plan as JSON, by group, without lists that grow with the model.
     pub fn to_json(&self) -> Value {
         let Batches { effective_batch, steps_per_epoch, total_steps, warmup_steps, .. } = self.steps;
         json!({

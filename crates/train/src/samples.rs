@@ -1,4 +1,4 @@
-//! Held-out rows answered, before and after training, for the report's side-by-side view and the exact match.
+//! Generations on held-out rows before and after training, for the report and the exact match.
 use super::run_plan::SamplesPlan;
 use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
@@ -7,7 +7,7 @@ use tunesmith_eval::AnswerDecoder;
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
 
-/// Held-out rows, each cut into a prompt and a reference.
+/// Held-out rows, each split into the tokens of its prompt and of its reference.
 pub struct Questions<'a> {
     dataset: &'a Dataset,
     plan: &'a SamplesPlan,
@@ -15,8 +15,7 @@ pub struct Questions<'a> {
 }
 
 impl<'a> Questions<'a> {
-    /// The first rows held out from training that have a prompt and an answer: of the validation split, else of the
-    /// test split.
+    /// Takes the first held-out rows that have a prompt and a reference, from the validation split or else the test split.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -32,30 +31,30 @@ impl<'a> Questions<'a> {
         Ok(Self { dataset, plan, rows })
     }
 
-    /// Whether there is nothing to ask.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The model's answers; none if the run is asked to stop meanwhile.
+    /// Generates for every row; returns `None` if the run is asked to stop meanwhile.
     ///
     /// # Errors
-    /// The engine or the tokenizer.
-    pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
+    /// Those of the engine and the tokenizer.
+    pub fn generate(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let asked = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
-        asked.answer(model, &prompts, &self.plan.settings, &mut || stop.requested().is_none()).map_err(|error| {
+        let decoder = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
+        decoder.answer(model, &prompts, &self.plan.settings, &mut || stop.requested().is_none()).map_err(|error| {
             match error.kind() {
-                Kind::Memory => error.context("answering held-out rows; the training is done and saved"),
+                Kind::Memory => error.context("generating for held-out rows; the training is done and saved"),
                 _ => error,
             }
         })
     }
 
-    /// Questions and answers side by side.
+    /// Puts each row together with its generations before and after training.
     ///
     /// # Errors
-    /// The tokenizer.
+    /// Those of the tokenizer.
     pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
         let tokenizer = &self.dataset.tokenizer;
         let prompts: Vec<String> =

@@ -1,4 +1,4 @@
-//! What is saved while a run goes and when it ends.
+//! Saves checkpoints during a run and the final weights at its end.
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -20,19 +20,21 @@ use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::Metrics;
 
-/// Whether a checkpoint belongs after the step that was done last.
+/// Whether a checkpoint is due after the last step.
 pub fn is_due(session: &Session<'_>) -> bool {
     let (step, plan) = (session.state.step, &session.plan);
     let best = plan.saving.load_best_at_end && session.state.best_step == Some(step);
     best || plan.saving.when.is_due(step, &plan.steps)
 }
 
-/// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
-/// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
-/// the first does so; where each has a share of the state they put it together as it is written, and none goes on before.
+/// Saves a checkpoint of the last step, and removes checkpoints that are no longer wanted.
+///
+/// With `train.save_async` and without `wait`, this only copies the state, and a thread writes it;
+/// [`Session::poll_saving`] gets the result. The first rank saves. If ranks shard the state, all take part until it is
+/// written.
 ///
 /// # Errors
-/// The disk, now or at the save before; older checkpoints then stand as they were.
+/// Those of the disk, of this save or of the one before. Older checkpoints stay as they were.
 pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let shares = session.sharing.shares_state();
     session.refuse_non_finite()?;
@@ -48,11 +50,11 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         .map_err(|error| Error::checkpoint("the position in the data cannot be written").caused_by(error))?;
     let adapter = session.plan.model.adapter.clone();
     let tokenizer = grown_tokenizer(session)?;
-    let beside = session.plan.saving.in_background && !wait && !shares;
+    let in_background = session.plan.saving.in_background && !wait && !shares;
     let keep = Keep { last: session.plan.saving.keep_last, best: best_path(session) };
-    if !beside {
-        session.settle()?;
-        // No pass is made meanwhile: what is written goes through buffers that the budget need not hold on top.
+    if !in_background {
+        session.wait_for_saving()?;
+        // No pass runs meanwhile, so its buffers make room for those of writing.
         session.model.release();
     }
     let written = session.published(|session, trained| {
@@ -63,11 +65,11 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let values = sharing.shares_values().then(|| model.params.values());
         let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
         let write = |name: &str, writer: &mut dyn Write| {
-            // The values come first.
-            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(io::Error::other)?;
+            // The values are written before the state.
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
             gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
         };
-        // An adapter is put together at once, a model tensor by tensor as it is written.
+        // An adapter is gathered at once, a model tensor by tensor while it is written.
         let of_model = fetch.as_ref().filter(|_| adapter.is_none());
         let names: Vec<_> =
             specs.iter().filter(|_| of_model.is_some()).map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
@@ -84,7 +86,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         }
         if let (Some(shared), false) = (&shared, writes) {
             let followed = shared.write_to(&mut io::sink());
-            let followed = followed.map_err(|error| Error::io("put together", "a checkpoint", &error));
+            let followed = followed.map_err(|error| Error::io("gather", "a checkpoint", &error));
             return Ok(lost(followed.map(|()| None)));
         }
         let adapted = fetch.as_ref().filter(|_| adapter.is_some()).map(Fetch::all).transpose()?;
@@ -103,7 +105,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             shared,
         };
         let root = &plan.output_dir;
-        Ok(if beside {
+        Ok(if in_background {
             saver.begin(root, &snapshot, keep)
         } else {
             let written = lost(checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some));
@@ -114,17 +116,17 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     if !session.writes() {
         session.saved = session.state.step;
     }
-    session.note(written)?;
+    session.record_written(written)?;
     session.begun = session.state.step;
     session.done.saving = before + began.elapsed();
     Ok(())
 }
 
-/// Points `best` to the checkpoint that is best by `train.metric_for_best_model`, if there is one: after an evaluation that a signal
-/// had cut off and a resume made up for.
+/// Points the file `best` to the best checkpoint, if there is one. This is needed after a resumed run repeated an evaluation
+/// that a signal had interrupted.
 ///
 /// # Errors
-/// The disk.
+/// Those of the disk.
 pub fn point_best(session: &mut Session<'_>) -> Result<()> {
     let root = &session.plan.output_dir;
     let Some(best) =
@@ -132,27 +134,28 @@ pub fn point_best(session: &mut Session<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    session.settle()?;
+    session.wait_for_saving()?;
     store::point(&RealDisk, &session.plan.output_dir, "best", Some(&best))
 }
 
-/// Where the checkpoint that is best by `train.metric_for_best_model` is or will be, if it is to be kept.
+/// The folder of the best checkpoint, which may not be written yet; `None` without `train.load_best_model_at_end`.
 fn best_path(session: &Session<'_>) -> Option<PathBuf> {
     let path = store::checkpoint_dir(&session.plan.output_dir, session.state.best_step?);
     session.plan.saving.load_best_at_end.then_some(path)
 }
 
-/// The checkpoint that is best by `train.metric_for_best_model`, if it is to be kept and there is one.
+/// The folder of the best checkpoint, if it exists.
 pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
     best_path(session).filter(|dir| dir.is_dir())
 }
 
-/// Takes back the trained values of the checkpoint after `step`; says whether there is one (a run that was resumed
-/// with other settings may not have kept it). The first rank reads it; where ranks have shares of the values all come here,
-/// and it sends them theirs, a message at a time: nobody else need see its disk.
+/// Restores the trained values of the checkpoint of `step`. Returns whether it exists; a run that was resumed with other
+/// settings may not have kept it.
+///
+/// Only the first rank reads the checkpoint. If ranks shard the values, all call this, and the first sends each its shard.
 ///
 /// # Errors
-/// It is damaged; [`tunesmith_base::Kind::Peer`].
+/// The checkpoint is damaged; [`tunesmith_base::Kind::Peer`].
 pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
     let root = &session.plan.output_dir;
     let dir = store::checkpoint_dir(root, step);
@@ -187,11 +190,11 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// Writes the trained weights as Hugging Face's libraries load them, with the tokenizer: `adapter/` or `model/`; and
-/// the stamp beside them.
+/// Writes the trained weights and the tokenizer to `adapter/` or `model/`, in the format of Hugging Face's libraries. Also
+/// writes the stamp. Returns the folder.
 ///
 /// # Errors
-/// The disk.
+/// Those of the disk.
 pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let root = &session.plan.output_dir;
     let params = &session.model.params;
@@ -200,7 +203,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let all = fetch.as_ref().filter(|_| adapts).map(Fetch::all).transpose()?;
     let start = params.start().map(|start| start_of(session, start)).transpose()?;
     let tensors = match (&fetch, &all) {
-        // Tensor by tensor, as it is written.
+        // A sharded model is gathered tensor by tensor while it is written.
         (Some(_), None) => Vec::new(),
         _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
     };
@@ -221,7 +224,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         } else {
             peft::stage(staging, adapter, &tensors)?;
         }
-        // An adapter's own files name no labels.
+        // The files of an adapter do not contain the labels.
         if session.source.arch.score.is_some() {
             folder::stage_config(staging, source)?;
         }
@@ -230,11 +233,11 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     fetch.as_ref().map_or(Ok(()), Fetch::end)?;
     write_json(&root.join(output::STAMP), &session.stamp)?;
     session.done.hashing += published.hashing;
-    session.tell_kept(&target, published.kept.as_deref());
+    session.report_kept_files(&target, published.kept.as_deref());
     Ok(target)
 }
 
-/// What the other ranks do while the first writes the final weights, where they have shares of them.
+/// Sends the shards of this rank while the first rank writes the final weights, if ranks shard them.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Peer`].
@@ -245,19 +248,19 @@ pub fn follow_final_weights(session: &Session<'_>) -> Result<()> {
     start.map_or(Ok(()), |fetch| fetch.follow())
 }
 
-/// Puts values together of which each rank has a share.
+/// Gathers sharded `values`; `None` if every rank has all of them.
 fn fetch<'a>(session: &'a Session<'_>, values: &'a [f32]) -> Option<Fetch<'a>> {
     let Session { comm, sharing, optimizer, model, .. } = session;
     sharing.shares_values().then(|| Fetch::new(&**comm, sharing, optimizer, &model.params.specs, values))
 }
 
-/// The values before training, on the rank that writes.
+/// The trained values before training (`start`), gathered on the rank that writes.
 fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
     fetch(session, start).map_or_else(|| Ok(start.to_vec()), |fetch| fetch.all())
 }
 
-/// About how many bytes the final weights take: what is trained, twice where a `PiSSA` adapter becomes plain LoRA; with
-/// `mode: freeze` the whole model; and the files that are copied.
+/// Approximate bytes of the final weights and the copied files: the trained values, or the whole model with `mode: freeze`. A
+/// `PiSSA` adapter counts twice, because it becomes plain LoRA of twice the rank.
 fn final_bytes(session: &Session<'_>) -> u64 {
     let Session { plan, source, .. } = session;
     let values = match plan.model.mode {
@@ -267,13 +270,13 @@ fn final_bytes(session: &Session<'_>) -> u64 {
     };
     let adapts = plan.model.mode.adapts();
     let beside = source.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
-    // A matrix that embedding and head share is in an adapter's file under both names.
+    // The file of an adapter contains a tied embedding under both names.
     let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && source.arch.ties_head());
     let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
     4 * values + beside + folder::companion_bytes(&source.dir) + (1 << 20)
 }
 
-/// The whole model: what was trained, and with `mode: freeze` the rest as it was.
+/// Stages the whole model: the trained tensors, and with `mode: freeze` the others unchanged.
 fn stage_model(
     staging: &mut Staging<'_>,
     session: &Session<'_>,
@@ -294,7 +297,7 @@ fn stage_model(
     folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
 }
 
-/// The text of `tokenizer.json` with `tuning.new_tokens`; none without new tokens.
+/// The text of `tokenizer.json` with `tuning.new_tokens`; `None` without new tokens.
 fn grown_tokenizer(session: &Session<'_>) -> Result<Option<String>> {
     match session.plan.model.new_tokens.as_slice() {
         [] => Ok(None),
@@ -308,7 +311,7 @@ fn folder_source<'a>(
     dataset: &'a Dataset,
     tokenizer: Option<&'a str>,
 ) -> folder::Source<'a> {
-    // Without a template in the configuration the tokenizer's own is copied.
+    // Without a template in the configuration, the tokenizer's own template is copied.
     let template = dataset.template.as_ref().filter(|_| plan.model.saves_chat_template);
     folder::Source {
         dir: &source.dir,

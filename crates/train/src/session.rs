@@ -1,4 +1,4 @@
-//! The state of a run between two optimizer steps, and what every part of the loop needs: stopping, saving in the background.
+//! The state of a run between two optimizer steps, with functions for stopping and for saving in the background.
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,48 +28,48 @@ pub struct Session<'a> {
     pub source: ModelSource,
     pub dataset: Dataset,
     pub sampler: Sampler,
-    /// The lock of the output directory; only the first rank holds it.
+    /// The lock of the output directory, on the first rank.
     pub lock: Option<DirLock>,
     pub comm: Box<dyn Collectives>,
-    /// Fetches frozen weights that other ranks hold, if they are sharded.
+    /// Gathers frozen weights from other ranks; `None` if they are not sharded.
     pub gatherer: Option<Gatherer>,
     /// The model with its trained values.
     pub model: Model,
-    /// What blocks keep for the backward pass: as planned, or less once memory has run out.
+    /// What blocks save for the backward pass: as planned, or less once memory has run out.
     pub checkpointing: Checkpointing,
     /// The optimizer with its state.
     pub optimizer: Optimizer,
-    /// The moving average of the weights whose state this rank keeps, with `train.ema_decay`.
+    /// With `train.ema_decay`, the moving average of the weights whose state this rank holds.
     pub ema: Option<Ema>,
-    /// Which rank keeps which values, gradients and state.
+    /// Which rank holds which values, gradients, and optimizer state.
     pub sharing: Sharing,
-    /// Step, epoch, position in the data and best metric, as checkpoints save them.
+    /// Step, epoch, position in the data, and best metric, as saved in checkpoints.
     pub state: TrainState,
-    /// Writes checkpoints beside the steps.
+    /// Writes checkpoints in the background.
     pub saver: Background,
     /// The step of the last checkpoint that is durable.
     pub saved: u64,
-    /// The step of the last checkpoint that was begun.
+    /// The step of the last checkpoint whose writing has started.
     pub begun: u64,
     /// Steps in a row that overflowed and lowered the loss scale.
     pub overflows_in_a_row: u64,
-    /// A checkpoint was due while steps were skipped. It is written after the next step that is not.
+    /// Whether a checkpoint was due while steps were skipped. It is written after the next step that is not skipped.
     pub save_is_owed: bool,
     /// `metrics.jsonl`, once writing has begun.
     pub metrics: Option<Metrics>,
-    /// Which of the run's files was removed or replaced by others, in words.
+    /// The file of the run that was removed or replaced, in words.
     pub replaced_file: Option<String>,
     pub events: Option<EventWriter>,
-    /// Rows whose label was predicted right, and all rows, since the last logged step of a classification.
+    /// Rows with a correct prediction, and all rows, since the last logged step of a classification.
     pub right_of_rows: [u64; 2],
     pub pace: Pace,
-    /// What this process has done.
+    /// Work and times of this process.
     pub done: Done,
     /// The stamp of the checkpoints.
     pub stamp: Stamp,
 }
 
-/// Work of this process, steps before a resume not counted.
+/// Work and times of this process, without the steps before a resume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Done {
     pub steps: u64,
@@ -79,44 +79,44 @@ pub struct Done {
     /// Wall time of the steps.
     pub stepping: Duration,
     pub evaluating: Duration,
-    /// Wall time of checkpoints in which no step was made.
+    /// Wall time that saving checkpoints took from the steps.
     pub saving: Duration,
-    /// Time of writing them, beside the steps or not.
+    /// Time of writing checkpoints, in the background or not.
     pub writing: Duration,
-    /// Time of hashing them, the base weights, and the checkpoint that the run goes on from.
+    /// Time of hashing checkpoints, the base weights, and the checkpoint to resume from.
     pub hashing: Duration,
 }
 
 impl Session<'_> {
-    /// Takes note of a checkpoint that was being written and is durable by now.
+    /// Records the checkpoint in the background if it is written by now.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: it could not be written; the older ones stand.
-    pub fn collect(&mut self) -> Result<()> {
+    /// [`tunesmith_base::Kind::Io`]: the checkpoint could not be written. Older ones stay as they were.
+    pub fn poll_saving(&mut self) -> Result<()> {
         let written = self.saver.poll();
-        self.note(written)
+        self.record_written(written)
     }
 
     /// Waits for the checkpoint that is being written.
     ///
     /// # Errors
-    /// As [`Session::collect`].
-    pub fn settle(&mut self) -> Result<()> {
+    /// As [`Session::poll_saving`].
+    pub fn wait_for_saving(&mut self) -> Result<()> {
         let began = Instant::now();
         let written = self.saver.join();
         self.done.saving += began.elapsed();
-        self.note(written)
+        self.record_written(written)
     }
 
-    /// Takes note of what has been written.
+    /// Records a checkpoint that was written, if any.
     ///
     /// # Errors
-    /// The failure that it is, with what is there all the same.
-    pub fn note(&mut self, written: Result<Option<Written>>) -> Result<()> {
+    /// The error in `written`, with the newest checkpoint that exists.
+    pub fn record_written(&mut self, written: Result<Option<Written>>) -> Result<()> {
         let written = written.map_err(|error| {
             error.context(match self.saved {
                 0 => "a checkpoint could not be written, and there is none before it".to_owned(),
-                saved => format!("a checkpoint could not be written; that of step {saved} stands"),
+                saved => format!("a checkpoint could not be written; the newest is that of step {saved}"),
             })
         })?;
         if let Some(Written { dir, step, took, hashing, kept }) = written {
@@ -124,25 +124,25 @@ impl Session<'_> {
             self.done.writing += took;
             self.done.hashing += hashing;
             self.observer.event(&Event::Saved(&dir));
-            self.tell_kept(&dir, kept.as_deref());
+            self.report_kept_files(&dir, kept.as_deref());
         }
         Ok(())
     }
 
-    /// Says where what stood in the way of `dir` stays.
-    pub fn tell_kept(&self, dir: &Path, kept: Option<&Path>) {
+    /// Reports that files of others in `dir` were moved to `kept`.
+    pub fn report_kept_files(&self, dir: &Path, kept: Option<&Path>) {
         if let Some(kept) = kept {
             let (dir, kept) = (dir.display(), kept.display());
-            let text = format!("{dir} held files that tunesmith did not write: they stay in {kept}");
+            let text = format!("{dir} contained files that tunesmith did not write: they are now in {kept}");
             self.observer.event(&Event::Notice(&text));
         }
     }
 
-    /// What ends all ranks at the same step: once the checkpoint that is being written is durable, and all have come as
-    /// far; a launcher ends the others when one has left. Says what is saved.
-    pub fn last_word(&mut self, error: Error) -> Error {
-        let settled = self.settle();
-        // Who is gone changes nothing here.
+    /// Adds the last checkpoint to the error that ends all ranks at the same step. Waits until the checkpoint is written and
+    /// all ranks get here, because a launcher ends the other ranks when one exits.
+    pub fn end_on_all_ranks(&mut self, error: Error) -> Error {
+        let settled = self.wait_for_saving();
+        // The run ends in any case, so a lost rank does not matter.
         let _ = self.comm.barrier();
         let saved = match (settled, self.saved) {
             (Err(error), _) => error.message().to_owned(),
@@ -152,26 +152,26 @@ impl Session<'_> {
         error.with_more(&saved)
     }
 
-    /// Writes a line of `metrics.jsonl`, on the rank that has it open.
+    /// Writes a line of `metrics.jsonl`, on the rank that has the file open.
     ///
     /// # Errors
-    /// The disk.
+    /// Those of the disk.
     pub fn write(&mut self, line: &Line) -> Result<()> {
         self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.write(line))
     }
 
-    /// Why the run is asked to stop, if any rank is: all stop after the same step.
+    /// The reason to stop, if any rank is asked to. All ranks stop after the same step.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].
-    pub fn asked_to_stop(&self) -> Result<Option<&'static str>> {
+    pub fn stop_requested(&self) -> Result<Option<&'static str>> {
         let own = self.stop.requested();
-        let mut asked = [u64::from(own.is_some())];
-        self.comm.all_reduce(&mut asked)?;
-        Ok((asked[0] > 0).then(|| own.unwrap_or("a request to another rank")))
+        let mut requests = [u64::from(own.is_some())];
+        self.comm.all_reduce(&mut requests)?;
+        Ok((requests[0] > 0).then(|| own.unwrap_or("a request to another rank")))
     }
 
-    /// Whether this rank writes what the run leaves behind.
+    /// Whether this rank writes the files of the run.
     pub fn writes(&self) -> bool {
         self.comm.world().is_first()
     }

@@ -1,6 +1,8 @@
-//! SIGHUP, SIGINT and SIGTERM at any time. While the run is being prepared nothing is worth keeping, so the process leaves at
-//! once; from step 1 on a request is a flag that the loop reads between steps. A second one does not wait: checkpoints
-//! that are there stay, one that is half written goes.
+//! Handles SIGHUP, SIGINT, and SIGTERM.
+//!
+//! Before step 1 there is nothing to save, so a signal ends the process at once. From step 1 on, the loop checks between
+//! steps for a request to stop. A second signal ends the process at once: complete checkpoints stay, a half-written one is
+//! removed.
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +11,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::temporary;
 use tunesmith_base::signals::{self, Handling, Requests};
 
-/// How far the run is, for whoever asks it to stop.
+/// The phase of the run, which decides how a signal is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Preparing,
@@ -48,8 +50,8 @@ impl Stop {
         self.state().requested
     }
 
-    /// Takes the lock of the output directory, which is taken back if the process leaves before the loop. A signal that comes
-    /// meanwhile waits until the lock is held.
+    /// Acquires the lock of the output directory. A signal before the loop removes it again. A signal that arrives meanwhile
+    /// waits until the lock is acquired.
     ///
     /// # Errors
     /// Those of [`DirLock::acquire`].
@@ -60,13 +62,13 @@ impl Stop {
         Ok(lock)
     }
 
-    /// From here on a request waits for the step to finish and for the checkpoint to be written.
+    /// Starts the loop: from now on a request waits for the step to finish and for the checkpoint to be written.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Preempted`] if it was requested before: nothing has been written yet.
+    /// [`tunesmith_base::Kind::Preempted`] if a stop was requested before; nothing has been written yet.
     pub fn enter_loop(&self) -> Result<()> {
         let mut state = self.state();
-        // Of ranks that are threads another may be in its loop already, and writing.
+        // Another rank in this process may already be in its loop and writing.
         if let (Phase::Preparing, Some(why)) = (state.phase, state.requested) {
             return Err(Error::preempted(format!("{why} before step 1: nothing was written")));
         }
@@ -74,9 +76,11 @@ impl Stop {
         Ok(())
     }
 
-    /// Answers SIGHUP, SIGINT and SIGTERM while the value lives. A signal during preparation calls `leave` (which should end
-    /// the process; the loop cannot begin meanwhile); a later one becomes a request. `notice(signal, again)` is told of
-    /// both that and a second one, which ends the process at once.
+    /// Handles SIGHUP, SIGINT, and SIGTERM until the returned value is dropped.
+    ///
+    /// A signal before the loop calls `leave`, which should end the process; the loop cannot start meanwhile. A later signal
+    /// becomes a request. `notice(signal, again)` is called for the request, and with `again` for a second signal, which ends
+    /// the process at once.
     ///
     /// # Errors
     /// As [`signals::handle`].
@@ -90,7 +94,7 @@ impl Stop {
             let name = signals::name(signal);
             let mut state = stop.state();
             if state.phase == Phase::Preparing {
-                // Under the lock: the loop cannot begin while the process is leaving.
+                // The mutex is held, so the loop cannot start while the process exits.
                 temporary::abandon();
                 if let Some(leftovers) = state.leftovers.take() {
                     leftovers.remove();

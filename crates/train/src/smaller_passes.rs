@@ -1,5 +1,5 @@
-//! Steps and validations within the memory budget. What does not fit is done again with the same rows in smaller passes;
-//! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
+//! Keeps steps and validations within the memory budget. A step that does not fit is repeated with the same rows in smaller
+//! passes. The smaller limit holds for the rest of the run, for all ranks, and after a resume.
 use super::autobatch::measure_pass::PassMeasurer;
 use super::micro_batches;
 use super::session::Session;
@@ -17,14 +17,14 @@ const fn sequences(batch: &Batch) -> usize {
 }
 
 impl Session<'_> {
-    /// The most tokens of a pass: what the configuration says, or less where memory asked for it.
+    /// The maximum tokens of a pass: as planned, or less once memory has run out.
     pub(crate) fn pass_limit(&self) -> Option<usize> {
         let configured = self.plan.batch.max_tokens_per_pass;
         self.state.max_tokens_per_pass.into_iter().chain(configured).min()
     }
 
-    /// One optimizer step over `rows`. A pass that does not fit is cut in half, and the whole step done again: nothing has
-    /// been updated yet, and the step's loss and gradient do not depend on the cuts.
+    /// Runs one optimizer step over `rows`. If a pass does not fit, halves the pass limit and repeats the whole step. Nothing
+    /// was updated by then, and the loss and gradient of the step do not depend on the split.
     ///
     /// # Errors
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
@@ -43,7 +43,7 @@ impl Session<'_> {
             )? {
                 Attempt::Done(stats) => return Ok(stats),
                 Attempt::TooLarge { micro_batch, error } => {
-                    // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+                    // Ranks of one process share the budget, so idle buffers of one may be missing at another.
                     self.model.release();
                     if let Some(index) = micro_batch {
                         self.shrink_passes(&batches[index], error, true)?;
@@ -54,7 +54,7 @@ impl Session<'_> {
         }
     }
 
-    /// Takes over what another rank had to cut, and says so.
+    /// Adopts the smallest pass limit and the checkpointing of all ranks, and reports a change.
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
@@ -66,20 +66,21 @@ impl Session<'_> {
         let mut taken = Vec::new();
         if own.is_none_or(|own| least < own as u64) && least < u64::MAX {
             self.state.max_tokens_per_pass = Some(least as usize);
-            taken.push(format!("in passes of at most {} tokens", grouped(least)));
+            taken.push(format!("passes of at most {} tokens", grouped(least)));
         }
         if !full && all.iter().skip(1).step_by(2).any(|&full| full == 1) {
             self.set_checkpointing(Checkpointing::FULL);
-            taken.push("with train.gradient_checkpointing: true".to_owned());
+            taken.push("train.gradient_checkpointing: true".to_owned());
         }
         if !taken.is_empty() {
-            let text = format!("another rank has no room; all go on from here on {}", taken.join(" and "));
+            let text =
+                format!("another rank has no memory for its pass; from now on all ranks use {}", taken.join(" and "));
             self.observer.event(&Event::Notice(&text));
         }
         Ok(())
     }
 
-    /// The sums of the validation rows' losses, weights and label tokens.
+    /// The sums of losses, of weights, and of label tokens over the validation `rows`.
     ///
     /// # Errors
     /// Those of the engine; [`Kind::Memory`]: a single row does not fit.
@@ -90,7 +91,7 @@ impl Session<'_> {
         Ok(found.into_iter().fold((0.0, 0.0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1, sum.2 + it.2)))
     }
 
-    /// What a head of scores gives for the validation rows, `[rows, outputs]`.
+    /// The outputs of the classification head for the validation `rows`: `[rows, outputs]`.
     ///
     /// # Errors
     /// As [`Session::loss_within`].
@@ -98,7 +99,7 @@ impl Session<'_> {
         Ok(self.passes_within(rows, &|model, batch| model.logits(batch, &batch.ends()))?.concat())
     }
 
-    /// What `measure` makes of passes over the validation rows, in their order.
+    /// Calls `measure` for each pass over the validation rows. Returns the results in order.
     fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
         loop {
             let Some(validation) = &self.dataset.validation else { return Ok(Vec::new()) };
@@ -122,7 +123,7 @@ impl Session<'_> {
         }
     }
 
-    /// Makes passes smaller than `batch`, or blocks keep less; says so once for each change.
+    /// Lowers the pass limit below `batch`, or else lets blocks recompute. Reports each change once.
     fn shrink_passes(&mut self, batch: &Batch, error: Error, training: bool) -> Result<()> {
         self.model.release();
         let (tokens, step) = (batch.tokens.len(), self.state.step + u64::from(training));
@@ -136,7 +137,7 @@ impl Session<'_> {
             let limit = (tokens / 2).max(1);
             self.state.max_tokens_per_pass = Some(limit);
             self.observer.event(&Event::Notice(&format!(
-                "{found}; it is done again with the same rows, from here on in passes of at most {} tokens",
+                "{found}; repeating it with the same rows, from now on in passes of at most {} tokens",
                 grouped(limit as u64)
             )));
             return Ok(());
@@ -145,12 +146,12 @@ impl Session<'_> {
         if training && may_recompute {
             self.set_checkpointing(Checkpointing::FULL);
             self.observer.event(&Event::Notice(&format!(
-                "{found}, and is one row; it is done again, from here on with train.gradient_checkpointing: true"
+                "{found}, and is one row; repeating it, from now on with train.gradient_checkpointing: true"
             )));
             return Ok(());
         }
         if self.model.shards().is_sharded() && training {
-            // The other ranks make no passes now, so that nothing can be measured.
+            // Sharded weights need the other ranks for a pass, so this rank alone cannot measure.
             let help =
                 "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";
             return Err(error.context(found).hint(format!("what helps: {help}")));
@@ -160,14 +161,14 @@ impl Session<'_> {
                 "what helps: shorter validation rows (model.max_seq_len below {tokens}); or a larger train.memory_budget"
             )));
         }
-        // The optimizer's state is held already: nothing comes later.
+        // The optimizer's state is already allocated, so no later bytes are added.
         let Self { model, source, dataset, sampler, plan, checkpointing, .. } = self;
         let mut measurer = PassMeasurer::alone(model, &dataset.train, sampler, plan.ranks.in_process);
         let error = measurer.too_long(tokens, *checkpointing, &source.memory())?;
         Err(error.context(format!("step {step}")))
     }
 
-    /// From here on blocks keep this, also after a resume.
+    /// Changes what blocks save, also after a resume.
     fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
         self.model.set_checkpointing(checkpointing);
         self.checkpointing = checkpointing;

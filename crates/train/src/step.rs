@@ -1,4 +1,4 @@
-//! ONE optimizer step, on one screen.
+//! One optimizer step: forward, backward, all-reduce, clipping, and update.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_data::batch::Batch;
@@ -7,47 +7,47 @@ use tunesmith_optim::{LossScaler, Optimizer, clip};
 
 use tunesmith_parallel::ddp_zero::{Sharing, Walked};
 
-/// What a step did.
+/// The results of an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepStats {
-    /// Mean cross-entropy over the label tokens of the whole effective batch, each counted with its row's weight.
+    /// Mean cross-entropy over the label tokens of the effective batch, weighted by the weights of the rows.
     pub loss: f64,
-    /// The same over this rank's part of it.
+    /// The same over this rank's part of the batch.
     pub rank_loss: f64,
-    /// Rows of a classification whose label was found, of the whole effective batch and before the update.
+    /// Correctly predicted rows of a classification in the effective batch, before the update.
     pub right: u64,
-    /// Norm of the gradient before clipping.
+    /// L2 norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Label tokens of the whole effective batch.
+    /// Label tokens of the effective batch.
     pub label_tokens: u64,
-    /// Tokens of the whole effective batch.
+    /// Tokens of the effective batch.
     pub tokens: u64,
-    /// Loss or gradient was not finite: nothing was updated.
+    /// Whether the loss or the gradient was not finite, so that nothing was updated.
     pub skipped: bool,
-    /// The same, where a lower loss scale may help.
+    /// Whether the step was skipped and a lower loss scale may help.
     pub overflow: bool,
 }
 
-/// How an attempt at a step ended.
+/// The result of an attempt at a step.
 #[derive(Debug)]
 pub enum Attempt {
-    /// The weights are those after the step.
+    /// The step is done, and the weights are updated.
     Done(StepStats),
-    /// A micro-batch did not fit into the memory budget of some rank. Nothing was updated, on any rank: the same step can
-    /// be tried again, cut otherwise.
+    /// A micro-batch did not fit into the memory budget of some rank. No rank has updated anything, so the same step can be
+    /// repeated with another split.
     TooLarge {
-        /// This rank's first micro-batch that did not fit; none where it was another rank's.
+        /// The first micro-batch of this rank that did not fit; `None` if only another rank ran out of memory.
         micro_batch: Option<usize>,
-        /// What did not fit.
+        /// The memory error.
         error: Error,
     },
 }
 
 impl Attempt {
-    /// What the step did, where there is no other way to cut the batch.
+    /// Returns the results of the step, for callers that do not repeat it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Memory`]: it does not fit into the memory budget.
+    /// [`tunesmith_base::Kind::Memory`]: the step does not fit into the memory budget.
     pub fn done(self) -> Result<StepStats> {
         match self {
             Self::Done(stats) => Ok(stats),
@@ -56,10 +56,10 @@ impl Attempt {
     }
 }
 
-/// As [`attempt`] with every rank keeping everything, where there is no other way to cut the batch.
+/// Runs [`attempt`] once, with nothing sharded between ranks.
 ///
 /// # Errors
-/// As [`attempt`]; [`tunesmith_base::Kind::Memory`]: it does not fit into the memory budget.
+/// As [`attempt`]; [`tunesmith_base::Kind::Memory`]: the step does not fit into the memory budget.
 pub fn step(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -72,14 +72,14 @@ pub fn step(
     attempt(model, optimizer, comm, &mut sharing, micro_batches, rate, max_grad_norm)?.done()
 }
 
-/// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
+/// Trains `model` on one effective batch. `micro_batches` are this rank's part of it.
 ///
-/// The loss is the sum over label tokens divided by their number (where rows have weights, by the sum of the tokens'
-/// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
+/// The loss is the sum over the label tokens of the effective batch, divided by their number. With row weights, it is divided
+/// by the sum of the tokens' weights. So neither the number of micro-batches nor of ranks changes it.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`] for a token outside the vocabulary, [`tunesmith_base::Kind::Peer`] for a rank that is gone,
-/// [`tunesmith_base::Kind::Numeric`] for ranks whose values differ, where they are compared.
+/// [`tunesmith_base::Kind::Numeric`] if the values of ranks are compared and differ.
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -89,7 +89,7 @@ pub fn attempt(
     rate: f64,
     max_grad_norm: f64,
 ) -> Result<Attempt> {
-    // Count: the divisor is known before any backward starts.
+    // Count, because the divisor must be known before any backward pass.
     let counts = comm.collect(&[
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
         micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
@@ -104,7 +104,7 @@ pub fn attempt(
     let [weight] = weight;
     let scale = if weight > 0.0 { 1.0 / weight as f32 } else { 0.0 };
 
-    // Forward and backward; gradients are summed over ranks while the last passes go on.
+    // Forward and backward. Gradients are summed over ranks during the last passes.
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
     model.right = 0;
@@ -114,12 +114,12 @@ pub fn attempt(
         sharing.passes(model, comm, micro_batches, most_passes, &mut |model, batch, grads| {
             model.forward_backward_into(batch, scale, share, step, grads)
         })?;
-    // A rank that has no room stops all of them here, before anything is updated.
+    // A rank without memory stops all ranks here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];
     comm.all_reduce(&mut short)?;
     if short != [0] {
         let (micro_batch, error) = failed.unzip();
-        let error = error.unwrap_or_else(|| Error::memory("another rank has no room for its micro-batch"));
+        let error = error.unwrap_or_else(|| Error::memory("another rank has no memory for its micro-batch"));
         return Ok(Attempt::TooLarge { micro_batch, error });
     }
 

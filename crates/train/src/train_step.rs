@@ -11,10 +11,11 @@ use tunesmith_telemetry::progress::Event;
 use tunesmith_telemetry::{machine, norms};
 
 impl Session<'_> {
-    /// One optimizer step: data, update, the line in the metrics.
+    /// Runs one optimizer step and records its metrics.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Numeric`] after too many steps in a row that were not finite, or a run of such steps only; the disk.
+    /// [`tunesmith_base::Kind::Numeric`]: too many steps in a row were not finite, or the values of ranks differ. Errors of the
+    /// engine and the disk.
     pub fn step(&mut self) -> Result<()> {
         let began = Instant::now();
         let rows = self.sampler.next_step();
@@ -22,12 +23,12 @@ impl Session<'_> {
         let shown = self.plan.logging.timeline_step == Some(self.state.step + 1);
         self.sharing.timeline = shown.then(Timeline::default);
         let every = self.plan.logging.replica_check_steps;
-        // Where every rank has values of its own there is nothing to compare.
+        // Ranks with shards have no values in common to compare.
         let copies = !self.sharing.shares_values();
         let compares = copies && every > 0 && (self.state.step + 1).is_multiple_of(every);
         self.sharing.compares = compares.then_some(self.state.step + 1);
         let stats = match self.step_within(&rows, rate) {
-            Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
+            Err(error) if error.kind() == Kind::Numeric => return Err(self.end_on_all_ranks(error)),
             stats => stats?,
         };
         if let Some(timeline) = self.sharing.timeline.take() {
@@ -40,7 +41,7 @@ impl Session<'_> {
         self.state.epoch = self.sampler.epoch();
         self.state.tokens += stats.tokens;
         self.state.label_tokens += stats.label_tokens;
-        // What a lower loss scale answers is no failure; the optimizer counts it.
+        // An overflow that lowers the loss scale is normal; the optimizer counts it.
         let nonfinite = stats.skipped && !stats.overflow;
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
@@ -80,12 +81,12 @@ impl Session<'_> {
         let total = self.plan.steps.total_steps;
         let shown = step.is_multiple_of(self.plan.logging.steps) || step == total;
         let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
-        // Since the last step that was shown: a step has too few rows to say much.
+        // The accuracy since the last step that was shown, because one step has too few rows.
         let accuracy = share(self.right_of_rows);
         if shown {
             self.right_of_rows = [0; 2];
         }
-        // TensorBoard opens on the first groups of the alphabet: `eval` and `train` hold the losses alone.
+        // TensorBoard expands the first groups of the alphabet, so `eval` and `train` contain only the losses.
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
             if let Some(accuracy) = accuracy {
                 events.scalars(step, &[("training/accuracy", accuracy)])?;
@@ -116,7 +117,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Each rank's loss and memory at a step, as points for TensorBoard; nothing where there is one rank.
+    /// The loss and the memory of each rank at a step, as points for TensorBoard; empty with one rank.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`].

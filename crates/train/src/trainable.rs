@@ -1,4 +1,4 @@
-//! Which tensors a run trains: all of them, chosen ones, or adapters with what is trained beside them.
+//! The tensors that a run trains: all, chosen ones, or adapters with the modules that are saved with them.
 use std::collections::BTreeSet;
 
 use tunesmith_base::error::{Error, Result};
@@ -8,7 +8,7 @@ use tunesmith_model::freeze;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_optim::{Schedule, rates};
 
-/// Values of the whole model.
+/// Number of values of the whole model.
 pub fn values(arch: &Arch) -> u64 {
     arch.tensors().iter().map(|spec| size(&spec.shape)).sum()
 }
@@ -20,7 +20,7 @@ pub(crate) fn size(shape: &[usize]) -> u64 {
 /// Names and shapes of the trained tensors.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: what is to be trained does not exist.
+/// [`tunesmith_base::Kind::Config`]: a module to train does not exist.
 pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
     let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
     match config.tuning.mode {
@@ -30,7 +30,7 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
             let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
             if let Some((name, _)) = vocabulary.filter(|_| !arch.new_tokens.is_empty()) {
                 return Err(Error::config(format!(
-                    "tuning.new_tokens with mode: freeze, which does not train {name}, where their rows are"
+                    "tuning.new_tokens needs {name} to be trained, which tuning.freeze does not do"
                 ))
                 .hint("add embeddings and head to tuning.freeze.trainable_modules"));
             }
@@ -40,8 +40,8 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
     }
 }
 
-/// A warning where PEFT cannot load the adapter that the run will save.
-pub fn beyond_peft(arch: &Arch, tensors: &[(String, Vec<usize>)]) -> Option<&'static str> {
+/// A warning if PEFT cannot load the adapter that the run will save.
+pub fn peft_warning(arch: &Arch, tensors: &[(String, Vec<usize>)]) -> Option<&'static str> {
     let has = |wanted: &str| tensors.iter().any(|(name, _)| name == wanted);
     (arch.separated && has(LM_HEAD) && has(&targets::token_rows(EMBEDDING))).then_some(
         "PEFT 0.21 cannot run this adapter: rows of embed_tokens and the whole lm_head, where the model shares one matrix between \

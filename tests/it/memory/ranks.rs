@@ -113,8 +113,8 @@ fn threads_measure_for_all_and_stay_within_the_budget_of_their_process() {
     assert!(wide > narrow + (8 << 20), "activations of both must show: {wide} and {narrow}");
     let budget = narrow + narrow / 16 + (wide - narrow) / 2;
     let run = large.good("run", &with(&AUTO, &DP), Some(budget));
-    assert!(run.text.contains("measured passes") && run.text.contains("passes are cut to"), "{}", run.text);
-    assert!(!run.text.contains("it is done again"), "{}", run.text);
+    assert!(run.text.contains("measured passes") && run.text.contains("passes are limited to"), "{}", run.text);
+    assert!(!run.text.contains("repeating it"), "{}", run.text);
     assert!(run.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", run.held(), run.text);
     let rows = |run: &Run| {
         let number = |key: &str| run.setting(key).parse::<usize>().unwrap();
@@ -122,7 +122,7 @@ fn threads_measure_for_all_and_stay_within_the_budget_of_their_process() {
     };
     assert_eq!(rows(&run), 48);
     let again = large.good("again", &with(&AUTO, &DP), Some(budget));
-    assert!(again.text.contains("as an earlier probe of the same found them"), "{}", again.text);
+    assert!(again.text.contains("sizes from an earlier probe"), "{}", again.text);
     assert!(run.weights() == again.weights());
     // One rank with the same rows a step has the same curve.
     let one = large.good("one", &AUTO, None);
@@ -155,7 +155,7 @@ fn what_one_thread_has_no_room_for_all_cut() {
     let budget = u64::midpoint(held_by_two(&large, 768), held_by_two(&large, 200));
     let lines = with(&DP, &["train.batch_size: 12"]);
     let (free, tight) = (large.good("free", &lines, None), large.good("tight", &lines, Some(budget)));
-    assert!(tight.text.contains("from here on in passes of at most"), "{}", tight.text);
+    assert!(tight.text.contains("passes of at most"), "{}", tight.text);
     // Each of the four threads hands its count over in pieces of so much.
     let allowed = budget + 4 * ROUNDING;
     assert!(tight.held() <= allowed, "{} held, {allowed} allowed: {}", tight.held(), tight.text);
@@ -198,6 +198,6 @@ fn processes_measure_and_agree() {
     let given = launch("given", &lines.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(measured.weights() == given.weights());
     let again = launch("again", &AUTO);
-    assert!(again.text.contains("as an earlier probe of the same found them"), "{}", again.text);
+    assert!(again.text.contains("sizes from an earlier probe"), "{}", again.text);
     assert!(measured.weights() == again.weights());
 }

@@ -44,7 +44,7 @@ fn a_resume_on_another_quantization_is_refused_with_both_sides() {
     let config = fixture.config("run", &saves);
     let output = train(&config, &[]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("tuning.backend = bnb: the name stands for fused kernels"), "{}", said(&output));
+    assert!(said(&output).contains("tuning.backend = bnb means fused kernels"), "{}", said(&output));
     assert!(said(&output).contains("base weights in nf4"), "{}", said(&output));
     let found = stamp(&fixture, "out")["quantization"].as_str().unwrap().to_owned();
     assert!(found.starts_with("nf4"), "{found}");
@@ -62,7 +62,7 @@ fn names_of_other_toolkits_say_what_they_stand_for() {
         let out = format!("TRAIN_OUTPUT_DIR={}", fixture.path(name).display());
         let output = train(&config, &[&out]);
         assert!(output.status.success(), "{}", said(&output));
-        let expected = format!("tuning.backend = {name}: the name stands for fused kernels");
+        let expected = format!("tuning.backend = {name} means fused kernels");
         assert!(
             said(&output).contains(&expected) && said(&output).contains("nothing is quantized"),
             "{}",

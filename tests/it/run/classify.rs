@@ -410,7 +410,7 @@ fn rows_and_settings_that_do_not_fit_are_refused_by_name() {
     refused(&["train.class_weights={plenti: 2}"], 2, &["\"plenti\" is none of the labels", "did you mean plenty?"]);
     refused(&["train.predict_with_generate=true"], 2, &["train.predict_with_generate", "task: \"classification\""]);
     refused(&["train.metric_for_best_model=mse"], 2, &["train.metric_for_best_model", "f1_macro"]);
-    refused(&["train.metric_for_best_model=f1.none"], 2, &["no such measure", "f1.plenty"]);
+    refused(&["train.metric_for_best_model=f1.none"], 2, &["no such metric", "f1.plenty"]);
     refused(&["data.format=text"], 2, &["data.format", "{text, label}"]);
     refused(&["task=regression"], 3, &["the label is \"plenty\", expected a number"]);
     refused(&["task=regression", "train.class_weights=balanced"], 2, &["train.class_weights", "task: \"regression\""]);

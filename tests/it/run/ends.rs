@@ -319,7 +319,7 @@ fn a_checkpoint_from_elsewhere_does_not_take_over_another_run() {
     let checkpoint = fixture.path("other/checkpoint-000003").display().to_string();
     let output = train(&config, &["--resume", &checkpoint]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("holds an earlier run"), "{}", said(&output));
+    assert!(said(&output).contains("contains an earlier run"), "{}", said(&output));
 }
 
 #[test]

@@ -396,7 +396,7 @@ fn a_rank_of_another_run_is_named_with_both_sides() {
             assert_eq!(output.status.code(), Some(2), "{word}: {text}");
         }
         let text = said(&first);
-        assert!(text.contains("rank 1 would train otherwise than rank 0"), "{word}: {text}");
+        assert!(text.contains("rank 1 would train differently from rank 0"), "{word}: {text}");
         let line = text.lines().find(|line| line.trim().starts_with(&format!("{key}: ")));
         let line = line.unwrap_or_else(|| panic!("{word}: {text}"));
         assert!(line.contains(" on rank 0, ") && line.ends_with(" on rank 1"), "{word}: {text}");

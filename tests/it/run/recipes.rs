@@ -175,7 +175,10 @@ fn the_rate_follows_the_ranks_where_it_shall() {
     std::fs::write(&path, config.to_string()).unwrap();
     let output = super::fixture::train(&path, &["train.strategy=dp", "train.dp_ranks=2", "train.grad_accum=1"]);
     let text = done(&output);
-    assert!(text.contains("linear scaling: 1e-2 is meant for 2 rows a step; 4 make it 2.0000e-2 (x 2.0000)"), "{text}");
+    assert!(
+        text.contains("linear scaling: 1e-2 is meant for 2 rows per step; 4 make it 2.0000e-2 (x 2.0000)"),
+        "{text}"
+    );
     assert!(text.contains("no warm-up is set, so it rises in 5 % of the steps"), "{text}");
     let rate = |step: usize| {
         let lines = std::fs::read_to_string(fixture.path("out/metrics.jsonl")).unwrap();

@@ -220,7 +220,7 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
         let more = [&*strategy, "--resume", "train.max_steps=8"];
         for output in apart_on_disk(&config, [&outs[0], &outs[1]], &more) {
             assert_eq!(output.status.code(), Some(5), "{}", said(&output));
-            let told = "the checkpoint to go on from is that of step 6 on rank 0 and none on rank 1";
+            let told = "the checkpoint to resume is that of step 6 on rank 0 and none on rank 1";
             assert!(said(&output).contains(told), "{}", said(&output));
         }
         let saved = "checkpoint-000006";

@@ -1,10 +1,10 @@
-//! The sizes of an optimizer step: what a configuration asks for ([`BatchRequest`]), and what a run goes by ([`BatchPlan`]).
+//! The sizes of an optimizer step: as configured, with `auto` ([`BatchRequest`]), and as the run uses them ([`BatchPlan`]).
 use tunesmith_base::error::{self, Error};
 use tunesmith_base::words;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Auto, Checkpointing, ConfigValue as _, TrainConfig};
 
-/// The sizes that a configuration gives, and those that it leaves to measurement.
+/// The configured sizes; those that are `auto` are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchRequest {
     /// `train.batch_size`.
@@ -19,24 +19,24 @@ pub struct BatchRequest {
     pub effective_batch: Option<usize>,
     /// `train.target_tokens_per_device_step`.
     pub target_tokens: usize,
-    /// Whether the loss depends on how rows are put into micro-batches: rows are grouped by length, or the router's loss is
-    /// computed for each micro-batch.
+    /// Whether the loss depends on how rows are put into micro-batches. It does if rows are grouped by length, or if the
+    /// router's loss is computed for each micro-batch.
     pub micro_batches_matter: bool,
-    /// How many ranks share a step.
+    /// Number of ranks that share a step.
     pub world: usize,
 }
 
-/// How an optimizer step is cut into micro-batches and passes.
+/// The split of an optimizer step into micro-batches and passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct BatchPlan {
     /// Rows of a micro-batch.
     pub batch_size: usize,
     /// Micro-batches of an optimizer step on each rank.
     pub grad_accum: usize,
-    /// Which activations blocks keep for the backward pass; never [`Checkpointing::Auto`].
+    /// Which activations blocks save for the backward pass; never [`Checkpointing::Auto`].
     #[serde(serialize_with = "as_setting")]
     pub checkpointing: Checkpointing,
-    /// The most tokens of a forward pass; none: a micro-batch is one pass.
+    /// Maximum tokens of a forward pass. With `None`, a micro-batch is one pass.
     pub max_tokens_per_pass: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ impl BatchRequest {
         }
     }
 
-    /// The plan, if nothing is left to measurement.
+    /// The plan, if no size is `auto`.
     pub fn given(&self) -> Option<BatchPlan> {
         let sizes = BatchPlan {
             batch_size: self.batch_size.given()?,
@@ -71,11 +71,12 @@ impl BatchRequest {
         (self.checkpointing != Checkpointing::Auto).then_some(sizes)
     }
 
-    /// Rows of a step on one rank, for `count` rows of `mean_tokens` on average. `effective_batch` is met exactly. The result
-    /// depends on nothing that is measured.
+    /// Rows of a step on one rank, for a data set of `count` rows with `mean_tokens` on average. All ranks together have
+    /// exactly `effective_batch` rows, if it is set. The result depends on nothing that is measured.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the ranks, or what is given of batch size and accumulation, do not divide `effective_batch`.
+    /// [`tunesmith_base::Kind::Config`]: `effective_batch` is not a multiple of the ranks times the configured batch size and
+    /// accumulation.
     pub fn rows_of_step(&self, mean_tokens: f64, count: usize) -> error::Result<usize> {
         let Some(rows) = self.effective_batch else {
             let most = (count / self.world.max(1)).max(1);
@@ -87,8 +88,8 @@ impl BatchRequest {
         if !rows.is_multiple_of(self.world * given) {
             let world = self.world;
             return Err(Error::config(format!(
-                "train.effective_batch = {rows} is not a multiple of {} (train.batch_size and train.grad_accum, \
-                 where they are given) x {}",
+                "train.effective_batch = {rows} is not a multiple of {} (train.batch_size x train.grad_accum, \
+                 where they are set) x {}",
                 words::count(given, "row"),
                 words::count(world, "rank")
             ))
@@ -97,8 +98,8 @@ impl BatchRequest {
         Ok(rows / self.world)
     }
 
-    /// The sizes that a micro-batch may have in steps of `rows` rows, rising; none exceeds `count`, the rows of the data. Where
-    /// both batch size and accumulation are open, each candidate divides `rows`.
+    /// The micro-batch sizes to choose from for steps of `rows` rows, ascending. None exceeds `count`, the rows of the data.
+    /// If both batch size and accumulation are `auto`, each candidate divides `rows`.
     pub(super) fn candidates(&self, rows: usize, count: usize) -> Vec<usize> {
         match (self.batch_size, self.grad_accum) {
             (Auto::Given(batch), _) => vec![batch],
@@ -122,7 +123,7 @@ pub(super) const fn rounded(rows: usize, parts: usize) -> usize {
     if whole == 0 { 1 } else { whole }
 }
 
-/// About `rows`, at most `most`, with four significant bits: so that a step can be cut evenly in several ways.
+/// About `rows`, at most `most`, rounded to four significant bits, so that a step can be split evenly in several ways.
 const fn divisible(rows: usize, most: usize) -> usize {
     let unit = 1 << rows.ilog2().saturating_sub(3);
     let near = (rows + unit / 2) / unit * unit;

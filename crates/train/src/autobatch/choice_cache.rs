@@ -1,4 +1,4 @@
-//! The choice of sizes on disk, so that the same run is not measured twice.
+//! The cache of chosen sizes on disk, so that the same run is not measured twice.
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -59,17 +59,17 @@ impl CachedChoice {
         })
     }
 
-    /// The file of a fingerprint in a cache folder.
+    /// The path of the file for a fingerprint in a cache folder.
     pub fn path(cache: &Path, fingerprint: &blake3::Hash) -> PathBuf {
         cache.join(format!("probe-{}.json", &fingerprint.to_hex()[..24]))
     }
 
-    /// Reads a file; none if it is missing or from another version.
+    /// Reads a file; `None` if it is missing or from another version.
     pub fn read(path: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read_own(path, files::SMALL).ok()?).ok()
     }
 
-    /// Writes the file. Failures are ignored: they only cost the next run the measurement.
+    /// Writes the file. Errors are ignored: the next run then measures again.
     pub fn write(&self, path: &Path) {
         let _ = atomic::write(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
     }

@@ -1,74 +1,73 @@
 //! Chooses `train.batch_size`, `train.grad_accum` and `train.gradient_checkpointing` where they are `auto`.
 //!
 //! Memory depends on the largest pass, speed on how full passes are. So the largest pass that the data can make is measured
-//! first ([`PassMeasurer`]). If it does not fit, shorter passes and blocks that keep less are tried. Shorter passes then give
-//! the bytes and the time of any length. The micro-batch becomes the smallest whose passes are as fast as any.
+//! first ([`PassMeasurer`]). If it does not fit, shorter passes are tried, then recomputed blocks. A few shorter passes then
+//! give the memory and the time of any length. The choice is the smallest micro-batch that is as fast as any.
 //!
-//! The rows of a step follow from the configuration and the data alone. Measuring decides how a step is cut, never what it
-//! learns from. Every rank measures, and all use the worst figures. The choice is cached on disk under a fingerprint of
+//! The rows of a step depend only on the configuration and the data. Measuring decides how a step is split, never which rows
+//! it trains on. Every rank measures, and all use the worst figures. The choice is cached on disk under a fingerprint of
 //! everything it depends on, and saved in checkpoints.
 use super::batch_plan::{BatchPlan, BatchRequest, rounded};
-use super::measure_pass::{LEAST, Line, Measured, PassMeasurer};
+use super::measure_pass::{Line, MIN_TOKENS, Measured, PassMeasurer};
 use crate::memory_prediction::MemoryModel;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
-use tunesmith_base::words::{self, are};
+use tunesmith_base::words::are;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_plan::{grouped, human_bytes};
 
-/// A speed counts as better from so much on: less is noise.
-const BETTER: f64 = 1.02;
-/// Random micro-batches whose passes are added up for each number of rows.
+/// The smallest speed-up that counts; less is noise.
+const MIN_SPEEDUP: f64 = 1.02;
+/// Random micro-batches of 8 rows to estimate a speed; fewer of larger ones, more of smaller ones.
 const DRAWS: usize = 64;
 
-/// A choice with the measurements behind it.
+/// The chosen sizes with the measurements behind them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// The chosen sizes.
     pub sizes: BatchPlan,
     /// Every pass that was tried.
     pub passes: Vec<Measured>,
-    /// Why the sizes are these, a line each.
+    /// The reasons for the choice, one line each.
     pub reasons: Vec<String>,
     /// Peak bytes of the process in the largest pass.
     pub bytes: u64,
 }
 
-/// Measures and chooses, on every rank the same. `memory` predicts what single settings would save, for the error.
+/// Measures passes and chooses the sizes; all ranks choose the same. `memory` predicts what single settings would save, for
+/// the error.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Memory`]: not even one row fits; [`tunesmith_base::Kind::Config`]: `effective_batch` cannot be made up.
+/// [`tunesmith_base::Kind::Memory`]: not even one row fits; [`tunesmith_base::Kind::Config`]: `effective_batch` cannot be split
+/// over the ranks and the configured sizes.
 pub fn choose(measurer: &mut PassMeasurer<'_>, request: &BatchRequest, memory: &MemoryModel<'_>) -> Result<Choice> {
     let lengths = measurer.lengths();
     if lengths.is_empty() {
-        return Err(Error::data("there is no row to measure"));
+        return Err(Error::data("no row to measure"));
     }
     let longest = measurer.longest();
     let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
     let rows_of_step = request.rows_of_step(mean, lengths.len())?;
     let candidates = request.candidates(rows_of_step, lengths.len());
     let most_rows = candidates.last().copied().unwrap_or(1);
-    // The largest pass that any micro-batch of so many rows can come to.
+    // The largest pass that any micro-batch of `most_rows` rows can lead to.
     let whole: usize = lengths.iter().cycle().take(most_rows).sum();
     let largest = request.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));
 
     let mut reasons = Vec::new();
     if request.grad_accum == Auto::Auto || request.batch_size == Auto::Auto {
         let why = match request.effective_batch {
-            Some(_) => "as train.effective_batch says".to_owned(),
+            Some(_) => "from train.effective_batch".to_owned(),
             None => format!("for train.target_tokens_per_device_step = {}", grouped(request.target_tokens as u64)),
         };
         let tokens = grouped((rows_of_step as f64 * mean).round() as u64);
-        reasons.push(format!(
-            "a step is to have {} a rank, about {tokens} tokens, {why}",
-            words::count(rows_of_step, "row")
-        ));
+        reasons.push(format!("rows per step and rank: {rows_of_step}, about {tokens} tokens, {why}"));
     }
-    let (checkpointing, limit) = fitting(measurer, request, memory, longest, largest, &mut reasons)?;
+    let (checkpointing, limit) = fit_largest_pass(measurer, request, memory, longest, largest, &mut reasons)?;
     let bytes = measurer.pass(limit, checkpointing)?.bytes.unwrap_or(0);
-    // Shorter passes: the bytes and the time of any length.
+    // Shorter passes give the memory and the time of any length.
     let mut shorter = limit / 2;
-    while shorter >= LEAST && shorter * 8 >= limit {
+    while shorter >= MIN_TOKENS && shorter * 8 >= limit {
         measurer.pass(shorter, checkpointing)?;
         shorter /= 2;
     }
@@ -76,7 +75,7 @@ pub fn choose(measurer: &mut PassMeasurer<'_>, request: &BatchRequest, memory: &
         measurer.passes.iter().filter(|pass| pass.checkpointing == checkpointing && pass.fits()).copied().collect();
     if let Some(line) = Line::through(&times) {
         reasons.push(format!(
-            "memory is {} and {} a token of the largest pass",
+            "memory is {} and {} per token of the largest pass",
             human_bytes(line.fixed.max(0.0) as u64),
             human_bytes(line.per_token as u64)
         ));
@@ -86,11 +85,11 @@ pub fn choose(measurer: &mut PassMeasurer<'_>, request: &BatchRequest, memory: &
         candidates.iter().map(|&rows| (rows, expected_speed(&lengths, rows, cut, &times))).collect();
     let best = speeds.iter().map(|&(_, speed)| speed).fold(0.0, f64::max);
     let (batch_size, speed) =
-        speeds.iter().copied().find(|&(_, speed)| speed * BETTER >= best).unwrap_or((most_rows, best));
+        speeds.iter().copied().find(|&(_, speed)| speed * MIN_SPEEDUP >= best).unwrap_or((most_rows, best));
     if candidates.len() > 1 {
         let show = |&(rows, speed): &(usize, f64)| format!("{rows}: {}", grouped(speed.round() as u64));
         let speeds: Vec<String> = speeds.iter().map(show).collect();
-        reasons.push(format!("rows of a micro-batch, and about how many tokens/s: {}", speeds.join(", ")));
+        reasons.push(format!("estimated tokens/s by rows of a micro-batch: {}", speeds.join(", ")));
         reasons.push(format!(
             "{} already as fast as more: about {} tokens/s, {} at best",
             are(batch_size, "row"),
@@ -103,10 +102,10 @@ pub fn choose(measurer: &mut PassMeasurer<'_>, request: &BatchRequest, memory: &
     Ok(Choice { sizes, passes: measurer.passes.clone(), reasons, bytes })
 }
 
-/// What blocks keep, and the most tokens of a pass, such that passes of up to `largest` tokens fit, or else at least a
-/// row of `longest`. Shorter passes cost nearly nothing and running blocks again a third of the time, so the former come
-/// first.
-fn fitting(
+/// Finds the activations that blocks save and the maximum tokens of a pass, so that passes of up to `largest` tokens fit, or
+/// at least a row of `longest`. Shorter passes cost almost nothing and recomputing blocks a third of the time, so shorter
+/// passes come first.
+fn fit_largest_pass(
     measurer: &mut PassMeasurer<'_>,
     request: &BatchRequest,
     memory: &MemoryModel<'_>,
@@ -118,7 +117,7 @@ fn fitting(
     let first = if auto { Checkpointing::CHEAP } else { request.checkpointing };
     if measurer.pass(largest, first)?.fits() {
         reasons.push(format!("the largest pass, {} tokens, fits", grouped(largest as u64)));
-        let checkpointing = if auto { keep_more(measurer, largest, reasons)? } else { first };
+        let checkpointing = if auto { save_more_activations(measurer, largest, reasons)? } else { first };
         return Ok((checkpointing, largest));
     }
     if largest > longest && measurer.pass(longest, first)?.fits() {
@@ -127,16 +126,16 @@ fn fitting(
         let limit = line.map_or(longest, |line| line.tokens_within(measurer.limit())).clamp(longest, largest - 1);
         let limit = if measurer.pass(limit, first)?.fits() { limit } else { longest };
         reasons.push(format!(
-            "a pass of {} tokens does not fit; passes are cut to {}",
+            "a pass of {} tokens does not fit; passes are limited to {}",
             grouped(largest as u64),
             grouped(limit as u64)
         ));
         return Ok((first, limit));
     }
     if auto && measurer.pass(longest, Checkpointing::FULL)?.fits() {
-        let checkpointing = run_fewer_again(measurer, longest)?;
+        let checkpointing = recompute_fewest_blocks(measurer, longest)?;
         reasons.push(format!(
-            "the longest row, {} tokens, does not fit unless blocks are run again: gradient_checkpointing: {checkpointing}",
+            "the longest row, {} tokens, does not fit without recomputing blocks: gradient_checkpointing: {checkpointing}",
             grouped(longest as u64)
         ));
         return Ok((checkpointing, longest));
@@ -144,13 +143,17 @@ fn fitting(
     Err(measurer.too_long(longest, first, memory)?)
 }
 
-/// Lets as many of the last blocks keep everything as fit, if that is any faster.
-fn keep_more(measurer: &mut PassMeasurer<'_>, tokens: usize, reasons: &mut Vec<String>) -> Result<Checkpointing> {
+/// Lets as many of the last blocks as fit save all activations, if that is faster.
+fn save_more_activations(
+    measurer: &mut PassMeasurer<'_>,
+    tokens: usize,
+    reasons: &mut Vec<String>,
+) -> Result<Checkpointing> {
     let blocks = measurer.blocks();
-    let short = (tokens / 2).max(LEAST).min(tokens);
+    let short = (tokens / 2).max(MIN_TOKENS).min(tokens);
     let (cheap, none) = (measurer.pass(short, Checkpointing::CHEAP)?, measurer.pass(short, Checkpointing::NONE)?);
-    if !(none.fits() && none.speed() > BETTER * cheap.speed()) {
-        reasons.push("keeping more than products of matrices is no faster".to_owned());
+    if !(none.fits() && none.speed() > MIN_SPEEDUP * cheap.speed()) {
+        reasons.push("saving more than the results of matrix products is no faster".to_owned());
         return Ok(Checkpointing::CHEAP);
     }
     let grows = |one: Measured, other: Measured| one.bytes.unwrap_or(0).saturating_sub(other.bytes.unwrap_or(0));
@@ -160,7 +163,7 @@ fn keep_more(measurer: &mut PassMeasurer<'_>, tokens: usize, reasons: &mut Vec<S
     while count > 0 {
         let more = if count == blocks { Checkpointing::NONE } else { Checkpointing::Blocks { full: 0, none: count } };
         if measurer.pass(tokens, more)?.fits() {
-            reasons.push(format!("{count} of {blocks} blocks keep everything, which is faster"));
+            reasons.push(format!("{count} of {blocks} blocks save all activations, which is faster"));
             return Ok(more);
         }
         count = count * 3 / 4;
@@ -168,13 +171,13 @@ fn keep_more(measurer: &mut PassMeasurer<'_>, tokens: usize, reasons: &mut Vec<S
     Ok(Checkpointing::CHEAP)
 }
 
-/// The fewest first blocks that must be run again, where all of them fit and none does not.
-fn run_fewer_again(measurer: &mut PassMeasurer<'_>, tokens: usize) -> Result<Checkpointing> {
+/// The smallest number of first blocks to recompute, when recomputing all of them fits and recomputing none does not.
+fn recompute_fewest_blocks(measurer: &mut PassMeasurer<'_>, tokens: usize) -> Result<Checkpointing> {
     let blocks = measurer.blocks();
     let short = (tokens / 2).max(1);
     let (cheap, full) = (measurer.pass(short, Checkpointing::CHEAP)?, measurer.pass(short, Checkpointing::FULL)?);
     let (Some(cheap), Some(full)) = (cheap.bytes, full.bytes) else { return Ok(Checkpointing::FULL) };
-    // The last block is never run again: backward follows at once.
+    // The last block is never recomputed: its backward pass follows at once.
     let each =
         cheap.saturating_sub(full) as f64 / blocks.saturating_sub(1).max(1) as f64 * tokens as f64 / short as f64;
     let room = measurer.limit().saturating_sub(measurer.pass(tokens, Checkpointing::FULL)?.bytes.unwrap_or(u64::MAX));
@@ -190,11 +193,11 @@ fn run_fewer_again(measurer: &mut PassMeasurer<'_>, tokens: usize) -> Result<Che
     Ok(Checkpointing::FULL)
 }
 
-/// Seconds of a pass of so many tokens, on the lines between those that were measured.
+/// Seconds of a pass of `tokens` tokens, interpolated linearly between the measured ones, `(tokens, seconds)`.
 fn seconds(times: &[(f64, f64)], tokens: f64) -> f64 {
     let (first, last) = (times[0], times[times.len() - 1]);
     if tokens <= first.0 || times.len() == 1 {
-        // Half of a short pass's time is taken to be there for any length.
+        // Assumes that half of a short pass's time does not depend on its length.
         return first.1 * (0.5 + 0.5 * tokens / first.0).max(tokens / first.0);
     }
     let after = times.iter().position(|&(at, _)| at >= tokens).unwrap_or(times.len() - 1);
@@ -202,7 +205,7 @@ fn seconds(times: &[(f64, f64)], tokens: f64) -> f64 {
     low.1 + (high.1 - low.1) * (tokens - low.0) / (high.0 - low.0)
 }
 
-/// Tokens per second of micro-batches of `rows` rows drawn at random, cut into passes as a run cuts them.
+/// Tokens per second of random micro-batches of `rows` rows, split into passes as a run splits them.
 fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: &[Measured]) -> f64 {
     let mut times: Vec<(f64, f64)> = passes.iter().map(|pass| (pass.tokens as f64, pass.seconds)).collect();
     times.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -211,7 +214,7 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
     }
     let (mut tokens, mut spent) = (0.0, 0.0);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    // Larger micro-batches need fewer draws: rows are what is averaged over.
+    // Larger micro-batches need fewer draws, since the average is over rows.
     for _ in 0..(DRAWS * 8 / rows).clamp(8, DRAWS * 8) {
         let mut pass = 0;
         for _ in 0..rows {
@@ -230,19 +233,19 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
     tokens / spent.max(1e-9)
 }
 
-/// What the passes and the choice look like to a user, a line each.
+/// The measured passes, the reasons, and the choice for the user, one line each.
 pub fn lines(passes: &[Measured], reasons: &[String], sizes: &BatchPlan) -> Vec<String> {
     let budget = memory::budget().map_or("no limit".to_owned(), human_bytes);
     let mut lines = vec![format!("measured passes (memory budget {budget}):")];
     for pass in passes {
         let tokens = grouped(pass.tokens as u64);
-        let kept = format!("gradient_checkpointing: {}", pass.checkpointing);
+        let setting = format!("gradient_checkpointing: {}", pass.checkpointing);
         lines.push(match pass.bytes {
             Some(bytes) => {
                 let speed = grouped(pass.speed().round() as u64);
-                format!("  {tokens:>8} tokens  {:>10}  {speed:>8} tokens/s  {kept}", human_bytes(bytes))
+                format!("  {tokens:>8} tokens  {:>10}  {speed:>8} tokens/s  {setting}", human_bytes(bytes))
             }
-            None => format!("  {tokens:>8} tokens  does not fit                  {kept}"),
+            None => format!("  {tokens:>8} tokens  does not fit                  {setting}"),
         });
     }
     lines.extend(reasons.iter().map(|reason| format!("  {reason}")));
@@ -260,7 +263,7 @@ mod tests {
             tokens,
             checkpointing: Checkpointing::CHEAP,
             bytes: Some(1),
-            // A tenth of a second for any pass, and a millisecond a token.
+            // A tenth of a second for any pass, and a millisecond per token.
             seconds: 0.1 + 1e-3 * tokens as f64,
         };
         let passes = [pass(768), pass(384), pass(192), pass(96)];

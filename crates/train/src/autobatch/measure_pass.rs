@@ -1,6 +1,7 @@
-//! Measures real forward and backward passes: the bytes that the process held at most, and the time. It changes nothing
-//! that a run goes on from: weights, optimizer and data stay as they are, gradients are cleared by every step anyway, and
-//! dropout masks are counted, not drawn.
+//! Measures the peak memory and the time of real forward and backward passes.
+//!
+//! Measuring does not change the run: weights, optimizer, and data stay as they are. Every step clears the gradients anyway,
+//! and dropout masks depend on counters, not on the state of a generator.
 use std::time::Instant;
 
 use crate::memory_prediction::MemoryModel;
@@ -15,29 +16,30 @@ use tunesmith_model::Model;
 use tunesmith_plan::memory::Pass;
 use tunesmith_plan::{grouped, human_bytes};
 
-/// Of the budget so much is left for what no pass shows: the update, evaluations, the files of a checkpoint.
+/// The reciprocal of the share of the budget that passes leave free for the update, evaluations, and checkpoint files.
 const MARGIN: u64 = 32;
-/// A pass of fewer tokens tells nothing: activations come in panels of 16.
-pub const LEAST: usize = 16;
-/// A pass is made again until so many seconds are spent on it, or so many times.
-const LONG: f64 = 3.0;
+/// Tokens of the shortest pass that is worth measuring: activations come in panels of 16 tokens.
+pub const MIN_TOKENS: usize = 16;
+/// Seconds after which a pass is not repeated any more.
+const ENOUGH_SECONDS: f64 = 3.0;
+/// Maximum repetitions of a pass.
 const ROUNDS: u32 = 3;
 
 /// One measured pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Tokens of the pass, all with a label.
+    /// Tokens of the pass; all have a label.
     pub tokens: usize,
-    /// What blocks kept.
+    /// Which activations blocks saved.
     pub checkpointing: Checkpointing,
-    /// The most that the process held, with what the run adds later; nothing where that exceeds the budget.
+    /// Peak bytes of the process, including what the run allocates later; `None` if they exceed the budget.
     pub bytes: Option<u64>,
-    /// Wall time; 0 where it did not fit.
+    /// Wall time; 0 if the pass did not fit.
     pub seconds: f64,
 }
 
 impl Measured {
-    /// Whether it stays within the budget.
+    /// Whether the pass stays within the budget.
     pub const fn fits(&self) -> bool {
         self.bytes.is_some()
     }
@@ -48,17 +50,17 @@ impl Measured {
     }
 }
 
-/// Bytes by tokens of a pass: `fixed + per_token * tokens`.
+/// Memory of a pass by its tokens: `fixed + per_token * tokens` bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
-    /// Weights, optimizer, gradients, data.
+    /// Bytes of weights, optimizer, gradients, and data.
     pub fixed: f64,
-    /// Activations.
+    /// Bytes of activations per token.
     pub per_token: f64,
 }
 
 impl Line {
-    /// Through the shortest and the longest pass that fit; nothing with fewer than two lengths.
+    /// The line through the shortest and the longest pass that fit; `None` with fewer than two lengths.
     pub fn through(passes: &[Measured]) -> Option<Self> {
         let points = || passes.iter().filter_map(|pass| Some((pass.tokens as f64, pass.bytes? as f64)));
         let low = points().min_by(|one, other| one.0.total_cmp(&other.0))?;
@@ -69,29 +71,29 @@ impl Line {
         })
     }
 
-    /// The most tokens whose pass stays within `bytes`.
+    /// The maximum tokens of a pass that stays within `bytes`.
     pub fn tokens_within(&self, bytes: u64) -> usize {
         ((bytes as f64 - self.fixed) / self.per_token).max(0.0) as usize
     }
 }
 
-/// Measures passes of the longest rows, on all ranks alike: what it tells is the worst of any rank, and the same on each.
+/// Measures passes over the longest rows on all ranks. Every rank gets the same result: the worst of all ranks.
 pub struct PassMeasurer<'a> {
     model: &'a mut Model,
     split: &'a Split,
     sampler: &'a Sampler,
     comm: &'a dyn Collectives,
-    /// Ranks of this process: their passes are held side by side.
+    /// Ranks of this process, whose passes need memory at the same time.
     together: u64,
-    /// The rows, longest first, with their tokens.
+    /// Index and tokens of each row, longest first.
     rows: Vec<(u32, u32)>,
-    /// Bytes that the run takes later, beside any pass.
+    /// Bytes that the run allocates later, in addition to any pass.
     later: u64,
-    /// What may be held, less `later` and the margin, while this one lives: on one rank of a process.
+    /// Lowers the budget by `later` and the margin for the lifetime of the measurer; set on one rank of each process.
     _scope: Option<Budget>,
-    /// What may be held in all.
+    /// The whole budget, in bytes.
     whole: u64,
-    /// Every pass so far.
+    /// All passes so far.
     pub passes: Vec<Measured>,
 }
 
@@ -102,8 +104,8 @@ struct Bytes {
 }
 
 impl<'a> PassMeasurer<'a> {
-    /// For a model that is loaded, with the rows to train on in their order. `later` are the bytes that the run takes
-    /// beside it and its passes, in the whole process. Every rank of `comm` makes one, and the same calls to it.
+    /// Creates a measurer for a loaded model. `later` are the bytes that the process will allocate besides the model and its
+    /// passes. Every rank of `comm` creates a measurer and makes the same calls to it.
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
@@ -120,7 +122,8 @@ impl<'a> PassMeasurer<'a> {
         Ok(Self::made(model, split, sampler, comm, Bytes { whole, later }, together))
     }
 
-    /// For one rank alone, whatever the others do; it shares its process with so many ranks, itself included.
+    /// Creates a measurer for one rank that does not communicate. `together` is the number of ranks in its process, itself
+    /// included.
     pub fn alone(model: &'a mut Model, split: &'a Split, sampler: &'a Sampler, together: u64) -> Self {
         let whole = memory::budget().unwrap_or(u64::MAX);
         Self::made(model, split, sampler, &Single, Bytes { whole, later: 0 }, together)
@@ -137,7 +140,7 @@ impl<'a> PassMeasurer<'a> {
         let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
         let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
         rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
-        // The budget is the process's: of ranks that share one, the first holds it.
+        // The budget belongs to the process: of ranks that share one, only the first lowers it.
         let holds = !comm.shares_memory() || comm.world().is_first();
         let scope = holds.then(|| Budget::new(whole.saturating_sub(whole / MARGIN).saturating_sub(later)));
         Self { model, split, sampler, comm, together, rows, later, _scope: scope, whole, passes: Vec::new() }
@@ -148,7 +151,7 @@ impl<'a> PassMeasurer<'a> {
         self.rows.iter().map(|&(_, tokens)| tokens as usize).collect()
     }
 
-    /// Tokens of the longest sequence, which no pass cuts.
+    /// Tokens of the longest sequence. A pass has at least one whole sequence.
     pub fn longest(&self) -> usize {
         self.split.longest_sequence()
     }
@@ -158,17 +161,19 @@ impl<'a> PassMeasurer<'a> {
         self.model.blocks()
     }
 
-    /// The most that a pass may hold in all, in bytes.
+    /// Maximum bytes of the process during a pass.
     pub const fn limit(&self) -> u64 {
         self.whole.saturating_sub(self.whole / MARGIN)
     }
 
-    /// One forward and backward over `tokens` tokens of the longest rows, every one labelled: no pass of so many tokens
-    /// holds more. Again where that takes little time, so that the time is one of a warm pass. Of ranks that share a process
-    /// the first walks alone for the bytes, which are then counted for each of them, and all together for the time.
+    /// Measures a forward and backward pass over `tokens` tokens of the longest rows, all with a label. No pass with as many
+    /// tokens needs more memory.
+    ///
+    /// Short passes are repeated, so that the time is that of a warm pass. If ranks share a process, the first rank alone
+    /// measures the memory, which then counts once for each of them. For the time all run together.
     ///
     /// # Errors
-    /// The data cannot be read, or a rank is gone; not that it does not fit.
+    /// The data cannot be read, or a rank is gone. A pass that does not fit is not an error.
     pub fn pass(&mut self, tokens: usize, checkpointing: Checkpointing) -> Result<Measured> {
         let known = |pass: &&Measured| pass.tokens == tokens && pass.checkpointing == checkpointing;
         if let Some(known) = self.passes.iter().find(known) {
@@ -181,14 +186,14 @@ impl<'a> PassMeasurer<'a> {
         let (most, apart) = (self.limit(), self.comm.shares_memory());
         let within = |bytes: u64, later: u64| bytes.saturating_add(later) <= most;
         let mut found = self.round(&batch, apart)?.filter(|&(bytes, _)| within(bytes, self.later));
-        // The fastest of some that are warm; where one takes long, two tell no more than one.
+        // The fastest of a few warm passes counts; a long pass need not be repeated.
         let (mut spent, mut fastest) = (0.0, f64::INFINITY);
         for round in 0..ROUNDS {
             let Some((bytes, seconds)) = found else { break };
-            // A rank of several threads alone tells nothing of the time.
+            // The time of a rank that runs alone is not that of all ranks together.
             fastest = if apart && round == 0 { f64::INFINITY } else { fastest.min(seconds) };
             spent += seconds;
-            if spent >= LONG && fastest.is_finite() {
+            if spent >= ENOUGH_SECONDS && fastest.is_finite() {
                 break;
             }
             let again = self.round(&batch, false)?;
@@ -204,8 +209,8 @@ impl<'a> PassMeasurer<'a> {
         Ok(measured)
     }
 
-    /// A pass on every rank at once, or on the first alone: the most bytes that a process holds while each of its ranks is
-    /// where a pass is fullest, and the longest time; nothing where it does not fit on some rank.
+    /// Runs one pass on every rank, or on the first alone. Returns the peak bytes of a process, as if all its ranks reached
+    /// their peak at the same time, and the longest time; `None` if the pass does not fit on some rank.
     fn round(&mut self, batch: &Batch, first_alone: bool) -> Result<Option<(u64, f64)>> {
         self.comm.barrier()?;
         let first = self.comm.world().is_first();
@@ -220,14 +225,14 @@ impl<'a> PassMeasurer<'a> {
                 [(before + self.together * grown) as f64, seconds]
             });
         }
-        // Where weights are shared, the others may still be at a pass that did not fit here.
+        // With sharded weights, other ranks may still run a pass that did not fit here.
         self.model.stand_by()?;
         let all = self.comm.collect(&own)?;
         let worst = |at: usize| all.chunks_exact(2).map(|rank| rank[at]).fold(0.0, f64::max);
         Ok(worst(0).is_finite().then(|| (worst(0) as u64, worst(1))))
     }
 
-    /// Seconds of one pass; nothing if it does not fit.
+    /// Seconds of one pass; `None` if it does not fit.
     fn timed(&mut self, batch: &Batch) -> Result<Option<f64>> {
         let scale = 1.0 / batch.label_tokens().max(1) as f32;
         let began = Instant::now();
@@ -238,7 +243,7 @@ impl<'a> PassMeasurer<'a> {
         }
     }
 
-    /// The longest rows, the last of them cut, to `tokens` tokens in all.
+    /// A batch of the longest rows with `tokens` tokens in total; the last row is cut.
     ///
     /// # Errors
     /// The data cannot be read.
@@ -255,7 +260,7 @@ impl<'a> PassMeasurer<'a> {
                     let ids = &ids[..ids.len().min(tokens - worst.tokens.len())];
                     let mut labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
                     if self.model.arch.score.is_some() {
-                        // Only a row's last token has a label, whatever it is.
+                        // Only the last token of a row has a label; any label will do.
                         labels.fill(IGNORE);
                         labels.push(0);
                     }
@@ -266,7 +271,7 @@ impl<'a> PassMeasurer<'a> {
         Ok(worst)
     }
 
-    /// The error for a row of `tokens` tokens that does not fit even alone, with what would help, in numbers.
+    /// The error for a row of `tokens` tokens that does not fit even alone, with the settings that would help.
     ///
     /// # Errors
     /// The data cannot be read, or a rank is gone.
@@ -276,12 +281,12 @@ impl<'a> PassMeasurer<'a> {
         if let Some(bytes) = full.bytes.filter(|_| checkpointing != Checkpointing::FULL) {
             help.push(format!("train.gradient_checkpointing: true (then {} at most, measured)", human_bytes(bytes)));
         }
-        // Shorter and shorter, until two lengths fit and tell the rest.
+        // Halves the length until two lengths fit, which give the line.
         let fitting = |passes: &[Measured]| -> Vec<Measured> {
             passes.iter().filter(|pass| pass.checkpointing == checkpointing && pass.fits()).copied().collect()
         };
         let mut length = tokens / 2;
-        while length >= LEAST && fitting(&self.passes).len() < 2 {
+        while length >= MIN_TOKENS && fitting(&self.passes).len() < 2 {
             self.pass(length, checkpointing)?;
             length /= 2;
         }
@@ -290,20 +295,20 @@ impl<'a> PassMeasurer<'a> {
         if let Some(line) = line {
             let bytes = (line.fixed + line.per_token * tokens as f64) as u64;
             needs = format!(
-                "about {}: {} fixed and {} a token",
+                "about {}: {} fixed and {} per token",
                 human_bytes(bytes),
                 human_bytes(line.fixed.max(0.0) as u64),
                 human_bytes(line.per_token as u64)
             );
             over = bytes.saturating_sub(self.limit());
             let longest = line.tokens_within(self.limit());
-            if longest >= LEAST {
+            if longest >= MIN_TOKENS {
                 help.push(format!("model.max_seq_len: {longest}"));
             }
         }
         let pass = Pass { tokens: tokens as u64, longest: tokens as u64, labelled: tokens as u64 };
         for (change, bytes) in memory.savings(checkpointing, &pass)? {
-            // Each rank of a process saves it.
+            // Each rank of the process saves as much.
             let bytes = bytes * self.together;
             let enough = if bytes >= over { ", enough alone" } else { "" };
             help.push(format!("{change} (saves about {}{enough})", human_bytes(bytes)));
@@ -328,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_leads_through_what_fits() {
+    fn a_line_goes_through_the_passes_that_fit() {
         let pass = |tokens, bytes| Measured { tokens, checkpointing: Checkpointing::CHEAP, bytes, seconds: 0.5 };
         let line = Line::through(&[pass(100, Some(1_200)), pass(50, Some(1_100)), pass(400, None)]).unwrap();
         assert_eq!((line.fixed, line.per_token), (1_000.0, 2.0));

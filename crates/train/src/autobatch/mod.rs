@@ -1,4 +1,4 @@
-//! What `auto` becomes: the strategy, the rows of a micro-batch and of a pass, from predicted and measured memory.
+//! Resolves `auto`: the strategy from predicted memory; micro-batches, passes, and checkpointing from measured memory.
 pub mod batch_plan;
 pub(crate) mod choice_cache;
 pub mod choose_batch;

@@ -1,5 +1,5 @@
-//! Fills in the sizes that a configuration leaves to measurement: from the checkpoint to resume, from the cache of an earlier
-//! measurement, or measured now.
+//! Fills in the sizes that are `auto`: from the checkpoint to resume, from the cache of an earlier measurement, or by
+//! measuring now.
 use super::batch_plan::{BatchPlan, BatchRequest};
 use super::choice_cache::{CachedChoice, read_checkpointing};
 use super::choose_batch;
@@ -19,27 +19,23 @@ use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_plan::memory::OptimizerBytes;
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// What measuring needs.
+/// The model, data, and ranks to measure with.
 pub struct Measurement<'a> {
-    /// The model.
     pub source: &'a ModelSource,
-    /// The rows.
     pub dataset: &'a Dataset,
-    /// Their order; only its rows count.
+    /// Gives the rows; their order does not matter here.
     pub sampler: &'a Sampler,
-    /// How ranks share the model.
     pub parallel: &'a ParallelPlan,
-    /// The optimizer's update rule, which says where tensors may be cut.
+    /// The optimizer's update rule, which decides where tensors may be split between ranks.
     pub rule: &'a Arc<dyn Rule>,
     /// Bytes that the run allocates after loading; see [`later_bytes`].
     pub later: u64,
-    /// The cached choice of the same measurement; none without a cache folder.
+    /// The file of the cached choice; `None` without a cache folder.
     pub cached: Option<PathBuf>,
-    /// The other ranks.
     pub comm: &'a dyn Collectives,
 }
 
-/// The sizes of a run. Returns the model, fresh, if it was loaded to measure them.
+/// Finds the sizes of a run. Also returns the model as it is before step 1, if it was loaded to measure them.
 ///
 /// # Errors
 /// Those of loading; [`tunesmith_base::Kind::Memory`]: not even one row fits; [`tunesmith_base::Kind::Config`]:
@@ -60,8 +56,8 @@ pub fn find(
     measurement.choose(request, observer)
 }
 
-/// Bytes that a process allocates after its model is loaded: the optimizer's state, the copy to save from, and gradients on
-/// their way between ranks.
+/// Bytes that a process allocates after its model is loaded: the optimizer's state, the copy for saving, and the buffers of
+/// gradients between ranks.
 pub fn later_bytes(
     optimizer: &OptimizerBytes,
     trained_values: u64,
@@ -71,7 +67,7 @@ pub fn later_bytes(
     let ranks = comm.world().size as u64;
     let shares = if parallel.shards_optimizer() { ranks } else { 1 };
     let state = (optimizer.state + optimizer.average).div_ceil(shares);
-    // Shares of the state are put together as they are written.
+    // Sharded state is gathered while it is written, without a copy.
     let saving = if shares > 1 { 0 } else { optimizer.saving };
     let moving =
         if ranks > 1 && !comm.shares_memory() { 2 * (parallel.bucket_bytes as u64).min(4 * trained_values) } else { 0 };
@@ -79,7 +75,7 @@ pub fn later_bytes(
     in_process * (state + moving) + saving
 }
 
-/// The sizes of the run that wrote a checkpoint; sizes that the configuration gives stay. The stamps are compared later.
+/// The sizes of the run that wrote the checkpoint; configured sizes take precedence. The stamps are compared later.
 fn of_checkpoint(request: &BatchRequest, saved: &Checkpoint) -> Option<BatchPlan> {
     let number = |given: Auto<usize>, key: &str| match given {
         Auto::Given(number) => Some(number),
@@ -88,7 +84,7 @@ fn of_checkpoint(request: &BatchRequest, saved: &Checkpoint) -> Option<BatchPlan
     let grad_accum = match request.grad_accum {
         Auto::Given(number) => number,
         Auto::Auto => {
-            // Another number of ranks keeps the rows of a step, if they divide evenly.
+            // With another number of ranks a step keeps its rows, if they divide evenly.
             let before = number(Auto::Auto, "train.grad_accum")?;
             let all = before.checked_mul(saved.stamp.world_size).filter(|&all| all > 0)?;
             if all.is_multiple_of(request.world) { all / request.world } else { before }
@@ -107,7 +103,7 @@ fn of_checkpoint(request: &BatchRequest, saved: &Checkpoint) -> Option<BatchPlan
 }
 
 impl Measurement<'_> {
-    /// Takes the choice from the cache, or measures.
+    /// Takes the sizes from the cache, or measures them.
     fn choose(&self, request: &BatchRequest, observer: &dyn Observer) -> Result<(BatchPlan, Option<Loaded>)> {
         let comm = self.comm;
         let budget = memory::budget().unwrap_or(u64::MAX);
@@ -117,7 +113,7 @@ impl Measurement<'_> {
         let own = cached.as_ref().filter(|_| sizes.is_some()).map_or(0, CachedChoice::hash);
         let alike = comm.collect(&[own])?.into_iter().all(|hash| hash == own);
         if let Some(sizes) = sizes.filter(|_| alike) {
-            observer.event(&Event::Notice(&format!("sizes as an earlier probe of the same found them: {sizes}")));
+            observer.event(&Event::Notice(&format!("sizes from an earlier probe: {sizes}")));
             return Ok((sizes, None));
         }
         observer.event(&Event::Phase("loading the model"));
@@ -127,7 +123,7 @@ impl Measurement<'_> {
         let mut measurer = PassMeasurer::new(&mut model, &self.dataset.train, self.sampler, self.later, comm)?;
         let choice = choose_batch::choose(&mut measurer, request, &self.source.memory())?;
         drop(measurer);
-        // The budget is whole again before any rank goes on.
+        // The measurer of every rank has restored the budget before any rank continues.
         comm.barrier()?;
         for line in choose_batch::lines(&choice.passes, &choice.reasons, &choice.sizes) {
             observer.event(&Event::Notice(&line));

@@ -1,13 +1,15 @@
-//! The settings as the run uses them, for `config.resolved.yaml`.
+//! The resolved settings of a run, for `config.resolved.yaml`.
 use tunesmith_config::{Config, ConfigValue as _, Resolved, Setting, Source};
 use tunesmith_model::adapters::KINDS;
 
-/// Settings such that training from them again is the same run. Measured sizes replace `auto`, the model's limit replaces a
-/// longer row length, and a commit replaces a branch. An adapter to start from keeps its own settings, so defaults of its
-/// section are left out; so is `train.resume_from_checkpoint`.
+/// The settings with which another run is the same run. Measured sizes replace `auto`, the model's limit replaces a longer row
+/// length, and a commit replaces a branch.
+///
+/// `train.resume_from_checkpoint` is left out. If the run starts from an adapter, which has its own settings, the defaults of
+/// its section are left out, too.
 pub fn settings(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     let mut settings = resolved.settings.clone();
-    // What measuring was to aim at has become numbers.
+    // The targets of measured sizes are left out, because the sizes are now numbers.
     let train = &resolved.config.train;
     let measured = train.batch_size.given().is_none() || train.grad_accum.given().is_none();
     let aims = ["train.effective_batch", "train.target_tokens_per_device_step"];
@@ -26,7 +28,7 @@ pub fn settings(resolved: &Resolved, config: &Config) -> Vec<Setting> {
             "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
             "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
             "train.max_tokens_per_pass" => setting.value = config.train.max_tokens_per_pass.to_json(),
-            // A branch moves on; the run belongs to the commit.
+            // A branch may change, a commit does not.
             "model.revision" => setting.value = config.model.revision.clone().into(),
             _ => {}
         }

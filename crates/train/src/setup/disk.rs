@@ -1,4 +1,4 @@
-//! Whether the disk has room for the run.
+//! Checks before step 1 that the disk has room for the run.
 use crate::model_source::ModelSource;
 use crate::{output, trainable};
 use tunesmith_base::error::Result;
@@ -8,8 +8,8 @@ use tunesmith_model::adapters::{self, Method};
 use tunesmith_plan::batches::Batches;
 use tunesmith_plan::bytes;
 
-/// Refuses a disk that cannot hold the run, now and not after hours. `reuses`: what earlier runs left in the output directory
-/// counts as free.
+/// Refuses a disk that has no room for the run. With `reuses`, the files of earlier runs in the output directory count as
+/// free.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: too few bytes or files are free.
@@ -17,7 +17,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let train = &config.train;
     let held = if reuses { output::bytes_of_runs(&train.output_dir) } else { 0 };
     let trained = source.trained_values();
-    // Where averages are published, the trained values stand beside them in a checkpoint.
+    // If averages are published, a checkpoint contains the trained values in addition.
     let optimizer = source.optimizer;
     let state = optimizer.state + optimizer.average + optimizer.publishing;
     let saves = match train.save_strategy {
@@ -29,7 +29,7 @@ pub fn check(config: &Config, source: &ModelSource, steps: &Batches, reuses: boo
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(&source.dir));
     let needed = bytes::run(trained, state, tokenizer, saves, keep);
-    // What the final weights hold beside the trained values.
+    // Values of the final weights besides the trained ones.
     let beside = match config.tuning.mode {
         Mode::Freeze => trainable::values(&source.arch).saturating_sub(trained),
         _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trained,

@@ -1,15 +1,16 @@
-//! Scales the learning rate with the rows of a step: `train.lr_scaling`. More rows make a gradient with less noise, which allows a
-//! larger step. Linear scaling with a warm-up is that of Goyal et al. (2017, <https://arxiv.org/abs/1706.02677>); the square root
-//! follows the noise itself.
+//! Scales the learning rate with the rows of a step: `train.lr_scaling`.
+//!
+//! The gradient of more rows has less noise, which allows a larger step. Linear scaling with a warm-up is that of Goyal et
+//! al. (2017, <https://arxiv.org/abs/1706.02677>). Square-root scaling follows the standard deviation of the noise.
 use std::fmt::Write as _;
 
 use tunesmith_base::words::count;
 use tunesmith_config::{LrScaling, LrScheduler, TrainConfig};
 
-/// Warm-up of a rate that was scaled up without a configured warm-up, as a share of all steps.
+/// The warm-up, as a share of all steps, of a rate that was scaled up without a configured warm-up.
 const WARMUP: f64 = 0.05;
 
-/// The factor of a rate for steps of `rows` rows that is meant for steps of `reference` rows.
+/// The factor for steps of `rows` rows if the rate is meant for steps of `reference` rows.
 fn factor(scaling: LrScaling, rows: f64, reference: f64) -> f64 {
     match scaling {
         LrScaling::None => 1.0,
@@ -18,9 +19,10 @@ fn factor(scaling: LrScaling, rows: f64, reference: f64) -> f64 {
     }
 }
 
-/// Scales every learning rate of `train` to the `rows` of a step over all ranks, of which `own` are one rank's. Sets a warm-up
-/// where the rate grows and none is configured (`has_warmup`). Returns the settings with the scaled rates, and in words what
-/// was done; nothing without `train.lr_scaling`.
+/// Scales every learning rate of `train` to the `rows` of a step, `own` of which are those of one rank. If the rate grows and
+/// no warm-up is configured (`has_warmup`), sets one.
+///
+/// Returns the changed settings and a description of the change; `None` without `train.lr_scaling`.
 pub fn scaled(train: &TrainConfig, rows: usize, own: usize, has_warmup: bool) -> Option<(TrainConfig, String)> {
     if train.lr_scaling == LrScaling::None {
         return None;
@@ -31,7 +33,7 @@ pub fn scaled(train: &TrainConfig, rows: usize, own: usize, has_warmup: bool) ->
     scaled.learning_rates.0.iter_mut().for_each(|(_, rate)| *rate *= factor);
     let rises = !matches!(train.lr_scheduler_type, LrScheduler::Constant);
     let mut text = format!(
-        "{} scaling: {:e} is meant for {} a step; {rows} make it {:.4e} (x {factor:.4})",
+        "{} scaling: {:e} is meant for {} per step; {rows} make it {:.4e} (x {factor:.4})",
         train.lr_scaling,
         train.learning_rate,
         count(reference, "row"),
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warm_up_is_set_only_where_nobody_has_said_anything() {
+    fn a_warm_up_is_set_only_if_none_is_configured() {
         let (config, text) = scaled(&train(LrScaling::Linear, None), 32, 8, true).unwrap();
         assert!(!text.contains("warm-up") && config.warmup_ratio == 0.0, "{text}");
         let constant = TrainConfig { lr_scheduler_type: LrScheduler::Constant, ..train(LrScaling::Linear, None) };

@@ -1,7 +1,7 @@
-//! From a configuration to the plan of a run: the model's shape, the output directory, the data, the schedule, the disk, the
-//! checkpoint to resume. Bad input is refused here, where it costs seconds, and nothing is left behind.
+//! Turns a configuration into the plan of a run. Checks the model's shape, the output directory, the data, the schedule, the
+//! disk, and the checkpoint to resume. Bad input is refused here, before training, and leaves no files behind.
 //!
-//! [`check_locally`] does what a rank can do alone; [`Checked::plan`] decides the rest with the other ranks.
+//! [`check_locally`] does what a rank can do alone; [`Checked::plan`] decides the rest together with the other ranks.
 use std::path::PathBuf;
 
 mod as_used;
@@ -42,14 +42,14 @@ use tunesmith_telemetry::machine::{self, Machine};
 use tunesmith_telemetry::progress::{Event, Observer};
 use tunesmith_telemetry::resolved_config;
 
-/// A run that one rank has checked by itself: its model is opened, its data are read.
+/// A run that one rank has checked by itself: the model is open, and the data are read.
 pub struct Checked {
     source: ModelSource,
-    /// The configuration as the model and its adapter complete it.
+    /// The configuration, completed from the model and its adapter.
     config: Config,
     lock: Option<DirLock>,
     resume: Option<Checkpoint>,
-    /// The checkpoint to resume lies in the output directory.
+    /// Whether the checkpoint to resume is in the output directory.
     resumes_here: bool,
     dataset: Dataset,
     sampler: Sampler,
@@ -60,7 +60,7 @@ pub struct Checked {
 /// Checks everything that needs neither loaded weights nor the other ranks.
 ///
 /// # Errors
-/// The model folder, the data, the output directory or the checkpoint.
+/// Those of the model folder, the data, the output directory, and the checkpoint.
 pub fn check_locally(
     resolved: &Resolved,
     options: &Options,
@@ -70,15 +70,14 @@ pub fn check_locally(
 ) -> Result<Checked> {
     let resumes = resolved.config.train.resume_from_checkpoint.is_some();
     if options.overwrite && resumes {
-        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
+        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("remove one of them"));
     }
     if !options.allow.is_empty() && !resumes {
-        return Err(
-            Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
-        );
+        return Err(Error::config("--allow has no effect without --resume")
+            .hint("it accepts differences from a checkpoint's stamp"));
     }
     let described = Described::find(resolved, observer)?;
-    // Before anything large is fetched or read.
+    // Checked before anything large is downloaded or read.
     let output_dir = &resolved.config.train.output_dir;
     for source in data::named_inputs(&resolved.config).iter().map(PathBuf::as_path).chain([described.dir()]) {
         output_checks::refuse_own_source(source, output_dir)?;
@@ -108,10 +107,10 @@ pub fn check_locally(
 }
 
 impl Checked {
-    /// Decides the rest, with the other ranks. Loads the model and measures it where sizes are `auto`.
+    /// Makes the plan together with the other ranks. If sizes are `auto`, loads the model and measures passes.
     ///
     /// # Errors
-    /// The schedule or the disk; [`tunesmith_base::Kind::Memory`]: not even one row fits into the memory budget;
+    /// Those of the schedule and the disk. [`tunesmith_base::Kind::Memory`]: not even one row fits into the memory budget.
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone.
     pub fn plan(
         mut self,
@@ -144,7 +143,7 @@ impl Checked {
             comm,
         };
         let (batch, loaded) = sizes::find(&request, self.resume.as_ref(), &measurement, observer)?;
-        // A step has the micro-batches of all ranks.
+        // A step contains the micro-batches of all ranks.
         self.sampler.resize(batch.batch_size, batch.grad_accum * ranks);
 
         let train = TrainConfig {
@@ -169,7 +168,7 @@ impl Checked {
         let loraplus = config.tuning.lora.loraplus_lr_ratio;
         let optimizer = OptimizerPlan::new(&config.train, loraplus, &self.source.trained)?;
         if self.lock.is_some() {
-            // What this run has written already, or removes before step 1, needs no further room.
+            // Files that this run has already written, or removes before step 1, need no additional space.
             let reuses = self.resumes_here || options.overwrite;
             disk::check(&config, &self.source, &steps, reuses)?;
         }
@@ -227,12 +226,12 @@ impl Checked {
         let resume_note = self
             .resume
             .as_ref()
-            .and_then(|saved| other_length(&config.train, &plan.steps, &plan.schedule, &saved.state));
+            .and_then(|saved| resume_note(&config.train, &plan.steps, &plan.schedule, &saved.state));
         let Self { source, lock, resume, dataset, sampler, .. } = self;
         Ok(Prepared { plan, source, dataset, sampler, resume, resume_note, loaded, lock })
     }
 
-    /// `train.strategy`, chosen by predicted memory where it is `auto` and there are several ranks.
+    /// The value of `train.strategy`. With `auto` and several ranks, chooses by predicted memory.
     fn strategy(&self, comm: &dyn Collectives, observer: &dyn Observer) -> Result<Strategy> {
         let (train, ranks) = (&self.config.train, comm.world().size);
         if ranks == 1 || train.strategy != Strategy::Auto {
@@ -241,7 +240,7 @@ impl Checked {
         let candidates = strategy_auto::CANDIDATES.map(|strategy| {
             (strategy, Way::plain(ParallelPlan::new(&TrainConfig { strategy, ..train.clone() }, ranks).strategy))
         });
-        // A batch size that is not chosen yet counts as one row.
+        // `batch_size: auto` is not measured yet and counts as one row.
         let pass = largest_pass(&self.dataset, &pass_limits(&self.config, train.batch_size.or(1)));
         let model = self.source.memory();
         let (strategy, why) = strategy_auto::choose(&model, &candidates, train.gradient_checkpointing, &pass, comm)?;
@@ -266,8 +265,8 @@ impl Checked {
         Ok(steps)
     }
 
-    /// Hashes everything that bytes and times of passes depend on. Free memory changes from minute to minute, so a cached
-    /// choice is compared with it when it is read; only the machine's total counts here.
+    /// Hashes everything that the memory and the time of passes depend on. Only the machine's total memory counts here. Free
+    /// memory changes all the time, so it is compared with a cached choice when that is read.
     fn fingerprint(
         &self,
         request: &BatchRequest,
@@ -292,7 +291,7 @@ impl Checked {
     }
 }
 
-/// What limits the passes of a configuration whose micro-batches have `batch_size` rows.
+/// The pass limits of a configuration with micro-batches of `batch_size` rows.
 fn pass_limits(config: &Config, batch_size: usize) -> PassLimits {
     let train = &config.train;
     PassLimits {
@@ -303,14 +302,14 @@ fn pass_limits(config: &Config, batch_size: usize) -> PassLimits {
     }
 }
 
-/// A note for a run that is resumed with another number of steps: most learning rates follow from it.
-fn other_length(train: &TrainConfig, steps: &Batches, schedule: &Schedule, state: &TrainState) -> Option<String> {
+/// A note for a run that is resumed with another number of steps, which changes most learning rates.
+fn resume_note(train: &TrainConfig, steps: &Batches, schedule: &Schedule, state: &TrainState) -> Option<String> {
     let now = steps.total_steps;
     let before = state.total_steps.filter(|&before| before != now && before > 0)?;
     let what = format!("the run now has {} and not {before}", count(now, "step"));
     let old = Schedule::of(train, steps.warmup_of(before), before);
     let Some(old) = old.ok().filter(|_| state.step < now) else { return Some(what) };
-    // After its end a schedule has no rate of its own.
+    // A schedule has no rates after its last step.
     let (old, rate) = (old.lr(state.step.min(before - 1)), schedule.lr(state.step));
     let step = state.step + 1;
     Some(if old.to_bits() == rate.to_bits() {

@@ -1,4 +1,4 @@
-//! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
+//! Checks of the output directory: the checkpoint to resume, files of an earlier run, files of others, and the run's sources.
 use std::path::Path;
 
 use crate::output;
@@ -12,10 +12,11 @@ use tunesmith_config::{Config, Resume};
 use tunesmith_telemetry::metrics;
 use tunesmith_telemetry::progress::{Event, Observer};
 
-/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
+/// Finds the checkpoint to resume. Returns `None` without `train.resume_from_checkpoint`, and for `latest` in a directory
+/// without checkpoints.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Checkpoint`]: there is none where it should be, or it is damaged and there is no other.
+/// [`tunesmith_base::Kind::Checkpoint`]: it does not exist, or it is damaged and there is no other.
 pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
     let output_dir = &config.train.output_dir;
     match &config.train.resume_from_checkpoint {
@@ -29,7 +30,7 @@ pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Optio
             let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
             for (path, error) in &damaged {
                 observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
+                    "{} is damaged and skipped: {}",
                     path.display(),
                     error.message()
                 )));
@@ -46,7 +47,7 @@ pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Optio
     }
 }
 
-/// Refuses ranks that would go on from different steps: each reads the checkpoint, its share or all of it, by itself.
+/// Refuses ranks that would resume from different steps. Each rank reads the checkpoint, or its shard, by itself.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`], naming the ranks and both sides; [`tunesmith_base::Kind::Peer`].
@@ -56,7 +57,7 @@ pub fn resume_together(comm: &dyn Collectives, found: Option<&Checkpoint>, outpu
     let Some(&first) = others.first() else { return Ok(()) };
     let said = |step| if step == u64::MAX { "none".to_owned() } else { format!("that of step {step}") };
     Err(Error::checkpoint(format!(
-        "the checkpoint to go on from is {} on rank 0 and {} on {}: train.output_dir = {}",
+        "the checkpoint to resume is {} on rank 0 and {} on {}: train.output_dir = {}",
         said(all[0]),
         said(all[first]),
         ranks(&others),
@@ -65,13 +66,13 @@ pub fn resume_together(comm: &dyn Collectives, found: Option<&Checkpoint>, outpu
     .hint("every rank reads it: give the machines one file system, or copy the checkpoint folder to each"))
 }
 
-/// Whether a checkpoint is one of the output directory's own.
+/// Whether the folder `checkpoint` is directly in the output directory.
 pub fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     real(checkpoint).parent() == Some(real(output_dir).as_path())
 }
 
-/// What a run reads must not lie where it writes and tidies up.
+/// Refuses a source of the run that the run would replace or remove in its output directory.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming both.
@@ -81,34 +82,35 @@ pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
     if !inside.is_some_and(|name| output::is_ours(name) || (name != output::CONFIG && output::FILES.contains(&name))) {
         return Ok(());
     }
-    let message =
-        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
-    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
+    let message = format!("{} is inside train.output_dir = {}", source.display(), output_dir.display());
+    Err(Error::config(message).hint("set another train.output_dir, because a run may replace the files in it"))
 }
 
-/// Files that a run would write must be of an earlier run, and folders folders; where it `replaces` an earlier run, folders
-/// that go must hold nothing else. Where it goes on from a checkpoint of the directory, damaged `latest` and `best` are
-/// written anew, and a foreign metrics file is kept under another name.
+/// Refuses an output directory in which the run would replace or remove files of others.
+///
+/// With `replaces`, the run starts over, and folders that it will remove must contain only files of runs. With `resumes_here`,
+/// it resumes from a checkpoint in the directory: damaged `latest` and `best` are allowed, and a foreign metrics file is
+/// renamed.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: a file that something else has written. [`tunesmith_base::Kind::Io`]: no file, or no folder; a file in
-/// a folder that would go.
-pub fn refuse_foreign(config: &Config, replaces: bool, goes_on_here: bool, observer: &dyn Observer) -> Result<()> {
+/// [`tunesmith_base::Kind::Config`]: a file that no run has written. [`tunesmith_base::Kind::Io`]: a path is not a regular file
+/// or not a folder, or a folder to remove contains a foreign file.
+pub fn refuse_foreign(config: &Config, replaces: bool, resumes_here: bool, observer: &dyn Observer) -> Result<()> {
     let output_dir = &config.train.output_dir;
     for name in output::FILES {
         let path = output_dir.join(name);
         let Ok(metadata) = path.symlink_metadata() else { continue };
         if !metadata.is_file() {
-            let message = format!("cannot write {}: it is no regular file", path.display());
+            let message = format!("cannot write {}: it is not a regular file", path.display());
             return Err(
                 Error::new(tunesmith_base::Kind::Io, message).hint("remove it, or set another train.output_dir")
             );
         }
         if !replaces && !is_of_a_run(&path, name) {
-            if goes_on_here && heal(&path, name, observer)? {
+            if resumes_here && replace_damaged(&path, name, observer)? {
                 continue;
             }
-            let message = format!("{} is there already, and no run has written it", path.display());
+            let message = format!("{} exists, but no run has written it", path.display());
             let resumes = config.train.resume_from_checkpoint.is_some();
             return Err(Error::config(message).hint(if resumes {
                 "move it away, or set another train.output_dir"
@@ -120,7 +122,7 @@ pub fn refuse_foreign(config: &Config, replaces: bool, goes_on_here: bool, obser
     let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
     for path in folders.into_iter().chain([output::events_dir(config)]) {
         if path.symlink_metadata().is_ok() && !path.is_dir() {
-            let message = format!("cannot write {}: it is no folder", path.display());
+            let message = format!("cannot write {}: it is not a folder", path.display());
             return Err(
                 Error::new(tunesmith_base::Kind::Io, message).hint("remove it, or set another train.output_dir")
             );
@@ -129,14 +131,15 @@ pub fn refuse_foreign(config: &Config, replaces: bool, goes_on_here: bool, obser
     if replaces { output::refuse_foreign(output_dir) } else { Ok(()) }
 }
 
-/// Makes room for a file of the run where checkpoints of ours stand beside a damaged one; says whether that is possible.
-fn heal(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
+/// Lets the run replace a damaged file `name` next to its checkpoints: a pointer is ignored, a metrics file is renamed.
+/// Returns `false` for other files.
+fn replace_damaged(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
     let text = match name {
-        "latest" | "best" => format!("{} is damaged: the run writes it anew", path.display()),
+        "latest" | "best" => format!("{} is damaged: the run replaces it", path.display()),
         output::METRICS => {
             let kept = own_files::kept_name(path);
             atomic::rename(&RealDisk, path, &kept).map_err(|source| Error::io("rename", path, &source))?;
-            format!("{} holds no metrics of a run: it stays as {}", path.display(), kept.display())
+            format!("{} is not a metrics file of a run: renamed to {}", path.display(), kept.display())
         }
         _ => return Ok(false),
     };
@@ -144,9 +147,9 @@ fn heal(path: &Path, name: &str, observer: &dyn Observer) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether the file of this name has what runs write into it.
+/// Whether the contents of the file `name` look like those that runs write.
 fn is_of_a_run(path: &Path, name: &str) -> bool {
-    // Half of one a run that was killed may have left.
+    // A killed run may have left half of a metrics file.
     let Ok(text) = files::read_own(path, files::SMALL).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else {
         return name == output::METRICS;
     };
@@ -160,7 +163,7 @@ fn is_of_a_run(path: &Path, name: &str) -> bool {
     }
 }
 
-/// A directory that holds an earlier run is not written to.
+/// Refuses an output directory with an earlier run.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming what is there.
@@ -169,9 +172,9 @@ pub fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
     let Some(first) = earlier.first() else { return Ok(()) };
     let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
     Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
+        "train.output_dir = {} contains an earlier run ({}{more})",
         output_dir.display(),
         first.file_name().unwrap_or_default().to_string_lossy(),
     ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
+    .hint("resume it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }

@@ -1,4 +1,4 @@
-//! Parts of the plan that follow from the configuration, the model and the data alone.
+//! The parts of the plan that depend only on the configuration, the model, and the data.
 use crate::model_source::ModelSource;
 use crate::run_plan::{
     EnginePlan, EvalGenerationPlan, EvaluationPlan, LoggingPlan, MetricPlan, ModelPlan, SamplesPlan, When,
@@ -18,12 +18,12 @@ use tunesmith_model::freeze;
 use tunesmith_model::targets::Targets;
 use tunesmith_plan::grouped;
 
-/// Prompts that are in memory at once while a validation answers.
+/// Maximum number of prompts in memory while a validation generates.
 const PROMPTS_AT_ONCE: usize = 256;
-/// The same with several ranks. They agree after each chunk whether to go on, and a rank that is asked to stop waits for that.
+/// The same with several ranks. They check after each chunk whether to stop, so shorter chunks stop sooner.
 const PROMPTS_AT_ONCE_OF_RANKS: usize = 32;
 
-/// The model, and what is trained of it.
+/// The model and its trained part.
 pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
     let name = match &source.snapshot {
         Some(snapshot) => snapshot.repo.id.clone(),
@@ -46,7 +46,7 @@ pub fn model(config: &Config, source: &ModelSource) -> Result<ModelPlan> {
     })
 }
 
-/// Tensors that are trained in full or by rows beside adapters, or alone with `mode: freeze`.
+/// Tensors that are trained in full or by rows: next to adapters, or by `mode: freeze`.
 fn trained_in_full(config: &Config, source: &ModelSource) -> Result<Vec<String>> {
     match config.tuning.mode {
         Mode::Freeze => freeze::trained_tensors(&source.arch, &config.tuning.freeze),
@@ -55,7 +55,7 @@ fn trained_in_full(config: &Config, source: &ModelSource) -> Result<Vec<String>>
     }
 }
 
-/// The model in a line: its place, its family, how much of it is trained.
+/// The model in one line: its path or name, its family, and how many values are trained.
 fn summary(config: &Config, source: &ModelSource) -> String {
     let tuning = &config.tuning;
     let what = match adapters::of(tuning) {
@@ -69,8 +69,8 @@ fn summary(config: &Config, source: &ModelSource) -> String {
         None => "some weights".to_owned(),
     };
     let head = match &source.arch.score {
-        Some(head) if head.is_number() => " and a head for a number".to_owned(),
-        Some(head) => format!(" and a head for {}", count(head.labels.len(), "label")),
+        Some(head) if head.is_number() => " and a regression head".to_owned(),
+        Some(head) => format!(" and a classification head with {}", count(head.labels.len(), "label")),
         None => String::new(),
     };
     let family = format!("{:?}", source.arch.family);
@@ -78,7 +78,7 @@ fn summary(config: &Config, source: &ModelSource) -> String {
     format!("{name} · {family} · {what}{head} · {} values trained", grouped(source.trained_values()))
 }
 
-/// The stamp, but for the hash of the base weights.
+/// The stamp, still without the hash of the base weights.
 pub fn stamp(
     config: &Config,
     engine: &EnginePlan,
@@ -105,7 +105,7 @@ pub fn stamp(
     Ok(Stamp { world_size: ranks, ..stamp })
 }
 
-/// Validation during training; none without validation rows or with `eval_strategy: "no"`.
+/// Validation during training; `None` without validation rows or with `eval_strategy: "no"`.
 pub fn evaluation(
     config: &Config,
     source: &ModelSource,
@@ -127,7 +127,7 @@ pub fn evaluation(
         generation.num_beams = train.generation_num_beams.unwrap_or(generation.num_beams);
         let config = &Config { generation, ..config.clone() };
         let usual = if comm.world().size > 1 { PROMPTS_AT_ONCE_OF_RANKS } else { PROMPTS_AT_ONCE };
-        // A scorer and SARI compare with the text that was asked; only the rank that scores reads it.
+        // A scorer and SARI need the source texts; only the rank that scores reads them.
         if comm.world().is_first() && config.eval.reads_sources() {
             dataset.read_validation_sources(config)?;
         }
@@ -164,7 +164,7 @@ fn generation_settings(config: &Config, source: &ModelSource, dataset: &Dataset)
     Ok(GenerationSettings::new(config, source.arch.max_position_embeddings, stop_ids))
 }
 
-/// Metrics, TensorBoard and the report.
+/// Metrics, TensorBoard, and the report.
 pub fn logging(config: &Config) -> LoggingPlan {
     let Config { logging, train, .. } = config;
     let folder = || train.output_dir.file_name().map(|name| name.to_string_lossy().into_owned());
