@@ -72,7 +72,7 @@ fn every_type() -> Vec<ArrayRef> {
             None,
             Some(-0.0),
             Some(1e-7),
-            Some(16777216.0),
+            Some(16_777_216.0),
             Some(f32::MAX),
             Some(f32::NAN),
         ])),
