@@ -19,8 +19,8 @@
 //! eval          generation (greedy, sampling, beams), metrics
 //! export        merged models, blends of adapters, GGUF, model cards
 //! telemetry     metrics, TensorBoard, the report, progress, what the machine has
-//! parallel      gradients summed over ranks; optimizer state, gradients or weights shared among them (DDP, ZeRO, FSDP)
-//! train         one step on one screen; the loop; preparation; batch sizes by measured memory
+//! parallel      gradients summed over ranks; optimizer state, gradients or weights sharded among them (DDP, ZeRO, FSDP)
+//! train         from a configuration to a RunPlan; the loop; one step on one screen; batch sizes by measured memory
 //! bench         benchmarks, and the measured rates that plans use
 //! src/cmd       one file per subcommand; only `cmd` and `main` print
 //! ```
