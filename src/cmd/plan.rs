@@ -43,7 +43,8 @@ pub struct Args {
     tflops: Option<f64>,
     #[command(flatten)]
     scaling: scaling::ScalingArgs,
-    /// Print every decision of the run as `train` makes them before step 1; reads the model and the data, trains nothing
+    /// Print the plan of the run as `train` makes it before step 1: reads the model and the data, measures passes if sizes are
+    /// `auto`, trains nothing
     #[arg(long, conflicts_with_all = ["model", "gpus", "vram", "device", "tflops", "scaling"])]
     run: bool,
     /// Print a JSON object

@@ -1,22 +1,28 @@
 //! `tunesmith plan --run`: the plan of a run as `train` makes it before step 1, printed whole.
 use super::terminal;
+use crate::comm::env;
 use crate::config::Resolved;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::plan;
 use crate::telemetry::progress::{Event, Observer};
-use crate::train::run::{self, Options};
-use crate::train::signals::Stop;
+use crate::train::run;
 use serde_json::Value;
 
-/// Makes the plan and prints it, as JSON if asked for.
+/// Makes the plan and prints it, as JSON if asked for. Started by a launcher, every rank takes part and the first one prints.
 ///
 /// # Errors
-/// Everything that `train` refuses before step 1.
+/// Everything that `train` refuses before step 1, except for the output directory.
 pub fn run(resolved: &Resolved, json: bool) -> Result<()> {
-    let plan = run::plan(resolved, &Options::default(), &Stop::default(), &Notices)?.to_json();
+    let launch = env::read(|name| std::env::var(name).ok())?;
+    let first = launch.as_ref().is_none_or(|launch| launch.world.is_first());
+    let plan = run::plan(resolved, launch, &Notices)?.to_json();
+    if !first {
+        return Ok(());
+    }
     if json {
-        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
+        let text = serde_json::to_string_pretty(&plan)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return terminal::print_exact(&(text + "\n"));
     }
     terminal::print(&text(&plan))
@@ -34,7 +40,8 @@ impl data::Progress for Notices {
 impl Observer for Notices {
     fn event(&self, event: &Event<'_>) {
         if let Event::Notice(text) = event {
-            terminal::print_note(text);
+            // Some notices carry the prefix themselves.
+            terminal::print_note(text.trim_start_matches("note: "));
         }
     }
 }
@@ -77,7 +84,8 @@ mod tests {
 
     #[test]
     fn every_value_has_a_row_under_its_group() {
-        let plan = serde_json::json!({"batch": {"batch_size": 4, "limit": null}, "saving": {"when": {"steps": 10}}, "seed": 1});
+        let saving = serde_json::json!({"when": {"steps": 10}});
+        let plan = serde_json::json!({"batch": {"batch_size": 4, "limit": null}, "saving": saving, "seed": 1});
         let expected = "batch\n  batch size  4\n  limit       none\nsaving\n  when.steps  10\nrun\n  seed  1\n";
         assert_eq!(text(&plan), expected);
     }

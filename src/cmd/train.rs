@@ -68,7 +68,13 @@ pub fn run(args: &Args) -> Result<()> {
     )?;
     let console = Console::new(resolved.config.train.logging_steps);
     let again = paste::to_resume(launch.is_some());
-    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch, resume_command: again };
+    let options = Options {
+        allow: args.allow.clone(),
+        overwrite: args.overwrite,
+        launch,
+        resume_command: again,
+        plan_only: false,
+    };
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
     if !first {

@@ -83,10 +83,8 @@ impl Trained {
 pub(super) fn open_base(base: &Path, below: &[PathBuf], adapter: &Path, allow: &[String]) -> Result<Parts> {
     let mut parts = Parts::open(base, below, &peft::vocabulary(adapter)?)?;
     provenance::check_base(&parts, adapter, allow)?;
-    // The adapter's own head counts, whose labels may be another number than the base's.
-    if let Some(head) = score_head(adapter)?
-        && parts.arch.score.as_ref().is_none_or(|own| own.outputs() != head.outputs())
-    {
+    // An adapter's own head replaces the base's, with its labels.
+    if let Some(head) = score_head(adapter)? {
         parts.arch.score = Some(head);
     }
     Ok(parts)

@@ -69,9 +69,9 @@ fn read_template(path: &Path, open: Opener) -> Result<Option<String>> {
         ))
         .hint(OTHER_TEMPLATE));
     }
-    String::from_utf8(bytes)
-        .map(Some)
-        .map_err(|error| Error::model(format!("{}: invalid UTF-8", path.display())).caused_by(error).hint(OTHER_TEMPLATE))
+    String::from_utf8(bytes).map(Some).map_err(|error| {
+        Error::model(format!("{}: invalid UTF-8", path.display())).caused_by(error).hint(OTHER_TEMPLATE)
+    })
 }
 
 /// The template in the field `chat_template`: a string, or a list of named templates.

@@ -20,6 +20,7 @@ pub mod params;
 mod pass;
 pub mod quantize;
 pub mod quantized_cache;
+mod quantized_form;
 mod segment;
 pub mod shards;
 mod source;

@@ -1,9 +1,8 @@
 //! Which matrices of a base are quantized, and where they come from: the checkpoint itself, a copy on disk, or the
 //! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
 //! and one matrix beside it.
-pub(super) mod form;
 
-pub use form::{Held, How};
+pub use super::quantized_form::{Held, How};
 
 use super::quantized_cache::{Cache, Kept};
 use super::stack::Stack;

@@ -6,7 +6,7 @@
 //!
 //! Runs may share the folder: a file is written under a name of its own and renamed. What a run that died has left of one the
 //! next run removes ([`temporary`]).
-use super::quantize::form::How;
+use super::quantized_form::How;
 use super::weights::{Numbers, Parts, WeightFiles, write_numbers_to};
 use std::fs;
 use std::io::{self, Write};

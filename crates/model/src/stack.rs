@@ -3,7 +3,7 @@
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
 use super::adapters::{Part, Placement};
 use super::names::{peft_name, token_rows};
-use super::quantize::form::How;
+use super::quantized_form::How;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD, TokenRows};

@@ -12,6 +12,8 @@ pub struct Options {
     pub overwrite: bool,
     /// The launcher's environment, if it started this process as one of several ranks.
     pub launch: Option<Launch>,
+    /// Make the plan alone: the output directory is neither checked nor locked.
+    pub plan_only: bool,
     /// The command that resumes the run, for messages.
     pub resume_command: String,
 }

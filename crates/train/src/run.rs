@@ -12,6 +12,7 @@ use super::{engine, finish, save, setup};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_comm::Collectives;
+use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
 use tunesmith_telemetry::progress::{Event, Observer, Quiet};
 use tunesmith_telemetry::report::Outcome;
@@ -22,8 +23,8 @@ use tunesmith_telemetry::report::Outcome;
 /// Those of every part of the run. [`tunesmith_base::Kind::Preempted`]: `stop` was requested, and everything is saved.
 /// [`tunesmith_base::Kind::Numeric`]: too many steps in a row were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
-    let began = Instant::now();
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
+        let began = Instant::now();
         let (prepared, comm) = prepare(resolved, options, stop, observer, seat)?;
         prepared.announce(observer);
         let mut session = Session::load(options, stop, observer, prepared, comm)?;
@@ -40,11 +41,13 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     })
 }
 
-/// Makes the plan of a run as [`run`] does, but trains nothing. In the output directory it only acquires the lock.
+/// Makes the plan of a run as [`run`] does, but trains nothing and leaves the output directory alone, which may hold a run.
 ///
 /// # Errors
 /// Those of [`run`] before step 1.
-pub fn plan(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<RunPlan> {
+pub fn plan(resolved: &Resolved, launch: Option<Launch>, observer: &dyn Observer) -> Result<RunPlan> {
+    let (options, stop) = (Options { launch, plan_only: true, ..Options::default() }, Stop::default());
+    let (options, stop) = (&options, &stop);
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
         prepared.announce(observer);
@@ -102,7 +105,7 @@ fn prepare(
     observer: &dyn Observer,
     seat: Seat,
 ) -> Result<(Prepared, Box<dyn Collectives>)> {
-    let checked = seat.in_turn(|| setup::check_locally(resolved, options, stop, observer, &seat))?;
+    let checked = seat.in_turn(|| setup::open_locally(resolved, options, stop, observer, &seat))?;
     // Connects after the data are read, which may take longer than the timeout of an operation between ranks.
     let comm = seat.connect()?;
     let prepared = checked.plan(resolved, options, &*comm, observer)?;

@@ -1,14 +1,14 @@
 //! The plan of a run: every decision about training, evaluation, and saving.
 //!
-//! [`Config`] is what the user wrote, with `auto` and defaults that depend on the model, the data, or the machine.
-//! [`crate::setup`] turns it into a [`RunPlan`] once, before step 1. Nothing changes the plan afterwards. `None` in it means
+//! [`Config`](tunesmith_config::Config) is what the user wrote, with `auto` and defaults that depend on the model, the data, or the machine.
+//! The module `setup` turns it into a [`RunPlan`] once, before step 1. Nothing changes the plan afterwards. `None` in it means
 //! that a run does not have something, never that a decision is open.
 use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
-use tunesmith_config::{Backend, EvalConfig, Mode, Optim, Quantization, Setting, Strategy};
+use tunesmith_config::{Backend, EvalConfig, Mode, Optim, Quantization, Setting};
 use tunesmith_eval::Settings as GenerationSettings;
 use tunesmith_optim::{OptimizerPlan, Schedule};
 use tunesmith_parallel::ParallelPlan;
@@ -17,7 +17,8 @@ use tunesmith_plan::batches::Batches;
 use super::autobatch::batch_plan::BatchPlan;
 use super::memory_prediction::Peak;
 
-/// Every decision of a run, made once by [`crate::setup`].
+/// The decisions of a run, made once by the module `setup`. Training, evaluation, autobatch and saving read nothing else; the model loads
+/// itself from its `ModelSource`, which keeps the settings that loading needs.
 pub struct RunPlan {
     /// The model and its trained part.
     pub model: ModelPlan,
@@ -41,6 +42,8 @@ pub struct RunPlan {
     pub optimizer_name: Optim,
     /// The optimizer with its settings per tensor.
     pub optimizer: OptimizerPlan,
+    /// Steps between comparisons of the trained values of all ranks; 0 means never.
+    pub replica_check_steps: u64,
     /// After this many non-finite steps in a row the run ends.
     pub max_nonfinite_steps: u64,
     /// Validation during training; `None` without validation rows or with `eval_strategy: "no"`.
@@ -55,7 +58,7 @@ pub struct RunPlan {
     pub samples: SamplesPlan,
     /// The memory budget and the predicted memory.
     pub memory: MemoryPlan,
-    /// The seed of adapter initialization and dropout.
+    /// The seed of adapter initialization and dropout, as checkpoints save it.
     pub seed: u64,
     /// The seed of shuffling and splitting.
     pub data_seed: u64,
@@ -95,6 +98,7 @@ pub struct ModelPlan {
     /// Number of values of the whole model.
     pub all_values: u64,
     /// Tensors that are trained in full: next to adapters, or by `mode: freeze`.
+    #[serde(serialize_with = "count")]
     pub trained_in_full: Vec<String>,
 }
 
@@ -130,9 +134,6 @@ pub struct RanksPlan {
     pub summary: String,
     /// The hardware that the run uses, in words.
     pub platform: String,
-    /// The parallel strategy, with `auto` resolved.
-    #[serde(serialize_with = "word")]
-    pub strategy: Strategy,
 }
 
 /// Which sizes of [`BatchPlan`] the run chose itself. The run may change them when memory runs out, and saves them in
@@ -248,8 +249,6 @@ pub struct LoggingPlan {
     pub run_name: String,
     /// The step whose timeline is printed, if any.
     pub timeline_step: Option<u64>,
-    /// Steps between comparisons of the trained values of all ranks; 0 means never.
-    pub replica_check_steps: u64,
 }
 
 /// The generations on held-out rows that the report shows.
@@ -287,12 +286,15 @@ impl RunPlan {
             "ranks": self.ranks,
             "parallel": {
                 "strategy": self.parallel.strategy.name(),
-                "shards_weights": self.parallel.shards_values(),
+                "shards_weights": self.parallel.weights.is_some(),
+                "shards_trained_values": self.parallel.shards_values(),
                 "shards_optimizer": self.parallel.shards_optimizer(),
                 "reduce_every_pass": self.parallel.reduce_every_pass,
                 "bucket_bytes": self.parallel.bucket_bytes,
+                "replica_check_steps": self.replica_check_steps,
             },
             "batch": self.batch,
+            "chosen": self.chosen,
             "steps": {
                 "total": total_steps,
                 "per_epoch": steps_per_epoch,
@@ -301,6 +303,7 @@ impl RunPlan {
                 "max_nonfinite": self.max_nonfinite_steps,
             },
             "learning_rate": {
+                "scaling": self.lr_scaling,
                 "first": self.schedule.lr(0),
                 "after_warmup": self.schedule.lr(warmup_steps),
                 "last": self.schedule.lr(total_steps.saturating_sub(1)),
@@ -330,4 +333,8 @@ fn word<T: std::fmt::Display, S: serde::Serializer>(value: &T, to: S) -> Result<
 
 fn debug<T: std::fmt::Debug, S: serde::Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{value:?}"))
+}
+
+fn count<S: serde::Serializer>(names: &[String], to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(names.len() as u64)
 }

@@ -22,7 +22,7 @@ impl Session<'_> {
         let rate = self.plan.schedule.lr(self.state.step);
         let shown = self.plan.logging.timeline_step == Some(self.state.step + 1);
         self.sharing.timeline = shown.then(Timeline::default);
-        let every = self.plan.logging.replica_check_steps;
+        let every = self.plan.replica_check_steps;
         // Ranks with shards have no values in common to compare.
         let copies = !self.sharing.shares_values();
         let compares = copies && every > 0 && (self.state.step + 1).is_multiple_of(every);

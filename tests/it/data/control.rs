@@ -167,7 +167,7 @@ fn rows_with_special_tokens_are_counted() {
     assert_eq!(counts.split_tokens["<|im_end|>"].rows, 2);
     assert_eq!(counts.kept_tokens.rows, 2, "{counts:?}");
     let warnings = data.report.warnings.join("\n");
-    assert!(warnings.contains("2 rows write \"<|im_end|>\" in their messages"), "{warnings}");
+    assert!(warnings.contains("2 rows have \"<|im_end|>\" in a message"), "{warnings}");
     assert!(warnings.contains("rows.jsonl:2") && warnings.contains("rows.jsonl:4"), "{warnings}");
     config.data.split_special_tokens = false;
     let kept = load_with(&config).unwrap();

@@ -130,7 +130,7 @@ fn threads_measure_for_all_and_stay_within_the_budget_of_their_process() {
         assert!((one - two).abs() < 2e-5, "{one} and {two}");
     }
     // What is predicted is predicted for the process.
-    assert!(run.text.contains("2 ranks in one process, of "), "{}", run.text);
+    assert!(run.text.contains("2 ranks in one process, "), "{}", run.text);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod launchers;
 mod machines;
 mod optim;
 mod peers;
+mod planned;
 mod power;
 mod printed;
 mod quantized;

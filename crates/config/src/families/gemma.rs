@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { kv_heads: Some(16), activation: Activation::GeluTanh, ..defaults() };
+    let defaults = Defaults { kv_heads: Some(16), activation_key: "hidden_act", ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);

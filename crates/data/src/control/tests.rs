@@ -1,3 +1,4 @@
+//! Unit tests of special tokens in text.
 use super::*;
 use crate::template::ChatTemplate;
 use serde_json::json;

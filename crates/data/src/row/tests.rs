@@ -1,3 +1,4 @@
+//! Unit tests of row forms.
 use super::*;
 
 fn parse(row: Value) -> Result<Row> {

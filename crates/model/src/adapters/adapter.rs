@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::init::Stream;
 use crate::linear::Formula;
-use crate::quantize::form::How;
+use crate::quantized_form::How;
 use crate::weight::Weight;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;

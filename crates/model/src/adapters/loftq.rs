@@ -3,7 +3,7 @@
 //!
 //! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
 use super::factors::{factors, subtract};
-use crate::quantize::form::How;
+use crate::quantized_form::How;
 use crate::svd;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;

@@ -1,7 +1,7 @@
 //! Turns a configuration into the plan of a run. Checks the model's shape, the output directory, the data, the schedule, the
 //! disk, and the checkpoint to resume. Bad input is refused here, before training, and leaves no files behind.
 //!
-//! [`check_locally`] does what a rank can do alone; [`Checked::plan`] decides the rest together with the other ranks.
+//! [`open_locally`] does what a rank can do alone; [`Checked::plan`] decides the rest together with the other ranks.
 use std::path::PathBuf;
 
 mod as_used;
@@ -61,7 +61,7 @@ pub struct Checked {
 ///
 /// # Errors
 /// Those of the model folder, the data, the output directory, and the checkpoint.
-pub fn check_locally(
+pub fn open_locally(
     resolved: &Resolved,
     options: &Options,
     stop: &Stop,
@@ -82,7 +82,8 @@ pub fn check_locally(
     for source in data::named_inputs(&resolved.config).iter().map(PathBuf::as_path).chain([described.dir()]) {
         output_checks::refuse_own_source(source, output_dir)?;
     }
-    let lock = if seat.world.is_first() { Some(stop.acquire(output_dir)?) } else { None };
+    let locks = seat.world.is_first() && !options.plan_only;
+    let lock = if locks { Some(stop.acquire(output_dir)?) } else { None };
     let resume = output_checks::find_checkpoint(&resolved.config, observer)?;
     let resumes_here = resume.as_ref().is_some_and(|resume| output_checks::is_inside(&resume.dir, output_dir));
     if lock.is_some() {
@@ -176,11 +177,16 @@ impl Checked {
         let in_process = if comm.shares_memory() { ranks as u64 } else { 1 };
         let pass = largest_pass(&self.dataset, &pass_limits(&config, batch.batch_size));
         let rank = self.source.memory().rank(way, batch.checkpointing, ranks, &pass).ok();
+        // A scorer and SARI compare with the text of the prompts; only the rank that scores reads it.
+        let generates = config.train.predict_with_generate && self.dataset.validation.is_some();
+        if comm.world().is_first() && generates && config.eval.reads_sources() {
+            self.dataset.read_validation_sources(&config)?;
+        }
         let plan = RunPlan {
             model: plan_parts::model(&config, &self.source)?,
             stamp: plan_parts::stamp(&config, &engine, &self.source, &self.dataset, ranks)?,
             engine,
-            ranks: RanksPlan { count: ranks, in_process, summary: self.ranks, platform: self.platform, strategy },
+            ranks: RanksPlan { count: ranks, in_process, summary: self.ranks, platform: self.platform },
             parallel,
             batch,
             chosen: ChosenSizes {
@@ -192,8 +198,9 @@ impl Checked {
             lr_scaling,
             optimizer_name: config.train.optim,
             optimizer,
+            replica_check_steps: config.train.replica_check_steps,
             max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
-            evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, comm)?,
+            evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, ranks)?,
             early_stopping: EarlyStopping {
                 patience: config.train.early_stopping_patience as u64,
                 threshold: config.train.early_stopping_threshold,

@@ -8,7 +8,6 @@ use tunesmith_base::error::Result;
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::stamp::{Engine, Hashes};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
-use tunesmith_comm::Collectives;
 use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, greater_is_better};
 use tunesmith_data::Dataset;
 use tunesmith_eval::Settings as GenerationSettings;
@@ -110,7 +109,7 @@ pub fn evaluation(
     config: &Config,
     source: &ModelSource,
     dataset: &Dataset,
-    comm: &dyn Collectives,
+    ranks: usize,
 ) -> Result<Option<EvaluationPlan>> {
     let train = &config.train;
     let when = match train.eval_strategy {
@@ -118,23 +117,17 @@ pub fn evaluation(
         EvalStrategy::Steps => train.eval_steps.map_or(When::Never, When::Steps),
         EvalStrategy::Epoch => When::Epochs,
     };
-    if dataset.validation.is_none() {
-        return Ok(None);
-    }
+    let Some(validation) = &dataset.validation else { return Ok(None) };
     let generation = if train.predict_with_generate {
         let mut generation = config.generation.clone();
         generation.max_new_tokens = train.generation_max_new_tokens.unwrap_or(generation.max_new_tokens);
         generation.num_beams = train.generation_num_beams.unwrap_or(generation.num_beams);
         let config = &Config { generation, ..config.clone() };
-        let usual = if comm.world().size > 1 { PROMPTS_AT_ONCE_OF_RANKS } else { PROMPTS_AT_ONCE };
-        // A scorer and SARI need the source texts; only the rank that scores reads them.
-        if comm.world().is_first() && config.eval.reads_sources() {
-            dataset.read_validation_sources(config)?;
-        }
+        let usual = if ranks > 1 { PROMPTS_AT_ONCE_OF_RANKS } else { PROMPTS_AT_ONCE };
         Some(EvalGenerationPlan {
             settings: generation_settings(config, source, dataset)?,
             stop_strings: config.generation.stop_strings.clone(),
-            rows: train.generation_rows.unwrap_or(usize::MAX),
+            rows: train.generation_rows.map_or(validation.len(), |rows| rows.min(validation.len())),
             prompts_at_once: match train.eval_accumulation_steps {
                 Some(batches) => (batches as usize).saturating_mul(train.eval_batch_size),
                 None => usual,
@@ -174,7 +167,6 @@ pub fn logging(config: &Config) -> LoggingPlan {
         report: logging.report,
         run_name: logging.run_name.clone().or_else(folder).unwrap_or_else(|| "run".to_owned()),
         timeline_step: logging.timeline_step,
-        replica_check_steps: train.replica_check_steps,
     }
 }
 

@@ -1,3 +1,4 @@
+//! Unit tests of columns as JSON, against what arrow-json writes.
 use std::sync::Arc;
 
 use super::*;
