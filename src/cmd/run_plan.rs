@@ -57,7 +57,7 @@ fn text(plan: &Value) -> String {
         }
         let mut rows = Vec::new();
         flatten("", values, &mut rows);
-        out += &format!("{}\n{}", group.replace('_', " "), plan::table(&rows));
+        out.extend([&*group.replace('_', " "), "\n", &plan::table(&rows)]);
     }
     out + "run\n" + &plan::table(&alone)
 }

@@ -1,4 +1,4 @@
-//! The host of a run's rendezvous, in the launcher or in rank 0: a map from names to small values, and the [`Membership`] of the
+//! The host of a run's rendezvous, in the launcher or in rank 0: a map from names to small values, and the `Membership` of the
 //! ranks. [`super::store`] describes the protocol.
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Result as IoResult, Write};

@@ -1,7 +1,7 @@
 //! Parses rows of training data. Every row form is a file with its `Shape` and a line in [`tunesmith_base::registry`].
 //! With `format: auto`, the first form in the order of these lines whose fields a row has is the row's form.
 //!
-//! The first [`PROBE_ROWS`] rows of a file decide which forms it has: a later row of another form is an error. A row of
+//! The first `PROBE_ROWS` rows of a file decide which forms it has: a later row of another form is an error. A row of
 //! any form may have a `loss_weight`. A field with null counts as absent.
 use std::fmt;
 

@@ -83,7 +83,7 @@ impl LossScaler {
         self.step += 1;
     }
 
-    /// The state as numbers for a checkpoint, in the order in which [`LossScaler::set_numbers`] takes them back.
+    /// The state as numbers for a checkpoint, in the order in which `set_numbers` takes them back.
     pub fn numbers(&self) -> [f64; 5] {
         [self.scale, self.step as f64, self.since as f64, self.hysteresis as f64, self.overflows as f64]
     }

@@ -40,7 +40,7 @@ pub struct StateSpec {
     /// How its numbers are stored.
     pub dtype: Dtype,
     /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used where
-    /// [`Rule::grain`] keeps the tensor whole.
+    /// [`Rule::grain`](super::Rule::grain) keeps the tensor whole.
     pub each: usize,
 }
 

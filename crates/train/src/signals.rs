@@ -54,7 +54,7 @@ impl Stop {
     /// waits until the lock is acquired.
     ///
     /// # Errors
-    /// Those of [`DirLock::acquire`].
+    /// The directory cannot be created or written to, or a live process holds its lock.
     pub fn acquire(&self, directory: &Path) -> Result<DirLock> {
         let mut state = self.state();
         let lock = DirLock::acquire(directory)?;

@@ -304,5 +304,5 @@ pub fn sha1(bytes: &[u8]) -> String {
 }
 
 fn hex(digest: Digest) -> String {
-    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    digest.as_ref().iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }

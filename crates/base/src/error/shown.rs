@@ -97,7 +97,7 @@ fn without_secrets(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// The text as a person may see it: [`without_secrets`] and [`escaped`].
+/// The text as a person may see it: `without_secrets` and [`escaped`].
 pub fn shown(text: &str) -> Cow<'_, str> {
     match without_secrets(text) {
         Cow::Borrowed(text) => escaped(text),

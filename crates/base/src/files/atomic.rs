@@ -1,7 +1,7 @@
 //! Replaces a file in one step: writes a temporary file in the same folder, syncs it (`fsync`), renames it over the old
 //! one, and syncs the folder. After a crash or a loss of power the file is the old one or the new one, never a part.
 //!
-//! [`write`] does this for bytes, [`AtomicFile`] for what is streamed. An output that the user has named is an
+//! [`write()`] does this for bytes, [`AtomicFile`] for what is streamed. An output that the user has named is an
 //! [`OutputFile`](super::output::OutputFile).
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -127,7 +127,7 @@ pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     write_on(&RealDisk, target, bytes)
 }
 
-/// As [`write`], on another disk: that of a test.
+/// As [`write()`], on another disk: that of a test.
 ///
 /// # Errors
 /// The disk's; the old file is then still there.
