@@ -22,7 +22,7 @@
 //! parallel      gradients summed over ranks; optimizer state, gradients or weights sharded among them (DDP, ZeRO, FSDP)
 //! train         from a configuration to a RunPlan; the loop; one step on one screen; batch sizes by measured memory
 //! bench         benchmarks, and the measured rates that plans use
-//! src/cmd       one file per subcommand; only `cmd` and `main` print
+//! src/cmd       a file or folder per subcommand, and their helpers; only `cmd` and `main` print
 //! ```
 //!
 //! ## The engine

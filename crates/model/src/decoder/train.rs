@@ -22,9 +22,9 @@ impl Model {
     /// [`Model::loss_scale`], to the gradients of [`Model::params`]. Losses count with their weights, and with the
     /// label smoothing and z-loss of the configuration. Returns the weighted sum of the plain cross-entropies.
     ///
-    /// `scale` is 1 / the weight of all label tokens of the effective batch. `share` is this batch's part of that
-    /// weight: the load-balancing loss of experts, which each batch has for itself, is multiplied by it. `step` decides
-    /// dropout masks and noise.
+    /// `scale` is 1 / the weight of all label tokens of the effective batch. `share` is one over the passes of
+    /// the step on all ranks: the load-balancing loss of experts, which each pass has for itself, is multiplied by it.
+    /// `step` decides dropout masks and noise.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary. [`tunesmith_base::Kind::Memory`]: the activations do not fit into the
