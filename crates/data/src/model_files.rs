@@ -35,7 +35,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes).map_err(|error| {
-        Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line()))
+        Error::model(format!("{}:{}: expected a JSON object", path.display(), error.line()))
+            .caused_by(error)
             .hint("copy the file of the model again")
     })
 }

@@ -77,7 +77,8 @@ impl Evaluation for Answers<'_> {
             for lines in &mut files {
                 let line = lines.next().transpose()?.unwrap_or_default();
                 let line: Value = serde_json::from_str(&line).map_err(|error| {
-                    Error::new(crate::Kind::Io, format!("the temporary file of answers was changed: {error}"))
+                    Error::new(crate::Kind::Io, "the temporary file of answers was changed")
+                        .caused_by(error)
                         .hint("leave it alone until eval has ended, and start eval again")
                 })?;
                 by_model.push(line);

@@ -7,7 +7,10 @@ fn plan(fixture: &Fixture, name: &str, extra: &[&str]) -> Value {
     let config = fixture.config(name, extra);
     let output = tunesmith(&["plan", config.to_str().unwrap(), "--run", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let mut plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // What the machine has free changes from moment to moment.
+    assert!(plan["memory"].as_object_mut().unwrap().remove("budget").is_some());
+    plan
 }
 
 #[test]
