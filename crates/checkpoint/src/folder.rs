@@ -151,7 +151,7 @@ pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()>
 /// Describes in `config.json` a classification head, or a head untied from the embedding.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Model`]: Transformers has no head of scores for the family.
+/// [`tunesmith_base::Kind::Model`]: Transformers has no classification head for the family.
 pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
     let (Some(config), Some(arch)) = (config.as_object_mut(), arch) else { return Ok(()) };
     if let Some(head) = &arch.score {

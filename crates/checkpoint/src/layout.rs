@@ -31,7 +31,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let fail = |reason: &str| Error::checkpoint(format!("{}: {reason}", path.display()));
     let text = files::read_own(path, files::SMALL).map_err(|error| {
         fail("cannot be read")
-            .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
+            .hint("the checkpoint is incomplete or damaged; resume from an earlier one")
             .unless_of_machine(path, &error)
     })?;
     serde_json::from_slice(&text).map_err(|error| {

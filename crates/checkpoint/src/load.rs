@@ -58,7 +58,7 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
     for name in [file, OPTIMIZER, STATE, STAMP] {
         if !manifest.lists(name) {
             return Err(Error::checkpoint(format!(
-                "{}: no {name}: this is no checkpoint to go on from",
+                "{}: no {name}: this is not a checkpoint to resume from",
                 dir.display()
             ))
             .hint("name a checkpoint-… folder of a run; to start from an adapter set tuning.adapter"));
@@ -142,7 +142,7 @@ impl Checkpoint {
                 "{}: optimizer_scalars has {odd}, expected finite numbers",
                 path.display()
             ))
-            .hint("the run diverged: go on from an earlier checkpoint"));
+            .hint("the run diverged: resume from an earlier checkpoint"));
         }
         optimizer.step = self.state.optimizer_step;
         if !optimizer.set_scalars(&self.state.optimizer_scalars) {

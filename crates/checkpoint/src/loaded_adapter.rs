@@ -37,7 +37,7 @@ impl LoadedAdapter {
             (!tuning.lora.modules_to_save.is_empty(), "modules_to_save"),
             (self.placements.iter().any(|placement| placement.experts.is_some()), "adapters on experts"),
             (!self.config.token_rows.is_empty(), "rows of tokens"),
-            (self.config.scores, "a head of scores"),
+            (self.config.scores, "a classification head"),
         ];
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }

@@ -139,7 +139,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
 
 fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
     Error::checkpoint(format!("{}: {reason}", path.display()))
-        .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
+        .hint("the checkpoint is incomplete or damaged; resume from an earlier one")
 }
 
 /// A folder that passed [`verify`].

@@ -163,7 +163,7 @@ const SMALL: usize = 4096;
 
 /// The hint when another rank does not answer.
 const LOST: &str =
-    "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
+    "another rank ended, or it cannot be reached: its own message says why; after that, continue with --resume";
 /// The hint when a rank cannot reach the others.
 const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
 

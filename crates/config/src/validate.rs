@@ -272,7 +272,7 @@ fn quantization(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (lora, kind) = (&config.tuning.lora, config.model.quantization);
     let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
-    let coded = !matches!(kind, Quantization::Auto | Quantization::None);
+    let quantized = !matches!(kind, Quantization::Auto | Quantization::None);
     resolved.refuse_if(
         qlora && kind == Quantization::None,
         "tuning.mode",
@@ -280,13 +280,13 @@ fn quantization(resolved: &Resolved) -> Result<()> {
         "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
     )?;
     resolved.refuse_if(
-        coded && !config.tuning.mode.adapts(),
+        quantized && !config.tuning.mode.adapts(),
         "model.quantization",
         "tuning.mode",
         "quantized weights cannot be trained themselves; train an adapter, such as mode: qlora, or set quantization: none",
     )?;
     resolved.refuse_if(
-        coded && lora.init_lora_weights.is_pissa(),
+        quantized && lora.init_lora_weights.is_pissa(),
         "tuning.lora.init_lora_weights",
         "model.quantization",
         "PiSSA changes the base before it is quantized, so other tools do not have it; use loftq",

@@ -237,7 +237,7 @@ impl Shards {
                 Ok(())
             }
             other => Err(Error::peer(format!("this rank makes a {kind:?} pass, others make {other:?}"))
-                .hint("start all ranks with the same version and configuration; then go on with --resume")),
+                .hint("start all ranks with the same version and configuration; then continue with --resume")),
         }
     }
 

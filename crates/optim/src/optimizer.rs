@@ -39,7 +39,7 @@ pub struct Update<'a> {
 pub enum Gradients<'a> {
     /// In float32.
     F32(&'a [f32]),
-    /// In bfloat16: widened a tensor at a time.
+    /// In bfloat16: dequantized one tensor at a time.
     Bf16(&'a [bf16]),
 }
 

@@ -96,7 +96,7 @@ impl Peers for Gatherer {
                     are(forward, "rank"),
                     are(train, "rank")
                 ))
-                .hint("start all ranks with the same version and configuration; then go on with --resume"))
+                .hint("start all ranks with the same version and configuration; then continue with --resume"))
             }
         }
     }

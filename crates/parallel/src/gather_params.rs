@@ -38,7 +38,7 @@ impl<'a> Fetch<'a> {
     fn tensor(&self, index: usize, writer: &mut dyn io::Write) -> Result<()> {
         let Some(spec) = self.specs.get(index) else {
             return Err(Error::peer(format!("rank 0 asks for tensor {index} of {}", self.specs.len()))
-                .hint("start all ranks with the same version and configuration; then go on with --resume"));
+                .hint("start all ranks with the same version and configuration; then continue with --resume"));
         };
         let written = self.gathered.write(&format!("{}{TRAINED}", spec.name), writer);
         self.gathered.cause(written.map_err(|error| Error::io("put together", &spec.name, &error)))

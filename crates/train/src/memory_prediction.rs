@@ -56,7 +56,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 Format::Nf4 | Format::Fp4 => Storage::FourBit { double: how.double },
                 Format::Int8 => Storage::Int8,
             }),
-            coded: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
+            quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
             wide: if takes { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
             through_f32,
         },

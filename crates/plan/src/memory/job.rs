@@ -58,10 +58,10 @@ impl Storage {
 pub struct Base {
     /// The storage of matrices that are neither trained nor quantized.
     pub matrices: Storage,
-    /// The storage of the tensors in `coded`; `None` quantizes nothing.
+    /// The storage of the tensors in `quantized_tensors`; `None` quantizes nothing.
     pub quantized: Option<Storage>,
     /// The names of the tensors that `quantized` applies to.
-    pub coded: BTreeSet<String>,
+    pub quantized_tensors: BTreeSet<String>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: BTreeSet<String>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
@@ -182,7 +182,7 @@ impl Job<'_> {
         } else if spec.shape.len() < 2 || base.wide.contains(module) || has_rows {
             Some(Storage::F32)
         } else {
-            let quantized = base.quantized.filter(|_| base.coded.contains(&spec.name));
+            let quantized = base.quantized.filter(|_| base.quantized_tensors.contains(&spec.name));
             Some(quantized.unwrap_or(base.matrices))
         }
     }

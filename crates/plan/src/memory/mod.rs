@@ -196,7 +196,7 @@ impl<'a> Predictor<'a> {
 
     /// Bytes of a pass's activations.
     pub fn activations(&self, pass: &Pass) -> Walked {
-        // A head of scores looks at a token of each row.
+        // A classification head looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
         let key = walk::experts_in_use(&self.job, pass);
@@ -304,7 +304,7 @@ pub(super) mod testing {
             base: Base {
                 matrices: Storage::Bf16,
                 quantized: None,
-                coded: BTreeSet::new(),
+                quantized_tensors: BTreeSet::new(),
                 wide: BTreeSet::new(),
                 through_f32: false,
             },
