@@ -318,7 +318,10 @@ mod tests {
         assert_eq!(hint("plan"), format!("it is a model: `tunesmith plan --model {folder}`"));
         assert_eq!(hint("eval"), "name a YAML file");
         std::fs::write(root.path().join("config.resolved.yaml"), "").unwrap();
-        assert_eq!(hint("infer"), format!("name the run's configuration: `tunesmith infer {folder}/config.resolved.yaml`"));
+        assert_eq!(
+            hint("infer"),
+            format!("name the run's configuration: `tunesmith infer {folder}/config.resolved.yaml`")
+        );
     }
 
     #[test]
