@@ -4,7 +4,7 @@ use crate::comm::env;
 use crate::config::Resolved;
 use crate::data;
 use crate::error::{Error, Result};
-use crate::plan;
+use crate::plan::{self, human_bytes};
 use crate::telemetry::progress::{Event, Observer};
 use crate::train::run;
 use serde_json::Value;
@@ -52,26 +52,29 @@ fn text(plan: &Value) -> String {
     let mut alone = Vec::new();
     for (group, values) in plan.as_object().into_iter().flatten() {
         if !values.is_object() {
-            flatten(group, values, &mut alone);
+            flatten(group, values, false, &mut alone);
             continue;
         }
         let mut rows = Vec::new();
-        flatten("", values, &mut rows);
+        flatten("", values, group == "memory", &mut rows);
         out.extend([&*group.replace('_', " "), "\n", &plan::table(&rows)]);
     }
     out + "run\n" + &plan::table(&alone)
 }
 
-/// Adds a row for every value, named by its path below the group.
-fn flatten(name: &str, value: &Value, rows: &mut Vec<(String, String)>) {
+/// Adds a row for every value, named by its path below the group. Numbers are `bytes` there, or where the name says so.
+fn flatten(name: &str, value: &Value, bytes: bool, rows: &mut Vec<(String, String)>) {
     let shown = match value {
         Value::Object(fields) => {
             for (field, value) in fields {
-                flatten(&format!("{name}{}{field}", if name.is_empty() { "" } else { "." }), value, rows);
+                flatten(&format!("{name}{}{field}", if name.is_empty() { "" } else { "." }), value, bytes, rows);
             }
             return;
         }
         Value::Null => "none".to_owned(),
+        Value::Number(number) if (bytes && !name.ends_with("process")) || name.ends_with("bytes") => {
+            number.as_u64().map_or_else(|| number.to_string(), human_bytes)
+        }
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };

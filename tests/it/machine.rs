@@ -502,9 +502,11 @@ fn an_output_folder_that_goes_while_a_run_writes_to_it_costs_nothing_but_what_wa
 #[test]
 fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_and_loses_nothing() {
     type Change = fn(&Path);
+    // At once: the run must not find a moment without the file.
     let fifo: Change = |path| {
-        let _ = fs::remove_file(path);
-        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        let new = path.with_extension("new");
+        assert!(Command::new("mkfifo").arg(&new).status().unwrap().success());
+        fs::rename(new, path).unwrap();
     };
     let folder: Change = |path| {
         let _ = fs::remove_file(path);
