@@ -16,7 +16,7 @@ use crate::parity;
 use crate::run::fixture::{Fixture, model_config, said, tunesmith};
 
 /// How far a printed size may be from what it stands for.
-const ROUNDING: u64 = 64 << 10;
+const ROUNDING: u64 = 96 << 10;
 /// Longest row in tokens.
 const LONGEST: usize = 400;
 
