@@ -15,7 +15,7 @@ use tunesmith::model::Model;
 use crate::parity;
 use crate::run::fixture::{Fixture, model_config, said, tunesmith};
 
-/// How far a printed size may be from what it stands for.
+/// How far a printed size may be from what it stands for, with the small allocations that no pass asks for.
 const ROUNDING: u64 = 96 << 10;
 /// Longest row in tokens.
 const LONGEST: usize = 400;
