@@ -517,7 +517,7 @@ fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_an
         fs::rename(path.with_extension("new"), path).unwrap();
     };
     let changes: [(&str, Change, &str); 8] = [
-        ("latest", folder, "a folder"),
+        ("latest", folder, "is a folder, expected"),
         ("metrics.jsonl", fifo, "is a FIFO, expected"),
         ("metrics.jsonl", |path| fs::remove_file(path).unwrap(), "was removed or replaced"),
         ("metrics.jsonl", replaced, "was removed or replaced"),

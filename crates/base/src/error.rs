@@ -225,7 +225,7 @@ fn hint_of(source: &io::Error) -> Option<&'static str> {
         (Some(libc::ELOOP), _) => "the links lead in a circle: name the file itself",
         (_, Of::StorageFull) => "free some space, or set another output_dir",
         (_, Of::QuotaExceeded) => "your quota is used up (quota -s): free some space, or set another output_dir",
-        (_, Of::IsADirectory) => "a folder stands where a file belongs: move it away",
+        (_, Of::IsADirectory) => "it is a folder, expected a file: move it away",
         (_, Of::NotADirectory) => "a part of this path is a file, not a folder: check the path",
         (_, Of::PermissionDenied) => "check the owner and mode of the path",
         (_, Of::ReadOnlyFilesystem) => "the file system is read-only: name a place on another one",

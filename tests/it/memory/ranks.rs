@@ -155,7 +155,7 @@ fn what_one_thread_has_no_room_for_all_cut() {
     let budget = u64::midpoint(held_by_two(&large, 768), held_by_two(&large, 200));
     let lines = with(&DP, &["train.batch_size: 12"]);
     let (free, tight) = (large.good("free", &lines, None), large.good("tight", &lines, Some(budget)));
-    assert!(tight.text.contains("passes of at most"), "{}", tight.text);
+    assert!(tight.text.contains("from now on") && tight.text.contains("passes of at most"), "{}", tight.text);
     // Each of the four threads hands its count over in pieces of so much.
     let allowed = budget + 4 * ROUNDING;
     assert!(tight.held() <= allowed, "{} held, {allowed} allowed: {}", tight.held(), tight.text);
