@@ -1,9 +1,18 @@
 //! Memory for activations.
+use super::Device;
 use super::usage::{Held, Usage};
-use super::{Device, HUGE_PAGE};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr;
 use tunesmith_base::memory;
+
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes of a buffer for so many values, at least one. A buffer of at least two huge pages consists of whole ones.
+pub const fn buffer_bytes(values: usize) -> usize {
+    let bytes = (if values == 0 { 1 } else { values }) * size_of::<f32>();
+    if bytes >= 2 * HUGE_PAGE { bytes.next_multiple_of(HUGE_PAGE) } else { bytes }
+}
 
 /// Uninitialised memory for f32 on the CPU, aligned to cache lines, or to huge pages where it is large. On the meta device
 /// it has a size and no memory.
@@ -24,10 +33,10 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]); `usage` counts it.
     pub fn new(device: Device, values: usize, usage: &Usage) -> Self {
-        let bytes = device.layout().bytes(values);
+        let bytes = buffer_bytes(values);
         let start = match device {
             Device::Cpu => allocate(layout(bytes)),
-            Device::Meta(_) => ptr::null_mut(),
+            Device::Meta => ptr::null_mut(),
         };
         Self { start, values, device, held: usage.hold(bytes as u64) }
     }
@@ -54,7 +63,7 @@ fn layout(bytes: usize) -> Layout {
 }
 
 fn allocate(layout: Layout) -> *mut f32 {
-    // SAFETY: the layout's size is not zero, for `Layout::bytes` counts at least one value.
+    // SAFETY: the layout's size is not zero, for `buffer_bytes` counts at least one value.
     let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
     if start.is_null() {
         handle_alloc_error(layout);
@@ -72,7 +81,26 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.device == Device::Cpu {
             // SAFETY: `new` allocated it with this layout, which follows from `values`, and nothing but this frees it.
-            unsafe { dealloc(self.start.cast(), layout(self.device.layout().bytes(self.values))) };
+            unsafe { dealloc(self.start.cast(), layout(buffer_bytes(self.values))) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_buffers_are_whole_huge_pages() {
+        assert_eq!([0, 1, 1 << 20].map(buffer_bytes), [4, 4, 4 << 20]);
+        assert_eq!(buffer_bytes((1 << 20) + 1), 6 << 20);
+    }
+
+    #[test]
+    fn the_meta_device_counts_and_takes_nothing() {
+        let usage = Usage::default();
+        let buffer = Buffer::new(Device::Meta, 1 << 50, &usage);
+        assert!(buffer.start().is_null());
+        assert_eq!((usage.now(), buffer.bytes()), (1 << 52, 1 << 52));
     }
 }

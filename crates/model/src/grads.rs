@@ -43,6 +43,8 @@ pub struct Grads<'g> {
     collector: Option<Box<dyn Collector<'g> + 'g>>,
     /// The collector has the gradients from here on.
     closed: usize,
+    /// All gradients are on the meta device.
+    meta: bool,
 }
 
 /// A stretch of the flat buffer from `start` on.
@@ -78,7 +80,13 @@ impl<'g> Grads<'g> {
             windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values) }],
             collector: None,
             closed: usize::MAX,
+            meta: false,
         }
+    }
+
+    /// On the meta device.
+    pub const fn on_meta() -> Self {
+        Self { windows: Vec::new(), collector: None, closed: usize::MAX, meta: true }
     }
 
     /// In one buffer for all, of which `collector` takes one segment after the other.
@@ -88,7 +96,7 @@ impl<'g> Grads<'g> {
 
     /// In buffers of `collector`, one for each open segment.
     pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
-        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
+        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX, meta: false }
     }
 
     /// Backward comes to the segment at `range`, or to something that adds to its gradients.
@@ -151,6 +159,9 @@ impl Grads<'_> {
     /// # Panics
     /// If no open segment has them.
     pub fn at(&mut self, range: &Range<usize>) -> FloatsMut<'_> {
+        if self.meta {
+            return FloatsMut::meta(range.len());
+        }
         let window = self.windows.iter_mut().find(|window| window.covers(range)).expect("an open segment");
         let start = window.start;
         FloatsMut::from(window.buffer.values()).slice(range.start - start..range.end - start)

@@ -45,6 +45,8 @@ enum Table {
     Own(Arc<RwLock<Vec<f32>>>),
     /// Shared among ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
+    /// So many numbers on the meta device.
+    Meta(usize),
 }
 
 impl Rows {
@@ -92,7 +94,7 @@ impl Weight {
             Self::Quantized(matrix) => View::Quantized(matrix),
             Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
-            Self::Meta(len) => View::Meta(*len),
+            Self::Meta(len) | Self::Rows(Rows { table: Table::Meta(len), .. }) => View::Meta(*len),
             Self::Rows(Rows { table: Table::Own(table), .. }) => {
                 View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
             }
@@ -102,6 +104,11 @@ impl Weight {
     /// A table whose rows `ids` are trained, at `range` of the flat buffer.
     pub fn rows(table: Vec<f32>, ids: &[u32], range: Range<usize>) -> Self {
         Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
+    }
+
+    /// As [`Weight::rows`], of a table of so many numbers on the meta device.
+    pub fn rows_on_meta(numbers: usize, ids: &[u32], range: Range<usize>) -> Self {
+        Self::Rows(Rows { table: Table::Meta(numbers), ids: ids.into(), range })
     }
 
     /// The place in the flat buffer, if trained as a whole.

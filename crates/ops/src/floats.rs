@@ -1,7 +1,7 @@
 //! Stretches of f32 in a device's memory: weights, gains, trained values, their gradients. Above this crate their numbers
 //! are not seen; [`Floats::read`] copies them to the host.
 use std::ops::Range;
-use tunesmith_device::{Device, Layout};
+use tunesmith_device::Device;
 
 /// Borrowed numbers.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +76,7 @@ impl<'a> Floats<'a> {
     pub const fn device(self) -> Device {
         match self.0 {
             Numbers::Host(_) => Device::Cpu,
-            Numbers::Meta(_) => Device::Meta(Layout::CPU),
+            Numbers::Meta(_) => Device::Meta,
         }
     }
 }

@@ -6,7 +6,7 @@
 use super::par::{self, Shared};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_device::{Buffer, Device, Usage};
 
 /// The number of tokens in a panel: the lanes of a vector.
@@ -16,13 +16,39 @@ pub(crate) const LANES: usize = 16;
 #[derive(Debug, Default)]
 pub struct Pool {
     device: Device,
-    /// Idle buffers by their values.
-    free: Mutex<HashMap<usize, Vec<Buffer>>>,
-    /// Tokens that every buffer has room for, in the groups of the device's layout.
-    groups: AtomicUsize,
+    buffers: Mutex<Buffers>,
+    panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
     stepped: bool,
     usage: Usage,
+}
+
+/// The buffers of a pool, by how many values they have room for.
+#[derive(Debug, Default)]
+struct Buffers {
+    idle: HashMap<usize, Vec<Buffer>>,
+    /// How many there are, in use and idle.
+    all: HashMap<usize, usize>,
+}
+
+impl Buffers {
+    /// Gives the memory of those that are idle back.
+    fn clear(&mut self) {
+        for (values, idle) in self.idle.drain() {
+            *self.all.entry(values).or_default() -= idle.len();
+        }
+    }
+}
+
+/// How many buffers a pool has for activations of so many features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferCount {
+    /// Features of a token.
+    pub features: usize,
+    /// Buffers in use now.
+    pub in_use: usize,
+    /// Buffers in use and idle: the most that were in use at once.
+    pub all: usize,
 }
 
 impl Pool {
@@ -56,39 +82,48 @@ impl Pool {
         &self.usage
     }
 
-    fn groups_of(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.device.layout().tokens)
-    }
-
-    /// Groups of tokens of a buffer for so many tokens.
+    /// Panels of a buffer for so many tokens.
     fn sized(&self, tokens: usize) -> usize {
         if self.stepped {
-            self.groups_of(tokens).next_power_of_two()
+            tokens.div_ceil(LANES).next_power_of_two()
         } else {
             self.reserve(tokens);
             // Another thread may have given all back since: no activation is smaller than what it is for.
-            self.groups.load(Ordering::Relaxed).max(self.groups_of(tokens))
+            self.panels.load(Ordering::Relaxed).max(tokens.div_ceil(LANES))
         }
     }
 
     /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
     pub fn reserve(&self, tokens: usize) {
-        let wanted = self.groups_of(tokens);
-        if self.groups.fetch_max(wanted, Ordering::Relaxed) < wanted {
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let wanted = tokens.div_ceil(LANES);
+        if self.panels.fetch_max(wanted, Ordering::Relaxed) < wanted {
+            self.buffers().clear();
         }
     }
 
     /// Bytes of the buffers that wait for use.
     pub fn idle_bytes(&self) -> u64 {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.values().flatten().map(Buffer::bytes).sum()
+        self.buffers().idle.values().flatten().map(Buffer::bytes).sum()
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many buffers of each size there are, given that each has room for so many tokens.
+    pub fn counts(&self, tokens: usize) -> Vec<BufferCount> {
+        let (buffers, each) = (self.buffers(), self.sized(tokens) * LANES);
+        let count = |(&values, &all): (&usize, &usize)| {
+            let idle = buffers.idle.get(&values).map_or(0, Vec::len);
+            BufferCount { features: values / each, in_use: all - idle, all }
+        };
+        buffers.all.iter().filter(|(_, all)| **all > 0).map(count).collect()
     }
 
     /// Gives all idle memory back to the system; what comes next is sized afresh.
     pub fn release(&self) {
-        self.groups.store(0, Ordering::Relaxed);
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.panels.store(0, Ordering::Relaxed);
+        self.buffers().clear();
     }
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
@@ -104,9 +139,13 @@ impl Pool {
     ///
     /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
     pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
-        let values = self.sized(tokens) * features * self.device.layout().tokens;
-        let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&values).and_then(Vec::pop);
-        let buffer = reused.unwrap_or_else(|| Buffer::new(self.device, values, &self.usage));
+        let values = self.sized(tokens) * features * LANES;
+        let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
+        let buffer = reused.unwrap_or_else(|| {
+            let buffer = Buffer::new(self.device, values, &self.usage);
+            *self.buffers().all.entry(values).or_default() += 1;
+            buffer
+        });
         Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
     }
 }
@@ -123,12 +162,13 @@ pub struct Act {
 impl Drop for Act {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut buffers = self.pool.buffers();
             // Memory from before the last `reserve` is not wanted any more.
-            let layout = self.pool.device.layout();
-            let wanted = self.pool.groups.load(Ordering::Relaxed) * self.features * layout.tokens;
+            let wanted = self.pool.panels.load(Ordering::Relaxed) * self.features * LANES;
             if self.pool.stepped || buffer.values() == wanted {
-                free.entry(buffer.values()).or_default().push(buffer);
+                buffers.idle.entry(buffer.values()).or_default().push(buffer);
+            } else {
+                *buffers.all.entry(buffer.values()).or_default() -= 1;
             }
         }
     }
@@ -162,7 +202,7 @@ impl Act {
 
     /// Whether it is on the meta device, where ops have nothing to do.
     pub(crate) fn is_meta(&self) -> bool {
-        matches!(self.pool.device, Device::Meta(_))
+        self.pool.device == Device::Meta
     }
 
     /// The pool that this one came from.
@@ -447,7 +487,7 @@ mod tests {
     fn a_released_pool_holds_nothing_and_sizes_afresh() {
         let pool = Pool::new();
         drop((pool.act(1000, 3), pool.act(5, 7)));
-        let idle = |pool: &Pool| pool.free.lock().unwrap().values().flatten().map(Buffer::values).sum::<usize>();
+        let idle = |pool: &Pool| pool.buffers().idle.values().flatten().map(Buffer::values).sum::<usize>();
         assert_eq!(idle(&pool), 1008 * 10);
         let held = pool.act(1000, 3);
         pool.release();

@@ -1,6 +1,7 @@
 //! Predicts the memory of a run from its configuration and the model's shape, by the same rules as the training itself.
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::trainable;
 use serde::Serialize;
@@ -11,6 +12,7 @@ use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Opti
 use tunesmith_data::{Dataset, Split};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::{self, Placement, Targets};
+use tunesmith_model::Model;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
@@ -18,7 +20,7 @@ use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
-    Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
+    Base, Breakdown, BufferCounts, CountBuffers, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained, Walk,
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 
@@ -75,11 +77,28 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         narrow: config.train.bf16 || config.train.fp16,
         narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
-        dropout: adapters::of(&config.tuning).is_some_and(|method| method.dropout() > 0.0),
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
+        engine: Arc::new(MetaEngine { arch: arch.clone(), config: config.clone(), model: Mutex::default() }),
     })
+}
+
+/// The engine on the meta device; the model is built for the first pass.
+#[derive(Debug)]
+struct MetaEngine {
+    arch: Arch,
+    config: Config,
+    model: Mutex<Option<Model>>,
+}
+
+impl CountBuffers for MetaEngine {
+    fn count(&self, walk: &Walk) -> BufferCounts {
+        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let built = model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
+        let built = built.expect("what a job was made of can be built without values");
+        model.insert(built).buffer_counts(walk).expect("nothing is read, and no memory is taken")
+    }
 }
 
 /// Numbers of blocks that are recomputed in the backward pass, and that save all activations.

@@ -11,6 +11,7 @@ use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
 use tunesmith_data as data;
+use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::quantize::{self, How};
@@ -181,7 +182,7 @@ impl ModelSource {
 
     /// Reads tensors of the base model, with the adapters merged.
     pub const fn base(&self) -> Source<'_> {
-        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
+        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack, device: Device::Cpu }
     }
 
     /// How the base is quantized; `None` if it is not.

@@ -12,6 +12,7 @@ use tunesmith_base::error::Result;
 use tunesmith_base::memory;
 use tunesmith_config::Policy;
 use tunesmith_data::batch::Batch;
+use tunesmith_device::Device;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::narrow::{Half, Narrow};
 use tunesmith_ops::noise;
@@ -72,13 +73,14 @@ impl Model {
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
         let values = params.values();
-        self.pool.reserve(batch.tokens.len());
+        let tokens = batch.tokens.len();
+        self.pool.reserve(tokens);
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
         uneven = Vec::new();
         let mut pass = Pass {
-            values: values.into(),
+            values: self.values(values),
             pool: &self.pool,
             balance: None,
             dropout: (self.dropout > 0.0).then_some(drops),
@@ -116,6 +118,9 @@ impl Model {
             x = x.gather(&rows);
         }
         self.phases.forward += lap();
+        if self.pool.device() != Device::Cpu {
+            self.at_head = self.buffers(tokens, rows.len());
+        }
 
         // Head and loss, both directions.
         let (embedding, head) = (params.segment(0), params.segment(self.blocks.len() + 1));

@@ -169,6 +169,9 @@ pub fn backward(saved: Saved<'_>, d_o: &Act, spans: &[Span], heads: Heads, how: 
     let pool = q.pool();
     let mut dq = pool.act(q.tokens(), q.features());
     let (mut dk, mut dv) = (pool.act(k.tokens(), k.features()), pool.act(v.tokens(), v.features()));
+    if q.is_meta() {
+        return (dq, dk, dv);
+    }
     let (dq_to, dk_to, dv_to) = (dq.shared(), dk.shared(), dv.shared());
     let (q_stride, k_stride) = (q.stride(), k.stride());
     let group = heads.query / heads.kv;

@@ -187,6 +187,9 @@ pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Sco
     let pool: &Arc<Pool> = q.pool();
     let mut o = pool.act(q.tokens(), q.features());
     let mut lse = pool.act(q.tokens(), heads.query);
+    if q.is_meta() {
+        return (o, lse);
+    }
     let (o_to, lse_to): (Shared<f32>, Shared<f32>) = (o.shared(), lse.shared());
     let (o_stride, lse_stride) = (o.stride(), lse.stride());
     let group = heads.query / heads.kv;

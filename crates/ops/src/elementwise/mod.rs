@@ -61,7 +61,7 @@ pub fn add_bias(y: &mut Act, bias: Floats<'_>) {
     assert_eq!(y.features(), bias.len(), "a bias for each feature");
     match y.device() {
         Device::Cpu => cpu::add_bias(y, bias.host()),
-        Device::Meta(_) => {}
+        Device::Meta => {}
     }
 }
 
@@ -70,7 +70,7 @@ pub fn add_bias_backward(dy: &Act, d_bias: FloatsMut<'_>) {
     assert_eq!(dy.features(), d_bias.len(), "a sum for each feature");
     match dy.device() {
         Device::Cpu => cpu::sum_tokens(dy, d_bias.host()),
-        Device::Meta(_) => {}
+        Device::Meta => {}
     }
 }
 
@@ -78,7 +78,7 @@ pub fn add_bias_backward(dy: &Act, d_bias: FloatsMut<'_>) {
 fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
     match x.device() {
         Device::Cpu => cpu::map(x, f),
-        Device::Meta(_) => {}
+        Device::Meta => {}
     }
 }
 
@@ -87,6 +87,6 @@ fn zip(y: &mut Act, x: &Act, f: impl Fn(f32, f32) -> f32 + Sync) {
     assert_eq!((y.tokens(), y.features()), (x.tokens(), x.features()), "both have one shape");
     match y.device() {
         Device::Cpu => cpu::zip(y, x, f),
-        Device::Meta(_) => {}
+        Device::Meta => {}
     }
 }

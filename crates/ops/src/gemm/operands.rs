@@ -28,7 +28,7 @@ impl<'a> From<Floats<'a>> for Store<'a> {
     fn from(values: Floats<'a>) -> Self {
         match values.device() {
             Device::Cpu => Self::F32(values.host()),
-            Device::Meta(_) => Self::Meta(values.len()),
+            Device::Meta => Self::Meta(values.len()),
         }
     }
 }

@@ -9,6 +9,7 @@ mod tests;
 
 use crate::panel::{Act, Pool};
 use std::sync::Arc;
+use tunesmith_device::Device;
 
 /// Which tokens go through which experts, and with which weights.
 #[derive(Debug)]
@@ -34,6 +35,9 @@ pub struct WeightGradients(Vec<f32>);
 /// ones. `normalised`: a token's weights sum to 1.
 pub fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
     let count = logits.features();
+    if logits.device() == Device::Meta {
+        return balanced(logits.tokens(), count, per_token);
+    }
     let mut probabilities = logits.to_rows();
     let mut experts = vec![Expert::default(); count];
     let mut order: Vec<usize> = Vec::with_capacity(count);
@@ -57,6 +61,17 @@ pub fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
         }
     }
     Routing { probabilities, experts, normalised }
+}
+
+/// On the meta device no token has a favourite: they spread evenly.
+fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
+    let pairs = tokens * per_token;
+    let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
+    let mut experts = vec![Expert::default(); count];
+    for expert in &mut experts[..used] {
+        *expert = Expert { tokens: (0..each).collect(), weights: vec![0.0; each] };
+    }
+    Routing { probabilities: vec![0.0; tokens * count], experts, normalised: false }
 }
 
 impl Routing {
