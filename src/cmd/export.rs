@@ -8,7 +8,8 @@ use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::{MANIFEST, atomic, folder as companions, peft};
+use crate::checkpoint::publish::publish_folder;
+use crate::checkpoint::{MANIFEST, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::Card;
@@ -196,7 +197,7 @@ fn write_peft(
     let source = companions::Source { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
     // The labels are in the model's `config.json`.
     let described = companions::Source { dir: &parts.base, ..source };
-    atomic::publish(&RealDisk, target, |staging| {
+    publish_folder(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
         companions::stage_companions(staging, source)?;
         if scored.is_some() {

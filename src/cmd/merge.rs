@@ -6,7 +6,8 @@ use super::args::ConfigArgs;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::{Manifest, atomic, peft};
+use crate::checkpoint::publish::{publish_folder, recover_folder};
+use crate::checkpoint::{Manifest, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
 use crate::export::folder::{self, Form, Written};
@@ -79,7 +80,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let tensors: Vec<_> =
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
-        atomic::publish(&RealDisk, &output, |staging| {
+        publish_folder(&RealDisk, &output, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
             let source = crate::checkpoint::folder::Source {
                 dir: &tokenizer,
@@ -220,7 +221,7 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
 /// Those of [`check_output_folder`]; [`crate::Kind::Io`]: nothing can be written there.
 pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     let written = |dir: &Path| Some(Manifest::read(dir).ok()?.names());
-    atomic::recover(&RealDisk, output)?;
+    recover_folder(&RealDisk, output)?;
     check_output_folder(output, overwrite, reads, written)?;
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;

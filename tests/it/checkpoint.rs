@@ -382,7 +382,8 @@ fn hostile_manifests_and_pointers_lead_nowhere() {
     assert!(store::named(root.path(), "latest").is_some());
     // A folder that is whole, but is no checkpoint of a run.
     let other = root.path().join("checkpoint-000002");
-    checkpoint::atomic::publish(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({}))).unwrap();
+    checkpoint::publish::publish_folder(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({})))
+        .unwrap();
     assert_says(&checkpoint::load(&other).unwrap_err(), Kind::Checkpoint, &["no model.safetensors"]);
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::atomic::Staging;
 pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
+use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
 use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
@@ -48,7 +48,7 @@ pub struct Rest<'a> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
-pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+pub fn stage_companions(staging: &mut StagedFolder<'_>, source: Source<'_>) -> Result<()> {
     const TEMPLATE: &str = "chat_template.jinja";
     for (name, path) in companions(source.dir) {
         match source.grown {
@@ -69,7 +69,7 @@ pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
-pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
+pub fn stage_processor(staging: &mut StagedFolder<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
     let missing =
         companions(base).filter(|(name, _)| name.ends_with("processor_config.json") && !tokenizer.join(name).is_file());
     missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
@@ -81,7 +81,7 @@ pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path)
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
 pub fn stage(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     source: Source<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &Rest<'_>,
@@ -97,7 +97,7 @@ pub fn stage(
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
 /// model cannot be copied.
 pub(crate) fn stage_weights(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     file: &str,
     wrapping: Option<&Wrapping>,
     tensors: &[(String, Vec<usize>, &[f32])],
@@ -139,7 +139,7 @@ pub(crate) fn stage_weights(
 ///
 /// # Errors
 /// As [`stage`].
-pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+pub fn stage_config(staging: &mut StagedFolder<'_>, source: Source<'_>) -> Result<()> {
     let path = source.dir.join("config.json");
     let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;

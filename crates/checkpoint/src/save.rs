@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::adapter_config::AdapterConfig;
-use super::atomic::{self, Published};
 use super::layout::{OPTIMIZER, PART, STAMP, STATE};
+use super::publish::{Published, publish_folder};
 use super::stamp::Stamp;
 use super::state::TrainState;
 use super::tensors::named;
@@ -212,7 +212,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
     let nothing = folder::Rest { tensors: &[], fetch: &nothing };
     let rest = elsewhere.unwrap_or(&nothing);
-    let published = atomic::publish(disk, &dir, |staging| {
+    let published = publish_folder(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,

@@ -3,9 +3,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{beside, replace_file};
 use super::manifest::{Complete, Manifest, verify};
-use super::own_files::{discard, foreign_in};
+use super::own_files::{discard, foreign_in, replace_file};
+use super::publish::beside;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::{Disk, FreeSpace, free_space};
 use tunesmith_base::files::{self, temporary};

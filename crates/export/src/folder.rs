@@ -10,7 +10,7 @@ use super::merge::Merged;
 use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::atomic::{self, Staging};
+use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
@@ -104,7 +104,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
         }
     }
     let mut written = Written { bytes: 0, loss: Loss::default() };
-    atomic::publish(&RealDisk, target, |staging| {
+    publish_folder(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(
@@ -155,7 +155,7 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
 
 /// Writes one file of tensors and returns their names. Quantized matrices of the file are in memory together, others one at a time.
 fn write_shard(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     name: &str,
     merged: &Merged,
     wrapping: Option<&Wrapping>,

@@ -13,7 +13,7 @@ use super::{data_summary, output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_base::words::count;
-use tunesmith_checkpoint::{TrainState, atomic};
+use tunesmith_checkpoint::{TrainState, own_files};
 use tunesmith_config::Mode;
 use tunesmith_config::Source;
 use tunesmith_data::{Dataset, question};
@@ -90,7 +90,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, resume
     if plan.logging.report {
         let page = report::render(&finished.report(&summary, samples));
         let path = plan.output_dir.join(output::REPORT);
-        atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
+        own_files::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
     }
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");

@@ -9,7 +9,7 @@ use super::signals::Stop;
 use super::{output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, atomic, store};
+use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, own_files, store};
 use tunesmith_comm::Collectives;
 use tunesmith_config::ConfigValue as _;
 use tunesmith_model::Phases;
@@ -153,7 +153,7 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
+        own_files::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
         if let Some(dir) = &self.plan.logging.events_dir {
             let mut events = EventWriter::create(dir, self.state.step)?;
             events.text(self.state.step, "config", &resolved_config::settings_table(&self.plan.settings))?;

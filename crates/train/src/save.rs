@@ -10,8 +10,10 @@ use super::run_plan::RunPlan;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::atomic::Staging;
-use tunesmith_checkpoint::{self as checkpoint, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
+use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
+use tunesmith_checkpoint::{
+    self as checkpoint, Keep, Shared, Snapshot, Weights, folder, own_files, peft, pissa, store,
+};
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data::{self as data, Dataset};
@@ -211,7 +213,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let (adapter, tokenizer) = (session.plan.model.adapter.clone(), grown_tokenizer(session)?);
     let source = folder_source(&session.plan, &session.source, &session.dataset, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
-    let published = atomic::publish(&RealDisk, &target, |staging| {
+    let published = publish_folder(&RealDisk, &target, |staging| {
         let Some(adapter) = &adapter else {
             return stage_model(staging, session, source, &tensors, fetch.as_ref());
         };
@@ -278,7 +280,7 @@ fn final_bytes(session: &Session<'_>) -> u64 {
 
 /// Stages the whole model: the trained tensors, and with `mode: freeze` the others unchanged.
 fn stage_model(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     session: &Session<'_>,
     source: folder::Source<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
@@ -325,5 +327,5 @@ fn folder_source<'a>(
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Error::checkpoint(format!("{} cannot be written", path.display())).caused_by(error))?;
-    atomic::replace_file(&RealDisk, path, &(text + "\n"))
+    own_files::replace_file(&RealDisk, path, &(text + "\n"))
 }
