@@ -152,7 +152,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
         let row: Row = serde_json::from_str(&line).map_err(|error| {
             let what = error.to_string();
             let what = what.split(" at line ").next().unwrap_or_default();
-            Error::data(format!("{at}:{}: {what}", error.column()))
+            Error::data(format!("{at}:{}: {what}", error.column())).with_source(error)
         })?;
         if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
             let (ids, labels) = (row.input_ids.len(), row.labels.len());

@@ -81,9 +81,10 @@ impl Variables<'_> {
     fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.trim().parse();
-        number.map(Some).map_err(|_| {
+        number.map(Some).map_err(|error| {
             Error::config(format!("env {name}={text}: expected a number"))
                 .hint("the launcher sets it; unset it to run alone")
+                .with_source(error)
         })
     }
 
@@ -135,8 +136,9 @@ impl Variables<'_> {
             return Ok(Endpoint::Launcher(address));
         }
         let port = match self.number("MASTER_PORT")? {
-            Some(port) => u16::try_from(port)
-                .map_err(|_| Error::config(format!("env MASTER_PORT={port}: expected a number up to 65535")))?,
+            Some(port) => u16::try_from(port).map_err(|error| {
+                Error::config(format!("env MASTER_PORT={port}: expected a number up to 65535")).with_source(error)
+            })?,
             None => PORT,
         };
         let host = match self.get("MASTER_ADDR") {

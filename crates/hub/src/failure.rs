@@ -12,11 +12,39 @@ pub(super) enum Failure {
     /// The hub answered with a status that is no success.
     Status(Refused),
     /// No connection, or one that broke.
-    Network(String),
+    Network(Cause),
     /// An answer that makes no sense.
-    InvalidAnswer(String),
+    InvalidAnswer(Cause),
     /// Something here, such as a full disk.
     Local(Error),
+}
+
+/// What went wrong, in words, and the error that says so where there is one.
+#[derive(Debug, Default)]
+pub(super) struct Cause {
+    pub text: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Cause {
+    /// The error's own text.
+    pub fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { text: error.to_string(), source: Some(Box::new(error)) }
+    }
+
+    /// `error` with this cause as its `source()`.
+    pub fn attach(self, error: Error) -> Error {
+        match self.source {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cause {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), source: None }
+    }
 }
 
 /// An answer whose status is no success.
@@ -42,15 +70,15 @@ impl From<ureq::Error> for Failure {
         use ureq::Timeout;
         match error {
             // Addresses of redirects are signed: they are left out.
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".to_owned()),
-            ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes")),
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".into()),
+            ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes").into()),
             ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
-                Self::Network("no connection was made in time".to_owned())
+                Self::Network("no connection was made in time".into())
             }
-            ureq::Error::Timeout(_) => Self::Network("the connection fell silent".to_owned()),
-            ureq::Error::Io(source) => Self::Network(source.to_string()),
-            ureq::Error::ConnectProxyFailed(why) => Self::Network(format!("the proxy refuses: {why}")),
-            other => Self::Network(other.to_string()),
+            ureq::Error::Timeout(_) => Self::Network("the connection fell silent".into()),
+            ureq::Error::Io(source) => Self::Network(Cause::of(source)),
+            ureq::Error::ConnectProxyFailed(why) => Self::Network(format!("the proxy refuses: {why}").into()),
+            other => Self::Network(Cause::of(other)),
         }
     }
 }
@@ -79,8 +107,8 @@ impl Failure {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
             Self::Status(refused) => format!("the hub answered with status {}", refused.status),
-            Self::Network(text) => format!("the hub cannot be reached: {}", settings.clean(text)),
-            Self::InvalidAnswer(text) => settings.clean(text),
+            Self::Network(cause) => format!("the hub cannot be reached: {}", settings.clean(&cause.text)),
+            Self::InvalidAnswer(cause) => settings.clean(&cause.text),
             Self::Local(error) => error.message().to_owned(),
         }
     }
@@ -92,19 +120,21 @@ impl Failure {
         match self {
             Self::Local(error) => error,
             Self::Status(refused) => refused.into_error(settings, repo, revision, &about),
-            Self::InvalidAnswer(text) => repo
-                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
-                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place"),
-            Self::Network(text) => {
+            Self::InvalidAnswer(cause) => {
+                let text = settings.clean(&cause.text);
+                let error = repo.error(format!("{about}: {host} gave an answer that makes no sense: {text}"));
+                cause.attach(error.hint("check HF_ENDPOINT; a proxy may answer in the hub's place"))
+            }
+            Self::Network(cause) => {
                 let local = match repo.kind {
                     Kind::Model => "model.name may be a folder on this machine",
                     Kind::Dataset => "data.train_path may be a file on this machine",
                 };
-                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text));
-                Error::new(tunesmith_base::Kind::Io, message).hint(format!(
+                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&cause.text));
+                cause.attach(Error::new(tunesmith_base::Kind::Io, message).hint(format!(
                     "check the network, the proxy and HF_ENDPOINT, and run it again: what has arrived is kept; without a \
                      network HF_HUB_OFFLINE=1 takes what is in the cache, and {local}"
-                ))
+                )))
             }
         }
     }
@@ -218,7 +248,7 @@ mod tests {
     fn pauses_double_and_the_hubs_own_wish_goes_first() {
         let pace = Pace { attempts: 4, ..Pace::default() };
         let seconds = |failure: &Failure, count| pause(failure, &pace, count).map(|pause| pause.as_secs());
-        let network = Failure::Network(String::new());
+        let network = Failure::Network(Cause::default());
         assert_eq!([1, 2, 3, 4].map(|count| seconds(&network, count)), [Some(1), Some(2), Some(4), None]);
         let after = |wish| {
             Failure::Status(Refused { status: 429, retry_after: Some(Duration::from_secs(wish)), ..Refused::default() })

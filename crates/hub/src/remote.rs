@@ -66,8 +66,8 @@ impl<'a> Remote<'a> {
         })?;
         match info.sha {
             Some(commit) if is_commit(&commit) => Ok(commit),
-            Some(other) => Err(Failure::InvalidAnswer(format!("{other:?} as the commit of {revision}"))),
-            None => Err(Failure::InvalidAnswer(format!("no commit of {revision}"))),
+            Some(other) => Err(Failure::InvalidAnswer(format!("{other:?} as the commit of {revision}").into())),
+            None => Err(Failure::InvalidAnswer(format!("no commit of {revision}").into())),
         }
     }
 

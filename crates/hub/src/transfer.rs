@@ -179,13 +179,13 @@ impl<'a> Downloader<'a> {
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
         if header("x-repo-commit").is_some_and(|commit| commit != self.commit) {
-            return Err(Failure::InvalidAnswer(format!("{} of another commit", file.path)));
+            return Err(Failure::InvalidAnswer(format!("{} of another commit", file.path).into()));
         }
         let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
         let etag = etag.trim().trim_start_matches("W/").trim_matches('"').to_owned();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         if !(1..=128).contains(&etag.len()) || !etag.chars().all(is_plain) {
-            return Err(Failure::InvalidAnswer(format!("no usable ETag for {}", file.path)));
+            return Err(Failure::InvalidAnswer(format!("no usable ETag for {}", file.path).into()));
         }
         let size = header("x-linked-size").and_then(|size| size.trim().parse().ok()).unwrap_or(file.size);
         Ok(Announced { etag, size })
@@ -210,7 +210,7 @@ impl<'a> Downloader<'a> {
             206 if starts_at(answer.headers(), offset) => offset,
             200 => 0,
             206 | 416 => {
-                return Err(Failure::InvalidAnswer(format!("another part of {} than was asked for", file.path)));
+                return Err(Failure::InvalidAnswer(format!("another part of {} than was asked for", file.path).into()));
             }
             _ => return Err(Failure::Status(refused(answer))),
         };
@@ -223,14 +223,16 @@ impl<'a> Downloader<'a> {
                 break;
             }
             if position + bytes.len() as u64 > size {
-                return Err(Failure::InvalidAnswer(format!("more than the announced {size} bytes of {}", file.path)));
+                return Err(Failure::InvalidAnswer(
+                    format!("more than the announced {size} bytes of {}", file.path).into(),
+                ));
             }
             partial.write_all(bytes).map_err(disk)?;
             position += bytes.len() as u64;
             arrived(position);
         }
         if position < size {
-            return Err(Failure::Network(format!("{} was cut after {position} of {size} bytes", file.path)));
+            return Err(Failure::Network(format!("{} was cut after {position} of {size} bytes", file.path).into()));
         }
         Ok(())
     }

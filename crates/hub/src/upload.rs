@@ -179,7 +179,7 @@ impl<'a> Uploader<'a> {
         })?;
         for item in items {
             let object = batch.objects.iter().find(|object| object.oid == item.sha256);
-            let object = object.ok_or_else(|| Failure::InvalidAnswer(format!("no place for {}", item.path)))?;
+            let object = object.ok_or_else(|| Failure::InvalidAnswer(format!("no place for {}", item.path).into()))?;
             if let Some(error) = &object.error {
                 let refused = Refused { status: 422, words: Some(error.message.clone()), ..Refused::default() };
                 return Err(Failure::Status(refused));
@@ -215,7 +215,7 @@ impl<'a> Uploader<'a> {
 
     /// A request for each part, and one that says that these were all.
     fn send_parts(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path));
+        let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path).into());
         let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
         let part_bytes =
             upload.header.get("chunk_size").and_then(number).filter(|bytes| (1..=MAX_PART).contains(bytes));
@@ -293,19 +293,17 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
     let refused = match failure {
         Failure::Local(error) => return error,
         Failure::Status(refused) => refused,
-        Failure::InvalidAnswer(text) => {
-            return repo
-                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
-                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");
+        Failure::InvalidAnswer(cause) => {
+            let text = settings.clean(&cause.text);
+            let error = repo.error(format!("{about}: {host} gave an answer that makes no sense: {text}"));
+            return cause.attach(error.hint("check HF_ENDPOINT; a proxy may answer in the hub's place"));
         }
-        Failure::Network(text) => {
-            return Error::new(
-                Kind::Io,
-                format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text)),
-            )
-            .hint(
+        Failure::Network(cause) => {
+            let text = settings.clean(&cause.text);
+            let error = Error::new(Kind::Io, format!("{about}: the hub ({host}) cannot be reached: {text}"));
+            return cause.attach(error.hint(
                 "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
-            );
+            ));
         }
     };
     let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
