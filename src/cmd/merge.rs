@@ -10,7 +10,7 @@ use crate::checkpoint::publish::{publish_folder, recover_folder};
 use crate::checkpoint::{Manifest, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
-use crate::export::folder::{self, Form, Written};
+use crate::export::folder::{self, FolderSettings, Written};
 use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
 use crate::export::requantize::Requantization;
 use crate::files::disk::RealDisk;
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
         publish_folder(&RealDisk, &output, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
-            let source = crate::checkpoint::folder::Source {
+            let source = crate::checkpoint::folder::SourceModel {
                 dir: &tokenizer,
                 grown: None,
                 template: template.as_deref(),
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
         return terminal::print(&format!("adapter  {}\n", output.display()));
     }
     let (mut text, merged) = check_merge(parts, top, args.max_difference)?;
-    let form = Form {
+    let form = FolderSettings {
         dtype,
         shard_bytes,
         tokenizer: &tokenizer,

@@ -35,7 +35,7 @@ const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
 
 /// The settings of the benchmark.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct TrainingRequest {
     /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
     /// A model folder to load instead of random weights.
@@ -54,7 +54,7 @@ pub struct Request {
 
 /// The result of the benchmark.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct TrainingOutcome {
     /// The training mode: `lora`, `qlora`, another adapter's mode, or `full`.
     pub mode: &'static str,
     /// Seconds to read, initialize, or quantize the base.
@@ -192,7 +192,7 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
 }
 
 /// The architecture, and the weight files unless weights are random.
-fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
+fn base(request: &TrainingRequest) -> Result<(Arch, Option<WeightFiles>)> {
     match &request.model {
         None => Ok((shape(&request.shape)?, None)),
         Some(dir) => {
@@ -204,19 +204,19 @@ fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
 }
 
 /// The memory job of the benchmark, which saves nothing.
-fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+fn job<'a>(request: &TrainingRequest, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let mut job = memory_prediction::job(&request.config, arch, Storage::F32, weights)?;
     job.base.through_f32 = weights.is_none();
     job.optimizer.saving = 0;
     Ok(job)
 }
 
-fn split(request: &Request, arch: &Arch) -> Result<Split> {
+fn split(request: &TrainingRequest, arch: &Arch) -> Result<Split> {
     Split::from_examples(&rows(request, arch.vocab_size))
 }
 
 /// The batches of a step; each is one forward and backward pass.
-fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
+fn passes(request: &TrainingRequest, split: &Split, step: usize) -> Result<Vec<Batch>> {
     let row = |row| vec![(step * request.batch + row) % split.len()];
     micro_batches::batches(
         split,
@@ -229,7 +229,7 @@ fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn predict(request: &Request) -> Result<Breakdown> {
+pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
     let (arch, weights) = base(request)?;
     let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
     let split = split(request, &arch)?;
@@ -247,7 +247,7 @@ pub fn predict(request: &Request) -> Result<Breakdown> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a row has a token outside the vocabulary.
-pub fn run(request: &Request) -> Result<Outcome> {
+pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let config = &request.config;
     let (arch, weights) = base(request)?;
     let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
@@ -279,7 +279,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let (forward, head, backward) =
         (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
     let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
-    Ok(Outcome {
+    Ok(TrainingOutcome {
         mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
         load_seconds,
         tokens_per_second: tokens as f64 / spent,
@@ -313,12 +313,12 @@ fn pass_of(batch: &Batch) -> Pass {
 }
 
 /// The rows of the request, or synthetic ones if it has none.
-pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
+pub fn rows(request: &TrainingRequest, vocabulary: usize) -> Vec<Example> {
     request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
 }
 
 /// Rows of arbitrary tokens, all with a label.
-fn synthetic(request: &Request, vocabulary: usize) -> Vec<Example> {
+fn synthetic(request: &TrainingRequest, vocabulary: usize) -> Vec<Example> {
     let row = |row: usize| {
         let token = |at: usize| ((row * 7919 + at * 104_729 + at * at * 31) % vocabulary) as u32;
         let input_ids: Vec<u32> = (0..request.seq).map(token).collect();

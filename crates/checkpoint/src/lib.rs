@@ -43,8 +43,8 @@ pub use layout::MANIFEST;
 pub use load::{Checkpoint, load, open};
 pub use manifest::{Complete, Manifest, verify};
 pub use save::{
-    FILES, Keep, Shared, Snapshot, StateTensors, TRAINED, Weights, Written, clean_stale, elsewhere, point, save_on,
-    write,
+    FILES, Retention, ShardedState, Snapshot, StateTensors, TRAINED, Weights, Written, clean_stale, elsewhere, save_on,
+    write, write_pointers,
 };
 pub use stamp::Stamp;
 pub use state::TrainState;

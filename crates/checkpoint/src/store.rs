@@ -185,7 +185,7 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].
-pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
+pub fn write_pointer(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
     let path = root.join(name);
     let Some(dir) = dir else {
         // What is no regular file is not the program's to remove.

@@ -2,7 +2,7 @@
 //! the same), Open MPI, MPICH and other PMI launchers, Slurm. The first that matches counts.
 use super::World;
 use super::slurm::{first_host, tasks_of};
-use super::token::{MAKE_TOKEN, TOKEN, Token};
+use super::token::{MAKE_TOKEN, RunToken, TOKEN};
 use tunesmith_base::error::{Error, Result};
 
 /// The variable with `address:port` of the rendezvous that `tunesmith launch` hosts.
@@ -33,7 +33,7 @@ pub struct Launch {
     /// Where the ranks meet.
     pub endpoint: Endpoint,
     /// The run's token; `None` with [`Endpoint::TorchStore`], where rank 0 makes one.
-    pub token: Option<Token>,
+    pub token: Option<RunToken>,
 }
 
 /// Reads the environment; `None` without a launcher, or with one rank only.
@@ -55,7 +55,7 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>>
     }
     let endpoint = variables.endpoint(launcher, world)?;
     let token = match (variables.get(TOKEN), &endpoint) {
-        (Some(token), _) => Some(Token::given(&token)?),
+        (Some(token), _) => Some(RunToken::given(&token)?),
         (None, Endpoint::TorchStore(_)) => None,
         (None, _) => {
             return Err(Error::config(format!(

@@ -17,7 +17,7 @@ use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, wr
 
 /// Settings of the folder.
 #[derive(Debug, Clone, Copy)]
-pub struct Form<'a> {
+pub struct FolderSettings<'a> {
     /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
     pub dtype: Option<Dtype>,
     /// The most bytes of a file that holds more than one tensor.
@@ -50,7 +50,7 @@ pub struct Written {
     pub loss: Loss,
 }
 
-impl Form<'_> {
+impl FolderSettings<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
         // The original dtype of a quantized base is unknown: that of its embedding is taken.
@@ -84,7 +84,7 @@ impl Form<'_> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
-pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
+pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Result<Written> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
@@ -109,7 +109,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(
             staging,
-            folder::Source {
+            folder::SourceModel {
                 dir: form.tokenizer,
                 grown: None,
                 template: form.template,
@@ -160,7 +160,7 @@ fn write_shard(
     merged: &Merged,
     wrapping: Option<&Wrapping>,
     shard: &[Planned],
-    form: &Form<'_>,
+    form: &FolderSettings<'_>,
     written: &mut Written,
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
@@ -209,7 +209,7 @@ fn write_shard(
 }
 
 /// The base's `config.json` with the dtype and the vocabulary of what is written.
-fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
+fn config(merged: &Merged, form: &FolderSettings<'_>) -> Result<Value> {
     let path = merged.base.join("config.json");
     let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;

@@ -22,9 +22,9 @@ use ureq::{Agent, Body, Proxy, ProxyProtocol, RequestBuilder, SendBody};
 use super::address::{joined, login, origin};
 use super::base64;
 use super::failure::{Cause, Failure, Refused};
-use super::name::{Kind, Repo};
+use super::name::{Repo, RepoKind};
 use super::proxy::Proxies;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
@@ -114,7 +114,7 @@ impl<'a> HubRequest<'a> {
 
 /// The way to the hub. Each thread has its own.
 pub(super) struct HubClient<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     /// The hub's address, without a name and a password.
     endpoint: String,
     proxies: Proxies,
@@ -123,7 +123,7 @@ pub(super) struct HubClient<'a> {
 }
 
 impl<'a> HubClient<'a> {
-    pub fn new(settings: &'a Settings) -> Self {
+    pub fn new(settings: &'a HubSettings) -> Self {
         let (endpoint, proxies) = (settings.shown_endpoint(), Proxies::from_env());
         Self { settings, endpoint, proxies, agents: RefCell::default() }
     }
@@ -136,8 +136,8 @@ impl<'a> HubClient<'a> {
     /// hf-hub's view of `repo` at `revision`.
     pub fn api(&self, repo: &Repo, revision: &str) -> Result<ApiRepo, Failure> {
         let kind = match repo.kind {
-            Kind::Model => RepoType::Model,
-            Kind::Dataset => RepoType::Dataset,
+            RepoKind::Model => RepoType::Model,
+            RepoKind::Dataset => RepoType::Dataset,
         };
         let api = ApiBuilder::from_cache(Cache::new(self.settings.cache.clone()))
             .with_endpoint(self.endpoint.clone())
@@ -349,12 +349,12 @@ mod tests {
         std::fs::write(&path, vec![0; BYTES]).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let silence = Duration::from_millis(1_500);
-        let settings = Settings {
+        let settings = HubSettings {
             endpoint: format!("http://{}", listener.local_addr().unwrap()),
             cache: folder.path().to_owned(),
             token: None,
             offline: false,
-            pace: crate::Pace { silence, ..Default::default() },
+            pace: crate::RetryPolicy { silence, ..Default::default() },
         };
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

@@ -1,9 +1,9 @@
 //! Why a request to the hub failed: what can be tried again, and what the user is told.
 use std::time::Duration;
 
-use super::name::{Kind, Repo};
-use super::settings::Settings;
-use super::{DownloadProgress, Pace};
+use super::name::{Repo, RepoKind};
+use super::settings::HubSettings;
+use super::{DownloadProgress, RetryPolicy};
 use tunesmith_base::error::Error;
 
 /// Why a request failed.
@@ -103,7 +103,7 @@ impl Failure {
     }
 
     /// The failure in a few words, for a notice before the next try.
-    pub fn brief(&self, settings: &Settings) -> String {
+    pub fn brief(&self, settings: &HubSettings) -> String {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
             Self::Status(refused) => format!("the hub answered with status {}", refused.status),
@@ -114,7 +114,7 @@ impl Failure {
     }
 
     /// What the user is told: `what` was wanted of `repo` at `revision`.
-    pub fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, what: &str) -> Error {
+    pub fn into_error(self, settings: &HubSettings, repo: &Repo, revision: &str, what: &str) -> Error {
         let host = settings.shown_endpoint();
         let about = format!("{what} of {repo} at {revision}");
         match self {
@@ -127,8 +127,8 @@ impl Failure {
             }
             Self::Network(cause) => {
                 let local = match repo.kind {
-                    Kind::Model => "model.name may be a folder on this machine",
-                    Kind::Dataset => "data.train_path may be a file on this machine",
+                    RepoKind::Model => "model.name may be a folder on this machine",
+                    RepoKind::Dataset => "data.train_path may be a file on this machine",
                 };
                 let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&cause.text));
                 cause.attach(Error::new(tunesmith_base::Kind::Io, message).hint(format!(
@@ -141,7 +141,7 @@ impl Failure {
 }
 
 impl Refused {
-    fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, about: &str) -> Error {
+    fn into_error(self, settings: &HubSettings, repo: &Repo, revision: &str, about: &str) -> Error {
         let (host, page) = (settings.shown_endpoint(), repo.page());
         let words = self.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
         let said = words.map_or_else(String::new, |words| format!(": {words}"));
@@ -178,8 +178,8 @@ impl Refused {
             }
             404 => {
                 let other = match repo.kind {
-                    Kind::Model => "a data set is not a model",
-                    Kind::Dataset => "a model is not a data set",
+                    RepoKind::Model => "a data set is not a model",
+                    RepoKind::Dataset => "a model is not a data set",
                 };
                 let token =
                     if settings.token.is_some() { String::new() } else { format!("; if it is private, set {create}") };
@@ -203,7 +203,7 @@ impl Refused {
 }
 
 /// How long to wait after `failure`, the `count`-th in a row; nothing when it is time to give up.
-pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Duration> {
+pub(super) fn pause(failure: &Failure, pace: &RetryPolicy, count: u32) -> Option<Duration> {
     if !failure.is_passing() || count >= pace.attempts {
         return None;
     }
@@ -218,7 +218,7 @@ pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Durati
 
 /// Asks until there is an answer that will stay, with pauses.
 pub(super) fn with_retries<T>(
-    settings: &Settings,
+    settings: &HubSettings,
     progress: &dyn DownloadProgress,
     mut ask: impl FnMut() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -235,7 +235,7 @@ pub(super) fn with_retries<T>(
 }
 
 /// Tells the user why the request is sent again, and sleeps.
-pub(super) fn wait(failure: &Failure, settings: &Settings, progress: &dyn DownloadProgress, pause: Duration) {
+pub(super) fn wait(failure: &Failure, settings: &HubSettings, progress: &dyn DownloadProgress, pause: Duration) {
     progress.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
     std::thread::sleep(pause);
 }
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn pauses_double_and_the_hubs_own_wish_goes_first() {
-        let pace = Pace { attempts: 4, ..Pace::default() };
+        let pace = RetryPolicy { attempts: 4, ..RetryPolicy::default() };
         let seconds = |failure: &Failure, count| pause(failure, &pace, count).map(|pause| pause.as_secs());
         let network = Failure::Network(Cause::default());
         assert_eq!([1, 2, 3, 4].map(|count| seconds(&network, count)), [Some(1), Some(2), Some(4), None]);

@@ -12,9 +12,9 @@ use super::address::joined;
 use super::client::{HubClient, HubRequest, HubResponse, refused};
 use super::failure::{Failure, pause, wait, with_retries};
 use super::name::Repo;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use super::store::{Listed, Store, make_parent};
-use super::{DownloadProgress, Place, digest};
+use super::{Destination, DownloadProgress, digest};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
@@ -26,7 +26,7 @@ const CHUNK: usize = 128 << 10;
 
 /// Fetches files of one repository at one commit, one after the other. Each thread has its own.
 pub(super) struct Downloader<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     commit: &'a str,
@@ -43,7 +43,7 @@ struct Announced {
 
 impl<'a> Downloader<'a> {
     pub fn new(
-        settings: &'a Settings,
+        settings: &'a HubSettings,
         progress: &'a dyn DownloadProgress,
         repo: &'a Repo,
         commit: &'a str,
@@ -54,7 +54,7 @@ impl<'a> Downloader<'a> {
     }
 
     /// Makes sure that the file lies in `place`, whole and with the hash that the hub announces.
-    pub fn fetch(&self, file: &Listed, store: &Store, place: &Place) -> Result<()> {
+    pub fn fetch(&self, file: &Listed, store: &Store, place: &Destination) -> Result<()> {
         let fail = |failure: Failure| failure.into_error(self.settings, self.repo, self.commit, &file.path);
         let announced = with_retries(self.settings, self.progress, || self.announced(file)).map_err(fail)?;
         let Announced { etag, size } = &announced;
@@ -64,7 +64,7 @@ impl<'a> Downloader<'a> {
             seen = seen.max(position);
         };
         match place {
-            Place::Cache => {
+            Destination::Cache => {
                 let blob = store.blob(etag);
                 let busy = || self.progress.notice(&format!("another process fetches {}; waiting for it", file.path));
                 let _lock = store.lock(etag, busy)?;
@@ -76,7 +76,7 @@ impl<'a> Downloader<'a> {
                 }
                 store.link(self.commit, &file.path, etag)
             }
-            Place::Folder(folder) => {
+            Destination::Folder(folder) => {
                 let target = folder.join(&file.path);
                 if target.exists() || target.is_symlink() {
                     let same_size = fs::metadata(&target).is_ok_and(|about| about.len() == *size);

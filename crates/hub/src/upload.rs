@@ -14,7 +14,7 @@ use ureq::http::header::{ACCEPT, CONTENT_TYPE, ETAG};
 use super::client::{self, HubClient, HubRequest, HubResponse};
 use super::failure::{Failure, Refused, with_retries};
 use super::name::Repo;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use super::{DownloadProgress, Pushed, base64, digest};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
@@ -90,14 +90,14 @@ struct Committed {
 
 /// Sends files to one repository.
 pub(super) struct Uploader<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     client: HubClient<'a>,
 }
 
 impl<'a> Uploader<'a> {
-    pub fn new(settings: &'a Settings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
+    pub fn new(settings: &'a HubSettings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
         Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
@@ -285,7 +285,7 @@ impl Item {
 }
 
 /// What the user is told when it failed to do something.
-fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> Error {
+fn explain(failure: Failure, settings: &HubSettings, repo: &Repo, doing: &str) -> Error {
     let host = settings.shown_endpoint();
     let about = format!("push to {repo}: could not {doing}");
     let source = settings.token.as_ref().map_or_else(String::new, |token| format!(" from {}", token.source));

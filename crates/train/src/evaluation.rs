@@ -10,7 +10,7 @@ use tunesmith_config::arch::ScoreHead;
 use tunesmith_data::Split;
 use tunesmith_eval::metrics::Likelihood;
 use tunesmith_eval::metrics::scored::{self, Bootstrap, Scored};
-use tunesmith_telemetry::metrics::{EvalLine, Line, finite};
+use tunesmith_telemetry::metrics::{EvalLine, MetricsLine, finite};
 use tunesmith_telemetry::progress::Event;
 
 pub struct Validation {
@@ -71,7 +71,7 @@ impl Session<'_> {
             eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
-        self.write(&Line::Eval(line.clone()))?;
+        self.write(&MetricsLine::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
             events.scalars(step, &[("eval/loss", loss), ("validation/seconds", line.eval_seconds)])?;
             for (name, score) in &line.eval_scores {

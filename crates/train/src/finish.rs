@@ -19,7 +19,7 @@ use tunesmith_config::Source;
 use tunesmith_data::{Dataset, question};
 use tunesmith_plan::{grouped, human_bytes, human_seconds};
 use tunesmith_telemetry::machine::{Machine, peak_bytes};
-use tunesmith_telemetry::metrics::{self, Line, StepLine};
+use tunesmith_telemetry::metrics::{self, MetricsLine, StepLine};
 use tunesmith_telemetry::progress::Event;
 use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 
@@ -166,7 +166,7 @@ struct FinishedRun<'a> {
     done: Done,
     outcome: Outcome,
     weights: PathBuf,
-    lines: Vec<Line>,
+    lines: Vec<MetricsLine>,
     sampling: Duration,
     began: Instant,
 }
@@ -174,8 +174,8 @@ struct FinishedRun<'a> {
 impl FinishedRun<'_> {
     fn steps(&self) -> impl DoubleEndedIterator<Item = &StepLine> {
         self.lines.iter().filter_map(|line| match line {
-            Line::Step(line) => Some(line),
-            Line::Eval(_) => None,
+            MetricsLine::Step(line) => Some(line),
+            MetricsLine::Eval(_) => None,
         })
     }
 
@@ -320,8 +320,8 @@ impl FinishedRun<'_> {
     fn confusion(&self) -> Option<Confusion> {
         let best = best_of(&self.state).filter(|_| self.plan.saving.load_best_at_end);
         let evaluations = self.lines.iter().filter_map(|line| match line {
-            Line::Eval(line) => Some(line),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some(line),
+            MetricsLine::Step(_) => None,
         });
         let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
         let labels = self.source.arch.score.as_ref()?.labels.clone();

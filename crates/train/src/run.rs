@@ -14,7 +14,7 @@ use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
-use tunesmith_telemetry::progress::{Event, Observer, Quiet};
+use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
 use tunesmith_telemetry::report::Outcome;
 
 /// Trains with the configuration `resolved`, on all ranks of this process. Only rank 0 writes and reports events.
@@ -78,7 +78,7 @@ fn on_ranks<T: Send>(
     let others = seats.split_off(1);
     let first = seats.remove(0);
     let on_threads = |seat: Seat, observer: &dyn Observer| {
-        let observer = if seat.world.is_first() { observer } else { &Quiet };
+        let observer = if seat.world.is_first() { observer } else { &SilentObserver };
         let threads = seat.threads(resolved.config.train.num_threads);
         let act = || memory::guarded(|| of_rank(resolved, observer, seat));
         match threads {
@@ -88,7 +88,8 @@ fn on_ranks<T: Send>(
     };
     std::thread::scope(|scope| {
         let on_threads = &on_threads;
-        let others: Vec<_> = others.into_iter().map(|seat| scope.spawn(move || on_threads(seat, &Quiet))).collect();
+        let others: Vec<_> =
+            others.into_iter().map(|seat| scope.spawn(move || on_threads(seat, &SilentObserver))).collect();
         let mut results = vec![on_threads(first, observer)];
         for other in others {
             results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -12,7 +12,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{
-    self as checkpoint, Keep, Shared, Snapshot, Weights, folder, own_files, peft, pissa, store,
+    self as checkpoint, Retention, ShardedState, Snapshot, Weights, folder, own_files, peft, pissa, store,
 };
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
@@ -53,7 +53,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let adapter = session.plan.model.adapter.clone();
     let tokenizer = grown_tokenizer(session)?;
     let in_background = session.plan.saving.in_background && !wait && !shares;
-    let keep = Keep { last: session.plan.saving.keep_last, best: best_path(session) };
+    let keep = Retention { last: session.plan.saving.keep_last, best: best_path(session) };
     if !in_background {
         session.wait_for_saving()?;
         // No pass runs meanwhile, so its buffers make room for those of writing.
@@ -76,9 +76,10 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let names: Vec<_> =
             specs.iter().filter(|_| of_model.is_some()).map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
         let ask = |name: &str| of_model.map_or_else(|| Ok(Vec::new()), |fetch| fetch.values(name));
-        let rest = folder::Rest { tensors: &names, fetch: &ask };
+        let rest = folder::LazyTensors { tensors: &names, fetch: &ask };
         let values = of_model.map(|_| &rest);
-        let shared = gathered.as_ref().map(|gathered| Shared { tensors: &gathered.tensors, write: &write, values });
+        let shared =
+            gathered.as_ref().map(|gathered| ShardedState { tensors: &gathered.tensors, write: &write, values });
         let lost = |written| match &gathered {
             Some(gathered) => gathered.cause(written),
             None => written,
@@ -137,7 +138,7 @@ pub fn point_best(session: &mut Session<'_>) -> Result<()> {
         return Ok(());
     };
     session.wait_for_saving()?;
-    store::point(&RealDisk, &session.plan.output_dir, "best", Some(&best))
+    store::write_pointer(&RealDisk, &session.plan.output_dir, "best", Some(&best))
 }
 
 /// The folder of the best checkpoint, which may not be written yet; `None` without `train.load_best_model_at_end`.
@@ -282,7 +283,7 @@ fn final_bytes(session: &Session<'_>) -> u64 {
 fn stage_model(
     staging: &mut StagedFolder<'_>,
     session: &Session<'_>,
-    source: folder::Source<'_>,
+    source: folder::SourceModel<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
     shares: Option<&Fetch<'_>>,
 ) -> Result<()> {
@@ -296,7 +297,7 @@ fn stage_model(
         Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
         _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
     };
-    folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
+    folder::stage(staging, source, tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
 }
 
 /// The text of `tokenizer.json` with `tuning.new_tokens`; `None` without new tokens.
@@ -312,10 +313,10 @@ fn folder_source<'a>(
     source: &'a ModelSource,
     dataset: &'a Dataset,
     tokenizer: Option<&'a str>,
-) -> folder::Source<'a> {
+) -> folder::SourceModel<'a> {
     // Without a template in the configuration, the tokenizer's own template is copied.
     let template = dataset.template.as_ref().filter(|_| plan.model.saves_chat_template);
-    folder::Source {
+    folder::SourceModel {
         dir: &source.dir,
         grown: tokenizer.map(|text| (text, source.arch.vocab_size)),
         template: template.map(data::ChatTemplate::source),

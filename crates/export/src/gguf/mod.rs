@@ -25,18 +25,18 @@ pub use vocabulary::Vocabulary;
 
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum GgufFormat {
     /// 32-bit floats, unquantized.
     F32,
     /// 16-bit IEEE floats.
     F16,
     /// Blocks of 32 numbers: bytes with a scale.
     Q8_0,
-    /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`Format::Q8_0`].
+    /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`GgufFormat::Q8_0`].
     Q4_0,
 }
 
-impl Format {
+impl GgufFormat {
     /// The format of a flag.
     ///
     /// # Errors
@@ -118,7 +118,13 @@ const BLOCK: usize = 32;
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: llama.cpp cannot run it as it is; [`tunesmith_base::Kind::Io`]: the disk.
-pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: &str, format: Format) -> Result<u64> {
+pub fn write_model(
+    path: &Path,
+    merged: &Merged,
+    vocabulary: &Vocabulary,
+    name: &str,
+    format: GgufFormat,
+) -> Result<u64> {
     let layout = Layout::of(&merged.arch)?;
     let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("model"));
@@ -130,7 +136,7 @@ pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: 
     let mut sources = Vec::new();
     for (name, values) in layout.extra(&merged.arch) {
         let shape = vec![values.len()];
-        header.tensors.push(Entry { name, format: Format::F32, shape });
+        header.tensors.push(Entry { name, format: GgufFormat::F32, shape });
         sources.push(Source::Ready(values));
     }
     for (name, shape, parts) in layout.tensors(&merged.arch)? {
@@ -163,7 +169,7 @@ enum Source {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it is more than A and B; [`tunesmith_base::Kind::Io`]: the disk.
-pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: Format) -> Result<u64> {
+pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: GgufFormat) -> Result<u64> {
     if let Some(what) = adapter.beyond_matrices() {
         return Err(Error::checkpoint(format!(
             "{}: has {what}, which a GGUF adapter cannot hold",
@@ -171,7 +177,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
         ))
         .hint("export the merged model: leave --adapter-only out"));
     }
-    let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
+    let format = if format == GgufFormat::F32 { GgufFormat::F32 } else { GgufFormat::F16 };
     let layout = Layout::of(arch)?;
     let alpha = adapter.config.tuning.lora.lora_alpha as f32;
     let mut header = Header::new(layout.name());
@@ -208,7 +214,7 @@ fn write(path: &Path, header: &Header, values: &dyn Fn(usize) -> Result<Vec<f32>
     let failed = RefCell::new(None);
     let encode = |index: usize| {
         let entry: &Entry = &header.tensors[index];
-        let dtype = if entry.format == Format::F16 { Dtype::F16 } else { Dtype::F32 };
+        let dtype = if entry.format == GgufFormat::F16 { Dtype::F16 } else { Dtype::F32 };
         let values = values(index).and_then(|values| fits(&entry.name, values, dtype)).map_err(|error| {
             let message = error.to_string();
             failed.replace(Some(error));

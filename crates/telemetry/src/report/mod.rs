@@ -11,7 +11,7 @@ use self::chart::{Series, Shape, number, smooth};
 pub use self::confusion::Confusion;
 use self::html::{clipped, escape, pairs};
 use super::machine::Machine;
-use super::metrics::Line;
+use super::metrics::MetricsLine;
 use tunesmith_base::words::count;
 use tunesmith_eval::exact_match;
 
@@ -102,7 +102,7 @@ pub struct Report {
     /// The key figures: name, value, remark.
     pub cards: Vec<(String, String, String)>,
     /// The lines of `metrics.jsonl`, for the curves.
-    pub lines: Vec<Line>,
+    pub lines: Vec<MetricsLine>,
     /// Counts of the data set.
     pub data: Vec<(String, String)>,
     /// Tokens of each training row.
@@ -171,19 +171,19 @@ fn cards(page: &mut String, report: &Report) {
     page.push_str("</div>\n");
 }
 
-fn curves(page: &mut String, lines: &[Line]) {
+fn curves(page: &mut String, lines: &[MetricsLine]) {
     let of_steps = |value: fn(&super::metrics::StepLine) -> Option<f64>| -> Vec<(f64, f64)> {
-        let step = |line: &Line| match line {
-            Line::Step(line) => Some((line.step as f64, value(line)?)),
-            Line::Eval(_) => None,
+        let step = |line: &MetricsLine| match line {
+            MetricsLine::Step(line) => Some((line.step as f64, value(line)?)),
+            MetricsLine::Eval(_) => None,
         };
         lines.iter().filter_map(step).collect()
     };
     let evaluations: Vec<_> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Eval(line) => Some((line.step as f64, line.eval_loss?)),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some((line.step as f64, line.eval_loss?)),
+            MetricsLine::Step(_) => None,
         })
         .collect();
     let line = |name, class, points| Series { name, class, points, dots: false };
@@ -207,8 +207,8 @@ fn curves(page: &mut String, lines: &[Line]) {
     let evaluated: Vec<_> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
+            MetricsLine::Step(_) => None,
         })
         .collect();
     let accuracy = if accuracies.is_empty() {

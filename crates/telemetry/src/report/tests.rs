@@ -7,7 +7,7 @@ pub(crate) fn example() -> Report {
     let step = |step: u64| {
         let progress = step as f64 / 150.0;
         let noise = (f64::from(step as u32 * 7919 % 101) / 101.0 - 0.5) * 0.5;
-        Line::Step(StepLine {
+        MetricsLine::Step(StepLine {
             step,
             epoch: progress * 3.0,
             loss: Some(0.25 + 3.4 * (-5.0 * progress).exp() + noise * (1.1 - progress)),
@@ -22,7 +22,7 @@ pub(crate) fn example() -> Report {
         })
     };
     let eval = |step: u64| {
-        Line::Eval(EvalLine {
+        MetricsLine::Eval(EvalLine {
             step,
             epoch: step as f64 / 50.0,
             eval_loss: Some(0.3 + 3.2 * (step as f64 / -30.0).exp()),
