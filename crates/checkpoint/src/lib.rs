@@ -41,12 +41,12 @@ pub use adapter_config::AdapterConfig;
 pub use background::Background;
 pub use layout::MANIFEST;
 pub use load::{Checkpoint, load, open};
-pub use manifest::{Complete, Manifest, verify};
+pub use manifest::{Manifest, verify};
 pub use save::{
-    FILES, Retention, ShardedState, Snapshot, StateTensors, TRAINED, Weights, Written, clean_stale, elsewhere, save_on,
-    write, write_pointers,
+    FILES, Retention, ShardedState, Snapshot, TRAINED, Weights, Written, clean_stale, elsewhere, save_on, write,
+    write_pointers,
 };
 pub use stamp::Stamp;
 pub use state::TrainState;
 pub use store::{newest_complete, preflight};
-pub use tensors::{NamedTensors, named};
+pub use tensors::named;

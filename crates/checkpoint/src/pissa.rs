@@ -5,7 +5,7 @@ use super::adapter_config::AdapterConfig;
 use tunesmith_config::{InitLora, Patterns};
 
 /// Name, shape and values of a tensor.
-pub type OwnedTensor = (String, Vec<usize>, Vec<f32>);
+pub(crate) type OwnedTensor = (String, Vec<usize>, Vec<f32>);
 
 /// The converted settings and tensors. `start` holds the initial values of `tensors`, in the same order.
 pub fn as_lora(

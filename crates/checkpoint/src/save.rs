@@ -32,7 +32,7 @@ pub enum Weights<'a> {
 }
 
 /// The state tensors of an optimizer, as [`tunesmith_optim::Optimizer::tensors`] gives them: name, shape, numbers.
-pub type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
+pub(crate) type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
 
 /// The state of a run between two steps. The buffers are flat, in the order of `specs`.
 #[derive(Debug, Clone)]

@@ -75,7 +75,7 @@ fn in_place(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The newest complete checkpoint, if there is one, and newer damaged ones with the reasons.
-pub type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
+pub(crate) type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
 
 /// Finds the newest complete checkpoint. Also returns the newer ones that are damaged, with the reasons; a checkpoint that
 /// `latest` names and that is missing counts as damaged.

@@ -55,7 +55,7 @@ impl RunToken {
 
 impl std::fmt::Debug for RunToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(…)")
+        f.write_str("RunToken(…)")
     }
 }
 

@@ -38,7 +38,7 @@ mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
 
-pub use checkout::{Checkout, Snapshot};
+pub use checkout::Snapshot;
 pub use datasets::choose;
 pub use models::Part;
 pub use name::{Repo, RepoKind};

@@ -40,7 +40,7 @@ fn is_open(path: &Path) -> bool {
 
 impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token(from {})", self.source)
+        write!(f, "HubToken(from {})", self.source)
     }
 }
 

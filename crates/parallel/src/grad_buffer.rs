@@ -36,7 +36,7 @@ impl Default for Sums {
 
 impl Sums {
     /// Whether the sums are bfloat16.
-    pub const fn is_narrow(&self) -> bool {
+    pub(crate) const fn is_narrow(&self) -> bool {
         matches!(self, Self::Bf16(_))
     }
 

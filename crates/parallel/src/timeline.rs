@@ -44,7 +44,7 @@ impl Timeline {
     }
 
     /// Records communication that began at `from` and ends now.
-    pub fn exchanged(&self, what: impl Into<String>, from: Duration) {
+    pub(crate) fn exchanged(&self, what: impl Into<String>, from: Duration) {
         self.add(true, what.into(), from);
     }
 

@@ -17,7 +17,7 @@ pub struct Schedule {
 
 /// What a form knows of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ScheduleSteps {
+pub(crate) struct ScheduleSteps {
     /// The highest rate: `train.learning_rate`.
     pub peak: f64,
     /// Warm-up: steps over which the rate rises, from 0 unless the form says otherwise.
@@ -41,7 +41,7 @@ impl ScheduleSteps {
 }
 
 /// A form of schedule. Its arguments are named as in Transformers, and its rates are factors of the highest one.
-pub trait ScheduleForm: std::fmt::Debug + Send + Sync {
+pub(crate) trait ScheduleForm: std::fmt::Debug + Send + Sync {
     /// Reads the arguments of `train.lr_scheduler_kwargs`. A form may change `run`: `constant` has no warm-up.
     ///
     /// # Errors
