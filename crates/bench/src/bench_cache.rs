@@ -12,7 +12,7 @@ use tunesmith_telemetry::machine::Machine;
 pub struct Rate {
     /// The name of the processor.
     pub processor: String,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
     /// Vector instruction set in use.
     pub simd: String,

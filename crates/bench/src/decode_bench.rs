@@ -23,7 +23,7 @@ pub struct DecodeRequest {
     pub config: Config,
     /// Batch sizes; each is one run.
     pub batches: Vec<usize>,
-    /// Tokens of each prompt.
+    /// Length of each prompt, in tokens.
     pub prompt: usize,
     /// Generated tokens of each sequence, after the first.
     pub tokens: usize,
@@ -36,7 +36,7 @@ pub struct DecodeRun {
     pub batch: usize,
     /// Generated tokens per second of all sequences. Prompts and the first token of each sequence do not count.
     pub tokens_per_second: f64,
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, all sequences together.
     pub prompt_tokens_per_second: f64,
     /// Bytes of weights read per second, divided by the memory bandwidth.
     pub bandwidth_share: f64,
@@ -55,7 +55,7 @@ pub struct DecodeOutcome {
     pub peak_bytes: u64,
     /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
 }
 

@@ -31,7 +31,7 @@ const PROBES: [usize; 2] = [16 << 10, 16 << 20];
 /// Repetitions of each all-gather; the fastest counts.
 const TRIES: usize = 5;
 
-/// How ranks communicate.
+/// What carries the bytes between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RanksEngine {
@@ -44,11 +44,11 @@ pub enum RanksEngine {
 /// Prediction and measurement of one number of ranks.
 #[derive(Debug, Clone, Serialize)]
 pub struct RanksLine {
-    /// How the ranks communicate.
+    /// What carried the bytes between the ranks.
     pub engine: RanksEngine,
-    /// Number of ranks.
+    /// World size; all ranks run on this machine.
     pub ranks: usize,
-    /// Threads of each rank.
+    /// Compute threads of one rank.
     pub threads: usize,
     /// Latency and bandwidth between ranks, measured on two; `None` if the two times allow no fit.
     pub link: Option<Link>,

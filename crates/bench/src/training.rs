@@ -44,7 +44,7 @@ pub struct TrainingRequest {
     pub config: Config,
     /// Tokens of a synthetic row; all have a label.
     pub seq: usize,
-    /// Rows of a step.
+    /// Rows of an optimizer step, over all micro-batches.
     pub batch: usize,
     /// Timed steps, after one warm-up step.
     pub steps: usize,
@@ -75,7 +75,7 @@ pub struct TrainingOutcome {
     pub flops_per_token: f64,
     /// Floating-point operations per second, including recomputed blocks.
     pub flops_per_second: f64,
-    /// Allocator calls per step.
+    /// Allocator calls per step, the mean of the timed steps.
     pub allocations: f64,
     /// Seconds that counting bytes adds to each allocator call.
     pub counting_seconds: f64,
@@ -89,7 +89,7 @@ pub struct TrainingOutcome {
     pub loss: f64,
     /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
 }
 
@@ -104,7 +104,7 @@ pub struct PhaseSeconds {
     pub backward: f64,
     /// Gradient clipping and the optimizer.
     pub optimizer: f64,
-    /// The whole step.
+    /// The whole step, with what the phases leave out.
     pub step: f64,
 }
 

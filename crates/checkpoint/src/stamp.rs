@@ -68,9 +68,9 @@ pub struct Engine {
 pub struct Hashes<'a> {
     /// Of the base weights; with random weights, a description of how they were drawn.
     pub base_model: &'a str,
-    /// Of the tokenizer.
+    /// Of the tokenizer, added tokens included.
     pub tokenizer: &'a str,
-    /// Of the chat template.
+    /// Of the text of the chat template.
     pub chat_template: &'a str,
     /// Of the tokenized training data.
     pub data: &'a str,

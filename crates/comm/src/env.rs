@@ -30,7 +30,7 @@ pub struct Launch {
     pub launcher: &'static str,
     /// The rank's number and the number of ranks.
     pub world: World,
-    /// Where the ranks meet.
+    /// The `address:port` at which the ranks meet.
     pub endpoint: Endpoint,
     /// The run's token; `None` with [`Endpoint::TorchStore`], where rank 0 makes one.
     pub token: Option<RunToken>,

@@ -57,7 +57,6 @@ impl Default for Wait<'_> {
     }
 }
 
-/// A wait in progress.
 struct Waiting<'a> {
     wait: Wait<'a>,
     began: Instant,

@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 /// A long module name that every expression is tried on: one that backtracks too much is refused.
 const LONG_NAME: &str = "base_model.model.model.language_model.layers.127.mlp.experts.gate_up_proj.lora_A.weight";
 
-/// A compiled regular expression.
+/// A compiled regular expression in Python's syntax, with a limit of steps.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 

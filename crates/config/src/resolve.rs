@@ -224,7 +224,6 @@ impl Resolver {
         Ok(())
     }
 
-    /// Reads one `KEY=VALUE` word.
     fn word(&mut self, word: &str) -> Result<()> {
         let source = Source::Word(word.to_owned());
         let Some((key, value)) = word.split_once('=') else {

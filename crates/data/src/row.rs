@@ -126,7 +126,7 @@ pub enum Row {
     Text(String),
     /// A row that comes tokenized and labeled.
     Tokens {
-        /// Token ids, without padding.
+        /// Token ids of the row, without padding.
         input_ids: Vec<u32>,
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,

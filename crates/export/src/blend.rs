@@ -35,10 +35,10 @@ pub enum Method {
     MagnitudePrune,
 }
 
-/// Settings of a blend.
+/// Which adapters are blended, how, and with which weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// The way of blending.
+    /// PEFT's `combination_type`.
     pub method: Method,
     /// A weight for each adapter.
     pub weights: Vec<f64>,

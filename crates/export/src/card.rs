@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 /// The content of a model card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {
-    /// Heads the card.
+    /// The heading of the card.
     pub name: String,
     /// The base model, as the adapter or the configuration names it.
     pub base: String,
@@ -16,7 +16,7 @@ pub struct Card {
     pub data: Vec<(String, String)>,
     /// Settings that differ from their defaults: key and value.
     pub settings: Vec<(String, String)>,
-    /// Results: metric and value.
+    /// Results of evaluations: metric and value.
     pub results: Vec<(String, String)>,
     /// Code that loads the model.
     pub usage: String,

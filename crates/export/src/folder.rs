@@ -15,7 +15,7 @@ use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
 
-/// Settings of the folder.
+/// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
 pub struct FolderSettings<'a> {
     /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
@@ -44,9 +44,9 @@ enum Planned {
 /// The size of a written folder, and the error of its quantization.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Written {
-    /// Bytes of all tensors.
+    /// Bytes of all tensors, without headers.
     pub bytes: u64,
-    /// All zero without quantization.
+    /// The error of the quantization; all zero without one.
     pub loss: Loss,
 }
 

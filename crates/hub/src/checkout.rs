@@ -124,7 +124,6 @@ impl Hub<'_> {
 }
 
 impl Checkout<'_> {
-    /// The repository.
     pub fn repo(&self) -> &Repo {
         &self.repo
     }
@@ -181,7 +180,6 @@ impl Checkout<'_> {
     #[cfg(feature = "hub")]
     fn download(&self, missing: &[&Listed]) -> Result<()> {
         use std::sync::{Mutex, PoisonError};
-        /// Connections at a time.
         const WORKERS: usize = 4;
         let (settings, progress) = (&self.hub.settings, self.hub.progress);
         let total = missing.iter().map(|file| file.size).sum();

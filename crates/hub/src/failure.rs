@@ -6,7 +6,6 @@ use super::settings::HubSettings;
 use super::{DownloadProgress, RetryPolicy};
 use tunesmith_base::error::Error;
 
-/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The hub answered with a status that is no success.
@@ -51,7 +50,7 @@ impl<T: Into<String>> From<T> for Cause {
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     pub status: u16,
-    /// `X-Error-Code`, such as `GatedRepo`.
+    /// The header `X-Error-Code`, such as `GatedRepo`.
     pub code: Option<String>,
     /// The hub's explanation: `X-Error-Message`, or `error` of the JSON.
     pub words: Option<String>,

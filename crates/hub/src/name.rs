@@ -9,7 +9,7 @@ use tunesmith_base::error::{Error, Result};
 pub enum RepoKind {
     /// A model or an adapter.
     Model,
-    /// A data set: `datasets/owner/name`.
+    /// A data set; its pages lie under `datasets/owner/name`.
     Dataset,
 }
 

@@ -31,7 +31,6 @@ pub(super) struct Downloader<'a> {
     repo: &'a Repo,
     commit: &'a str,
     client: HubClient<'a>,
-    /// Knows where files lie.
     api: ApiRepo,
 }
 

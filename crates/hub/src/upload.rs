@@ -27,7 +27,6 @@ const MAX_PART: u64 = 1 << 30;
 const LFS: &str = "application/vnd.git-lfs+json";
 const JSON: &str = "application/json";
 
-/// A file to send.
 struct Item {
     path: String,
     file: PathBuf,

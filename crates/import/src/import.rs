@@ -12,10 +12,8 @@ use tunesmith_config::{self as config, Node, Source};
 
 /// A function of a toolkit's table: it gets a key of the source and its value.
 pub(super) type Function = fn(&mut Import, &str, &Node);
-/// A toolkit's table.
 pub(super) type Rules = &'static [Rule<Function>];
 
-/// One import in progress.
 pub(super) struct Import {
     pub path: PathBuf,
     toolkit: Toolkit,

@@ -18,7 +18,7 @@ pub const TASK: usize = 1 << 16;
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
 pub struct TensorUpdate<'a> {
-    /// The tensor.
+    /// Name, shape and decay of the tensor.
     pub slot: &'a Slot,
     /// Its values, or those of the part.
     pub values: &'a mut [f32],
@@ -37,7 +37,7 @@ pub struct TensorUpdate<'a> {
 /// Gradients as a run keeps them: of all values, or of the owned ones end to end.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
-    /// In float32.
+    /// In float32, as the backward pass sums them.
     F32(&'a [f32]),
     /// In bfloat16: dequantized one tensor at a time.
     Bf16(&'a [bf16]),
@@ -70,7 +70,7 @@ impl<T: UpdateRule + Clone + 'static> CloneRule for T {
     }
 }
 
-/// An optimizer's formulas.
+/// An optimizer's formulas, without the state they act on.
 pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// The rule of a configuration before the first step; reads the arguments of `train.optim_args`.
     ///
@@ -152,7 +152,7 @@ pub struct Optimizer {
 /// A state tensor of an optimizer, by its name in a checkpoint (`TENSOR.STATE`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateTensor {
-    /// `TENSOR.STATE`, such as `model.norm.weight.exp_avg`.
+    /// Its name in a checkpoint, such as `model.norm.weight.exp_avg`.
     pub name: String,
     /// The index of the tensor's slot.
     pub slot: usize,

@@ -24,7 +24,7 @@ impl Slot {
 /// How a state tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDtype {
-    /// float32.
+    /// IEEE float32: 4 bytes a number.
     F32,
     /// A byte: an index into a code map.
     U8,
@@ -81,9 +81,9 @@ impl StateSpec {
 /// The numbers of a state tensor, such as a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
-    /// Of [`StateDtype::F32`].
+    /// The numbers themselves, of [`StateDtype::F32`].
     F32(Vec<f32>),
-    /// Of [`StateDtype::U8`].
+    /// Indices into a code map, of [`StateDtype::U8`].
     U8(Vec<u8>),
 }
 

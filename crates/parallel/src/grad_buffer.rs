@@ -24,7 +24,7 @@ const TASK: usize = 1 << 14;
 pub enum Sums {
     /// Exact sums of float32 gradients.
     F32(Vec<f32>),
-    /// Rounded after each pass.
+    /// Sums that are rounded to bfloat16 after each pass.
     Bf16(Vec<bf16>),
 }
 

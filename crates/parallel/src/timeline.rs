@@ -11,14 +11,12 @@ pub struct Timeline {
 
 #[derive(Debug)]
 struct Span {
-    /// Communication, not computation.
     exchange: bool,
     what: String,
     from: Duration,
     to: Duration,
 }
 
-/// Columns of a bar.
 const WIDTH: usize = 48;
 
 impl Default for Timeline {

@@ -33,7 +33,7 @@ pub fn usable_memory() -> u64 {
 /// What the report says about the machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
-    /// The processor's model name.
+    /// The processor's model name, from `/proc/cpuinfo`.
     pub processor: String,
     /// Logical processors that this process may use.
     pub threads: usize,

@@ -68,9 +68,9 @@ pub struct EvalLine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum MetricsLine {
-    /// An optimizer step.
+    /// One optimizer step on the training rows.
     Step(StepLine),
-    /// An evaluation.
+    /// One evaluation on the validation split.
     Eval(EvalLine),
 }
 

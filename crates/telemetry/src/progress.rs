@@ -35,26 +35,26 @@ pub enum Event<'a> {
     Started,
     /// An optimizer step is done.
     Step {
-        /// The line in `metrics.jsonl`.
+        /// The numbers, as `metrics.jsonl` has them.
         line: &'a StepLine,
-        /// Speed and time left.
+        /// Speed and time left, over the last steps.
         pace: &'a Throughput,
         /// Loss or gradients were not finite: nothing was updated.
         skipped: bool,
     },
-    /// An evaluation begins.
+    /// An evaluation on the validation split begins.
     Evaluating {
         /// Rows of the validation split.
         rows: u64,
     },
-    /// An evaluation is done.
+    /// An evaluation on the validation split is done.
     Eval {
-        /// The line in `metrics.jsonl`.
+        /// The numbers, as `metrics.jsonl` has them.
         line: &'a EvalLine,
         /// The lowest loss so far.
         best: bool,
     },
-    /// A checkpoint is durable.
+    /// The checkpoint in this folder is synced to disk.
     Saved(&'a Path),
     /// Held-out rows were answered before and after training.
     Samples(&'a [Sample]),

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 32;
 /// The kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DocumentFormat {
-    /// Plain text: `.txt`, `.text`.
+    /// Plain text, kept as it is: `.txt`, `.text`.
     Text,
     /// Kept as it is, but for front matter and comments: `.md`, `.markdown`.
     Markdown,

@@ -26,9 +26,9 @@ pub use vocabulary::Vocabulary;
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GgufFormat {
-    /// 32-bit floats, unquantized.
+    /// IEEE float32: 4 bytes a weight.
     F32,
-    /// 16-bit IEEE floats.
+    /// IEEE float16: 2 bytes a weight.
     F16,
     /// Blocks of 32 numbers: bytes with a scale.
     Q8_0,
@@ -52,7 +52,6 @@ impl GgufFormat {
         }
     }
 
-    /// llama.cpp's `general.file_type`.
     const fn file_type(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -159,7 +158,6 @@ pub fn write_model(
 
 /// Where a tensor's values come from.
 enum Source {
-    /// Already in memory.
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
     Merged(Vec<TensorSpec>),

@@ -3,7 +3,6 @@ use super::{ScheduleForm, ScheduleSteps};
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;
 
-/// No arguments.
 #[derive(Debug)]
 pub(super) struct ConstantWithWarmup;
 

@@ -18,7 +18,7 @@ pub struct Schedule {
 /// What a form knows of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ScheduleSteps {
-    /// The highest rate: `train.learning_rate`.
+    /// The highest learning rate, `train.learning_rate`.
     pub peak: f64,
     /// Warm-up: steps over which the rate rises, from 0 unless the form says otherwise.
     pub warmup: u64,

@@ -29,7 +29,6 @@ pub(super) struct WarmupStableDecay {
 enum Shape {
     Linear,
     Cosine,
-    /// `1 - sqrt(progress)`.
     OneMinusSqrt,
 }
 

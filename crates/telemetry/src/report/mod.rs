@@ -97,7 +97,7 @@ pub struct Report {
     pub title: String,
     /// One line below it: model, mode, size.
     pub subtitle: String,
-    /// How the run ended.
+    /// How the run ended, shown beside the title.
     pub outcome: Outcome,
     /// The key figures: name, value, remark.
     pub cards: Vec<(String, String, String)>,
