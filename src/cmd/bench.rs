@@ -1,6 +1,6 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use super::terminal::{print, print_exact};
-use crate::bench::bench_cache::Rate;
+use crate::bench::bench_cache::MeasuredRate;
 use crate::bench::decode_bench;
 use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
@@ -12,7 +12,7 @@ use crate::model::adapters::KINDS;
 use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
-use crate::telemetry::machine::Machine;
+use crate::telemetry::machine::MachineInfo;
 use crate::train::autobatch::choose_batch;
 use crate::words::count;
 use std::fmt::Write as _;
@@ -184,8 +184,8 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&show_sweep(&found));
     }
     let outcome = pool.install(|| training::run(&request))?;
-    Rate {
-        processor: Machine::detect().processor,
+    MeasuredRate {
+        processor: MachineInfo::detect().processor,
         threads: outcome.threads,
         simd: outcome.simd.to_owned(),
         shape: request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),

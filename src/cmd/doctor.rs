@@ -7,7 +7,7 @@ use crate::files::temporary;
 use crate::hub::HubSettings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
-use crate::telemetry::machine::{Machine, free_disk};
+use crate::telemetry::machine::{MachineInfo, free_disk};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ impl Finding {
 /// # Errors
 /// [`crate::Kind::Io`] when standard output cannot be written.
 pub fn run(_args: &Args) -> Result<()> {
-    let machine = Machine::detect();
+    let machine = MachineInfo::detect();
     let findings = [
         processor(&machine),
         vectors(simd::detect()),
@@ -134,7 +134,7 @@ fn just() -> Finding {
     )
 }
 
-fn processor(machine: &Machine) -> Finding {
+fn processor(machine: &MachineInfo) -> Finding {
     let cores = machine.threads;
     let text = format!("{cores} usable core{}, {}", if cores == 1 { "" } else { "s" }, machine.processor);
     Finding::new("processor", Verdict::Good, text)

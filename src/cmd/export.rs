@@ -12,9 +12,9 @@ use crate::checkpoint::publish::publish_folder;
 use crate::checkpoint::{MANIFEST, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
-use crate::export::card::Card;
+use crate::export::card::ModelCard;
 use crate::export::folder::{self, FolderSettings};
-use crate::export::gguf::{self, GgufFormat, Vocabulary};
+use crate::export::gguf::{self, GgufFormat, GgufVocabulary};
 use crate::export::merge::Parts;
 use crate::files;
 use crate::files::disk::RealDisk;
@@ -116,7 +116,7 @@ pub fn run(args: &Args) -> Result<()> {
             gguf::write_adapter(&path, &parts.arch, &top, format)?
         } else {
             let vocabulary =
-                Vocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
+                GgufVocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
             if let Some(remark) = vocabulary.remark() {
                 let _ = writeln!(text, "tokenizer       {remark}"); // a String never fails
             }
@@ -263,7 +263,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<String> {
         Some(config) => Some(as_run(config)?.unwrap_or_else(|| config.clone())),
         None => None,
     };
-    let card = Card {
+    let card = ModelCard {
         name: opened.name(),
         base,
         adapter: opened.top.as_ref().filter(|_| adapter).map(|top| top.config.tuning.mode.as_str()),

@@ -12,7 +12,7 @@ use crate::files;
 use crate::memory::{human_bytes, limits};
 use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
-use crate::telemetry::machine::Machine;
+use crate::telemetry::machine::MachineInfo;
 use crate::telemetry::nvidia::{Nvidia, Process};
 use crate::telemetry::progress::{Event, Observer};
 use crate::train::memory_check::{self, Held, Largest};
@@ -76,7 +76,7 @@ fn devices() -> String {
     let (total, available) = (limits::total(), limits::available());
     let mut devices = vec![Device {
         index: "cpu".to_owned(),
-        name: Machine::detect().processor,
+        name: MachineInfo::detect().processor,
         used: total.zip(available).map(|(total, available)| total.saturating_sub(available)),
         total,
         utilization: cpu_utilization(),

@@ -10,7 +10,7 @@ use crate::checkpoint::publish::{publish_folder, recover_folder};
 use crate::checkpoint::{Manifest, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
-use crate::export::folder::{self, FolderSettings, Written};
+use crate::export::folder::{self, FolderSettings, WrittenFolder};
 use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
 use crate::export::requantize::Requantization;
 use crate::files::disk::RealDisk;
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
         card: None,
         requantization: requantization.as_ref(),
     };
-    let Written { bytes, loss } = folder::write(&output, &merged.model, &form)?;
+    let WrittenFolder { bytes, loss } = folder::write(&output, &merged.model, &form)?;
     if let Some(requantization) = &requantization {
         let _ = writeln!(
             text,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use faults::{Fault, FaultyDisk};
 use serde_json::json;
 use tempfile::TempDir;
-use tunesmith::checkpoint::stamp::{Engine, Hashes};
+use tunesmith::checkpoint::stamp::{Hashes, KernelInfo};
 use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Retention, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
@@ -118,8 +118,8 @@ fn entries(root: &Path) -> Vec<String> {
 }
 
 /// The kernels of the machine that these checkpoints stand for.
-fn engine() -> Engine {
-    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
+fn engine() -> KernelInfo {
+    KernelInfo { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {

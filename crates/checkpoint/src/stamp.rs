@@ -52,7 +52,7 @@ pub struct Stamp {
 
 /// The kernels and dtypes that a run really uses, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Engine {
+pub struct KernelInfo {
     /// See [`Stamp::backend`].
     pub backend: &'static str,
     /// See [`Stamp::simd`].
@@ -91,7 +91,7 @@ impl Stamp {
         placements: &[Placement],
         saved: &[String],
         hashes: Hashes<'_>,
-        engine: Engine,
+        engine: KernelInfo,
     ) -> Self {
         let training = schema::options().filter(|option| is_compared(option)).map(|option| {
             let value = match option.path().as_str() {

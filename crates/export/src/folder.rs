@@ -43,7 +43,7 @@ enum Planned {
 
 /// The size of a written folder, and the error of its quantization.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Written {
+pub struct WrittenFolder {
     /// Bytes of all tensors, without headers.
     pub bytes: u64,
     /// The error of the quantization; all zero without one.
@@ -84,7 +84,7 @@ impl FolderSettings<'_> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
-pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Result<Written> {
+pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Result<WrittenFolder> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
@@ -103,7 +103,7 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
             shard.push(planned);
         }
     }
-    let mut written = Written { bytes: 0, loss: Loss::default() };
+    let mut written = WrittenFolder { bytes: 0, loss: Loss::default() };
     publish_folder(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
@@ -161,7 +161,7 @@ fn write_shard(
     wrapping: Option<&Wrapping>,
     shard: &[Planned],
     form: &FolderSettings<'_>,
-    written: &mut Written,
+    written: &mut WrittenFolder,
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();

@@ -79,14 +79,14 @@ pub fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Appends lines to the file; each is in the file when [`Metrics::write`] returns.
+/// Appends lines to the file; each is in the file when [`MetricsWriter::write`] returns.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct MetricsWriter {
     file: File,
     path: PathBuf,
 }
 
-impl Metrics {
+impl MetricsWriter {
     /// An empty file, in place of what was there.
     ///
     /// # Errors
@@ -238,14 +238,14 @@ mod tests {
     fn resuming_keeps_every_digit() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("metrics.jsonl");
-        let mut metrics = Metrics::create(&path).unwrap();
+        let mut metrics = MetricsWriter::create(&path).unwrap();
         // A reader that rounds makes ...509 of it.
         for loss in [13.810_967_483_520_507, 11.352_293_008_565_905] {
             let MetricsLine::Step(line) = step(1) else { unreachable!() };
             metrics.write(&MetricsLine::Step(StepLine { loss: Some(loss), ..line })).unwrap();
         }
         let before = std::fs::read(&path).unwrap();
-        Metrics::resume(&path, 1, 1).unwrap();
+        MetricsWriter::resume(&path, 1, 1).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), before);
     }
 
@@ -265,15 +265,15 @@ mod tests {
                 eval_confusion: Vec::new(),
             })
         };
-        let mut metrics = Metrics::create(&path).unwrap();
+        let mut metrics = MetricsWriter::create(&path).unwrap();
         for line in [step(1), step(2), eval(2), step(3)] {
             metrics.write(&line).unwrap();
         }
         metrics.file.write_all(b"{\"step\":4,\"epo").unwrap();
-        let mut metrics = Metrics::resume(&path, 2, 2).unwrap();
+        let mut metrics = MetricsWriter::resume(&path, 2, 2).unwrap();
         metrics.write(&step(3)).unwrap();
         assert_eq!(read(&path).unwrap(), [step(1), step(2), eval(2), step(3)]);
-        Metrics::resume(&path, 2, 0).unwrap();
+        MetricsWriter::resume(&path, 2, 0).unwrap();
         assert_eq!(read(&path).unwrap(), [step(1), step(2)], "an evaluation that will be made again");
         assert!(!path.with_extension("jsonl.tmp").exists());
     }

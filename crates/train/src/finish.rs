@@ -18,17 +18,17 @@ use tunesmith_config::Mode;
 use tunesmith_config::Source;
 use tunesmith_data::{Dataset, question};
 use tunesmith_plan::{grouped, human_bytes, human_seconds};
-use tunesmith_telemetry::machine::{Machine, peak_bytes};
+use tunesmith_telemetry::machine::{MachineInfo, peak_bytes};
 use tunesmith_telemetry::metrics::{self, MetricsLine, StepLine};
 use tunesmith_telemetry::progress::Event;
-use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
+use tunesmith_telemetry::report::{self, Confusion, RunOutcome, RunReport, Sample, SettingRow, exact_matches};
 
 /// Writes the results of a run. `resume_command` is the command that resumes it.
 ///
 /// # Errors
 /// Those of the disk and the engine. [`tunesmith_base::Kind::Preempted`]: a signal interrupted the samples; the weights are
 /// saved.
-pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, resume_command: &str) -> Result<Summary> {
+pub fn finish(mut session: Session<'_>, outcome: RunOutcome, began: Instant, resume_command: &str) -> Result<Summary> {
     let (observer, stop) = (session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
@@ -118,7 +118,7 @@ fn restore_best(session: &mut Session<'_>) -> Result<()> {
 
 /// The part of [`finish`] for ranks that write no files. If weights are sharded, they provide their shards while the first
 /// rank generates.
-fn finish_without_files(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+fn finish_without_files(session: Session<'_>, outcome: RunOutcome, began: Instant) -> Result<Summary> {
     let Session { model, optimizer, source, done, comm, gatherer, .. } = session;
     if let Some(gatherer) = &gatherer {
         model.stand_by()?;
@@ -133,7 +133,7 @@ fn finish_without_files(session: Session<'_>, outcome: Outcome, began: Instant) 
 }
 
 impl Done {
-    fn summary(&self, outcome: Outcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
+    fn summary(&self, outcome: RunOutcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
         let Self { steps, tokens, stepping, .. } = *self;
         Summary {
             outcome,
@@ -164,7 +164,7 @@ struct FinishedRun<'a> {
     dataset: &'a Dataset,
     state: TrainState,
     done: Done,
-    outcome: Outcome,
+    outcome: RunOutcome,
     weights: PathBuf,
     lines: Vec<MetricsLine>,
     sampling: Duration,
@@ -273,7 +273,7 @@ impl FinishedRun<'_> {
         format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
     }
 
-    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
+    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> RunReport {
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
         let hashing = self.done.hashing.as_secs_f64();
         let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
@@ -299,7 +299,7 @@ impl FinishedRun<'_> {
             default: setting.source == Source::Default,
         };
         let lengths = self.dataset.train.lengths();
-        Report {
+        RunReport {
             title: self.plan.logging.run_name.clone(),
             subtitle: self.plan.model.summary.clone(),
             outcome: self.outcome,
@@ -311,7 +311,7 @@ impl FinishedRun<'_> {
             confusion: self.confusion(),
             plan,
             settings: self.plan.settings.iter().map(setting).collect(),
-            machine: Machine::detect(),
+            machine: MachineInfo::detect(),
             facts,
         }
     }

@@ -15,7 +15,7 @@ use tunesmith_config::ConfigValue as _;
 use tunesmith_model::Phases;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_parallel::optimizer;
-use tunesmith_telemetry::metrics::Metrics;
+use tunesmith_telemetry::metrics::MetricsWriter;
 use tunesmith_telemetry::progress::{Event, Observer, Throughput};
 use tunesmith_telemetry::resolved_config;
 use tunesmith_telemetry::tensorboard::EventWriter;
@@ -150,8 +150,8 @@ impl<'a> Session<'a> {
         }
         let path = output_dir.join(output::METRICS);
         self.metrics = Some(match self.state.step {
-            0 => Metrics::create(&path)?,
-            step => Metrics::resume(&path, step, self.state.evaluated_step)?,
+            0 => MetricsWriter::create(&path)?,
+            step => MetricsWriter::resume(&path, step, self.state.evaluated_step)?,
         });
         own_files::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
         if let Some(dir) = &self.plan.logging.events_dir {

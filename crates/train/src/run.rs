@@ -15,7 +15,7 @@ use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
 use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
-use tunesmith_telemetry::report::Outcome;
+use tunesmith_telemetry::report::RunOutcome;
 
 /// Trains with the configuration `resolved`, on all ranks of this process. Only rank 0 writes and reports events.
 ///
@@ -114,7 +114,7 @@ fn prepare(
 }
 
 /// Runs all remaining steps, with their evaluations and checkpoints. `resume_command` is for messages.
-fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
+fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> {
     let total = session.plan.steps.total_steps;
     loop {
         let gone = session.output_is_gone()?;
@@ -129,8 +129,8 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
         }
         let stop = session.stop_requested()?;
         let outcome = match session.state.step {
-            step if step >= total => Some(Outcome::Completed),
-            _ if session.stops_early() => Some(Outcome::StoppedEarly),
+            step if step >= total => Some(RunOutcome::Completed),
+            _ if session.stops_early() => Some(RunOutcome::StoppedEarly),
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());

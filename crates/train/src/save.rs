@@ -20,7 +20,7 @@ use tunesmith_data::{self as data, Dataset};
 use tunesmith_model::weights::Wrapping;
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
-use tunesmith_telemetry::metrics::Metrics;
+use tunesmith_telemetry::metrics::MetricsWriter;
 
 /// Whether a checkpoint is due after the last step.
 pub fn is_due(session: &Session<'_>) -> bool {
@@ -45,7 +45,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         return Ok(());
     }
     let (began, before) = (Instant::now(), session.done.saving);
-    session.metrics.as_ref().map_or(Ok(()), Metrics::sync)?;
+    session.metrics.as_ref().map_or(Ok(()), MetricsWriter::sync)?;
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.sampler.state())

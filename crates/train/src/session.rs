@@ -15,7 +15,7 @@ use tunesmith_model::Model;
 use tunesmith_optim::{Ema, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::fsdp::Gatherer;
-use tunesmith_telemetry::metrics::{Metrics, MetricsLine};
+use tunesmith_telemetry::metrics::{MetricsLine, MetricsWriter};
 use tunesmith_telemetry::progress::{Event, Observer, Throughput};
 use tunesmith_telemetry::tensorboard::EventWriter;
 
@@ -56,7 +56,7 @@ pub struct Session<'a> {
     /// Whether a checkpoint was due while steps were skipped. It is written after the next step that is not skipped.
     pub save_is_owed: bool,
     /// `metrics.jsonl`, once writing has begun.
-    pub metrics: Option<Metrics>,
+    pub metrics: Option<MetricsWriter>,
     /// The file of the run that was removed or replaced, in words.
     pub replaced_file: Option<String>,
     pub events: Option<EventWriter>,

@@ -21,7 +21,7 @@ use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::preflight;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_model::weights::Dtype;
-pub use vocabulary::Vocabulary;
+pub use vocabulary::GgufVocabulary;
 
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ const BLOCK: usize = 32;
 pub fn write_model(
     path: &Path,
     merged: &Merged,
-    vocabulary: &Vocabulary,
+    vocabulary: &GgufVocabulary,
     name: &str,
     format: GgufFormat,
 ) -> Result<u64> {

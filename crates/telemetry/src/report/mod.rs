@@ -7,10 +7,10 @@ mod html;
 
 use std::fmt::Write as _;
 
-use self::chart::{Series, Shape, number, smooth};
+use self::chart::{ChartMarks, Series, number, smooth};
 pub use self::confusion::Confusion;
 use self::html::{clipped, escape, pairs};
-use super::machine::Machine;
+use super::machine::MachineInfo;
 use super::metrics::MetricsLine;
 use tunesmith_base::words::count;
 use tunesmith_eval::exact_match;
@@ -23,14 +23,14 @@ const SAMPLES_OPEN: usize = 8;
 
 /// How the run ended, for the pill beside the title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RunOutcome {
     /// Every planned step was done.
     Completed,
     /// The evaluation loss no longer fell.
     StoppedEarly,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// The words of the pill, such as `completed`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -92,13 +92,13 @@ pub struct SettingRow {
 
 /// Everything that the page shows.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub struct RunReport {
     /// The run's name, the title of the page.
     pub title: String,
     /// One line below it: model, mode, size.
     pub subtitle: String,
     /// How the run ended, shown beside the title.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// The key figures: name, value, remark.
     pub cards: Vec<(String, String, String)>,
     /// The lines of `metrics.jsonl`, for the curves.
@@ -116,13 +116,13 @@ pub struct Report {
     /// Every configuration key, those at the default included.
     pub settings: Vec<SettingRow>,
     /// The machine that the run was on.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// Wall time by phase, and file locations.
     pub facts: Vec<(String, String)>,
 }
 
 /// Renders the page as HTML.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &RunReport) -> String {
     let status = report.outcome.as_str();
     let title = escape(&report.title);
     let mut page = format!(
@@ -152,7 +152,7 @@ pub fn render(report: &Report) -> String {
     page
 }
 
-fn cards(page: &mut String, report: &Report) {
+fn cards(page: &mut String, report: &RunReport) {
     page.push_str("<div class=\"cards\">");
     if !report.samples.is_empty() {
         let (before, after) = exact_matches(&report.samples);
@@ -199,9 +199,9 @@ fn curves(page: &mut String, lines: &[MetricsLine]) {
             line("smoothed", "smooth", smoothed),
             Series { name: "evaluation", class: "eval", points: evaluations, dots: true },
         ],
-        Shape::Wide,
+        ChartMarks::Wide,
     );
-    let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], Shape::Small);
+    let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], ChartMarks::Small);
     // Of a classification.
     let accuracies = of_steps(|line| line.accuracy);
     let evaluated: Vec<_> = lines
@@ -222,7 +222,7 @@ fn curves(page: &mut String, lines: &[MetricsLine]) {
                 line("smoothed", "smooth", smoothed),
                 Series { name: "evaluation", class: "eval", points: evaluated, dots: true },
             ],
-            Shape::Small,
+            ChartMarks::Small,
         )
     };
     let rate = single("Learning rate", of_steps(|line| Some(line.learning_rate)));
@@ -231,7 +231,7 @@ fn curves(page: &mut String, lines: &[MetricsLine]) {
     let norm = chart::lines(
         "Gradient norm",
         &[line("each step", "raw", norm), line("smoothed", "smooth", smoothed)],
-        Shape::Small,
+        ChartMarks::Small,
     );
     let speed = single("Tokens per second", of_steps(|line| Some(line.tokens_per_second)));
     let memory = single("Peak memory, MiB", of_steps(|line| Some((line.peak_bytes >> 20) as f64)));
@@ -289,14 +289,14 @@ fn question(question: &str, prompt: &str) -> String {
     format!("{}<details><summary>whole prompt</summary>{}</details>", text(question), text(prompt))
 }
 
-fn data(page: &mut String, report: &Report) {
+fn data(page: &mut String, report: &RunReport) {
     let chart = chart::histogram("Tokens per training row", "tokens", &report.lengths, 24);
     let table = pairs(&report.data);
     let _ = writeln!(page, "<h2>Data</h2>\n<div class=\"split\"><div class=\"panel\">{table}</div>{chart}</div>");
 }
 
-fn run(page: &mut String, report: &Report) {
-    let Machine { processor, threads, memory, system } = &report.machine;
+fn run(page: &mut String, report: &RunReport) {
+    let MachineInfo { processor, threads, memory, system } = &report.machine;
     let mut facts = report.facts.clone();
     facts.extend([
         ("processor".to_owned(), format!("{processor}, {}", count(threads, "thread"))),

@@ -38,7 +38,7 @@ use tunesmith_parallel::ParallelPlan;
 use tunesmith_plan::batches::{Batches, Request};
 use tunesmith_plan::platform;
 use tunesmith_plan::strategies::Way;
-use tunesmith_telemetry::machine::{self, Machine};
+use tunesmith_telemetry::machine::{self, MachineInfo};
 use tunesmith_telemetry::progress::{Event, Observer};
 use tunesmith_telemetry::resolved_config;
 
@@ -283,7 +283,7 @@ impl Checked {
     ) -> blake3::Hash {
         let Config { model, train, data, tuning, .. } = &self.config;
         let ModelSource { arch, optimizer, .. } = &self.source;
-        let machine = Machine::detect();
+        let machine = MachineInfo::detect();
         let memory = train.memory_budget.map_or_else(|| limits::total().unwrap_or(0), |bytes| bytes.0);
         let group = limits::group().map_or(0, |group| group.limit);
         let parts = [
