@@ -58,7 +58,7 @@ struct Document {
     tokens: u64,
 }
 
-/// Skipped files, by reason.
+/// How many files were skipped, by reason.
 #[derive(Default)]
 struct LeftOut {
     empty: Vec<String>,

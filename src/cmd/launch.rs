@@ -94,7 +94,6 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// How the ranks run.
 enum RankLaunch {
     Processes(ProcessLaunch),
     /// Threads of one process, which replaces this one.

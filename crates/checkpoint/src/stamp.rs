@@ -53,13 +53,13 @@ pub struct Stamp {
 /// The kernels and dtypes that a run really uses, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelInfo {
-    /// See [`Stamp::backend`].
+    /// What computes, for [`Stamp::backend`].
     pub backend: &'static str,
-    /// See [`Stamp::simd`].
+    /// The instruction set, for [`Stamp::simd`].
     pub simd: &'static str,
-    /// See [`Stamp::quantization`].
+    /// Form of the base's codes, for [`Stamp::quantization`].
     pub quantization: String,
-    /// See [`Stamp::dtype`].
+    /// Of base weights and activations, for [`Stamp::dtype`].
     pub dtype: String,
 }
 

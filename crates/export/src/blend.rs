@@ -38,7 +38,7 @@ pub enum BlendMethod {
 /// Which adapters are blended, how, and with which weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlendRecipe {
-    /// PEFT's `combination_type`.
+    /// How the adapters are combined: PEFT's `combination_type`.
     pub method: BlendMethod,
     /// A weight for each adapter.
     pub weights: Vec<f64>,

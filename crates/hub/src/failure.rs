@@ -26,7 +26,6 @@ pub(super) struct Cause {
 }
 
 impl Cause {
-    /// The error's own text.
     pub fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { text: error.to_string(), source: Some(Box::new(error)) }
     }
