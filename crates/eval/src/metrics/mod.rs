@@ -78,11 +78,6 @@ impl Difference {
     }
 }
 
-/// Whether a lower score is a better one.
-pub fn lower_is_better(name: &str) -> bool {
-    matches!(name, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
-}
-
 #[derive(Debug)]
 enum Measure {
     Likelihood,
