@@ -50,7 +50,7 @@ pub fn plan(resolved: &Resolved, launch: Option<Launch>, observer: &dyn Observer
     let (options, stop) = (&options, &stop);
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
-        prepared.announce(observer);
+        prepared.report_notes(observer);
         Ok(prepared.plan)
     })
 }
