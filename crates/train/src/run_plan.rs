@@ -49,7 +49,7 @@ pub struct RunPlan {
     /// Validation during training; `None` without validation rows or with `eval_strategy: "no"`.
     pub evaluation: Option<EvaluationPlan>,
     /// When the run ends for lack of improvement.
-    pub early_stopping: EarlyStopping,
+    pub early_stopping: EarlyStoppingPlan,
     /// When checkpoints are written and which are kept.
     pub saving: SavingPlan,
     /// Metrics, TensorBoard, and the report.
@@ -214,7 +214,7 @@ pub struct EvalGenerationPlan {
 
 /// When a run ends for lack of improvement.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct EarlyStopping {
+pub struct EarlyStoppingPlan {
     /// The run ends after this many validations in a row without improvement; 0 means never.
     pub patience: u64,
     /// The minimum improvement of the metric that counts.
