@@ -43,7 +43,7 @@ struct Finished {
 const OUT: f32 = -1.0e9;
 
 /// What ends and scores the candidates of a search.
-pub struct Rules<'a> {
+pub(crate) struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// How many ids end an answer.
@@ -56,7 +56,7 @@ pub struct Rules<'a> {
 
 /// The beams of one text, in the order of their caches.
 #[derive(Debug)]
-pub struct Search {
+pub(crate) struct Search {
     how: Beams,
     running: Vec<Running>,
     finished: Vec<Finished>,
@@ -150,11 +150,6 @@ impl Search {
     /// The most probable running beam.
     pub fn leading(&self) -> &[u32] {
         self.running.first().map_or(&[], |beam| &beam.tokens)
-    }
-
-    /// The best finished answer's log-probability, after the length penalty.
-    pub fn score(&self) -> f32 {
-        self.finished.first().map_or(OUT, |beam| beam.score)
     }
 }
 

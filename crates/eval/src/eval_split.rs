@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 
 use super::metrics::scored::Scored;
 use super::metrics::{Likelihood, Metrics, Row};
-use super::row_generator::{Question, RowGenerator};
+use super::row_generator::{EvalExample, RowGenerator};
 use super::settings::Settings;
 use super::stop_strings::AnswerDecoder;
 use tunesmith_base::error::Result;
@@ -59,14 +59,14 @@ impl EvalSplit<'_> {
         let mut generator = RowGenerator { dataset, split: self.split, sources, settings, decoder };
         for start in (0..self.rows).step_by(PROMPTS) {
             let chunk = start..self.rows.min(start + PROMPTS);
-            let mut answered: BTreeMap<usize, (Question, String)> = BTreeMap::new();
-            generator.generate(model, chunk.clone(), &mut || true, &mut |question, answer| {
-                answered.insert(question.row, (question, decoder.text(answer)?));
+            let mut answered: BTreeMap<usize, (EvalExample, String)> = BTreeMap::new();
+            generator.generate(model, chunk.clone(), &mut || true, &mut |example, answer| {
+                answered.insert(example.row, (example, decoder.text(answer)?));
                 Ok(())
             })?;
             for index in chunk {
                 let likelihood = self.likelihood(model, index)?;
-                let Some((Question { source, reference, .. }, answer)) = answered.remove(&index) else {
+                let Some((EvalExample { source, reference, .. }, answer)) = answered.remove(&index) else {
                     record(AnsweredRow { answer: None, scores: metrics.add_unanswered(&likelihood)? })?;
                     continue;
                 };

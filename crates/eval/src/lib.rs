@@ -13,7 +13,7 @@ mod watcher;
 
 pub use eval_split::{AnsweredRow, EvalSplit};
 pub use generate::generate;
-pub use row_generator::{Question, RowGenerator};
+pub use row_generator::{EvalExample, RowGenerator};
 pub use settings::{Settings, Strategy};
 pub use stop_strings::AnswerDecoder;
 pub use watcher::{Answer, End, Go, Unwatched, Watcher, While};

@@ -10,7 +10,7 @@ use tunesmith_model::Model;
 
 /// A row that has a prompt and a reference.
 #[derive(Debug)]
-pub struct Question {
+pub struct EvalExample {
     /// The number of the row in its split.
     pub row: usize,
     /// The text for metrics that read the source; empty if no metric does.
@@ -45,17 +45,17 @@ impl RowGenerator<'_> {
         model: &Model,
         rows: Range<usize>,
         go_on: &mut dyn FnMut() -> bool,
-        ended: &mut dyn FnMut(Question, &Answer) -> Result<()>,
+        ended: &mut dyn FnMut(EvalExample, &Answer) -> Result<()>,
     ) -> Result<bool> {
-        let (mut prompts, mut questions) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let (mut prompts, mut examples) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for row in rows {
             let Some((prompt, reference)) = self.dataset.question(self.split, row)? else { continue };
             let reference = self.dataset.tokenizer.decode(&reference, true)?;
             prompts.push(prompt);
             let source = self.sources.get(row).cloned().unwrap_or_default();
-            questions.push(Some(Question { row, source, reference }));
+            examples.push(Some(EvalExample { row, source, reference }));
         }
-        let mut take = |text: usize, answer: &Answer| questions[text].take().map_or(Ok(()), |it| ended(it, answer));
+        let mut take = |text: usize, answer: &Answer| examples[text].take().map_or(Ok(()), |it| ended(it, answer));
         let done = self.decoder.answer_each(model, &prompts, &self.settings, go_on, &mut take)?;
         self.settings.first_text += prompts.len() as u64;
         Ok(done)

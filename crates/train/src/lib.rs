@@ -27,7 +27,7 @@ mod rank_settings;
 mod ranks;
 mod room;
 pub mod run;
-pub mod run_plan;
+mod run_plan;
 mod samples;
 mod save;
 mod session;

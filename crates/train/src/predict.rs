@@ -9,7 +9,7 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_data::{Dataset, Split};
 use tunesmith_eval::metrics::{Metrics, Row};
-use tunesmith_eval::{Answer, AnswerDecoder, Question, RowGenerator, Settings};
+use tunesmith_eval::{Answer, AnswerDecoder, EvalExample, RowGenerator, Settings};
 use tunesmith_model::Model;
 
 /// Scores by name, without the prefix `eval_`.
@@ -57,7 +57,7 @@ impl<'a> Predictor<'a> {
         };
         let mut go_on = || stop.requested().is_none();
         // Memory does not grow with the rows: an answer is scored as soon as it ends.
-        let mut score = |Question { source, reference, .. }: Question, answer: &Answer| {
+        let mut score = |EvalExample { source, reference, .. }: EvalExample, answer: &Answer| {
             let Some(metrics) = &mut metrics else { return Ok(()) };
             let answer = decoder.text(answer)?;
             metrics.add(&Row { source: &source, answer: &answer, reference: &reference }, None).map(drop)

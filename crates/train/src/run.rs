@@ -124,7 +124,7 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
         // First the evaluation after the last step, which a signal may have interrupted before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
-            save::point_best(session)?;
+            save::update_best_pointer(session)?;
         }
         let stop = session.stop_requested()?;
         let outcome = match session.state.step {
