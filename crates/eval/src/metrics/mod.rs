@@ -1,5 +1,5 @@
 //! Metrics of answers. Each metric computes a few numbers for a row, and a score is a function of their sums over rows. So
-//! no corpus is kept in memory, and confidence intervals come from sums too ([`bootstrap`]).
+//! no corpus is kept in memory, and confidence intervals come from sums too.
 pub mod bleu;
 mod bootstrap;
 pub mod chrf;
