@@ -169,7 +169,6 @@ impl Described {
 }
 
 impl ModelSource {
-    /// Number of trained values.
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }

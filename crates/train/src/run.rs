@@ -50,7 +50,7 @@ pub fn plan(resolved: &Resolved, launch: Option<Launch>, observer: &dyn Observer
     let (options, stop) = (&options, &stop);
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
-        prepared.announce(observer);
+        prepared.report_notes(observer);
         Ok(prepared.plan)
     })
 }
@@ -125,7 +125,7 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> 
         // First the evaluation after the last step, which a signal may have interrupted before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
-            save::point_best(session)?;
+            save::update_best_pointer(session)?;
         }
         let stop = session.stop_requested()?;
         let outcome = match session.state.step {

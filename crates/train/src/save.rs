@@ -130,7 +130,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
 ///
 /// # Errors
 /// Those of the disk.
-pub fn point_best(session: &mut Session<'_>) -> Result<()> {
+pub fn update_best_pointer(session: &mut Session<'_>) -> Result<()> {
     let root = &session.plan.output_dir;
     let Some(best) =
         best_dir(session).filter(|best| session.writes() && store::named(root, "best").as_ref() != Some(best))

@@ -21,7 +21,7 @@ use super::model_source::{Described, ModelSource};
 use super::options::Options;
 use super::prepared::Prepared;
 use super::ranks::Seat;
-use super::run_plan::{ChosenSizes, EarlyStopping, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
+use super::run_plan::{ChosenSizes, EarlyStoppingPlan, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
 use super::signals::Stop;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory::{self, limits};
@@ -201,7 +201,7 @@ impl Checked {
             replica_check_steps: config.train.replica_check_steps,
             max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
             evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, ranks)?,
-            early_stopping: EarlyStopping {
+            early_stopping: EarlyStoppingPlan {
                 patience: config.train.early_stopping_patience as u64,
                 threshold: config.train.early_stopping_threshold,
             },
