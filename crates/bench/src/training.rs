@@ -12,6 +12,7 @@ use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Example, IGNORE, Split};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, quantize};
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::Pool;
 use tunesmith_ops::{peak, simd};
@@ -171,7 +172,7 @@ pub fn gemm_peak() -> f64 {
     let (tokens, size) = (1024, 2048);
     let pool = Pool::new();
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
-    x.data_mut().fill(0.5);
+    elementwise::fill(&mut x, 0.5);
     let weight = vec![0.5f32; size * size];
     let mut best = f64::INFINITY;
     for _ in 0..4 {

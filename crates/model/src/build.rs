@@ -133,7 +133,7 @@ impl Builder<'_> {
         let head = Head {
             norm,
             weight: head,
-            vocabulary: arch.outputs(),
+            outputs: arch.outputs(),
             squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
             counts: arch.score.as_ref().is_some_and(|head| !head.is_number()),
             // What a family does to logits over the vocabulary it does not do to scores.

@@ -208,12 +208,7 @@ impl Model {
     /// # Errors
     /// As [`Model::forward_backward`].
     pub fn token_losses(&self, batch: &Batch) -> Result<Vec<f32>> {
-        self.check(batch)?;
-        let (rows, targets) = labelled(batch);
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
+        Ok(self.token_scores(batch)?.into_iter().map(|(nll, _)| nll).collect())
     }
 
     /// As [`Model::token_losses`], with whether each token is the most probable.
@@ -226,7 +221,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.evaluate(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.

@@ -1,9 +1,10 @@
 //! The gradients of a pass, by their places in the flat buffer of trained values. They are in one buffer for all, or in a
 //! buffer for each segment while backward is in it. A [`Collector`] gets those of a segment when its backward is done, while
 //! the segments below are still to come.
-use std::ops::{Index, IndexMut, Range};
+use std::ops::Range;
 
 use tunesmith_base::error::Result;
+use tunesmith_ops::floats::FloatsMut;
 
 /// The gradients of a stretch of the flat buffer.
 #[derive(Debug)]
@@ -144,23 +145,14 @@ impl<'g> Grads<'g> {
     }
 }
 
-impl Index<Range<usize>> for Grads<'_> {
-    type Output = [f32];
-
-    fn index(&self, range: Range<usize>) -> &[f32] {
-        let window = self.windows.iter().find(|window| window.covers(&range)).expect("an open segment");
-        let values = match &window.buffer {
-            Buffer::Borrowed(values) => &values[..],
-            Buffer::Owned(values) => &values[..],
-        };
-        &values[range.start - window.start..range.end - window.start]
-    }
-}
-
-impl IndexMut<Range<usize>> for Grads<'_> {
-    fn index_mut(&mut self, range: Range<usize>) -> &mut [f32] {
-        let window = self.windows.iter_mut().find(|window| window.covers(&range)).expect("an open segment");
+impl Grads<'_> {
+    /// The gradients at a place of the flat buffer.
+    ///
+    /// # Panics
+    /// If no open segment has them.
+    pub fn at(&mut self, range: &Range<usize>) -> FloatsMut<'_> {
+        let window = self.windows.iter_mut().find(|window| window.covers(range)).expect("an open segment");
         let start = window.start;
-        &mut window.buffer.values()[range.start - start..range.end - start]
+        FloatsMut::from(window.buffer.values()).slice(range.start - start..range.end - start)
     }
 }

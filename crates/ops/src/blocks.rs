@@ -97,6 +97,9 @@ pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, a
     let (size, stride) = (diagonal.size, x.stride());
     assert!(x.features().is_multiple_of(size) && diagonal.count() > 0, "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
+    if x.is_meta() {
+        return;
+    }
     let (row, col) = if transposed { (size, 1) } else { (1, size) };
     let (matrices, count, blocks) = (diagonal.matrices.as_ptr(), diagonal.count(), x.features() / size);
     let job = Job { out: out.shared().get(), x: x.ptr(), stride, matrices, count, size, blocks, row, col, adds };
@@ -182,6 +185,9 @@ pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
     assert!(x.features().is_multiple_of(size), "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (d.tokens(), d.features()), "one shape");
     let mut out = vec![0.0f32; x.features() * size];
+    if x.is_meta() {
+        return out;
+    }
     let job = OuterJob { out: out.as_mut_ptr(), x: x.ptr(), d: d.ptr(), stride: x.stride(), size, tokens: x.tokens() };
     let job = &job;
     // SAFETY: `x` and `d` have one shape, of whole blocks; `out` has `size * size` floats for each, and lives until all

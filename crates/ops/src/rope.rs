@@ -35,6 +35,9 @@ impl Rope {
         let half = tokens.first().map_or(1, |(_, (inv_freq, _))| inv_freq.len());
         assert!(tokens.iter().all(|(_, (inv_freq, _))| inv_freq.len() == half), "rules of one width");
         let (mut cos, mut sin) = (pool.act(tokens.len(), half), pool.act(tokens.len(), half));
+        if cos.is_meta() {
+            return Self { cos, sin };
+        }
         let (stride, cos_to, sin_to) = (cos.stride(), cos.shared(), sin.shared());
         par::run(cos.panels(), |panel| {
             for (lane, &(position, (inv_freq, factor))) in tokens[panel * LANES..].iter().take(LANES).enumerate() {
@@ -72,6 +75,9 @@ impl Rope {
     fn turn(&self, x: &mut Act, dim: usize, sign: f32) {
         let half = self.cos.features();
         assert!(2 * half <= dim && x.features().is_multiple_of(dim), "whole heads, as wide as what turns");
+        if x.is_meta() {
+            return;
+        }
         let (heads, stride, to) = (x.features() / dim, x.stride(), x.shared());
         par::run(x.panels(), |panel| {
             let (cos, sin) = (self.cos.panel(panel).as_ptr(), self.sin.panel(panel).as_ptr());

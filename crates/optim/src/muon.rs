@@ -15,6 +15,7 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::{Act, Pool};
 
@@ -148,7 +149,7 @@ fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
         let flat = gram.to_rows();
         let mut mixed = pool.act(short, short);
         matmul(&mut mixed, Init::Zero, &[Term { matrix: Matrix::rows(&flat, short), x: &gram }]);
-        mixed.data_mut().iter_mut().zip(gram.data()).for_each(|(mixed, gram)| *mixed = b * gram + c * *mixed);
+        elementwise::axpby(b, &gram, c, &mut mixed);
         let mut next = pool.act(short, long);
         matmul(&mut next, Init::Zero, &[Term { matrix: Matrix::transposed(&x, long), x: &mixed }]);
         x.iter_mut().zip(next.to_rows()).for_each(|(x, next)| *x = a * *x + next);

@@ -17,6 +17,7 @@ use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
+use tunesmith_ops::low_rank;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
 /// What is the same of all LoRA adapters.
@@ -203,7 +204,7 @@ impl Adapter for Update {
         let (rank, scale) = (self.rank.r, self.rank.scale);
         let magnitudes = if self.magnitudes {
             let (weight, values) = at.base()?;
-            Some(dora::start(weight, values, dora::Update { a: &a, b: &b, rank, scale }, self.inputs))
+            Some(dora::start(weight, values, low_rank::Update { a: (&a).into(), b: (&b).into(), rank, scale }, self.inputs))
         } else {
             None
         };

@@ -19,6 +19,7 @@ use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::blocks::{outer, times};
 use tunesmith_ops::panel::{self, Act};
+use tunesmith_ops::floats::Floats;
 use tunesmith_plan::memory::footprint::{self, Shape};
 use tunesmith_plan::memory::pool::{self, Pool};
 use tunesmith_plan::memory::{Factors, Footprint};
@@ -197,14 +198,15 @@ struct Known {
 
 impl Rotated {
     /// The matrices, made once for all passes of a step.
-    fn matrices(&self, weight: &[f32]) -> Arc<Vec<f32>> {
+    fn matrices(&self, weight: Floats<'_>) -> Arc<Vec<f32>> {
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().as_ref().filter(|known| known.weight == weight) {
+        if let Some(known) = lock().as_ref().filter(|known| weight.equal(&known.weight)) {
             return Arc::clone(&known.made);
         }
         // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
-        let made = Arc::new(self.blocks.make(weight));
-        *lock() = Some(Known { weight: weight.to_vec(), made: Arc::clone(&made) });
+        let weight = weight.read();
+        let made = Arc::new(self.blocks.make(&weight));
+        *lock() = Some(Known { weight, made: Arc::clone(&made) });
         made
     }
 
@@ -250,10 +252,10 @@ impl Formula for Rotated {
         base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
         let d_matrices = self.d_matrices(input.x, &d_rotated);
         let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
+        let weight = weight.read();
         let blocks = weight.par_chunks_exact(trained).zip(d_matrices.par_chunks_exact(length));
         let each: Vec<Vec<f32>> = blocks.map(|(weight, d)| self.blocks.gradient(weight, d)).collect();
-        let to = grads[self.weight.clone()].iter_mut();
-        to.zip(each.into_iter().flatten()).for_each(|(sum, value)| *sum += value);
+        grads.at(&self.weight).add(&each.concat());
         if let Some((dx, add)) = dx {
             times(self.blocks.diagonal(&matrices), &d_rotated, true, dx, add);
         }

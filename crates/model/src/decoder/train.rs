@@ -2,7 +2,7 @@
 use super::{Model, labelled};
 use crate::block::Saved;
 use crate::grads::Grads;
-use crate::head::Walked;
+use crate::head::HeadResult;
 use crate::kept::Kept;
 use crate::params::Params;
 use crate::pass::{Drops, Layout, Pass};
@@ -105,7 +105,7 @@ impl Model {
                 .shards
                 .at(index + 1, values, &pass, |pass| block.forward_keeping(pass, &x, rows_of(index), whole))?;
             if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
-                uneven.push(routing.use_of_experts().collect());
+                uneven.push(routing.load().collect());
             }
             let saved = (policy != Policy::Full || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
@@ -125,14 +125,15 @@ impl Model {
             grads.open(embedding.clone());
         }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let Walked { mut total, right, dx: mut dy } =
+        let HeadResult { mut total, right, dx: mut dy } =
             self.shards.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
                 self.head.weight.refresh(pass.values);
-                if self.terms.is_plain() && batch.weights.is_empty() {
-                    return self.head.forward_backward(pass, &x, &targets, scale, grads);
-                }
-                let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
-                self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
+                let weights: Vec<f32> = if batch.weights.is_empty() {
+                    Vec::new()
+                } else {
+                    rows.iter().map(|&row| batch.weight(row)).collect()
+                };
+                self.head.forward_backward(pass, &x, &targets, self.terms, &weights, scale, grads)
             })?;
         drop(x);
         self.right += if self.head.counts { right as u64 } else { 0 };
