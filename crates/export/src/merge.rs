@@ -23,7 +23,7 @@ pub struct Parts {
     pub base: PathBuf,
     /// Its shape, with room for the top adapter's new tokens.
     pub arch: Arch,
-    /// The base model's tensors.
+    /// The base model's tensors, read when they are needed.
     pub weights: WeightFiles,
     /// Adapters below the top one (`tuning.adapters`).
     pub below: Stack,
@@ -162,7 +162,7 @@ pub fn set_adapter(model: &mut Model, adapter: &LoadedAdapter) {
 /// A merged model, whose tensors are computed when they are read.
 #[derive(Debug)]
 pub struct Merged {
-    /// The base model's folder.
+    /// The base model's folder, whose companion files are copied.
     pub base: PathBuf,
     /// The shape, with new tokens.
     pub arch: Arch,
@@ -222,7 +222,6 @@ pub fn plain_model(dir: &Path) -> Result<Model> {
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 
-/// Rows in [`sample_logits`].
 const ROWS: usize = 4;
 /// Tokens per row in [`sample_logits`].
 const TOKENS: usize = 32;
@@ -257,7 +256,7 @@ pub struct Comparison {
     pub scale: f32,
     /// Positions where both models have the same most probable token.
     pub agreeing: usize,
-    /// Number of positions compared.
+    /// Token positions compared, of all rows.
     pub positions: usize,
 }
 

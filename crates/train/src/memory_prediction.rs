@@ -110,7 +110,7 @@ const fn blocks(checkpointing: Checkpointing) -> (usize, usize) {
 }
 
 /// Number of threads of a rank.
-pub fn threads(config: &Config) -> usize {
+pub(crate) fn threads(config: &Config) -> usize {
     config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
 }
 
@@ -131,7 +131,7 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the optimizer has no such arguments.
-pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
+pub(crate) fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
     let rule = optim::rule(&config.train)?;
     let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
@@ -196,7 +196,7 @@ impl Peak {
 
 /// The settings that limit the size of a pass.
 #[derive(Debug, Clone, Copy)]
-pub struct PassLimits {
+pub(crate) struct PassLimits {
     /// Rows of a micro-batch.
     pub batch_size: usize,
     /// Rows of a validation batch; `None` without validation.
@@ -208,7 +208,7 @@ pub struct PassLimits {
 }
 
 /// The largest pass that a data set leads to.
-pub fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
+pub(crate) fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     // A row of several sequences can be split between them, as a micro-batch can between rows.
     let whole = |split: &Split| split.longest_sequence() as u64;
@@ -257,7 +257,7 @@ impl<'a> MemoryModel<'a> {
     ///
     /// # Errors
     /// As [`job`].
-    pub fn savings(&self, checkpointing: Checkpointing, pass: &Pass) -> Result<Vec<(String, u64)>> {
+    pub(crate) fn savings(&self, checkpointing: Checkpointing, pass: &Pass) -> Result<Vec<(String, u64)>> {
         let need = |config: &Config| {
             let alone = Way::plain(Strategy::Single);
             MemoryModel { config, ..*self }.rank(alone, checkpointing, 1, pass).map(|rank| rank.total())

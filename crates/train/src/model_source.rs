@@ -75,7 +75,7 @@ impl Described {
     /// The folder does not exist, the hub fails, or this version does not support the model.
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
-        let hub::Found { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
+        let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();
         // Merged adapters must fit the model as it is on disk, before tokens or a head are added.
@@ -170,7 +170,6 @@ impl Described {
 }
 
 impl ModelSource {
-    /// Number of trained values.
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }
