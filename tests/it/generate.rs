@@ -6,7 +6,7 @@ use std::path::Path;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Bias, Config, Dtype, Mode, Quantization};
 use tunesmith::data::batch::{Batch, Example};
-use tunesmith::eval::beam::{Beams, BeamEarlyStopping};
+use tunesmith::eval::beam::{BeamEarlyStopping, Beams};
 use tunesmith::eval::chat::Memory;
 use tunesmith::eval::sample::{Sampling, distribution, penalise};
 use tunesmith::eval::{Answer, End, Go, Settings, Strategy, Unwatched, Watcher, While, generate};

@@ -118,7 +118,6 @@ impl Model {
     }
 }
 
-
 impl Builder<'_> {
     fn build(mut self) -> Result<Model> {
         let Tensors { trained, sizes, .. } = &self.tensors;
@@ -234,7 +233,14 @@ impl Builder<'_> {
             None => None,
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
-        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped_on(self.tensors.source.device) })
+        Ok(Moe {
+            router,
+            experts: parts,
+            shared,
+            per_token,
+            normalised,
+            pool: Pool::stepped_on(self.tensors.source.device),
+        })
     }
 
     /// The linear module of that name, taken out of `linears`.

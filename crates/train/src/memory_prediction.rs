@@ -10,9 +10,9 @@ use tunesmith_base::{files, memory};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
+use tunesmith_model::Model;
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::{self, Placement, Targets};
-use tunesmith_model::Model;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
@@ -20,7 +20,8 @@ use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
-    Base, Breakdown, BufferCounts, CountBuffers, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained, Walk,
+    Base, Breakdown, BufferCounts, CountBuffers, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage,
+    Trained, Walk,
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 

@@ -181,7 +181,13 @@ impl ModelSource {
 
     /// Reads tensors of the base model, with the adapters merged.
     pub const fn base(&self) -> Source<'_> {
-        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack, device: Device::Cpu }
+        Source {
+            arch: &self.arch,
+            weights: self.weights.as_ref(),
+            config: &self.config,
+            stack: &self.stack,
+            device: Device::Cpu,
+        }
     }
 
     /// How the base is quantized; `None` if it is not.

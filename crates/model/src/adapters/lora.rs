@@ -207,7 +207,12 @@ impl Adapter for Update {
             Some((vec![1.0; self.outputs], Vec::new()))
         } else if self.magnitudes {
             let (weight, values) = at.base()?;
-            Some(dora::start(weight, values, low_rank::Update { a: (&a).into(), b: (&b).into(), rank, scale }, self.inputs))
+            Some(dora::start(
+                weight,
+                values,
+                low_rank::Update { a: (&a).into(), b: (&b).into(), rank, scale },
+                self.inputs,
+            ))
         } else {
             None
         };

@@ -17,12 +17,12 @@ use cayley::Blocks;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_ops::blocks::{outer, times};
-use tunesmith_ops::panel::{self, Act};
 use tunesmith_device::Device;
+use tunesmith_ops::blocks::{outer, times};
 use tunesmith_ops::floats::Floats;
-use tunesmith_plan::memory::footprint::Shape;
+use tunesmith_ops::panel::{self, Act};
 use tunesmith_plan::memory::Footprint;
+use tunesmith_plan::memory::footprint::Shape;
 
 /// What is the same of all rotations.
 pub static ABOUT: About = About {

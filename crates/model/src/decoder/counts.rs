@@ -76,6 +76,11 @@ impl Model {
             labelled: self.computes_labelled(index),
         });
         let head = self.head.pool.counts(labelled);
-        Ok(BufferCounts { saved: in_use(&then.main), all: all(&now.main), experts: experts.collect(), head: all(&head) })
+        Ok(BufferCounts {
+            saved: in_use(&then.main),
+            all: all(&now.main),
+            experts: experts.collect(),
+            head: all(&head),
+        })
     }
 }

@@ -17,7 +17,9 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
             let (xa, za) = (Act::from_rows(&pool, &x, depth), Act::from_rows(&pool, &z, 5));
             let added = Act::from_rows(&pool, &addend, rows);
             let wt: Vec<f32> = (0..depth * rows).map(|i| w[i % rows * depth + i / rows]).collect();
-            for (case, init) in [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out].into_iter().enumerate() {
+            for (case, init) in
+                [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out].into_iter().enumerate()
+            {
                 for matrix in [Matrix::rows(&w[..], depth), Matrix::transposed(&wt[..], rows)] {
                     let mut out = added.copy();
                     let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }];
