@@ -4,13 +4,13 @@
 //! test compares both at every SIMD level on odd sizes.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod attention;
-pub mod best;
-pub mod blocks;
+pub mod argmax;
+pub mod block_diagonal;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod floats;
-pub mod gain;
+pub mod feature_scale;
 pub mod gated_mlp;
 pub mod gemm;
 pub mod loss;

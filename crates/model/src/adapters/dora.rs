@@ -11,7 +11,7 @@ use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use tunesmith_ops::elementwise::sub;
-use tunesmith_ops::gain;
+use tunesmith_ops::feature_scale;
 use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
 use tunesmith_ops::low_rank::{Update, row_norms};
 use tunesmith_ops::panel::{Act, Pool};
@@ -100,7 +100,7 @@ impl Formula for Dora {
         let norm = self.magnitude.norms(x.pool(), weight.store(), update, inputs, x.tokens());
         let magnitudes = base.pass.values.at(&self.magnitude.range);
         let gain: Vec<f32> = magnitudes.read().iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-        gain::add(&mut y, &v, (&gain).into());
+        feature_scale::add(&mut y, &v, (&gain).into());
         (y, Some(Saved { acts: vec![low, v], numbers: vec![norm, gain] }))
     }
 
@@ -117,9 +117,9 @@ impl Formula for Dora {
         let ([low, v], [norm, gain]) = (&acts[..], &numbers[..]) else { return };
         let (d_low, dv) = {
             let dropped = self.matrices.drop_some(base, input.x);
-            gain::backward(dy, v, norm.into(), grads.at(&self.magnitude.range));
+            feature_scale::backward(dy, v, norm.into(), grads.at(&self.magnitude.range));
             // The gradient of `W x' + B (s A x')`.
-            let dv = gain::times(dy, gain.into());
+            let dv = feature_scale::times(dy, gain.into());
             (self.matrices.gradients(base, low, &dv, dropped.as_ref().unwrap_or(input.x), grads), dv)
         };
         base.gradients(input, dy, grads);

@@ -10,7 +10,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::elementwise;
-use tunesmith_ops::gain;
+use tunesmith_ops::feature_scale;
 use tunesmith_ops::panel::Act;
 use tunesmith_plan::memory::{self, Footprint};
 
@@ -178,10 +178,10 @@ impl Formula for Scaled {
     fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
         let factors = base.pass.values.at(&self.factors);
         if self.side == Side::Input {
-            return (base.forward(&gain::times(x, factors), residual), None);
+            return (base.forward(&feature_scale::times(x, factors), residual), None);
         }
         let v = base.forward(x, None);
-        let mut y = gain::times(&v, factors);
+        let mut y = feature_scale::times(&v, factors);
         if let Some(residual) = residual {
             elementwise::add(&mut y, residual);
         }
@@ -201,20 +201,20 @@ impl Formula for Scaled {
         let ones = vec![1.0; factors.len()];
         if self.side == Side::Output {
             if let Some([v]) = saved.map(|saved| &saved.acts[..]) {
-                gain::backward(dy, v, (&ones).into(), grads.at(&self.factors));
+                feature_scale::backward(dy, v, (&ones).into(), grads.at(&self.factors));
             }
-            return base.backward(input, &gain::times(dy, factors), dx, grads);
+            return base.backward(input, &feature_scale::times(dy, factors), dx, grads);
         }
-        let scaled = base.linear.weight.trained().map(|_| gain::times(input.x, factors));
+        let scaled = base.linear.weight.trained().map(|_| feature_scale::times(input.x, factors));
         let mut d_scaled = input.x.like();
         let x = Input::new(scaled.as_ref().unwrap_or(input.x));
         base.backward(&x, dy, Some((&mut d_scaled, false)), grads);
-        gain::backward(&d_scaled, input.x, (&ones).into(), grads.at(&self.factors));
+        feature_scale::backward(&d_scaled, input.x, (&ones).into(), grads.at(&self.factors));
         let Some((dx, add)) = dx else { return };
         if !add {
             dx.zero();
         }
-        gain::add(dx, &d_scaled, factors);
+        feature_scale::add(dx, &d_scaled, factors);
     }
 }
 

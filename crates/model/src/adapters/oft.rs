@@ -18,7 +18,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_device::Device;
-use tunesmith_ops::blocks::{outer, times};
+use tunesmith_ops::block_diagonal::{outer, times};
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::panel::{self, Act};
 use tunesmith_plan::memory::Footprint;

@@ -8,8 +8,8 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
 use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::Batch;
+use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
-use tunesmith_ops::best::best;
 use tunesmith_ops::panel::{Act, Pool};
 use tunesmith_ops::par;
 
@@ -71,7 +71,7 @@ impl Logits {
 
     /// Each text's most probable token, the first of several.
     pub fn best(&self) -> Vec<u32> {
-        self.parts.iter().flat_map(best).collect()
+        self.parts.iter().flat_map(argmax).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rotations by Cayley's transform of skew-symmetric matrices, and their gradient, in f64.
 use rayon::prelude::*;
 
-use tunesmith_ops::blocks::Diagonal;
+use tunesmith_ops::block_diagonal::Diagonal;
 use tunesmith_ops::floats::Floats;
 /// The shape of the rotation of a module's inputs: blocks along the diagonal.
 #[derive(Debug, Clone, Copy)]

@@ -1,24 +1,9 @@
-//! Products with a block-diagonal matrix: each block of a token's features, a row, times a matrix of its own. OFT's rotations.
-use super::floats::Floats;
-use super::gemm::{tile, tile_rows, with_tile};
-use super::panel::{Act, LANES};
-use super::par;
-use super::simd::{Simd, dispatch};
-
-/// The matrices on the diagonal, `[count, size, size]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Diagonal<'a> {
-    /// The matrices end to end, each row-major.
-    pub matrices: Floats<'a>,
-    /// Rows and columns of each.
-    pub size: usize,
-}
-
-impl Diagonal<'_> {
-    const fn count(&self) -> usize {
-        self.matrices.len() / (self.size * self.size)
-    }
-}
+//! Tiles of the matrix products, a task a panel; for the gradient a task a block.
+use super::Diagonal;
+use crate::gemm::{tile, tile_rows, with_tile};
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::simd::{Simd, dispatch};
 
 struct Job {
     out: *mut f32,
@@ -89,23 +74,13 @@ unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
 
 dispatch! { fn panel_at = panel_of(job: &Job, panel: usize); }
 
-/// `out = x D` or, `transposed`, `x D^T`, in addition to what `out` holds if `adds`; both are `[tokens, features]`. The last matrix
-/// counts for all further blocks.
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, adds: bool) {
+pub(super) fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, adds: bool) {
     let (size, stride) = (diagonal.size, x.stride());
-    assert!(x.features().is_multiple_of(size) && diagonal.count() > 0, "whole blocks of {size}");
-    assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
-    if x.is_meta() {
-        return;
-    }
     let (row, col) = if transposed { (size, 1) } else { (1, size) };
     let (matrices, count, blocks) = (diagonal.matrices.host().as_ptr(), diagonal.count(), x.features() / size);
     let job = Job { out: out.shared().get(), x: x.ptr(), stride, matrices, count, size, blocks, row, col, adds };
     let job = &job;
-    // SAFETY: the assertions hold the shapes against each other: `blocks * size` features and at least one matrix.
+    // SAFETY: `super::times` asserts that `x` and `out` have one shape, of whole blocks, and that there is a matrix.
     // `out` is borrowed for writing, and a task alone has its panel.
     par::run(x.panels(), |panel| unsafe { panel_at(job, panel) });
 }
@@ -178,66 +153,10 @@ unsafe fn block_of<S: Simd>(job: &OuterJob, block: usize) {
 
 dispatch! { fn block_at = block_of(job: &OuterJob, block: usize); }
 
-/// The gradients of the matrices of blocks of `size`, `sum_t x[t]^T d[t]` of each: `[features / size, size, size]`.
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
-    assert!(x.features().is_multiple_of(size), "whole blocks of {size}");
-    assert_eq!((x.tokens(), x.features()), (d.tokens(), d.features()), "one shape");
-    let mut out = vec![0.0f32; x.features() * size];
-    if x.is_meta() {
-        return out;
-    }
+pub(super) fn outer(size: usize, x: &Act, d: &Act, out: &mut [f32]) {
     let job = OuterJob { out: out.as_mut_ptr(), x: x.ptr(), d: d.ptr(), stride: x.stride(), size, tokens: x.tokens() };
     let job = &job;
-    // SAFETY: `x` and `d` have one shape, of whole blocks; `out` has `size * size` floats for each, and lives until all
-    // tasks are done. A task alone has its block.
+    // SAFETY: `super::outer` asserts that `x` and `d` have one shape, of whole blocks, and makes `out` with `size * size`
+    // floats for each. `out` is borrowed for writing until all tasks are done. A task alone has its block.
     par::run(x.features() / size, |block| unsafe { block_at(job, block) });
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::panel::Pool;
-    use crate::testing::{each_level, numbers};
-
-    #[test]
-    fn products_and_gradients_equal_their_definition() {
-        each_level(|level| {
-            for (tokens, size, blocks, count) in
-                [(37, 5, 3, 3), (16, 32, 2, 1), (1, 8, 4, 4), (50, 13, 1, 1), (3, 2, 6, 6)]
-            {
-                let (pool, features) = (Pool::new(), size * blocks);
-                let (x, d) = (numbers(1, tokens * features), numbers(2, tokens * features));
-                let matrices = numbers(3, count * size * size);
-                let (xa, da) = (Act::from_rows(&pool, &x, features), Act::from_rows(&pool, &d, features));
-                let at = |block: usize, row: usize, col: usize| {
-                    f64::from(matrices[(block.min(count - 1) * size + row) * size + col])
-                };
-                for (transposed, adds) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let mut out = da.copy();
-                    times(Diagonal { matrices: (&matrices).into(), size }, &xa, transposed, &mut out, adds);
-                    for (index, got) in out.to_rows().into_iter().enumerate() {
-                        let (token, block, col) = (index / features, index % features / size, index % size);
-                        let x = |k: usize| f64::from(x[token * features + block * size + k]);
-                        let entry = |k: usize| if transposed { at(block, col, k) } else { at(block, k, col) };
-                        let wanted: f64 = (0..size).map(|k| x(k) * entry(k)).sum();
-                        let wanted = wanted + if adds { f64::from(d[index]) } else { 0.0 };
-                        assert!(
-                            (f64::from(got) - wanted).abs() < 1e-4,
-                            "{level:?} {size} {transposed}: {got} {wanted}"
-                        );
-                    }
-                }
-                for (index, got) in outer(size, &xa, &da).into_iter().enumerate() {
-                    let (block, row, col) = (index / (size * size), index / size % size, index % size);
-                    let at = |token: usize, feature: usize| token * features + block * size + feature;
-                    let wanted: f64 = (0..tokens).map(|t| f64::from(x[at(t, row)]) * f64::from(d[at(t, col)])).sum();
-                    assert!((f64::from(got) - wanted).abs() < 1e-4, "{level:?} {size}: {got} {wanted}");
-                }
-            }
-        });
-    }
 }

@@ -1,12 +1,11 @@
-//! The largest feature of each token: the most probable one of a vocabulary.
-use super::panel::{Act, LANES};
-use super::par::{self, Shared};
+//! A task looks through some features of a panel; the largest of a token's tasks wins.
+use crate::panel::{Act, LANES};
+use crate::par::{self, Shared};
 
 /// Features that one task looks through.
-const SPAN: usize = 4096;
+pub(super) const SPAN: usize = 4096;
 
-/// Each token's largest feature, the first of several.
-pub fn best(x: &Act) -> Vec<u32> {
+pub(super) fn argmax(x: &Act) -> Vec<u32> {
     let (spans, features) = (x.features().div_ceil(SPAN), x.features());
     let mut tops = vec![[(f32::NEG_INFINITY, 0u32); LANES]; x.panels() * spans];
     let to = Shared(tops.as_mut_ptr());
@@ -29,23 +28,4 @@ pub fn best(x: &Act) -> Vec<u32> {
         tops.fold((f32::NEG_INFINITY, 0), |best, top| if top.0 > best.0 { top } else { best }).1
     };
     (0..x.tokens()).map(of).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::panel::Pool;
-    use crate::testing::numbers;
-
-    #[test]
-    fn the_first_of_the_largest() {
-        let (pool, features) = (Pool::new(), 2 * SPAN + 7);
-        let mut rows = numbers(1, 19 * features);
-        let places: Vec<u32> = (0..19).map(|token| token * 433).collect();
-        for (row, &place) in rows.chunks_exact_mut(features).zip(&places) {
-            row[place as usize] = 9.0;
-            row[features - 1] = 9.0;
-        }
-        assert_eq!(best(&Act::from_rows(&pool, &rows, features)), places);
-    }
 }

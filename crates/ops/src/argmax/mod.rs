@@ -1,0 +1,15 @@
+//! The largest feature of each token, `argmax_j x[t, j]`: the most probable token of a vocabulary.
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::panel::Act;
+use tunesmith_device::Device;
+
+/// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. Zeros on the meta device.
+pub fn argmax(x: &Act) -> Vec<u32> {
+    match x.device() {
+        Device::Cpu => cpu::argmax(x),
+        Device::Meta => vec![0; x.tokens()],
+    }
+}

@@ -1,0 +1,57 @@
+//! Products with a block-diagonal matrix D. Each block of a token's features, a row, is multiplied by a matrix of its
+//! own, `out[t, b] = x[t, b] D_b`: the rotations of OFT (Qiu et al., 2023, <https://arxiv.org/abs/2306.07280>).
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::Floats;
+use crate::panel::Act;
+use tunesmith_device::Device;
+
+/// The matrices on the diagonal, `[count, size, size]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Diagonal<'a> {
+    /// The matrices end to end, each row-major.
+    pub matrices: Floats<'a>,
+    /// Rows and columns of each.
+    pub size: usize,
+}
+
+impl Diagonal<'_> {
+    const fn count(&self) -> usize {
+        self.matrices.len() / (self.size * self.size)
+    }
+}
+
+/// `out = x D` or, `transposed`, `x D^T`, in addition to what `out` holds if `adds`. `x` and `out` are
+/// `[tokens, features]`. The last matrix counts for all further blocks.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, adds: bool) {
+    let size = diagonal.size;
+    assert!(x.features().is_multiple_of(size) && diagonal.count() > 0, "whole blocks of {size}");
+    assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
+    match x.device() {
+        Device::Cpu => cpu::times(diagonal, x, transposed, out, adds),
+        Device::Meta => {}
+    }
+}
+
+/// The gradients of the matrices of blocks of `size`, `sum_t x[t, b]^T d[t, b]` of each: `[features / size, size, size]`.
+/// `x` and `d` are `[tokens, features]`. Zeros on the meta device.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
+    assert!(x.features().is_multiple_of(size), "whole blocks of {size}");
+    assert_eq!((x.tokens(), x.features()), (d.tokens(), d.features()), "one shape");
+    let mut out = vec![0.0f32; x.features() * size];
+    match x.device() {
+        Device::Cpu => cpu::outer(size, x, d, &mut out),
+        Device::Meta => {}
+    }
+    out
+}

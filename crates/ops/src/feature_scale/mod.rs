@@ -1,0 +1,54 @@
+//! Multiplies each feature by a factor of its own, `y[t, j] = gain[j] v[t, j]`: the magnitudes of `DoRA` (Liu et al.,
+//! 2024, <https://arxiv.org/abs/2402.09353>) and the factors of (IA)³ (Liu et al., 2022,
+//! <https://arxiv.org/abs/2205.05638>).
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::{Floats, FloatsMut};
+use crate::panel::Act;
+use tunesmith_device::Device;
+
+/// `gain ⊙ v`: `v [tokens, features]`, `gain [features]`.
+///
+/// # Panics
+/// If `gain` does not have a factor for each feature.
+pub fn times(v: &Act, gain: Floats<'_>) -> Act {
+    assert_eq!(v.features(), gain.len(), "a factor for each feature");
+    let mut out = v.like();
+    match v.device() {
+        Device::Cpu => cpu::times(v, gain.host(), &mut out),
+        Device::Meta => {}
+    }
+    out
+}
+
+/// `y = y + gain ⊙ v`: `y` and `v` `[tokens, features]`, `gain [features]`.
+///
+/// # Panics
+/// If the shapes differ.
+pub fn add(y: &mut Act, v: &Act, gain: Floats<'_>) {
+    assert_eq!((y.tokens(), y.features()), (v.tokens(), v.features()), "both have one shape");
+    assert_eq!(v.features(), gain.len(), "a factor for each feature");
+    match y.device() {
+        Device::Cpu => cpu::add(y, v, gain.host()),
+        Device::Meta => {}
+    }
+}
+
+/// Adds the gradient of the magnitudes, where `gain = magnitude / norm` and the norm counts as a constant:
+/// `d_magnitude[j] += sum_t dy[t, j] v[t, j] / norm[j]`.
+///
+/// `dy` and `v` are `[tokens, features]`, `norm` and `d_magnitude` `[features]`.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn backward(dy: &Act, v: &Act, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
+    assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
+    match dy.device() {
+        Device::Cpu => cpu::backward(dy, v, norm.host(), d_magnitude.host()),
+        Device::Meta => {}
+    }
+}

@@ -1,0 +1,35 @@
+use super::*;
+use crate::panel::Pool;
+use crate::testing::{check_gradient, numbers};
+
+#[test]
+fn equals_its_formula_and_its_finite_differences() {
+    let (tokens, features) = (37, 70);
+    let pool = Pool::new();
+    let (v, seed) = (numbers(1, tokens * features), numbers(2, tokens * features));
+    let (magnitude, norm) = (numbers(3, features), vec![0.5; features]);
+    let gain: Vec<f32> = magnitude.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+    let (va, dy) = (Act::from_rows(&pool, &v, features), Act::from_rows(&pool, &seed, features));
+    let y = times(&va, (&gain).into());
+    let double: Vec<f64> = gain.iter().map(|&gain| f64::from(gain)).collect();
+    // A product in f64 is exact, so that rounding it gives the product in f32.
+    let plain: Vec<f32> = reference::times(&v, &double).into_iter().map(|value| value as f32).collect();
+    assert_eq!(y.to_rows(), plain);
+    let mut twice = y.copy();
+    add(&mut twice, &va, (&gain).into());
+    assert_eq!(twice.to_rows(), plain.iter().map(|value| 2.0 * value).collect::<Vec<_>>());
+    let mut d_magnitude = vec![0.0; features];
+    backward(&dy, &va, (&norm).into(), (&mut d_magnitude).into());
+    check_gradient("magnitude", &magnitude, &d_magnitude, |magnitude| {
+        let gain: Vec<f64> = magnitude.iter().map(|magnitude| magnitude / 0.5).collect();
+        reference::times(&v, &gain).iter().zip(&seed).map(|(y, &s)| y * f64::from(s)).sum()
+    });
+}
+
+#[test]
+#[should_panic(expected = "both have one shape")]
+fn another_shape_is_refused() {
+    let pool = Pool::new();
+    let (mut y, v) = (Act::from_rows(&pool, &[0.0; 5], 5), Act::from_rows(&pool, &[0.0; 40], 2));
+    add(&mut y, &v, [1.0; 2][..].into());
+}
