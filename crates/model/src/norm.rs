@@ -2,8 +2,8 @@
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;
-use tunesmith_ops::norm::{self, Gain};
 use tunesmith_ops::panel::Act;
+use tunesmith_ops::rms_norm::{self, Gain};
 
 /// An `RMSNorm`'s weight and constants.
 #[derive(Debug)]
@@ -19,13 +19,13 @@ pub struct Norm {
 impl Norm {
     /// `(h, rstd)` of `x [tokens, groups * features]`.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, groups: usize) -> (Act, Act) {
-        let rstd = norm::stats(x, groups, self.eps);
+        let rstd = rms_norm::stats(x, groups, self.eps);
         (self.again(pass, x, &rstd), rstd)
     }
 
     /// `h` from a kept `rstd`.
     pub fn again(&self, pass: &Pass<'_>, x: &Act, rstd: &Act) -> Act {
-        norm::apply(x, rstd, Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset })
+        rms_norm::apply(x, rstd, Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset })
     }
 
     /// Adds the weight's gradient to `grads` if it is trained, and the input's to `dx` (replacing it unless `add`).
@@ -39,10 +39,10 @@ impl Norm {
         grads: &mut Grads<'_>,
     ) {
         if let Some(range) = self.weight.trained() {
-            norm::backward_weight(x, rstd, dh, grads.at(range));
+            rms_norm::backward_weight(x, rstd, dh, grads.at(range));
         }
         if let Some((dx, add)) = dx {
-            norm::backward(
+            rms_norm::backward(
                 x,
                 rstd,
                 Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset },

@@ -17,7 +17,7 @@ pub mod loss;
 pub mod low_rank;
 pub mod narrow;
 pub mod noise;
-pub mod norm;
+pub mod rms_norm;
 pub mod panel;
 pub mod par;
 pub mod peak;

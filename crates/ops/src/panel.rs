@@ -3,6 +3,7 @@
 //! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+use super::floats::Floats;
 use super::par::{self, Shared};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -341,6 +342,14 @@ impl Act {
             act.set_row(token, row);
         }
         act
+    }
+
+    /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one.
+    pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
+        match rows.device() {
+            Device::Cpu => Self::from_rows(pool, rows.host(), features),
+            Device::Meta => pool.act(rows.len() / features, features),
+        }
     }
 
     /// Writes the features of one token.

@@ -1,7 +1,7 @@
-//! A soft cap on logits: `cap * tanh(x / cap)`, and its slope. Gemma Team, "Gemma 2", 2024.
-use super::panel::{Act, LANES};
-use super::par;
-use super::simd::{Simd, dispatch};
+//! A task a panel, all of its values in vectors.
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::simd::{Simd, dispatch};
 
 /// # Safety
 /// The features of `S`; `x` holds `vectors` vectors.
@@ -36,11 +36,7 @@ dispatch! {
     fn backward_panel = backward_kernel(capped: *const f32, cap: f32, gradient: *mut f32, vectors: usize);
 }
 
-/// Caps every value in place.
-pub fn forward(x: &mut Act, cap: f32) {
-    if x.is_meta() {
-        return;
-    }
+pub(super) fn forward(x: &mut Act, cap: f32) {
     let (to, stride, panels) = (x.shared(), x.stride(), x.panels());
     par::run(panels, |panel| {
         // SAFETY: a panel is `stride` floats, `stride / LANES` vectors. It lies within `x`, which is borrowed for
@@ -49,42 +45,12 @@ pub fn forward(x: &mut Act, cap: f32) {
     });
 }
 
-/// Multiplies the gradient of [`forward`]'s result, which is `capped`, by the slope: it becomes that of the input.
-pub fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
-    assert_eq!((capped.tokens(), capped.features()), (gradient.tokens(), gradient.features()), "both have one shape");
-    if capped.is_meta() {
-        return;
-    }
+pub(super) fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
     let (to, stride) = (gradient.shared(), gradient.stride());
     par::run(capped.panels(), |panel| {
         let capped = capped.panel(panel).as_ptr();
-        // SAFETY: a panel of both is `stride / LANES` vectors, for their shapes are the same. That of `gradient` lies
-        // within it; it is borrowed for writing, and no other task has the panel.
+        // SAFETY: `super::backward` asserts that both have one shape, so that a panel of each is `stride / LANES`
+        // vectors. That of `gradient` lies within it; it is borrowed for writing, and no other task has the panel.
         unsafe { backward_panel(capped, cap, to.get().add(panel * stride), stride / LANES) };
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::panel::Pool;
-    use crate::testing::{check_gradient, each_level, numbers};
-
-    #[test]
-    fn equals_the_definition_and_its_finite_differences() {
-        each_level(|_| {
-            let (x, seed): (Vec<f32>, _) = (numbers(1, 19 * 5).iter().map(|x| x * 9.0).collect(), numbers(2, 19 * 5));
-            let cap = |x: f64| 2.0 * (x / 2.0).tanh();
-            let pool = Pool::new();
-            let mut capped = Act::from_rows(&pool, &x, 5);
-            forward(&mut capped, 2.0);
-            for (got, want) in capped.to_rows().iter().zip(&x) {
-                assert!((f64::from(*got) - cap(f64::from(*want))).abs() < 1e-6);
-            }
-            let mut dx = Act::from_rows(&pool, &seed, 5);
-            backward(&capped, 2.0, &mut dx);
-            let wanted = |x: &[f64]| x.iter().zip(&seed).map(|(&x, &s)| cap(x) * f64::from(s)).sum();
-            check_gradient("dx", &x, &dx.to_rows(), wanted);
-        });
-    }
 }

@@ -1,0 +1,30 @@
+//! The forward pass in tasks of a panel; the backward pass in one, so that each sum adds token by token.
+use crate::gemm::Store;
+use crate::panel::{Act, LANES};
+use crate::par;
+
+pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Act) {
+    let (features, to, stride) = (out.features(), out.shared(), out.stride());
+    par::run(tokens.len().div_ceil(LANES), |panel| {
+        let mut row = vec![0.0; features];
+        for (lane, &token) in tokens[panel * LANES..].iter().take(LANES).enumerate() {
+            table.widen(token as usize * features, &mut row);
+            for (feature, &value) in row.iter().enumerate() {
+                // SAFETY: `out` was made with a token for each of `tokens`, so that `panel` and `feature` are below its
+                // own; `lane` is below LANES. It is borrowed for writing, and no other task has this panel.
+                unsafe { *to.get().add(panel * stride + feature * LANES + lane) = value * scale };
+            }
+        }
+    });
+}
+
+pub(super) fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: &mut [f32]) {
+    let features = dx.features();
+    for (at, &token) in tokens.iter().enumerate().filter(|&(_, &token)| Some(token) != padding) {
+        let from = &dx.panel(at / LANES)[at % LANES..];
+        let row = &mut d_table[token as usize * features..][..features];
+        for (feature, value) in row.iter_mut().enumerate() {
+            *value += scale * from[feature * LANES];
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Token embedding: looks up a row of a table for each token, `x[t] = scale * table[tokens[t]]`. Its gradient adds each
+//! token's gradient to its row.
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::FloatsMut;
+use crate::gemm::Store;
+use crate::panel::{Act, Pool};
+use std::sync::Arc;
+use tunesmith_device::Device;
+
+/// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with `table [vocabulary, features]` row-major.
+///
+/// # Panics
+/// If a token is not in the table: the data layer has refused such rows before.
+pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Act {
+    let mut out = pool.act(tokens.len(), features);
+    match out.device() {
+        Device::Cpu => cpu::forward(table, tokens, scale, &mut out),
+        Device::Meta => {}
+    }
+    out
+}
+
+/// Adds `scale` times each token's gradient, a row of `dx [tokens, features]`, to its row of
+/// `d_table [vocabulary, features]`, in the order of the tokens. The row of `padding` gets none, as in PyTorch's
+/// `Embedding(padding_idx)`.
+pub fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
+    match dx.device() {
+        Device::Cpu => cpu::backward(dx, tokens, scale, padding, d_table.host()),
+        Device::Meta => {}
+    }
+}

@@ -1,0 +1,90 @@
+//! A task a panel, all of its values in vectors.
+use super::Gate;
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::simd::{Simd, dispatch};
+
+/// `(act(x), act'(x))`.
+///
+/// # Safety
+/// The features of `S`.
+#[inline(always)]
+unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
+    // SAFETY: registers only; the caller has the features of `S`.
+    unsafe {
+        let one = S::splat(1.0);
+        match gate {
+            Gate::Silu => {
+                let s = S::sigmoid(x);
+                // silu'(x) = s (1 + x (1 - s))
+                (S::mul(x, s), S::mul(s, S::fma(x, S::sub(one, s), one)))
+            }
+            Gate::GeluTanh => {
+                let (root, cube) = (S::splat((2.0 / std::f64::consts::PI).sqrt() as f32), S::splat(0.044_715));
+                let square = S::mul(x, x);
+                let t = S::tanh(S::mul(root, S::fma(S::mul(square, x), cube, x)));
+                let half = S::mul(S::splat(0.5), S::add(one, t));
+                // gelu'(x) = (1 + t) / 2 + x/2 (1 - t^2) sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+                let inner = S::mul(root, S::fma(S::mul(S::splat(3.0), cube), square, one));
+                let bend = S::mul(S::mul(S::splat(0.5), x), S::mul(S::sub(one, S::mul(t, t)), inner));
+                (S::mul(x, half), S::add(half, bend))
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features of `S`; `gate`, `up` and `out` hold `vectors` vectors each.
+#[inline(always)]
+unsafe fn forward_kernel<S: Simd>(act: Gate, gate: *const f32, up: *const f32, out: *mut f32, vectors: usize) {
+    // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
+    unsafe {
+        for at in (0..vectors * LANES).step_by(LANES) {
+            S::store(out.add(at), S::mul(both::<S>(act, S::load(gate.add(at))).0, S::load(up.add(at))));
+        }
+    }
+}
+
+dispatch! {
+    fn forward_panel = forward_kernel(act: Gate, gate: *const f32, up: *const f32, out: *mut f32, vectors: usize);
+}
+
+/// # Safety
+/// The features of `S`; `gate`, `up` and `d_out` hold `vectors` vectors each.
+#[inline(always)]
+unsafe fn backward_kernel<S: Simd>(act: Gate, gate: *mut f32, up: *mut f32, d_out: *const f32, vectors: usize) {
+    // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
+    unsafe {
+        for at in (0..vectors * LANES).step_by(LANES) {
+            let (g, u, d) = (S::load(gate.add(at)), S::load(up.add(at)), S::load(d_out.add(at)));
+            let (value, slope) = both::<S>(act, g);
+            S::store(gate.add(at), S::mul(S::mul(d, u), slope));
+            S::store(up.add(at), S::mul(d, value));
+        }
+    }
+}
+
+dispatch! {
+    fn backward_panel = backward_kernel(act: Gate, gate: *mut f32, up: *mut f32, d_out: *const f32, vectors: usize);
+}
+
+pub(super) fn forward(act: Gate, gate: &Act, up: &Act, out: &mut Act) {
+    let (to, stride) = (out.shared(), out.stride());
+    par::run(gate.panels(), |panel| {
+        let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());
+        // SAFETY: `super::forward` asserts that `gate` and `up` have one shape and makes `out` with it; a panel of it
+        // is `stride / LANES` vectors. That of `out` is no other task's.
+        unsafe { forward_panel(act, gate, up, to.get().add(panel * stride), stride / LANES) };
+    });
+}
+
+pub(super) fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
+    let (stride, panels) = (gate.stride(), gate.panels());
+    let (gate, up) = (gate.shared(), up.shared());
+    par::run(panels, |panel| {
+        let (gate, up) = (gate.get().wrapping_add(panel * stride), up.get().wrapping_add(panel * stride));
+        // SAFETY: `super::backward` asserts that all three have one shape; a panel of it is `stride / LANES` vectors.
+        // `gate` and `up` are borrowed for writing, and no other task has this panel of them.
+        unsafe { backward_panel(act, gate, up, d_out.panel(panel).as_ptr(), stride / LANES) };
+    });
+}

@@ -1,0 +1,47 @@
+//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`) or GELU by tanh (`GeGLU`). Shazeer, "GLU
+//! Variants Improve Transformer", 2020; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::panel::Act;
+use tunesmith_device::Device;
+
+/// What the gate goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// SiLU, `x sigmoid(x)`: Llama, Qwen.
+    Silu,
+    /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
+    GeluTanh,
+}
+
+/// `act(gate) * up`, all `[tokens, features]`.
+///
+/// # Panics
+/// If the shapes differ.
+pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
+    assert_eq!((gate.tokens(), gate.features()), (up.tokens(), up.features()), "gate and up have one shape");
+    let mut out = gate.pool().blank(gate.tokens(), gate.features());
+    match gate.device() {
+        Device::Cpu => cpu::forward(act, gate, up, &mut out),
+        Device::Meta => {}
+    }
+    out
+}
+
+/// Turns `gate` and `up` into their gradients, given that of [`forward`]'s result; all `[tokens, features]`.
+///
+/// # Panics
+/// If the shapes differ.
+pub fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
+    for other in [&*up, d_out] {
+        assert_eq!((gate.tokens(), gate.features()), (other.tokens(), other.features()), "all have one shape");
+    }
+    match gate.device() {
+        Device::Cpu => cpu::backward(act, gate, up, d_out),
+        Device::Meta => {}
+    }
+}

@@ -1,0 +1,28 @@
+use super::*;
+use crate::panel::Pool;
+use crate::testing::{check_gradient, each_level, numbers};
+
+#[test]
+fn equals_the_definition_and_its_finite_differences() {
+    let run = |act: Gate| {
+        let (tokens, features) = (19, 5);
+        let gate: Vec<f32> = numbers(1, tokens * features).iter().map(|x| x * 8.0).collect();
+        let (up, seed) = (numbers(2, tokens * features), numbers(3, tokens * features));
+        let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+        let pool = Pool::new();
+        let panels = |x: &[f32]| Act::from_rows(&pool, x, features);
+        let (mut ga, mut ua) = (panels(&gate), panels(&up));
+        for (got, want) in
+            forward(act, &ga, &ua).to_rows().iter().zip(reference::forward(act, &double(&gate), &double(&up)))
+        {
+            assert!((f64::from(*got) - want).abs() < 2e-6);
+        }
+        backward(act, &mut ga, &mut ua, &panels(&seed));
+        let loss = |g: &[f64], u: &[f64]| -> f64 {
+            reference::forward(act, g, u).iter().zip(&seed).map(|(o, &s)| o * f64::from(s)).sum()
+        };
+        check_gradient("gate", &gate, &ga.to_rows(), |g| loss(g, &double(&up)));
+        check_gradient("up", &up, &ua.to_rows(), |u| loss(&double(&gate), u));
+    };
+    each_level(|_| [Gate::Silu, Gate::GeluTanh].into_iter().for_each(run));
+}

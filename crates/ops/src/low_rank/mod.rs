@@ -1,0 +1,49 @@
+//! Row norms of a weight with a low-rank update, `||W_j + s (B A)_j||`, as `DoRA` needs them (Liu et al., 2024,
+//! <https://arxiv.org/abs/2402.09353>).
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::Floats;
+use crate::gemm::{Init, Matrix, Store, Term, matmul};
+use crate::panel::{Act, Pool};
+use std::sync::Arc;
+use tunesmith_device::Device;
+
+/// The low-rank update of a weight: `scale * B A`.
+#[derive(Debug, Clone, Copy)]
+pub struct Update<'a> {
+    /// A `[rank, in_features]`.
+    pub a: Floats<'a>,
+    /// B `[out_features, rank]`.
+    pub b: Floats<'a>,
+    /// Rows of A, columns of B.
+    pub rank: usize,
+    /// What the product is multiplied by.
+    pub scale: f32,
+}
+
+/// `||W_j + s (B A)_j||` of each row j of `weight [out_features, in_features]`, given `squares[j] = ||W_j||²`:
+/// `[out_features]`. Ones on the meta device.
+///
+/// The sum is never formed: `||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`.
+pub fn row_norms(
+    pool: &Arc<Pool>,
+    weight: Store<'_>,
+    squares: &[f64],
+    update: Update<'_>,
+    in_features: usize,
+) -> Vec<f32> {
+    let Update { a, rank, .. } = update;
+    let rows = Act::from_floats(pool, a, in_features);
+    // A W^T `[rank, out_features]` and A A^T `[rank, rank]`.
+    let (mut aw, mut aa) = (pool.act(rank, squares.len()), pool.act(rank, rank));
+    matmul(&mut aw, Init::Zero, &[Term { matrix: Matrix::rows(weight, in_features), x: &rows }]);
+    matmul(&mut aa, Init::Zero, &[Term { matrix: Matrix::rows(a, in_features), x: &rows }]);
+    match rows.device() {
+        Device::Cpu => cpu::row_norms(squares, update, &aw, &aa),
+        Device::Meta => vec![1.0; squares.len()],
+    }
+}

@@ -1,0 +1,26 @@
+//! A task a panel.
+use crate::dropout::mix;
+use crate::panel::{Act, LANES};
+use crate::par;
+
+pub(super) fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+    let (features, stride, to) = (x.features(), x.stride(), x.shared());
+    let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;
+    let bounds: Vec<f32> = cu_seqlens
+        .windows(2)
+        .flat_map(|ends| std::iter::repeat_n(bound(ends[1] - ends[0]), ends[1] - ends[0]))
+        .collect();
+    par::run(x.panels(), |panel| {
+        for (lane, bound) in bounds[panel * LANES..].iter().take(LANES).enumerate() {
+            let row = mix(key.wrapping_add(first_row + (panel * LANES + lane) as u64));
+            for feature in 0..features {
+                // 24 bits, exact in f32.
+                let bits = mix(row.wrapping_add(feature as u64)) >> 40;
+                let noise = bits as f32 / (1u32 << 23) as f32 - 1.0;
+                // SAFETY: `panel`, `feature` and `lane` are below those of `x`, which is borrowed for writing; no other
+                // task has this panel.
+                unsafe { *to.get().add(panel * stride + feature * LANES + lane) += bound * noise };
+            }
+        }
+    });
+}

@@ -1,0 +1,78 @@
+//! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features or over each head's (Qwen3's q and k).
+//! Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, <https://arxiv.org/abs/1910.07467>.
+//!
+//! `features = groups * dim`: each of `groups` has a mean of its own, and all share one weight `[dim]`.
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::{Floats, FloatsMut};
+use crate::panel::Act;
+use tunesmith_device::Device;
+
+/// What a normed row is multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub struct Gain<'a> {
+    /// The weight `[dim]`.
+    pub weight: Floats<'a>,
+    /// Added to each of them: Gemma counts its weights from 1.
+    pub offset: f32,
+}
+
+/// `rstd = 1 / sqrt(mean(x^2) + eps)` of each token and group: `[tokens, groups]`, for `x [tokens, groups * dim]`.
+///
+/// # Panics
+/// If `groups` does not divide the features.
+pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
+    assert!(x.features().is_multiple_of(groups), "whole groups");
+    let mut out = x.pool().blank(x.tokens(), groups);
+    match x.device() {
+        Device::Cpu => cpu::stats(x, eps, &mut out),
+        Device::Meta => {}
+    }
+    out
+}
+
+/// `h = x * rstd * (weight + offset)`: `[tokens, groups * dim]`, with `rstd [tokens, groups]` from [`stats`].
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
+    assert_eq!(x.features(), rstd.features() * gain.weight.len(), "a weight for each feature");
+    let mut out = x.pool().blank(x.tokens(), x.features());
+    match x.device() {
+        Device::Cpu => cpu::apply(x, rstd, gain, &mut out),
+        Device::Meta => {}
+    }
+    out
+}
+
+/// The gradient of [`apply`] after [`stats`] with respect to `x`, written to `dx` or, if `add`, added to it. With
+/// `g = (weight + offset) dh`: `dx = rstd (g - x rstd^2 mean(g x))`. `x`, `dh` and `dx` are `[tokens, groups * dim]`.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add: bool) {
+    for other in [dh, &*dx] {
+        assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
+    }
+    assert_eq!(
+        (x.tokens(), x.features()),
+        (rstd.tokens(), rstd.features() * gain.weight.len()),
+        "a weight for each feature"
+    );
+    match x.device() {
+        Device::Cpu => cpu::backward(x, rstd, gain, dh, dx, add),
+        Device::Meta => {}
+    }
+}
+
+/// Adds the gradient with respect to the weight, `sum over tokens and groups of dh x rstd`, to `dw [dim]`.
+pub fn backward_weight(x: &Act, rstd: &Act, dh: &Act, dw: FloatsMut<'_>) {
+    match x.device() {
+        Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.host()),
+        Device::Meta => {}
+    }
+}

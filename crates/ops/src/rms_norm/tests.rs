@@ -1,0 +1,36 @@
+use super::*;
+use crate::panel::Pool;
+use crate::testing::{check_gradient, each_level, numbers};
+
+#[test]
+fn equals_the_definition_and_its_finite_differences() {
+    each_level(|_| {
+        for (tokens, groups, dim, offset) in [(1, 1, 1, 0.0), (5, 1, 7, 1.0), (17, 3, 8, 0.0), (33, 1, 65, 1.0)] {
+            let (x, weight, seed) =
+                (numbers(1, tokens * groups * dim), numbers(2, dim), numbers(3, tokens * groups * dim));
+            let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+            let pool = Pool::new();
+            let (xa, dh) = (Act::from_rows(&pool, &x, groups * dim), Act::from_rows(&pool, &seed, groups * dim));
+            let rstd = stats(&xa, groups, 1e-3);
+            let gain = Gain { weight: (&weight).into(), offset };
+            let h = apply(&xa, &rstd, gain);
+            for (got, want) in
+                h.to_rows().iter().zip(reference::apply(&double(&x), &double(&weight), f64::from(offset), 1e-3))
+            {
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{got} != {want}");
+            }
+            let loss = |x: &[f64], w: &[f64]| -> f64 {
+                reference::apply(x, w, f64::from(offset), 1e-3).iter().zip(&seed).map(|(h, &s)| h * f64::from(s)).sum()
+            };
+            let mut dx = pool.act(tokens, groups * dim);
+            backward(&xa, &rstd, gain, &dh, &mut dx, false);
+            check_gradient("dx", &x, &dx.to_rows(), |x| loss(x, &double(&weight)));
+            let once = dx.to_rows();
+            backward(&xa, &rstd, gain, &dh, &mut dx, true);
+            assert!(dx.to_rows().iter().zip(&once).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
+            let mut dw = vec![0.0; dim];
+            backward_weight(&xa, &rstd, &dh, (&mut dw).into());
+            check_gradient("dw", &weight, &dw, |w| loss(&double(&x), w));
+        }
+    });
+}
