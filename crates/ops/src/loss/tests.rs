@@ -2,14 +2,6 @@ use super::*;
 use crate::panel::Pool;
 use crate::testing::{check_gradient, each_level, numbers};
 
-fn reference(logits: &[f64], targets: &[u32], vocabulary: usize) -> Vec<f64> {
-    let one = |(row, &target): (&[f64], &u32)| {
-        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top - row[target as usize]
-    };
-    logits.chunks(vocabulary).zip(targets).map(one).collect()
-}
-
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
     each_level(|_| {
@@ -20,7 +12,7 @@ fn equals_the_definition_and_its_finite_differences() {
             let mut act = Act::from_rows(&pool, &logits, vocabulary);
             let losses = cross_entropy(&mut act, &targets);
             let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
-            for (got, want) in losses.iter().zip(reference(&double, &targets, vocabulary)) {
+            for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
                 assert!((f64::from(got.nll) - want).abs() < 1e-5, "{} != {want}", got.nll);
             }
             let mut gradient = act.to_rows();
@@ -30,7 +22,9 @@ fn equals_the_definition_and_its_finite_differences() {
                 }
                 row[targets[token] as usize] -= 1.0;
             }
-            check_gradient("logits", &logits, &gradient, |x| reference(x, &targets, vocabulary).iter().sum());
+            check_gradient("logits", &logits, &gradient, |x| {
+                reference::cross_entropy(x, &targets, vocabulary).iter().sum()
+            });
         }
     });
 }
@@ -67,61 +61,18 @@ fn smoothing_and_z_loss_equal_their_definition_and_its_finite_differences() {
                 Terms { smoothing: 0.0, z: 1e-2 },
                 Terms { smoothing: 0.3, z: 1e-2 },
             ] {
-                let objective = |logits: &[f64]| -> f64 {
-                    let one = |((row, &target), &scale): ((&[f64], &u32), &f32)| {
-                        let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                        let lse = row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top;
-                        // As the LabelSmoother of Transformers: a share of the mean over the vocabulary of -log p.
-                        let spread = row.iter().map(|x| lse - x).sum::<f64>() / vocabulary as f64;
-                        let (smoothing, z) = (f64::from(terms.smoothing), f64::from(terms.z));
-                        let nll = lse - row[target as usize];
-                        f64::from(scale) * ((1.0 - smoothing) * nll + smoothing * spread + z * lse * lse)
-                    };
-                    logits.chunks(vocabulary).zip(&targets).zip(&scales).map(one).sum()
-                };
+                let objective = |logits: &[f64]| reference::objective(logits, &targets, &scales, terms);
                 let pool = Pool::new();
                 let mut act = Act::from_rows(&pool, &logits, vocabulary);
                 let losses = gradient(&mut act, &targets, &scales, terms);
                 let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
-                for (got, want) in losses.iter().zip(reference(&double, &targets, vocabulary)) {
+                for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
                     assert!((f64::from(got.nll) - want).abs() < 1e-5, "{} != {want}: plain cross-entropy", got.nll);
                 }
                 check_gradient("logits", &logits, &act.to_rows(), objective);
             }
         }
     });
-}
-
-/// The objective of a linear head on `h`, in f64.
-fn linear_reference(h: &[f64], w: &[f64], case: &LinearCase) -> f64 {
-    let hidden = case.hidden;
-    let logits: Vec<f64> = h
-        .chunks(hidden)
-        .flat_map(|h| w.chunks(hidden).map(|w| h.iter().zip(w).map(|(h, w)| h * w).sum::<f64>()).collect::<Vec<_>>())
-        .map(|logit| case.softcap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh()))
-        .collect();
-    let one = |(token, row): (usize, &[f64])| {
-        let weight = case.weights.get(token).map_or(1.0, |&weight| f64::from(weight));
-        let target = case.targets[token];
-        if case.squared {
-            return weight * (row[0] - f64::from(f32::from_bits(target))).powi(2);
-        }
-        let lse = row.iter().map(|x| x.exp()).sum::<f64>().ln();
-        let (smoothing, z) = (f64::from(case.terms.smoothing), f64::from(case.terms.z));
-        let spread = lse - row.iter().sum::<f64>() / row.len() as f64;
-        weight * ((1.0 - smoothing) * (lse - row[target as usize]) + smoothing * spread + z * lse * lse)
-    };
-    logits.chunks(case.outputs).enumerate().map(one).sum()
-}
-
-struct LinearCase {
-    hidden: usize,
-    outputs: usize,
-    softcap: Option<f32>,
-    squared: bool,
-    terms: Terms,
-    weights: Vec<f32>,
-    targets: Vec<u32>,
 }
 
 #[test]
@@ -138,7 +89,7 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             (33, None, false, 0.1, true),
             (33, Some(3.0), false, 0.1, true),
         ] {
-            let case = LinearCase {
+            let case = reference::LinearCase {
                 hidden,
                 outputs,
                 softcap,
@@ -159,8 +110,8 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             let whole = WeightGradient::Whole((&mut dw).into());
             let found = projection.forward_backward(&act, &case.targets, objective, 0.5, whole);
             let halved = |x: f64| 0.5 * x;
-            check_gradient("h", &h, &found.dh.to_rows(), |h| halved(linear_reference(h, &double(&w), &case)));
-            check_gradient("w", &w, &dw, |w| halved(linear_reference(&double(&h), w, &case)));
+            check_gradient("h", &h, &found.dh.to_rows(), |h| halved(reference::linear(h, &double(&w), &case)));
+            check_gradient("w", &w, &dw, |w| halved(reference::linear(&double(&h), w, &case)));
             let ids: Vec<u32> = (0..outputs as u32).step_by(3).collect();
             let mut picked = vec![0.0; ids.len() * hidden];
             let some = WeightGradient::Rows { ids: &ids, gradients: (&mut picked).into() };
@@ -168,8 +119,8 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             for (&id, row) in ids.iter().zip(picked.chunks(hidden)) {
                 assert_eq!(row, &dw[id as usize * hidden..][..hidden], "{level:?}: row {id} of {outputs}");
             }
-            let plain = LinearCase { terms: Terms::default(), ..case };
-            let total = linear_reference(&double(&h), &double(&w), &plain);
+            let plain = reference::LinearCase { terms: Terms::default(), ..case };
+            let total = reference::linear(&double(&h), &double(&w), &plain);
             assert!((found.total - total).abs() < 1e-4, "{level:?}: {} != {total}", found.total);
             let losses = projection.losses(&act, &plain.targets, squared);
             let sum = losses

@@ -4,12 +4,15 @@
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to a row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
-use super::{Terms, cross_entropy, gradient, squared};
+mod cpu;
+
+use super::{Terms, TokenLoss, cross_entropy, gradient, squared};
 use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
 use crate::panel::{Act, LANES, Pool};
 use crate::softcap;
 use std::sync::Arc;
+use tunesmith_device::Device;
 
 /// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -152,59 +155,29 @@ impl<'a> Projection<'a> {
         found.right += losses.iter().filter(|loss| loss.right).count();
         let mut d_part = self.pool.act(part.tokens(), hidden);
         matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &e }]);
-        if e.is_meta() {
-            if let WeightGradient::Rows { ids, gradients } = d_weight {
-                add_rows(ids, gradients.reborrow(), &e, &part);
-            }
-            if let WeightGradient::Whole(gradients) = d_weight {
-                outer(Target::Rows(gradients.reborrow()), &e, &Transposed::new(&part));
-            }
-            return d_part;
-        }
-        let mut row = vec![0.0; hidden];
-        for panel in 0..d_part.panels() {
-            let mut factor = [0.0f32; LANES];
-            for (lane, loss) in losses[panel * LANES..].iter().take(LANES).enumerate() {
-                factor[lane] = scale / loss.sum;
-            }
-            let values = d_part.panel_mut(panel);
-            for lanes in values.chunks_exact_mut(LANES) {
-                lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
-            }
-            for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
-                self.weight.widen(target as usize * hidden, &mut row);
-                for (feature, w) in row.iter().enumerate() {
-                    values[feature * LANES + lane] -= scale * w;
-                }
-            }
-            if !matches!(d_weight, WeightGradient::None) {
-                // `h / s` for the gradient of W; lanes past the end become zero.
-                for lanes in part.panel_mut(panel).chunks_exact_mut(LANES) {
-                    lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
-                }
-            }
-        }
+        let h_over_s = (!matches!(d_weight, WeightGradient::None)).then_some(&mut part);
+        self.correct(&mut d_part, h_over_s, &losses, targets, scale);
         match d_weight {
             WeightGradient::None => {}
             WeightGradient::Rows { ids, gradients } => {
-                let first = rows.start;
                 add_rows(ids, gradients.reborrow(), &e, &part);
-                let gradients = gradients.reborrow().host();
-                for (token, target) in targets.iter().enumerate() {
-                    if let Some(at) = ids.iter().position(|id| id == target) {
-                        subtract_row(&mut gradients[at * hidden..][..hidden], scale, h, first + token);
-                    }
-                }
+                subtract_targets(gradients.reborrow(), Some(ids), targets, h, rows.start, scale);
             }
             WeightGradient::Whole(gradients) => {
                 outer(Target::Rows(gradients.reborrow()), &e, &Transposed::new(&part));
-                let gradients = gradients.reborrow().host();
-                for (row, &target) in rows.zip(targets) {
-                    subtract_row(&mut gradients[target as usize * hidden..][..hidden], scale, h, row);
-                }
+                subtract_targets(gradients.reborrow(), None, targets, h, rows.start, scale);
             }
         }
         d_part
+    }
+
+    /// Turns `d_part = W^T e` into the gradient `scale (W^T e / s - W[target])`, and `h_over_s`, which holds the rows h,
+    /// into `scale h / s`.
+    fn correct(&self, d_part: &mut Act, h_over_s: Option<&mut Act>, losses: &[TokenLoss], targets: &[u32], scale: f32) {
+        match d_part.device() {
+            Device::Cpu => cpu::correct(self.weight, d_part, h_over_s, losses, targets, scale),
+            Device::Meta => {}
+        }
     }
 
     /// A chunk's objective with further terms, weights, capped logits, or squared errors. The gradient of the logits is
@@ -259,21 +232,21 @@ struct Chunk<'a> {
     targets: &'a [u32],
 }
 
-/// `gradients[i] += sum_t d[t, ids[i]] x[t]`.
+/// `gradients[i] += sum_t d[t, ids[i]] x[t]`: `gradients [ids.len(), hidden]`, `d [rows, outputs]`, `x [rows, hidden]`.
 fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Act, x: &Act) {
-    let columns: Vec<f32> = if d.is_meta() {
-        vec![0.0; d.tokens() * ids.len()]
-    } else {
-        (0..d.tokens()).flat_map(|token| ids.iter().map(move |&id| d.at(token, id as usize))).collect()
-    };
-    let columns = Act::from_rows(d.pool(), &columns, ids.len());
+    let mut columns = d.pool().act(d.tokens(), ids.len());
+    match d.device() {
+        Device::Cpu => cpu::pick_columns(d, ids, &mut columns),
+        Device::Meta => {}
+    }
     outer(Target::Rows(gradients), &columns, &Transposed::new(x));
 }
 
-/// `out -= scale h[token]`.
-fn subtract_row(out: &mut [f32], scale: f32, h: &Act, token: usize) {
-    let from = &h.panel(token / LANES)[token % LANES..];
-    for (feature, value) in out.iter_mut().enumerate() {
-        *value -= scale * from[feature * LANES];
+/// `gradients[target] -= scale h[row]` for each of `targets`, whose rows begin with `first`. With `ids`, `gradients` has
+/// the rows `ids` of W alone, and other targets have none.
+fn subtract_targets(gradients: FloatsMut<'_>, ids: Option<&[u32]>, targets: &[u32], h: &Act, first: usize, scale: f32) {
+    match h.device() {
+        Device::Cpu => cpu::subtract_targets(gradients.host(), ids, targets, h, first, scale),
+        Device::Meta => {}
     }
 }
