@@ -4,6 +4,9 @@
 //!
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
+mod cpu;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;
 
@@ -34,33 +37,10 @@ pub struct WeightGradients(Vec<f32>);
 /// Sends each token of `logits [tokens, experts]` to the `per_token` experts with the largest ones, the first of equal
 /// ones. `normalised`: a token's weights sum to 1.
 pub fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
-    let count = logits.features();
-    if logits.device() == Device::Meta {
-        return balanced(logits.tokens(), count, per_token);
+    match logits.device() {
+        Device::Cpu => cpu::route(logits, per_token, normalised),
+        Device::Meta => balanced(logits.tokens(), logits.features(), per_token),
     }
-    let mut probabilities = logits.to_rows();
-    let mut experts = vec![Expert::default(); count];
-    let mut order: Vec<usize> = Vec::with_capacity(count);
-    for (row, p) in probabilities.chunks_exact_mut(count).enumerate() {
-        let top = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for p in p.iter_mut() {
-            *p = (*p - top).exp();
-        }
-        let sum: f32 = p.iter().sum();
-        for p in p.iter_mut() {
-            *p /= sum;
-        }
-        order.clear();
-        order.extend(0..count);
-        order.sort_by(|&a, &b| p[b].total_cmp(&p[a]).then(a.cmp(&b)));
-        order.truncate(per_token);
-        let sum: f32 = if normalised { order.iter().map(|&expert| p[expert]).sum() } else { 1.0 };
-        for &expert in &order {
-            experts[expert].tokens.push(row);
-            experts[expert].weights.push(p[expert] / sum);
-        }
-    }
-    Routing { probabilities, experts, normalised }
 }
 
 /// On the meta device no token has a favourite: they spread evenly.
@@ -122,47 +102,22 @@ impl Routing {
     /// Sets the gradient of an expert's weights. Let its output be `D m`: `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle`
     /// is `w D^T d_out` and `middle` is `m`, both of the expert's tokens.
     pub fn set_weight_gradient(&self, expert: usize, d_middle: &Act, middle: &Act, to: &mut WeightGradients) {
-        let (Expert { tokens, weights }, count) = (&self.experts[expert], self.experts.len());
-        for (&token, d) in tokens.iter().zip(factor_gradients(weights, d_middle, middle)) {
-            to.0[token * count + expert] = d;
+        match middle.device() {
+            Device::Cpu => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
+            Device::Meta => {}
         }
     }
 
     /// From the gradient of the weights to that of the logits, `[tokens, experts]` in memory of `pool`. `balance`: what the
     /// load-balancing loss adds to the gradient of each token's probability of each expert.
     pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Act {
-        let (WeightGradients(mut gradient), count) = (d_weights, self.experts.len());
-        if self.normalised {
-            // w = p / S: dp = (dw - sum dw w) / S, for the chosen.
-            let mut sums = vec![(0.0f32, 0.0f32); gradient.len() / count];
-            for (expert, Expert { tokens, weights }) in self.experts.iter().enumerate() {
-                for (&token, weight) in tokens.iter().zip(weights) {
-                    sums[token].0 += self.probabilities[token * count + expert];
-                    sums[token].1 += gradient[token * count + expert] * weight;
-                }
-            }
-            for (expert, it) in self.experts.iter().enumerate() {
-                for &token in &it.tokens {
-                    let d = &mut gradient[token * count + expert];
-                    *d = (*d - sums[token].1) / sums[token].0;
-                }
-            }
+        let mut gradient = d_weights.0;
+        match pool.device() {
+            Device::Cpu => cpu::backward(self, &mut gradient, balance),
+            Device::Meta => {}
         }
-        for (d, p) in gradient.chunks_exact_mut(count).zip(self.probabilities.chunks_exact(count)) {
-            if let Some(balance) = balance {
-                d.iter_mut().zip(balance).for_each(|(d, balance)| *d += balance);
-            }
-            let along: f32 = d.iter().zip(p).map(|(d, p)| d * p).sum();
-            d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
-        }
-        Act::from_rows(pool, &gradient, count)
+        Act::from_rows(pool, &gradient, self.experts.len())
     }
-}
-
-/// The gradient of each token's factor, given `d_middle`, which carries the factor already.
-fn factor_gradients(factors: &[f32], d_middle: &Act, middle: &Act) -> Vec<f32> {
-    let along = d_middle.dot(middle).into_iter().zip(factors);
-    along.map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor }).collect()
 }
 
 /// A factor for each token, `sigmoid(logit)`: the gate of an expert that every token goes through.
@@ -172,7 +127,10 @@ pub struct SigmoidGate(Vec<f32>);
 impl SigmoidGate {
     /// Of `logits [tokens, 1]`.
     pub fn new(logits: &Act) -> Self {
-        Self(logits.to_rows().into_iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect())
+        match logits.device() {
+            Device::Cpu => Self(cpu::sigmoid(logits)),
+            Device::Meta => Self(vec![0.0; logits.tokens()]),
+        }
     }
 
     /// Multiplies each token of `y [tokens, features]` by its factor. It is its own gradient with respect to `y`.
@@ -182,8 +140,10 @@ impl SigmoidGate {
 
     /// The gradient of the logits, `[tokens, 1]`; the arguments are those of [`Routing::set_weight_gradient`].
     pub fn backward(&self, d_middle: &Act, middle: &Act, pool: &Arc<Pool>) -> Act {
-        let d = factor_gradients(&self.0, d_middle, middle);
-        let d: Vec<f32> = d.iter().zip(&self.0).map(|(d, g)| d * g * (1.0 - g)).collect();
+        let d = match middle.device() {
+            Device::Cpu => cpu::sigmoid_backward(&self.0, d_middle, middle),
+            Device::Meta => vec![0.0; self.0.len()],
+        };
         Act::from_rows(pool, &d, 1)
     }
 }

@@ -5,22 +5,9 @@ const TOKENS: usize = 21;
 const EXPERTS: usize = 5;
 const FEATURES: usize = 3;
 
-/// The weights `[tokens, experts]` in f64; zero where an expert is not chosen.
-fn weights(logits: &[f64], per_token: usize, normalised: bool) -> Vec<f64> {
-    let one = |row: &[f64]| {
-        let sum: f64 = row.iter().map(|x| x.exp()).sum();
-        let p: Vec<f64> = row.iter().map(|x| x.exp() / sum).collect();
-        let mut order: Vec<usize> = (0..EXPERTS).collect();
-        order.sort_by(|&a, &b| p[b].total_cmp(&p[a]));
-        let sum: f64 = if normalised { order[..per_token].iter().map(|&e| p[e]).sum() } else { 1.0 };
-        (0..EXPERTS).map(|e| if order[..per_token].contains(&e) { p[e] / sum } else { 0.0 }).collect::<Vec<f64>>()
-    };
-    logits.chunks(EXPERTS).flat_map(one).collect()
-}
-
 /// Experts that multiply a token by `expert + 1`: `out = sum_e w_e (e + 1) x`, times `seed`, summed.
 fn objective(logits: &[f64], x: &[f64], seed: &[f32], per_token: usize, normalised: bool) -> f64 {
-    let w = weights(logits, per_token, normalised);
+    let w = reference::weights(logits, EXPERTS, per_token, normalised);
     let factor = |token: usize| (0..EXPERTS).map(|e| w[token * EXPERTS + e] * (e + 1) as f64).sum::<f64>();
     x.iter().zip(seed).enumerate().map(|(at, (x, &seed))| factor(at / FEATURES) * x * f64::from(seed)).sum()
 }
@@ -72,7 +59,7 @@ fn the_load_and_its_gradient_are_those_of_the_probabilities() {
     assert_eq!(load.iter().map(|(tokens, _)| tokens).sum::<f64>(), (2 * TOKENS) as f64);
     let factors = numbers(2, EXPERTS);
     let objective = |logits: &[f64]| -> f64 {
-        let probabilities = weights(logits, EXPERTS, false);
+        let probabilities = reference::weights(logits, EXPERTS, EXPERTS, false);
         probabilities.iter().enumerate().map(|(at, p)| p * f64::from(factors[at % EXPERTS])).sum()
     };
     let found: f64 = load.iter().zip(&factors).map(|((_, sum), &factor)| sum * f64::from(factor)).sum();

@@ -1,0 +1,88 @@
+//! Plain loops in one task: a router has few logits.
+use super::{Expert, Routing};
+use crate::panel::Act;
+
+pub(super) fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
+    let count = logits.features();
+    let mut probabilities = logits.to_rows();
+    let mut experts = vec![Expert::default(); count];
+    let mut order: Vec<usize> = Vec::with_capacity(count);
+    for (row, p) in probabilities.chunks_exact_mut(count).enumerate() {
+        let top = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for p in p.iter_mut() {
+            *p = (*p - top).exp();
+        }
+        let sum: f32 = p.iter().sum();
+        for p in p.iter_mut() {
+            *p /= sum;
+        }
+        order.clear();
+        order.extend(0..count);
+        order.sort_by(|&a, &b| p[b].total_cmp(&p[a]).then(a.cmp(&b)));
+        order.truncate(per_token);
+        let sum: f32 = if normalised { order.iter().map(|&expert| p[expert]).sum() } else { 1.0 };
+        for &expert in &order {
+            experts[expert].tokens.push(row);
+            experts[expert].weights.push(p[expert] / sum);
+        }
+    }
+    Routing { probabilities, experts, normalised }
+}
+
+/// `gradient` is `[tokens, experts]`.
+pub(super) fn set_weight_gradient(
+    routing: &Routing,
+    expert: usize,
+    d_middle: &Act,
+    middle: &Act,
+    gradient: &mut [f32],
+) {
+    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(weights, d_middle, middle)) {
+        gradient[token * count + expert] = d;
+    }
+}
+
+/// Turns the gradient of the weights `[tokens, experts]` into that of the logits.
+pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<&[f32]>) {
+    let count = routing.experts.len();
+    if routing.normalised {
+        // w = p / S: dp = (dw - sum dw w) / S, for the chosen.
+        let mut sums = vec![(0.0f32, 0.0f32); gradient.len() / count];
+        for (expert, Expert { tokens, weights }) in routing.experts.iter().enumerate() {
+            for (&token, weight) in tokens.iter().zip(weights) {
+                sums[token].0 += routing.probabilities[token * count + expert];
+                sums[token].1 += gradient[token * count + expert] * weight;
+            }
+        }
+        for (expert, it) in routing.experts.iter().enumerate() {
+            for &token in &it.tokens {
+                let d = &mut gradient[token * count + expert];
+                *d = (*d - sums[token].1) / sums[token].0;
+            }
+        }
+    }
+    for (d, p) in gradient.chunks_exact_mut(count).zip(routing.probabilities.chunks_exact(count)) {
+        if let Some(balance) = balance {
+            d.iter_mut().zip(balance).for_each(|(d, balance)| *d += balance);
+        }
+        let along: f32 = d.iter().zip(p).map(|(d, p)| d * p).sum();
+        d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
+    }
+}
+
+/// The gradient of each token's factor, given `d_middle`, which carries the factor already.
+fn factor_gradients(factors: &[f32], d_middle: &Act, middle: &Act) -> Vec<f32> {
+    let along = d_middle.dot(middle).into_iter().zip(factors);
+    along.map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor }).collect()
+}
+
+/// Of `logits [tokens, 1]`.
+pub(super) fn sigmoid(logits: &Act) -> Vec<f32> {
+    logits.to_rows().into_iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect()
+}
+
+pub(super) fn sigmoid_backward(factors: &[f32], d_middle: &Act, middle: &Act) -> Vec<f32> {
+    let d = factor_gradients(factors, d_middle, middle);
+    d.iter().zip(factors).map(|(d, g)| d * g * (1.0 - g)).collect()
+}
