@@ -1,0 +1,295 @@
+//! Activations `[tokens, features]`: in memory `[panel of 16 tokens][feature][16 tokens]`, from a pool that gives the
+//! same memory again.
+//!
+//! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
+//! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
+//! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+mod cpu;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub use pool::{BufferCount, Pool};
+
+use crate::floats::Floats;
+use crate::par::Shared;
+use std::sync::Arc;
+use tunesmith_device::{Buffer, Device};
+
+/// The number of tokens in a panel: the lanes of a vector.
+pub(crate) const LANES: usize = 16;
+
+/// An activation `[tokens, features]` in panels, whose memory goes back to its pool on drop.
+#[derive(Debug)]
+pub struct Act {
+    buffer: Option<Buffer>,
+    tokens: usize,
+    features: usize,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Act {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.take_back(buffer, self.features);
+        }
+    }
+}
+
+impl Act {
+    /// The number of tokens.
+    pub const fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The number of features of a token.
+    pub const fn features(&self) -> usize {
+        self.features
+    }
+
+    /// How many panels, the last of them perhaps partly used.
+    pub(crate) const fn panels(&self) -> usize {
+        self.tokens.div_ceil(LANES)
+    }
+
+    /// Floats from one panel to the next.
+    pub(crate) const fn stride(&self) -> usize {
+        self.features * LANES
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.pool.device()
+    }
+
+    /// Whether it is on the meta device, where ops have nothing to do.
+    pub(crate) fn is_meta(&self) -> bool {
+        self.pool.device() == Device::Meta
+    }
+
+    /// The pool that this one came from.
+    pub const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The first float of the first panel.
+    pub(crate) fn ptr(&self) -> *const f32 {
+        self.buffer.as_ref().map_or(std::ptr::null(), |buffer| buffer.start().cast_const())
+    }
+
+    /// The first float of the first panel, to share among tasks that write disjoint parts.
+    pub(crate) fn shared(&mut self) -> Shared<f32> {
+        Shared(self.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::start))
+    }
+
+    /// All panels, `[panels][features][16]`.
+    pub(crate) fn data(&self) -> &[f32] {
+        assert!(!self.ptr().is_null(), "an activation of the CPU");
+        // SAFETY: the pool sized the buffer for at least that many floats, aligned to 64 bytes, and they live as long
+        // as `self`, whose borrow keeps others from writing. The assertion refuses the meta device, which has none. A
+        // float that nothing has written yet is lent, never read: see `Pool::blank`.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
+    }
+
+    /// As [`Act::data`], for writing.
+    pub(crate) fn data_mut(&mut self) -> &mut [f32] {
+        assert!(!self.ptr().is_null(), "an activation of the CPU");
+        let floats = self.panels() * self.stride();
+        // SAFETY: as in `data`; the borrow of `self` for writing makes this the only way to them.
+        unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
+    }
+
+    /// One panel, `[features][16]`.
+    pub(crate) fn panel(&self, index: usize) -> &[f32] {
+        &self.data()[index * self.stride()..][..self.stride()]
+    }
+
+    /// As [`Act::panel`], for writing.
+    pub(crate) fn panel_mut(&mut self, index: usize) -> &mut [f32] {
+        let stride = self.stride();
+        &mut self.data_mut()[index * stride..][..stride]
+    }
+
+    /// Sets every value to zero.
+    pub fn zero(&mut self) {
+        match self.device() {
+            Device::Cpu => self.data_mut().fill(0.0),
+            Device::Meta => {}
+        }
+    }
+
+    /// Sets the last panel to zero if it has lanes without a token.
+    fn zero_last_panel(&mut self) {
+        if !self.tokens.is_multiple_of(LANES) {
+            match self.device() {
+                Device::Cpu => self.panel_mut(self.tokens / LANES).fill(0.0),
+                Device::Meta => {}
+            }
+        }
+    }
+
+    /// Another one of the same shape, its values undefined.
+    #[must_use]
+    pub fn like(&self) -> Self {
+        self.pool.act(self.tokens, self.features)
+    }
+
+    /// The rows `rows`, which begin with a panel, as an activation of another pool: `[rows.len(), features]`.
+    pub(crate) fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
+        assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
+        let mut out = pool.blank(rows.len(), self.features);
+        match self.device() {
+            Device::Cpu => cpu::rows(self, rows.start, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// The reverse of [`Act::rows`]: replaces the rows from `first` on by those of `part`.
+    pub(crate) fn put_rows(&mut self, first: usize, part: &Self) {
+        assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
+        match self.device() {
+            Device::Cpu => cpu::put_rows(self, first, part),
+            Device::Meta => {}
+        }
+    }
+
+    /// Copies the features of one token to the host: `[features]`.
+    pub fn row(&self, token: usize) -> Vec<f32> {
+        match self.device() {
+            Device::Cpu => cpu::row(self, token),
+            Device::Meta => vec![0.0; self.features],
+        }
+    }
+
+    /// Some features of every token: `[tokens, columns.len()]`.
+    #[must_use]
+    pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
+        let mut out = self.pool.act(self.tokens, columns.len());
+        match self.device() {
+            Device::Cpu => cpu::columns(self, columns, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// The features of several with the same tokens, one after the other: `[tokens, sum of features]`.
+    #[must_use]
+    pub fn side_by_side(parts: &[&Self]) -> Self {
+        let features = parts.iter().map(|part| part.features).sum();
+        let mut out = parts[0].pool.act(parts[0].tokens, features);
+        match out.device() {
+            Device::Cpu => cpu::side_by_side(parts, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// The value of one feature of one token.
+    pub(crate) fn at(&self, token: usize, feature: usize) -> f32 {
+        self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
+    }
+
+    /// Copies row-major `[tokens, features]` into panels.
+    pub fn from_rows(pool: &Arc<Pool>, rows: &[f32], features: usize) -> Self {
+        let tokens = rows.len() / features;
+        let mut act = pool.act(tokens, features);
+        match act.device() {
+            Device::Cpu => cpu::from_rows(rows, &mut act),
+            Device::Meta => {}
+        }
+        act
+    }
+
+    /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one.
+    pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
+        match rows.device() {
+            Device::Cpu => Self::from_rows(pool, rows.host(), features),
+            Device::Meta => pool.act(rows.len() / features, features),
+        }
+    }
+
+    /// Writes the features of one token.
+    pub(crate) fn set_row(&mut self, token: usize, row: &[f32]) {
+        let panel = self.panel_mut(token / LANES);
+        for (feature, &value) in row.iter().enumerate() {
+            panel[feature * LANES + token % LANES] = value;
+        }
+    }
+
+    /// Copies the panels to row-major `[tokens, features]`.
+    pub fn to_rows(&self) -> Vec<f32> {
+        let mut rows = vec![0.0; self.tokens * self.features];
+        match self.device() {
+            Device::Cpu => cpu::to_rows(self, &mut rows),
+            Device::Meta => {}
+        }
+        rows
+    }
+
+    /// A copy in the same pool.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let mut out = self.pool.act(self.tokens, self.features);
+        match self.device() {
+            Device::Cpu => cpu::copy(self, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// The tokens `rows`, in that order: `[rows.len(), features]`.
+    #[must_use]
+    pub fn gather(&self, rows: &[usize]) -> Self {
+        self.gather_to(&self.pool, rows)
+    }
+
+    /// As [`Act::gather`], in memory of another pool.
+    #[must_use]
+    pub(crate) fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
+        let mut out = pool.act(rows.len(), self.features);
+        match self.device() {
+            Device::Cpu => cpu::gather(self, rows, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// Multiplies every token by a number of its own.
+    pub(crate) fn times(&mut self, factors: &[f32]) {
+        assert_eq!(factors.len(), self.tokens, "a factor for each token");
+        match self.device() {
+            Device::Cpu => cpu::times(self, factors),
+            Device::Meta => {}
+        }
+    }
+
+    /// The product of each token's features with those of `other`, summed: `[tokens]`.
+    pub(crate) fn dot(&self, other: &Self) -> Vec<f32> {
+        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        match self.device() {
+            Device::Cpu => cpu::dot(self, other),
+            Device::Meta => vec![0.0; self.tokens],
+        }
+    }
+
+    /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
+    pub(crate) fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
+        assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
+        match self.device() {
+            Device::Cpu => cpu::scatter_add(self, rows, factors, from),
+            Device::Meta => {}
+        }
+    }
+
+    /// The reverse of [`Act::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.
+    #[must_use]
+    pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
+        let mut out = self.pool.act(tokens, self.features);
+        match self.device() {
+            Device::Cpu => cpu::scatter(self, rows, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+}

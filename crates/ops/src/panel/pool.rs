@@ -1,0 +1,174 @@
+//! The memory of activations: buffers of a device that are used again.
+use super::{Act, LANES};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tunesmith_device::{Buffer, Device, Usage};
+
+/// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
+#[derive(Debug, Default)]
+pub struct Pool {
+    device: Device,
+    buffers: Mutex<Buffers>,
+    panels: AtomicUsize,
+    /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
+    stepped: bool,
+    usage: Usage,
+}
+
+/// The buffers of a pool, by how many values they have room for.
+#[derive(Debug, Default)]
+struct Buffers {
+    idle: HashMap<usize, Vec<Buffer>>,
+    /// How many there are, in use and idle.
+    all: HashMap<usize, usize>,
+}
+
+impl Buffers {
+    /// Gives the memory of those that are idle back.
+    fn clear(&mut self) {
+        for (values, idle) in self.idle.drain() {
+            *self.all.entry(values).or_default() -= idle.len();
+        }
+    }
+}
+
+/// How many buffers a pool has for activations of so many features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferCount {
+    /// Features of a token.
+    pub features: usize,
+    /// Buffers in use now.
+    pub in_use: usize,
+    /// Buffers in use and idle: the most that were in use at once.
+    pub all: usize,
+}
+
+impl Pool {
+    /// A pool on the CPU, without buffers, all of whose activations have one length.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// A pool on the CPU for activations of very different lengths.
+    pub fn stepped() -> Arc<Self> {
+        Arc::new(Self { stepped: true, ..Self::default() })
+    }
+
+    /// As [`Pool::new`], on a device.
+    pub fn on(device: Device) -> Arc<Self> {
+        Arc::new(Self { device, ..Self::default() })
+    }
+
+    /// As [`Pool::stepped`], on a device.
+    pub fn stepped_on(device: Device) -> Arc<Self> {
+        Arc::new(Self { device, stepped: true, ..Self::default() })
+    }
+
+    /// Where its activations are.
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Bytes of all its buffers, idle ones included, and their high-water mark.
+    pub const fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Panels of a buffer for so many tokens.
+    fn sized(&self, tokens: usize) -> usize {
+        if self.stepped {
+            tokens.div_ceil(LANES).next_power_of_two()
+        } else {
+            self.reserve(tokens);
+            // Another thread may have given all back since: no activation is smaller than what it is for.
+            self.panels.load(Ordering::Relaxed).max(tokens.div_ceil(LANES))
+        }
+    }
+
+    /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
+    pub fn reserve(&self, tokens: usize) {
+        let wanted = tokens.div_ceil(LANES);
+        if self.panels.fetch_max(wanted, Ordering::Relaxed) < wanted {
+            self.buffers().clear();
+        }
+    }
+
+    /// Bytes of the buffers that wait for use.
+    pub fn idle_bytes(&self) -> u64 {
+        self.buffers().idle.values().flatten().map(Buffer::bytes).sum()
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many buffers of each size there are, given that each has room for so many tokens.
+    pub fn counts(&self, tokens: usize) -> Vec<BufferCount> {
+        let (buffers, each) = (self.buffers(), self.sized(tokens) * LANES);
+        let count = |(&values, &all): (&usize, &usize)| {
+            let idle = buffers.idle.get(&values).map_or(0, Vec::len);
+            BufferCount { features: values / each, in_use: all - idle, all }
+        };
+        buffers.all.iter().filter(|(_, all)| **all > 0).map(count).collect()
+    }
+
+    /// Gives all idle memory back to the system; what comes next is sized afresh.
+    pub fn release(&self) {
+        self.panels.store(0, Ordering::Relaxed);
+        self.buffers().clear();
+    }
+
+    /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
+    pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+        let mut act = self.blank(tokens, features);
+        act.zero_last_panel();
+        act
+    }
+
+    /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
+    ///
+    /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
+    pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+        let values = self.sized(tokens) * features * LANES;
+        let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
+        let buffer = reused.unwrap_or_else(|| {
+            let buffer = Buffer::new(self.device, values, &self.usage);
+            *self.buffers().all.entry(values).or_default() += 1;
+            buffer
+        });
+        Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
+    }
+
+    /// Takes the buffer of an activation of `features` back.
+    pub(super) fn take_back(&self, buffer: Buffer, features: usize) {
+        let mut buffers = self.buffers();
+        // Memory from before the last `reserve` is not wanted any more.
+        let wanted = self.panels.load(Ordering::Relaxed) * features * LANES;
+        if self.stepped || buffer.values() == wanted {
+            buffers.idle.entry(buffer.values()).or_default().push(buffer);
+        } else {
+            *buffers.all.entry(buffer.values()).or_default() -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_pool_holds_nothing_and_sizes_afresh() {
+        let pool = Pool::new();
+        drop((pool.act(1000, 3), pool.act(5, 7)));
+        let idle = |pool: &Pool| pool.buffers().idle.values().flatten().map(Buffer::values).sum::<usize>();
+        assert_eq!(idle(&pool), 1008 * 10);
+        let held = pool.act(1000, 3);
+        pool.release();
+        assert_eq!(idle(&pool), 0);
+        drop(held);
+        assert_eq!(idle(&pool), 0, "a buffer of the old size does not come back");
+        drop(pool.act(5, 7));
+        assert_eq!(idle(&pool), 16 * 7);
+    }
+}
