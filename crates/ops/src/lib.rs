@@ -1,27 +1,101 @@
-//! The operations of a decoder, each with its forward and its backward, on panels of tokens.
+//! The operations of a decoder, each with its forward and its backward pass, on activations `[tokens, features]`.
 //!
-//! Every file holds the fast version, written once over [`simd::Simd`], and in its tests a plain reference in f64. A
-//! test compares both at every SIMD level on odd sizes.
+//! An operation is a folder. `mod.rs` is its interface: formulas, shapes, assertions, the allocation of results, and the
+//! only `match` on the [device](tunesmith_device::Device). `cpu.rs` has the kernels, written once over [`simd::Simd`],
+//! and `reference.rs` the definition in f64. Tests compare both at every SIMD level, and gradients with finite
+//! differences ([`testing`]). `CONTRIBUTING.md` shows how to add one.
+//!
+//! Below, `x[t, j]` is feature j of token t. `d` before a name is the gradient of the loss with respect to it. Where
+//! nothing else is said, an operand is an activation `[tokens, features]`. Batches have no padding: `cu_seqlens` says
+//! where their sequences begin and end.
+//!
+//! | memory | |
+//! |---|---|
+//! | [`panel::Act`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
+//! | [`panel::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
+//! | [`panel::Act::gather`], [`scatter`](panel::Act::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
+//! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients |
+//!
+//! | elementwise | |
+//! |---|---|
+//! | [`elementwise`] | `c x`, `x + y`, `x - y`, `a x + b y`; `y[t, j] + bias[j]`, `bias [features]`, and its gradient |
+//! | [`feature_scale`] | `y[t, j] = gain[j] v[t, j]`, `gain [features]`: `DoRA`, (IA)³ |
+//! | [`softcap`] | `cap * tanh(x / cap)` |
+//!
+//! | products | |
+//! |---|---|
+//! | [`gemm::matmul`] | `out[t, m] = init + sum_k W[m, k] x[t, k]`, `W [m, k]` or transposed, of floats or quantized; one or two terms |
+//! | [`gemm::outer`] | `dW[m, n] += sum_t y[t, m] x[t, n]`: a weight's gradient |
+//! | [`block_diagonal`] | `out[t, b] = x[t, b] D_b`, `D [blocks, size, size]`, and `dD_b = sum_t x[t, b]^T d[t, b]`: OFT |
+//! | [`low_rank::row_norms`] | the norm of each row of `W + s B A`, `[out_features]`; `A [rank, in]`, `B [out, rank]`: `DoRA` |
+//!
+//! | norm | |
+//! |---|---|
+//! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups of `weight [dim]` |
+//!
+//! | rotary embedding | |
+//! |---|---|
+//! | [`rope::Rope`] | features i and i + n/2 of each head turn by the angle `position * inv_freq[i]`; backward turns the other way |
+//!
+//! | attention | |
+//! |---|---|
+//! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [tokens, heads * dim]`, `k` and `v` `[tokens, kv * dim]`; a cache for decoding |
+//! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
+//!
+//! | gated MLP | |
+//! |---|---|
+//! | [`gated_mlp`] | `act(gate) * up`: SiLU, or GELU by tanh |
+//!
+//! | experts | |
+//! |---|---|
+//! | [`route::route`] | the `k` largest of `softmax(logits)`, `logits [tokens, experts]`, and their weights |
+//! | [`route::Routing`] | `x` of an expert's tokens; `out[t] += w[t, e] y_e[t]`; the gradients of both and of the logits |
+//! | [`route::SigmoidGate`] | `y[t] * sigmoid(logit[t])`, `logits [tokens, 1]` |
+//!
+//! | embedding | |
+//! |---|---|
+//! | [`embedding`] | `x[t] = scale * table[tokens[t]]`, `table [vocabulary, features]`; `d_table[tokens[t]] += scale * dx[t]` |
+//! | [`argmax`] | `argmax_j x[t, j]`, `[tokens]` |
+//!
+//! | loss | |
+//! |---|---|
+//! | [`loss`] | `logsumexp(l[t]) - l[t, target[t]]`, `l [tokens, vocabulary]`; label smoothing, z-loss; squared errors |
+//! | [`loss::linear`] | the same of `l = softcap(W h)`, `h [tokens, hidden]`, with `dh` and `dW`, chunk by chunk |
+//!
+//! | dropout and noise | |
+//! |---|---|
+//! | [`dropout`] | `x / (1 - rate)` or 0; the mask is a function of seed, step, module, row, and feature |
+//! | [`noise`] | `x + u`, `u` uniform in `±alpha / sqrt(length * features)`: `NEFTune` |
+//!
+//! | narrow | |
+//! |---|---|
+//! | [`narrow::Narrow`] | an activation rounded to bfloat16 or float16 and back |
+//!
+//! | quantization | |
+//! |---|---|
+//! | [`quant`] | matrices in NF4, FP4 and 8 bits, to the byte as bitsandbytes keeps them: `table[code] * scale[block]` |
+//!
+//! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
-pub mod attention;
 pub mod argmax;
+pub mod attention;
 pub mod block_diagonal;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
-pub mod floats;
 pub mod feature_scale;
+pub mod floats;
 pub mod gated_mlp;
 pub mod gemm;
 pub mod loss;
 pub mod low_rank;
 pub mod narrow;
 pub mod noise;
-pub mod rms_norm;
 pub mod panel;
 pub mod par;
 pub mod peak;
 pub mod quant;
+pub mod rms_norm;
 pub mod rope;
 pub mod route;
 pub mod simd;
