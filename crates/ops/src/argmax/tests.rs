@@ -1,3 +1,4 @@
+//! The largest feature, across tasks.
 use super::cpu::SPAN;
 use super::*;
 use crate::panel::Pool;

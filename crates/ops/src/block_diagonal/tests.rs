@@ -1,3 +1,4 @@
+//! Products and gradients against their definition.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{each_level, numbers};

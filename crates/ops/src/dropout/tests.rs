@@ -1,3 +1,4 @@
+//! The mask follows counters alone.
 use super::*;
 use crate::panel::Pool;
 

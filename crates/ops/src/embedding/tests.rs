@@ -1,3 +1,4 @@
+//! Rows looked up and added back, against the definition and finite differences.
 use super::*;
 use crate::testing::{check_gradient, numbers};
 

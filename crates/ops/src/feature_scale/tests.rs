@@ -1,3 +1,4 @@
+//! The factors and their gradient against the formula and finite differences.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{check_gradient, numbers};

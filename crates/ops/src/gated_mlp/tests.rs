@@ -1,3 +1,4 @@
+//! Both activations against their definition and finite differences.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{check_gradient, each_level, numbers};

@@ -1,3 +1,4 @@
+//! Norms against those of the formed sum.
 use super::*;
 use crate::testing::{each_level, numbers};
 

@@ -1,3 +1,4 @@
+//! Rounding against the `half` crate.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{each_level, numbers};

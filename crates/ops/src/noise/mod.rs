@@ -1,4 +1,4 @@
-//! Uniform noise, `x[t, j] = x[t, j] + bound u`, `u` in -1..1: NEFTune (Jain et al., 2023,
+//! Uniform noise, `x[t, j] = x[t, j] + bound u`, `u` in -1..1: `NEFTune` (Jain et al., 2023,
 //! <https://arxiv.org/abs/2310.05914>). It is a function of counters alone, as the masks of [`crate::dropout`].
 mod cpu;
 #[cfg(test)]

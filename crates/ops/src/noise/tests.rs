@@ -1,3 +1,4 @@
+//! The noise follows counters alone, within its bound.
 use super::*;
 use crate::dropout::key;
 use crate::panel::Pool;

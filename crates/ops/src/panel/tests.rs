@@ -1,3 +1,4 @@
+//! Tokens keep their places through every copy.
 use super::*;
 
 #[test]

@@ -1,3 +1,4 @@
+//! The cap and its gradient against the definition and finite differences.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{check_gradient, each_level, numbers};
