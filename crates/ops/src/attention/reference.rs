@@ -37,22 +37,21 @@ pub(super) fn forward(operands: &Operands, spans: &[Span], heads: Heads, how: Sc
                 let (row, kv) = ((span.query_start + query) * query_heads + head, head / (query_heads / kv_heads));
                 let key = |j: usize| (span.key_start + j) * kv_heads + kv;
                 let score = |j: usize| {
-                    if !sees(span, query, j, how.window) {
-                        return f64::NEG_INFINITY;
-                    }
                     let (q, k) = (&q[row * head_dim..][..head_dim], &k[key(j) * head_dim..][..head_dim]);
                     let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(how.scale);
                     how.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 };
-                let scores: Vec<f64> = (0..span.keys).map(score).collect();
+                let visible = (0..span.keys).filter(|&j| sees(span, query, j, how.window));
+                let scores: Vec<(usize, f64)> = visible.map(|j| (j, score(j))).collect();
                 let sink = sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| sinks[head]);
-                let top = scores.iter().copied().fold(sink, f64::max);
-                let total: f64 = (sink - top).exp() + scores.iter().map(|score| (score - top).exp()).sum::<f64>();
+                let top = scores.iter().fold(sink, |top, (_, score)| top.max(*score));
+                let exps: Vec<(usize, f64)> = scores.iter().map(|(j, score)| (*j, (score - top).exp())).collect();
+                let total = (sink - top).exp() + exps.iter().map(|(_, exp)| exp).sum::<f64>();
                 lse[row] = top + total.ln();
-                for (j, score) in scores.iter().enumerate() {
-                    let p = (score - lse[row]).exp();
+                for (j, exp) in exps {
                     let value = &v[key(j) * v_head_dim..][..v_head_dim];
-                    out[row * v_head_dim..][..v_head_dim].iter_mut().zip(value).for_each(|(sum, v)| *sum += p * v);
+                    let out = &mut out[row * v_head_dim..][..v_head_dim];
+                    out.iter_mut().zip(value).for_each(|(sum, v)| *sum += exp / total * v);
                 }
             }
         }

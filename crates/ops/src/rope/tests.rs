@@ -62,7 +62,7 @@ fn positions_of_several_components_equal_the_definition_and_its_finite_differenc
     let (time, row, column) = (of(0), of(1), of(2));
     let inv_freq: Vec<f32> = (0..9).map(|i| 0.6f32.powi(i)).collect();
     let repeated: Vec<f32> = [&inv_freq[..4], &inv_freq[..4]].concat();
-    let forms: [(&[f32], Vec<usize>, Vec<&[u32]>); 4] = [
+    let forms: [(&[f32], _, Vec<&[u32]>); 4] = [
         (&inv_freq, sections(&[2, 3, 4]), vec![&time, &row, &column]),
         (&inv_freq, interleaved_sections(&[4, 3, 2]), vec![&time, &row, &column]),
         // A vision tower's: the first half turns by row, the second by column.

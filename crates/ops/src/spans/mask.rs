@@ -37,14 +37,14 @@ pub enum Mask<'a> {
     Causal(Option<Window>),
     /// All keys. Encoders.
     Full,
-    /// `i - before <= j <= i + after`. Local layers of encoders, such as ModernBERT.
+    /// `i - before <= j <= i + after`. Local layers of encoders, such as `ModernBERT`.
     Local {
         /// How many keys before its own a query sees.
         before: usize,
         /// How many keys after its own a query sees.
         after: usize,
     },
-    /// `j <= i`, or `j` is among the first n keys. Prefix language models, such as PaliGemma.
+    /// `j <= i`, or `j` is among the first n keys. Prefix language models, such as `PaliGemma`.
     Prefix(usize),
     /// As [`Mask::Causal`]; a query in a block also sees all keys of its block. Images of Gemma 3.
     Blocks {
@@ -142,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn seeing_queries_are_those_of_the_dense_mask() {
+    fn queries_that_see_a_strip_are_those_of_the_dense_mask() {
         let bounds = |span: &Span, window, keys: &Range<usize>| {
-            let sees = |query: &usize| keys.clone().any(|key| span.visible(*query, window).contains(&key));
+            let sees = |query: &usize| keys.clone().any(|key| span.visibility(window).keys_of(*query).contains(&key));
             let all: Vec<usize> = (0..span.positions.len()).filter(sees).collect();
             all.first().map(|&first| first..all[all.len() - 1] + 1)
         };
@@ -154,10 +154,10 @@ mod tests {
             for span in &spans {
                 let masked = span.clone().masked(&mask);
                 for keys in &strips {
-                    let found = masked.seeing(keys.clone(), None);
+                    let found = masked.visibility(None).queries_of(keys.clone());
                     assert_eq!(Some(found.clone()).filter(|found| !found.is_empty()), bounds(&masked, None, keys));
                     if let Mask::Causal(window) = mask {
-                        let by_rule = span.seeing(keys.clone(), window);
+                        let by_rule = span.visibility(window).queries_of(keys.clone());
                         let wanted = bounds(span, window, keys);
                         assert_eq!(Some(by_rule).filter(|found| !found.is_empty()), wanted, "{mask:?} {keys:?}");
                     }

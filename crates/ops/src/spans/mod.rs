@@ -39,30 +39,51 @@ impl Span {
         self.query_start..self.query_start + self.positions.len()
     }
 
-    /// The keys that query number `query` sees in a layer with this window.
+    /// Who sees whom in a layer with this window.
+    pub(super) fn visibility(&self, window: Option<Window>) -> Visibility<'_> {
+        let ranges = self.ranges.as_ref().map(|ranges| (ranges.first.as_slice(), ranges.end.as_slice()));
+        Visibility { positions: &self.positions, window, ranges }
+    }
+}
+
+/// Which queries of a span see which of its keys. A copy in a kernel's local variables costs no loads in its loops.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Visibility<'a> {
+    positions: &'a [usize],
+    window: Option<Window>,
+    /// First keys and ends, in place of the causal rule and the window.
+    ranges: Option<(&'a [u32], &'a [u32])>,
+}
+
+impl Visibility<'_> {
+    /// The number of queries.
+    pub(super) const fn queries(self) -> usize {
+        self.positions.len()
+    }
+
+    /// The keys that query number `query` sees.
     #[inline(always)]
-    pub(super) fn visible(&self, query: usize, window: Option<Window>) -> Range<usize> {
-        match &self.ranges {
-            None => Window::causal(window, self.positions[query]),
-            Some(ranges) => ranges.first[query] as usize..ranges.end[query] as usize,
+    pub(super) fn keys_of(self, query: usize) -> Range<usize> {
+        match self.ranges {
+            None => Window::causal(self.window, self.positions[query]),
+            Some((first, end)) => first[query] as usize..end[query] as usize,
         }
     }
 
     /// The queries from the first that sees one of `keys` to the last, those between included.
-    pub(super) fn seeing(&self, keys: Range<usize>, window: Option<Window>) -> Range<usize> {
+    pub(super) fn queries_of(self, keys: Range<usize>) -> Range<usize> {
         if self.ranges.is_none() {
             // Both ends of what a query sees rise with its position.
             let first = self.positions.partition_point(|&position| position < keys.start);
-            let end = self.positions.partition_point(|&position| Window::causal(window, position).start < keys.end);
-            return first..end;
+            let sees = |&position: &usize| Window::causal(self.window, position).start < keys.end;
+            return first..self.positions.partition_point(sees);
         }
         let sees = |&query: &usize| {
-            let seen = self.visible(query, window);
+            let seen = self.keys_of(query);
             seen.start < keys.end && keys.start < seen.end
         };
-        let queries = 0..self.positions.len();
-        let first = queries.clone().find(sees).unwrap_or(queries.end);
-        first..queries.rev().find(sees).map_or(first, |last| last + 1)
+        let first = (0..self.queries()).find(sees).unwrap_or(self.queries());
+        first..(first..self.queries()).rev().find(sees).map_or(first, |last| last + 1)
     }
 }
 

@@ -38,7 +38,7 @@ struct Backward<'a> {
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
     let Heads { head_dim, v_head_dim, .. } = job.heads;
-    let (queries, key_panels) = (job.span.positions.len(), job.span.keys.div_ceil(LANES));
+    let (visibility, key_panels) = (job.span.visibility(job.how.window), job.span.keys.div_ceil(LANES));
     let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
     let stride = QUERY_PANELS * BLOCK;
     let mut iota = [0.0f32; LANES];
@@ -49,7 +49,7 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
     while strip < key_panels {
         let panels = S::PANELS.min(key_panels - strip);
         let (key, last_key) = (strip * LANES, (strip + panels) * LANES - 1);
-        let seeing = job.span.seeing(key..last_key + 1, job.how.window);
+        let seeing = visibility.queries_of(key..last_key + 1);
         let (mut block, query_panels) = (seeing.start / LANES, seeing.end.div_ceil(LANES));
         // SAFETY: a strip is `panels` key panels below `key_panels`. A block is `count <= QUERY_PANELS` query panels
         // below `query_panels`, so that queries stay below those of `lse` and `delta`. Score rows are below LANES in
@@ -74,7 +74,7 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
                     }
                     for row in 0..LANES {
                         let query = (block + qp) * LANES + row;
-                        let seen = job.span.visible(query.min(queries - 1), job.how.window);
+                        let seen = visibility.keys_of(query.min(visibility.queries() - 1));
                         let (lse, delta) = (S::splat(*job.lse.add(query)), S::splat(*job.delta.add(query)));
                         for panel in 0..panels {
                             let offset = panel * stride + qp * BLOCK + row * LANES;
@@ -106,37 +106,30 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
                 let mut row = 0;
                 while row < v_head_dim {
                     let rows = tile_rows(v_head_dim - row, S::ROWS);
-                    let (from, to) = (d_o.add(row * LANES), dv.add(row * LANES));
-                    with_tile!(
-                        rows,
-                        panels,
-                        sum_tile::<S>(count, from, value_panel, job.p, BLOCK, stride, to, value_panel, true)
-                    );
+                    let (from, to, step) = (d_o.add(row * LANES), dv.add(row * LANES), value_panel);
+                    with_tile!(rows, panels, sum_tile::<S>(count, from, step, job.p, BLOCK, stride, to, step, true));
                     row += rows;
                 }
-                let mut row = 0;
+                let (step, mut row) = (key_panel, 0);
                 while row < head_dim {
                     let rows = tile_rows(head_dim - row, S::ROWS);
-                    let at = row * LANES;
-                    let step = key_panel;
-                    with_tile!(
-                        rows,
-                        panels,
-                        sum_tile::<S>(count, q.add(at), step, job.ds, BLOCK, stride, dk.add(at), step, true)
-                    );
-                    let mut qp = 0;
-                    while qp < count {
-                        let pair = S::PANELS.min(count - qp);
-                        let to = job.dq.add((block + qp) * key_panel + at);
-                        let x = job.turned.add(qp * panels * BLOCK);
-                        with_tile!(
-                            rows,
-                            pair,
-                            sum_tile::<S>(panels, k.add(at), step, x, BLOCK, panels * BLOCK, to, step, true)
-                        );
-                        qp += pair;
-                    }
+                    let (from, to) = (q.add(row * LANES), dk.add(row * LANES));
+                    with_tile!(rows, panels, sum_tile::<S>(count, from, step, job.ds, BLOCK, stride, to, step, true));
                     row += rows;
+                }
+                let mut qp = 0;
+                while qp < count {
+                    let pair = S::PANELS.min(count - qp);
+                    let dq = job.dq.add((block + qp) * key_panel);
+                    let (x, stride) = (job.turned.add(qp * panels * BLOCK), panels * BLOCK);
+                    let mut row = 0;
+                    while row < head_dim {
+                        let rows = tile_rows(head_dim - row, S::ROWS);
+                        let (from, to) = (k.add(row * LANES), dq.add(row * LANES));
+                        with_tile!(rows, pair, sum_tile::<S>(panels, from, step, x, BLOCK, stride, to, step, true));
+                        row += rows;
+                    }
+                    qp += pair;
                 }
                 block += count;
             }
@@ -203,10 +196,12 @@ pub(in crate::attention) fn backward(
                     realign(o.ptr(), o.stride(), features(head, v_head_dim), query_tokens.clone(), 1.0, os);
                     realign(d_o.ptr(), d_o.stride(), features(head, v_head_dim), query_tokens.clone(), 1.0, dos);
                     realign(lse.ptr(), lse.stride(), head..head + 1, query_tokens.clone(), 1.0, lses);
-                    for query in 0..queries {
-                        let at = query / LANES * v_head_dim * LANES + query % LANES;
-                        let dot = |feature| *os.add(at + feature * LANES) * *dos.add(at + feature * LANES);
-                        *deltas.add(query) = (0..v_head_dim).map(dot).sum();
+                    for panel in 0..queries / LANES {
+                        for lane in 0..LANES {
+                            let at = panel * v_head_dim * LANES + lane;
+                            let dot = |feature| *os.add(at + feature * LANES) * *dos.add(at + feature * LANES);
+                            *deltas.add(panel * LANES + lane) = (0..v_head_dim).map(dot).sum();
+                        }
                     }
                     if let Some(sinks) = sinks {
                         // The sink is a key whose value is zero: its probability times (0 - delta).

@@ -6,7 +6,7 @@ use crate::gemm::{tile_rows, with_tile};
 use crate::panel::{Act, LANES, Pool};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
-use crate::spans::{Span, Window};
+use crate::spans::{Span, Visibility};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,13 +36,14 @@ struct Visible {
 
 impl Visible {
     /// For `panels` query panels from number `strip` on.
-    fn new(span: &Span, window: Option<Window>, strip: usize, panels: usize) -> Self {
-        let last_query = span.positions.len() - 1;
+    fn new(visibility: Visibility<'_>, strip: usize, panels: usize) -> Self {
+        let last_query = visibility.queries() - 1;
         let (mut last, mut before) = ([[0.0; LANES]; 2], [[0.0; LANES]; 2]);
-        let (mut all, mut any) = (0..usize::MAX, usize::MAX..0);
+        let mut all = visibility.keys_of(strip * LANES);
+        let mut any = all.clone();
         for (panel, (last, before)) in last.iter_mut().zip(&mut before).enumerate().take(panels) {
             for (lane, (last, before)) in last.iter_mut().zip(before).enumerate() {
-                let seen = span.visible(((strip + panel) * LANES + lane).min(last_query), window);
+                let seen = visibility.keys_of(((strip + panel) * LANES + lane).min(last_query));
                 (*last, *before) = (seen.end as f32 - 1.0, seen.start as f32 - 1.0);
                 all = all.start.max(seen.start)..all.end.min(seen.end);
                 any = any.start.min(seen.start)..any.end.max(seen.end);
@@ -75,14 +76,15 @@ struct Forward<'a> {
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
     let Heads { head_dim, v_head_dim, .. } = job.heads;
-    let query_panels = job.span.positions.len().div_ceil(LANES);
+    let visibility = job.span.visibility(job.how.window);
+    let query_panels = visibility.queries().div_ceil(LANES);
     let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
     let (most_at_first, total_at_first) = start(job.sink);
     let score_stride = KEY_PANELS * BLOCK;
     let mut strip = 0;
     while strip < query_panels {
         let panels = S::PANELS.min(query_panels - strip);
-        let visible = Visible::new(job.span, job.how.window, strip, panels);
+        let visible = Visible::new(visibility, strip, panels);
         let (first_panel, key_panels) = (visible.any.start / LANES, visible.any.end.div_ceil(LANES));
         // SAFETY: a strip is `panels` query panels below `query_panels`. A block is at most KEY_PANELS key panels, the
         // last of them below `key_panels`, which holds a key, for visible keys are below `keys`. Score rows are below
