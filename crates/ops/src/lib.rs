@@ -1,6 +1,6 @@
 //! The operations of a decoder, each with its forward and its backward, on panels of tokens.
 //!
-//! Every file holds the fast version, written once over [`simd::Simd`], and in its tests a plain reference in f64. A
+//! Every operation has a fast version, written once over [`simd::Simd`], and in its tests a plain reference in f64. A
 //! test compares both at every SIMD level on odd sizes.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod attention;
