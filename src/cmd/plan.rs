@@ -114,6 +114,12 @@ fn report(args: &Args) -> Result<Report> {
         Some(row) => time(args, &config, &predictor, &machine, &batch, row)?,
         None => None,
     };
+    if let Some(more) = predictor.uneven_routing(&batch.pass()) {
+        notes.push(format!(
+            "tokens are planned to spread evenly over experts; if all chose the same ones, a rank would need {} more",
+            human_bytes(more)
+        ));
+    }
     if machine.device == Device::Gpu {
         notes.push(format!(
             "a GPU's figures are a prediction: two bytes a number of activations, {} for context and kernels, and {} for NCCL \

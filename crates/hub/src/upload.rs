@@ -299,10 +299,10 @@ fn explain(failure: Failure, settings: &HubSettings, repo: &Repo, doing: &str) -
         }
         Failure::Network(cause) => {
             let text = settings.clean(&cause.text);
-            let error = Error::new(Kind::Io, format!("{about}: the hub ({host}) cannot be reached: {text}"));
-            return cause.attach(error.hint(
+            let error = Error::new(Kind::Io, format!("{about}: the hub ({host}) cannot be reached: {text}")).hint(
                 "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
-            ));
+            );
+            return cause.attach(error);
         }
     };
     let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());

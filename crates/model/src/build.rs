@@ -26,6 +26,7 @@ use tunesmith_device::Device;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::panel::Pool;
+use tunesmith_ops::spans::Window;
 
 struct Builder<'a> {
     tensors: Tensors<'a>,
@@ -269,7 +270,7 @@ impl Builder<'_> {
             let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
             Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
         };
-        let heads = Heads { query: arch.num_attention_heads, kv: arch.num_key_value_heads, dim: arch.head_dim };
+        let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
         let groups = match arch.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
@@ -285,7 +286,7 @@ impl Builder<'_> {
         let how = Scores {
             scale: arch.attention_scale as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
-            window: kind.window,
+            window: kind.window.map(Window::Sliding),
         };
         let o = linear(self, linears, "self_attn.o_proj")?;
         let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };

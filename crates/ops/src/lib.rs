@@ -24,7 +24,7 @@
 //!
 //! | products | |
 //! |---|---|
-//! | [`gemm::matmul`] | `out[t, m] = init + sum_k W[m, k] x[t, k]`, `W [m, k]` or transposed, of floats or quantized; one or two terms |
+//! | [`gemm::matmul`] | `out[t, m] = init + sum_k W[m, k] x[t, k]`; `W [m, k]` or transposed, floats or quantized; up to two terms |
 //! | [`gemm::outer`] | `dW[m, n] += sum_t y[t, m] x[t, n]`: a weight's gradient |
 //! | [`block_diagonal`] | `out[t, b] = x[t, b] D_b`, `D [blocks, size, size]`, and `dD_b = sum_t x[t, b]^T d[t, b]`: OFT |
 //! | [`low_rank::row_norms`] | the norm of each row of `W + s B A`, `[out_features]`; `A [rank, in]`, `B [out, rank]`: `DoRA` |
@@ -35,11 +35,12 @@
 //!
 //! | rotary embedding | |
 //! |---|---|
-//! | [`rope::Rope`] | features i and i + n/2 of each head turn by the angle `position * inv_freq[i]`; backward turns the other way |
+//! | [`rope::Rope`] | pair i of each head turns by the angle `position[t] * inv_freq[i]`; backward turns the other way |
 //!
 //! | attention | |
 //! |---|---|
-//! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [tokens, heads * dim]`, `k` and `v` `[tokens, kv * dim]`; a cache for decoding |
+//! | [`attention`] | `softmax(cap(scale q k^T)) v` per head: `q [rows, query * head_dim]`, `k [tokens, kv * head_dim]`, `v [tokens, kv * v_head_dim]` |
+//! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
 //! | gated MLP | |

@@ -148,12 +148,12 @@ impl Model {
                 }
                 let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.blocks[index]).collect();
                 let mixed = if single {
-                    (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
+                    (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
                 } else if fresh {
-                    attention::forward(q, k, v, &rows.outputs.spans, heads, how)
+                    attention::forward(q, k, v, None, &rows.outputs.spans, heads, how)
                 } else {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
-                    attention::forward(q, &k, &v, &rows.outputs.spans, heads, how)
+                    attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 for text in texts.iter_mut() {
                     text.blocks[index].trim();

@@ -8,7 +8,9 @@ pub(super) fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
     par::run(panels, |panel| {
         // SAFETY: the panel lies within `x`, which is borrowed for writing; no other task has it.
         let values = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
-        values.iter_mut().for_each(|value| *value = f(*value));
+        for value in values {
+            *value = f(*value);
+        }
     });
 }
 
@@ -28,7 +30,9 @@ pub(super) fn add_bias(y: &mut Act, bias: &[f32]) {
         // SAFETY: the panel lies within `y`, which is borrowed for writing; no other task has it.
         let values = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
         for (lanes, bias) in values.chunks_exact_mut(LANES).zip(bias) {
-            lanes.iter_mut().for_each(|sum| *sum += bias);
+            for sum in lanes {
+                *sum += bias;
+            }
         }
     });
 }

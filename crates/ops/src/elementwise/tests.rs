@@ -1,3 +1,4 @@
+//! Each function against its formula.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::numbers;

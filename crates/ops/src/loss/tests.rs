@@ -1,3 +1,4 @@
+//! Losses and gradients against their definitions and finite differences.
 use super::*;
 use crate::panel::Pool;
 use crate::testing::{check_gradient, each_level, numbers};

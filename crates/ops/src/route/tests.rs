@@ -1,3 +1,4 @@
+//! Routing against its definition and finite differences.
 use super::*;
 use crate::testing::{check_gradient, numbers};
 

@@ -111,7 +111,6 @@ pub enum Policy {
 
 /// Everything that memory depends on, except for the batch.
 #[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
 pub struct Job<'a> {
     /// The architecture of the model.
     pub arch: &'a Arch,

@@ -115,6 +115,15 @@ pub struct Segment {
     pub trained: u64,
 }
 
+/// How tokens choose experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routing {
+    /// Each expert sees as many.
+    Balanced,
+    /// All tokens choose the same experts.
+    Worst,
+}
+
 /// The bytes of a pass's activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walked {
@@ -193,20 +202,38 @@ impl<'a> Predictor<'a> {
         &self.segments
     }
 
-    /// Bytes of a pass's activations.
+    /// Bytes of a pass's activations, if tokens spread evenly over experts.
     pub fn activations(&self, pass: &Pass) -> Walked {
+        self.activations_routed(pass, Routing::Balanced)
+    }
+
+    /// Bytes of a pass's activations.
+    pub fn activations_routed(&self, pass: &Pass, routing: Routing) -> Walked {
         // A classification head looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
+        // One token takes as many experts as all tokens that choose the same.
+        let walked = match routing {
+            Routing::Balanced => *pass,
+            Routing::Worst => Pass { tokens: 1, longest: 1, labelled: 1 },
+        };
         // Sizes of buffers follow from the tokens, their number does not, but for experts that see no token.
-        let key = [pass.tokens, pass.labelled].map(|tokens| self.experts_in_use(tokens));
+        let key = [walked.tokens, walked.labelled].map(|tokens| self.experts_in_use(tokens));
         let known = self.counts.borrow().get(&key).cloned();
         let counts = known.unwrap_or_else(|| {
-            let counts = Rc::new(self.count(pass));
+            let counts = Rc::new(self.count(&walked));
             self.counts.borrow_mut().insert(key, Rc::clone(&counts));
             counts
         });
-        self.bytes(&counts, pass)
+        self.bytes(&counts, pass, routing)
+    }
+
+    /// The bytes that a pass needs more where all tokens choose the same experts than where they spread evenly; `None` for
+    /// a model without experts.
+    pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
+        self.job.arch.experts.as_ref()?;
+        let pools = |routing| self.activations_routed(pass, routing).pools;
+        Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced)))
     }
 
     /// How many experts see tokens, at most all.
@@ -236,7 +263,7 @@ impl<'a> Predictor<'a> {
     }
 
     /// The bytes of buffers for `pass`.
-    fn bytes(&self, counts: &BufferCounts, pass: &Pass) -> Walked {
+    fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing) -> Walked {
         let (layout, logits) = match self.device {
             Device::Cpu => (Layout::Panels, Layout::Panels),
             Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
@@ -244,7 +271,11 @@ impl<'a> Predictor<'a> {
         let tokens = pass.tokens.max(self.room());
         let (mut kept, mut pools) = (bytes(&counts.saved, layout, tokens), bytes(&counts.all, layout, tokens));
         for expert in &counts.experts {
-            let each = self.tokens_of_an_expert(if expert.labelled { pass.labelled } else { pass.tokens });
+            let seen = if expert.labelled { pass.labelled } else { pass.tokens };
+            let each = match routing {
+                Routing::Balanced => self.tokens_of_an_expert(seen),
+                Routing::Worst => seen,
+            };
             let each = match self.device {
                 Device::Cpu => each.div_ceil(LANES).next_power_of_two() * LANES,
                 Device::Gpu => each,

@@ -75,7 +75,7 @@ pub struct LossGradient {
     pub dh: Act,
 }
 
-impl<'a> Projection<'a> {
+impl Projection<'_> {
     fn project(&self, h: &Act) -> Act {
         let mut logits = self.pool.blank(h.tokens(), self.outputs);
         matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(self.weight, h.features()), x: h }]);
@@ -216,7 +216,7 @@ impl<'a> Projection<'a> {
             WeightGradient::None => {}
             WeightGradient::Rows { ids, gradients } => add_rows(ids, gradients.reborrow(), &logits, part),
             WeightGradient::Whole(gradients) => {
-                outer(Target::Rows(gradients.reborrow()), &logits, &Transposed::new(part))
+                outer(Target::Rows(gradients.reborrow()), &logits, &Transposed::new(part));
             }
         }
         d_part
