@@ -277,8 +277,8 @@ fn arguments_that_an_optimizer_lacks_are_refused() {
 
 #[test]
 fn objectives_equal_the_label_smoother_of_transformers_and_a_z_loss() {
+    use tunesmith::ops::activation::{Act, Pool};
     use tunesmith::ops::loss::{Terms, gradient};
-    use tunesmith::ops::panel::{Act, Pool};
     const VOCABULARY: usize = 33;
     let bytes = std::fs::read(golden("objectives.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();

@@ -4,8 +4,8 @@ use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::attention::{self, Heads, Scores};
-use tunesmith_ops::panel::Act;
 
 /// The projections to queries, keys and values.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::elementwise;
-use tunesmith_ops::panel::Act;
 use tunesmith_ops::route::Routing;
 
 /// How a branch joins the residual stream.

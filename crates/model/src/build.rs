@@ -23,9 +23,9 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::Device;
+use tunesmith_ops::activation::Pool;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
-use tunesmith_ops::panel::Pool;
 use tunesmith_ops::spans::Window;
 
 struct Builder<'a> {

@@ -15,10 +15,10 @@ use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config};
 use tunesmith_data::batch::{Batch, IGNORE};
 use tunesmith_device::Device;
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::embedding;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::narrow::Half;
-use tunesmith_ops::panel::{Act, Pool};
 
 mod counts;
 mod next;

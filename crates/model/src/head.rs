@@ -4,10 +4,10 @@ use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::sync::Arc;
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::loss::linear::{LossGradient, Objective, Projection};
-use tunesmith_ops::panel::{Act, Pool};
 
 #[derive(Debug)]
 pub struct Head {

@@ -1,6 +1,6 @@
 //! What forward keeps for backward, as it is or in sixteen bits.
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::narrow::{Half, Narrow};
-use tunesmith_ops::panel::Act;
 
 /// An activation that waits for the backward pass.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::cell::OnceCell;
 use std::fmt::Debug;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use tunesmith_ops::panel::Act;
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]

@@ -3,8 +3,8 @@ use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::gated_mlp::{self, Gate};
-use tunesmith_ops::panel::Act;
 
 /// The projections to gate and up.
 #[derive(Debug)]

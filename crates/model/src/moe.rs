@@ -6,8 +6,8 @@ use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
 use std::sync::Arc;
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::elementwise;
-use tunesmith_ops::panel::{Act, Pool};
 use tunesmith_ops::route::{Routing, SigmoidGate, route};
 
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;
-use tunesmith_ops::panel::Act;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::rms_norm::{self, Gain};
 
 /// An `RMSNorm`'s weight and constants.

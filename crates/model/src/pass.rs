@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_config::arch::{self, Frequencies};
+use tunesmith_ops::activation::Pool;
 use tunesmith_ops::dropout::{Dropout, key};
-use tunesmith_ops::panel::Pool;
 use tunesmith_ops::rope::Rope;
 use tunesmith_ops::spans::{Span, full_spans, row_spans};
 

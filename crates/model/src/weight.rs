@@ -7,11 +7,11 @@ use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::embedding;
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::loss::linear::WeightGradient;
-use tunesmith_ops::panel::Act;
 use tunesmith_ops::quant::Quantized;
 
 /// A matrix or vector of the model, row-major.

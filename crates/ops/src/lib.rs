@@ -11,9 +11,9 @@
 //!
 //! | memory | |
 //! |---|---|
-//! | [`panel::Act`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
-//! | [`panel::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
-//! | [`panel::Act::gather`], [`scatter`](panel::Act::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
+//! | [`activation::Act`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
+//! | [`activation::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
+//! | [`activation::Act::gather`], [`scatter`](activation::Act::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
 //! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients |
 //!
 //! | elementwise | |
@@ -78,6 +78,7 @@
 //!
 //! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
+pub mod activation;
 pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
@@ -92,7 +93,6 @@ pub mod loss;
 pub mod low_rank;
 pub mod narrow;
 pub mod noise;
-pub mod panel;
 pub mod par;
 pub mod peak;
 pub mod quant;

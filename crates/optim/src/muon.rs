@@ -15,9 +15,9 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
-use tunesmith_ops::panel::{Act, Pool};
 
 /// `adjust_lr_fn`: the factor of the rate by a matrix's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use crate::linear::{Base, Formula, Input, Saved};
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::elementwise::sub;
 use tunesmith_ops::feature_scale;
 use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
 use tunesmith_ops::low_rank::{Update, row_norms};
-use tunesmith_ops::panel::{Act, Pool};
 
 /// The most tokens of a pass for which norms are kept.
 const FEW_TOKENS: usize = 16;

@@ -9,9 +9,9 @@ use crate::linear::{Base, Formula, Input, Saved};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::feature_scale;
-use tunesmith_ops::panel::Act;
 use tunesmith_plan::memory::{self, Footprint};
 
 /// What is the same of all factors.
@@ -224,7 +224,7 @@ mod tests {
     use crate::linear::Linear;
     use crate::pass::Pass;
     use crate::weight::Weight;
-    use tunesmith_ops::panel::Pool;
+    use tunesmith_ops::activation::Pool;
     use tunesmith_ops::testing::{check_gradient, each_level, numbers};
 
     const TOKENS: usize = 21;

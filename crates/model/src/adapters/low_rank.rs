@@ -5,10 +5,10 @@ use crate::linear::{Base, Formula, Input, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::elementwise::{self, scale, sub};
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use tunesmith_ops::panel::Act;
 
 /// Where A and B of one module are among the trained values, and how they are applied.
 #[derive(Debug, Clone)]

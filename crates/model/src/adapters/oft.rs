@@ -18,9 +18,9 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_device::Device;
+use tunesmith_ops::activation::{self, Act};
 use tunesmith_ops::block_diagonal::{outer, times};
 use tunesmith_ops::floats::Floats;
-use tunesmith_ops::panel::{self, Act};
 use tunesmith_plan::memory::Footprint;
 use tunesmith_plan::memory::footprint::Shape;
 
@@ -138,7 +138,7 @@ impl Adapter for Rotation {
 
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
         let (&[weight, ..], false) = (tensors, part.bias) else { return };
-        let (made, pool) = (self.blocks.make(weight), panel::Pool::new());
+        let (made, pool) = (self.blocks.make(weight), activation::Pool::new());
         // Rows of the weight in the place of tokens, some at a time.
         for rows in values.chunks_mut(MERGED_ROWS * self.inputs) {
             let old = Act::from_rows(&pool, rows, self.inputs);
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn rotations_equal_their_formula_and_their_finite_differences() {
         for (terms, count) in [(Some(5), 3), (None, 3), (Some(5), 1)] {
-            let (pool, blocks) = (panel::Pool::new(), Blocks { size: SIZE, count, terms });
+            let (pool, blocks) = (activation::Pool::new(), Blocks { size: SIZE, count, terms });
             let (x, w, seed) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, TOKENS * OUT));
             let weight: Vec<f32> = numbers(4, count * blocks.trained()).iter().map(|value| 0.3 * value).collect();
             let linear = Linear {

@@ -5,8 +5,8 @@ use crate::moe::Moe;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::{Batch, IGNORE};
+use tunesmith_ops::activation::BufferCount;
 use tunesmith_ops::narrow::Half;
-use tunesmith_ops::panel::BufferCount;
 use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, Walk};
 
 /// The buffers of the walk and of each block's experts, as they are now.

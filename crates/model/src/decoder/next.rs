@@ -8,9 +8,9 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
 use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::Batch;
+use tunesmith_ops::activation::{Act, Pool};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
-use tunesmith_ops::panel::{Act, Pool};
 use tunesmith_ops::par;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.

@@ -13,10 +13,10 @@ use tunesmith_base::memory;
 use tunesmith_config::Policy;
 use tunesmith_data::batch::Batch;
 use tunesmith_device::Device;
+use tunesmith_ops::activation::Act;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::narrow::{Half, Narrow};
 use tunesmith_ops::noise;
-use tunesmith_ops::panel::Act;
 
 impl Model {
     /// One micro-batch, forward and backward. Adds the gradient of `scale * (sum of the label tokens' losses)`, times

@@ -1,5 +1,5 @@
 //! A task looks through some features of a panel; the largest of a token's tasks wins.
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par::{self, Shared};
 
 /// Features that one task looks through.

@@ -3,7 +3,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::Act;
+use crate::activation::Act;
 use tunesmith_device::Device;
 
 /// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. Zeros on the meta device.

@@ -1,7 +1,7 @@
 //! The largest feature, across tasks.
 use super::cpu::SPAN;
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::numbers;
 
 #[test]

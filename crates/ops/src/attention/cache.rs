@@ -3,7 +3,7 @@
 //! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
 use super::Heads;
-use crate::panel::{Act, LANES, Pool};
+use crate::activation::{Act, LANES, Pool};
 use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -19,8 +19,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use super::activation::Act;
 use super::floats::{Floats, FloatsMut};
-use super::panel::Act;
 use super::spans::{Span, Window};
 pub use cache::KeyValues;
 use tunesmith_device::Device;
@@ -141,7 +141,7 @@ pub fn decode(q: &Act, caches: &[&KeyValues], sinks: Option<Floats<'_>>, heads: 
     assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
     let kept = |cache: &&KeyValues| {
         let seen = Window::causal(how.window, cache.len() - 1);
-        cache.page(seen.start / super::panel::LANES).is_some()
+        cache.page(seen.start / super::activation::LANES).is_some()
     };
     assert!(caches.iter().all(kept), "caches that keep what their last position sees");
     cpu::decode(q, caches, sinks.map(Floats::host), heads, how)

@@ -1,7 +1,7 @@
 //! Both passes against the definition, in f64.
 use super::reference::{self, Operands};
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::spans::{KeyRanges, Mask, full_spans, row_spans};
 use crate::testing::{check_gradient, each_level, numbers};
 

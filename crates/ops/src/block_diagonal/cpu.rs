@@ -1,7 +1,7 @@
 //! Tiles of the matrix products, a task a panel; for the gradient a task a block.
 use super::Diagonal;
+use crate::activation::{Act, LANES};
 use crate::gemm::{tile, tile_rows, with_tile};
-use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

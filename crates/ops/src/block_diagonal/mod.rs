@@ -6,8 +6,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::Act;
 use crate::floats::Floats;
-use crate::panel::Act;
 use tunesmith_device::Device;
 
 /// The matrices on the diagonal, `[count, size, size]`.

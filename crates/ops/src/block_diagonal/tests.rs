@@ -1,6 +1,6 @@
 //! Products and gradients against their definition.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::{each_level, numbers};
 
 #[test]

@@ -1,6 +1,6 @@
 //! A task a panel. The mask's bits come from the row and the feature by two rounds of `mix`.
 use super::{Dropout, mix};
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 
 pub(super) fn apply(dropout: &Dropout<'_>, x: &Act, out: &mut Act) {

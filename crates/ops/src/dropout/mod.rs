@@ -6,7 +6,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::Act;
+use crate::activation::Act;
 use tunesmith_device::Device;
 
 /// The mask of one module in one step.

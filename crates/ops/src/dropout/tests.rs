@@ -1,6 +1,6 @@
 //! The mask follows counters alone.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 
 #[test]
 fn a_mask_follows_its_row_and_keeps_the_mean() {

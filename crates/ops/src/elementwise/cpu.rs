@@ -1,5 +1,5 @@
 //! Elementwise arithmetic on the CPU, a task a panel.
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 
 /// `x = f(x)`.

@@ -3,8 +3,8 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::Act;
 use crate::floats::{Floats, FloatsMut};
-use crate::panel::Act;
 use tunesmith_device::Device;
 
 /// `x = factor x`.

@@ -1,6 +1,6 @@
 //! Each function against its formula.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::numbers;
 
 #[test]

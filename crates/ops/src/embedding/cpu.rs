@@ -1,6 +1,6 @@
 //! The forward pass in tasks of a panel; the backward pass in one, so that each sum adds token by token.
+use crate::activation::{Act, LANES};
 use crate::gemm::Store;
-use crate::panel::{Act, LANES};
 use crate::par;
 
 pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Act) {

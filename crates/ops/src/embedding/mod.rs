@@ -6,9 +6,9 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::{Act, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
-use crate::panel::{Act, Pool};
 use std::sync::Arc;
 use tunesmith_device::Device;
 

@@ -1,5 +1,5 @@
 //! A task a panel; for the gradient a task some features, each of which adds up all tokens.
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 
 /// Features of a task of [`backward`].

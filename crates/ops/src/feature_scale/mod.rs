@@ -7,8 +7,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::Act;
 use crate::floats::{Floats, FloatsMut};
-use crate::panel::Act;
 use tunesmith_device::Device;
 
 /// `gain ⊙ v`: `v [tokens, features]`, `gain [features]`.

@@ -1,6 +1,6 @@
 //! The factors and their gradient against the formula and finite differences.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::{check_gradient, numbers};
 
 #[test]

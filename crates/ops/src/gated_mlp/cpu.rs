@@ -1,6 +1,6 @@
 //! A task a panel, all of its values in vectors.
 use super::Gate;
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

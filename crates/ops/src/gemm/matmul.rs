@@ -2,7 +2,7 @@
 use super::operands::{DEPTH, Init, Store, TASK_ROWS, Term, holds};
 use super::quantized::{self, Strip};
 use super::{tile, tile_rows, vector, with_tile};
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};

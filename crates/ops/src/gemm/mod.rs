@@ -3,7 +3,7 @@
 //!
 //! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
-use super::panel::LANES;
+use super::activation::LANES;
 use super::simd::Simd;
 
 mod matmul;

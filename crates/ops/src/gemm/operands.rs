@@ -1,6 +1,6 @@
 //! What a matrix product takes: matrices as they are stored, terms, what the product is added to; and the sizes of its blocks.
+use crate::activation::Act;
 use crate::floats::Floats;
-use crate::panel::Act;
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;

@@ -1,8 +1,8 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
 use super::operands::holds;
 use super::{tile, tile_rows, transpose, with_tile};
+use crate::activation::{Act, LANES};
 use crate::floats::FloatsMut;
-use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

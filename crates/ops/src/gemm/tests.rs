@@ -1,6 +1,6 @@
 //! Both products against their plain sums.
 use super::*;
-use crate::panel::{Act, Pool};
+use crate::activation::{Act, Pool};
 use crate::testing::{each_level, numbers};
 use half::bf16;
 

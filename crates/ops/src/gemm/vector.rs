@@ -5,7 +5,7 @@
 //! a token's step of generation consists of.
 use super::operands::{DEPTH, Init, Matrix, Store, Term};
 use super::quantized;
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};
 use std::mem::MaybeUninit;

@@ -1,6 +1,6 @@
 //! A task a panel. The logits are read twice and written once: the maximum first, then the exponentials and their sum.
 use super::{Terms, TokenLoss};
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

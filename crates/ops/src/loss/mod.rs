@@ -11,7 +11,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::Act;
+use crate::activation::Act;
 use tunesmith_device::Device;
 
 /// The loss of one token.

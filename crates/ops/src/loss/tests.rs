@@ -1,6 +1,6 @@
 //! Losses and gradients against their definitions and finite differences.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::{check_gradient, each_level, numbers};
 
 #[test]

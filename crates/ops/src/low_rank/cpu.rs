@@ -1,6 +1,6 @@
 //! A norm of each row, rows in parallel.
 use super::Update;
-use crate::panel::Act;
+use crate::activation::Act;
 use rayon::prelude::*;
 
 /// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.

@@ -6,9 +6,9 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::{Act, Pool};
 use crate::floats::Floats;
 use crate::gemm::{Init, Matrix, Store, Term, matmul};
-use crate::panel::{Act, Pool};
 use std::sync::Arc;
 use tunesmith_device::Device;
 

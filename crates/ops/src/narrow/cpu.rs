@@ -1,6 +1,6 @@
 //! A task a panel: bfloat16 in vectors, float16 with the conversions of the `half` crate.
 use super::{Half, Narrow};
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 use half::f16;

@@ -1,6 +1,6 @@
 //! Rounding against the `half` crate.
 use super::*;
-use crate::panel::Pool;
+use crate::activation::Pool;
 use crate::testing::{each_level, numbers};
 use half::{bf16, f16};
 

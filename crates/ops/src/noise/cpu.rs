@@ -1,6 +1,6 @@
 //! A task a panel.
+use crate::activation::{Act, LANES};
 use crate::dropout::mix;
-use crate::panel::{Act, LANES};
 use crate::par;
 
 pub(super) fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {

@@ -4,7 +4,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::Act;
+use crate::activation::Act;
 use tunesmith_device::Device;
 
 /// Adds to each value of a sequence of `length` tokens noise from `-bound..bound`,

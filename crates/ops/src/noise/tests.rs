@@ -1,7 +1,7 @@
 //! The noise follows counters alone, within its bound.
 use super::*;
+use crate::activation::Pool;
 use crate::dropout::key;
-use crate::panel::Pool;
 
 #[test]
 fn noise_follows_its_row_and_keeps_to_its_bound() {

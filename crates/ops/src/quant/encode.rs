@@ -1,6 +1,6 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2.
 use super::{Eight, Format, Four, Nested, Quantized, Scales, map};
-use crate::panel::LANES;
+use crate::activation::LANES;
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use rayon::prelude::*;

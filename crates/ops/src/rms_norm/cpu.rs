@@ -1,6 +1,6 @@
 //! A task a panel, a token a lane: the mean of a token needs no horizontal sum.
 use super::Gain;
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

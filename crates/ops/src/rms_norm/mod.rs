@@ -8,8 +8,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::activation::Act;
 use crate::floats::{Floats, FloatsMut};
-use crate::panel::Act;
 use tunesmith_device::Device;
 
 /// What a normed row is multiplied by.

@@ -1,6 +1,6 @@
 //! The turn of all heads of a panel: two vectors of 16 tokens a pair.
 use super::{Pairing, Rope};
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

@@ -15,7 +15,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::panel::{Act, LANES, Pool};
+use super::activation::{Act, LANES, Pool};
 use super::par;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Plain loops in one task: a router has few logits.
 use super::{Expert, Routing};
-use crate::panel::Act;
+use crate::activation::Act;
 
 pub(super) fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
     let count = logits.features();

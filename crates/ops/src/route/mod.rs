@@ -10,7 +10,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::{Act, Pool};
+use crate::activation::{Act, Pool};
 use std::sync::Arc;
 use tunesmith_device::Device;
 

@@ -1,5 +1,5 @@
 //! A task a panel, all of its values in vectors.
-use crate::panel::{Act, LANES};
+use crate::activation::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::panel::Act;
+use crate::activation::Act;
 use tunesmith_device::Device;
 
 /// `x = cap * tanh(x / cap)`, `x [tokens, features]`.

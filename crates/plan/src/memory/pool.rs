@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use tunesmith_device::buffer_bytes;
 
-/// Tokens in a panel, as in `ops::panel`.
+/// Tokens in a panel, as in `ops::activation`.
 pub const LANES: u64 = 16;
 
 /// How many buffers there are for activations of so many features, by features.

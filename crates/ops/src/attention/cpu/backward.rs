@@ -1,10 +1,10 @@
 //! The backward pass: strips of keys walk over blocks of queries.
 use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
+use crate::activation::{Act, LANES};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
 use crate::gemm::{tile_rows, transpose, with_tile};
-use crate::panel::{Act, LANES};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;

@@ -2,9 +2,9 @@
 //! in the same order, only with keys and features in the vector's lanes where the batch has queries.
 use super::forward::{KEY_PANELS, start};
 use super::{Cutter, with_scratch};
+use crate::activation::{Act, LANES};
 use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
-use crate::panel::{Act, LANES};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Window;
@@ -224,9 +224,9 @@ pub(in crate::attention) fn decode(
 
 #[cfg(test)]
 mod tests {
+    use crate::activation::{Act, Pool};
     use crate::attention::{Heads, KeyValues, Scores, decode, forward};
     use crate::floats::Floats;
-    use crate::panel::{Act, Pool};
     use crate::spans::{Mask, Window, full_spans};
     use crate::testing::{each_level, numbers};
 

@@ -1,9 +1,9 @@
 //! The forward pass: strips of queries walk over blocks of keys.
 use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
+use crate::activation::{Act, LANES, Pool};
 use crate::attention::{Heads, Scores};
 use crate::gemm::{tile_rows, with_tile};
-use crate::panel::{Act, LANES, Pool};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::{Span, Visibility};

@@ -1,7 +1,7 @@
 //! Cuts a sequence out of an activation: attention works on panels that begin with the sequence's first token.
 use std::ops::Range;
 
-use crate::panel::LANES;
+use crate::activation::LANES;
 
 /// Copies `tokens` and `features` of an activation into aligned panels `[tokens / 16, rounded up][features][16]`,
 /// multiplied by `scale`. Lanes past the end become zero.
@@ -81,7 +81,7 @@ pub(super) unsafe fn unalign(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::panel::{Act, Pool};
+    use crate::activation::{Act, Pool};
 
     #[test]
     fn realign_and_back_is_the_identity() {

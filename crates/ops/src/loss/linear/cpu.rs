@@ -1,7 +1,7 @@
 //! The corrections of a chunk's gradient. In one task, so that each row's sum adds token by token.
 use super::TokenLoss;
+use crate::activation::{Act, LANES};
 use crate::gemm::Store;
-use crate::panel::{Act, LANES};
 
 /// As [`super::Projection::correct`].
 pub(super) fn correct(

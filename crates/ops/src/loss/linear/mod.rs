@@ -7,9 +7,9 @@
 mod cpu;
 
 use super::{Terms, TokenLoss, cross_entropy, gradient, squared};
+use crate::activation::{Act, LANES, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
-use crate::panel::{Act, LANES, Pool};
 use crate::softcap;
 use std::sync::Arc;
 use tunesmith_device::Device;
