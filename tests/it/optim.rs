@@ -277,7 +277,7 @@ fn arguments_that_an_optimizer_lacks_are_refused() {
 
 #[test]
 fn objectives_equal_the_label_smoother_of_transformers_and_a_z_loss() {
-    use tunesmith::ops::activation::{Act, Pool};
+    use tunesmith::ops::activation::{Activation, Pool};
     use tunesmith::ops::loss::{Terms, gradient};
     const VOCABULARY: usize = 33;
     let bytes = std::fs::read(golden("objectives.safetensors")).unwrap();
@@ -295,7 +295,7 @@ fn objectives_equal_the_label_smoother_of_transformers_and_a_z_loss() {
         rows.iter().flat_map(|&at| values[at * VOCABULARY..][..VOCABULARY].to_vec()).collect()
     };
     for (name, smoothing, z) in [("smoothed", 0.1, 0.0), ("z", 0.0, 1e-2), ("both", 0.25, 1e-3)] {
-        let mut act = Act::from_rows(&Pool::new(), &of_rows(&logits), VOCABULARY);
+        let mut act = Activation::from_rows(&Pool::new(), &of_rows(&logits), VOCABULARY);
         let scales = vec![1.0 / rows.len() as f32; rows.len()];
         gradient(&mut act, &targets, &scales, Terms { smoothing, z });
         let want: Vec<f32> = words(name).into_iter().map(f32::from_le_bytes).collect();

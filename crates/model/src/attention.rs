@@ -4,7 +4,7 @@ use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 
 /// The projections to queries, keys and values.
@@ -31,15 +31,15 @@ pub struct Attention {
 
 /// What forward keeps for backward; sums and roots of sums stay in f32.
 #[derive(Debug)]
-pub struct Saved<T = Act> {
+pub struct Saved<T = Activation> {
     q: T,
     k: T,
     v: T,
     /// What a norm on q or k needs: its input and `rstd`.
-    raw: Option<[(T, Act); 2]>,
+    raw: Option<[(T, Activation); 2]>,
     /// The mixed values, which `o` takes.
     pub mixed: T,
-    lse: Act,
+    lse: Activation,
     extra: [Option<linear::Saved<T>>; 3],
 }
 
@@ -89,7 +89,7 @@ impl Attention {
     }
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
-    pub fn forward(&self, pass: &Pass<'_>, h: &Act, rows: BlockRows<'_>) -> Saved {
+    pub fn forward(&self, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> Saved {
         let spans = &rows.outputs.spans;
         self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, None, spans, self.heads, self.how))
     }
@@ -99,9 +99,9 @@ impl Attention {
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
-        h: &Act,
+        h: &Activation,
         rows: BlockRows<'_>,
-        mix: impl FnOnce(&Act, &Act, &Act) -> (Act, Act),
+        mix: impl FnOnce(&Activation, &Activation, &Activation) -> (Activation, Activation),
     ) -> Saved {
         let BlockRows { all, outputs: rows } = rows;
         let ([mut q, mut k, v], extra) = match &self.qkv {
@@ -138,10 +138,10 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         saved: Saved,
-        d_mixed: Act,
+        d_mixed: Activation,
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> ([Act; 3], [Option<linear::Saved>; 3]) {
+    ) -> ([Activation; 3], [Option<linear::Saved>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, extra } = saved;
         let forward = attention::Saved { q: &q, k: &k, v: &v, sinks: None, o: &mixed, lse: &lse };
         let (mut dq, mut dk, dv) =
@@ -164,13 +164,13 @@ impl Attention {
     pub fn backward_projections(
         &self,
         pass: &Pass<'_>,
-        h: &Act,
-        [dq, dk, dv]: [Act; 3],
+        h: &Activation,
+        [dq, dk, dv]: [Activation; 3],
         extra: &[Option<linear::Saved>; 3],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
-    ) -> Option<Act> {
+    ) -> Option<Activation> {
         let [q_extra, k_extra, v_extra] = extra;
         match &self.qkv {
             Qkv::Apart(linears) => {
@@ -197,7 +197,7 @@ impl Attention {
                     Some(picked) => dq.scatter(picked, dk.tokens()),
                     None => dq,
                 };
-                let dy = Act::side_by_side(&[&dq, &dk, &dv]);
+                let dy = Activation::side_by_side(&[&dq, &dk, &dv]);
                 drop((dq, dk, dv));
                 let mut dh = want_dh.then(|| h.like());
                 let to = dh.as_mut().map(|dh| (dh, false));

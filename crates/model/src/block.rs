@@ -10,7 +10,7 @@ use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::route::Routing;
 
@@ -26,11 +26,17 @@ pub enum Join {
 }
 
 /// What a norm behind a branch needs in backward: its input and `rstd`.
-type Raw<T = Act> = Option<(T, Act)>;
+type Raw<T = Activation> = Option<(T, Activation)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<linear::Saved>, Raw) {
+    fn forward(
+        &self,
+        pass: &Pass<'_>,
+        last: &Linear,
+        input: &Activation,
+        x: &Activation,
+    ) -> (Activation, Option<linear::Saved>, Raw) {
         if let Self::Plain = self {
             let (y, extra) = last.forward(pass, input, Some(x));
             return (y, extra, None);
@@ -41,7 +47,7 @@ impl Join {
     }
 
     /// The stream `x` with the branch that gave `y`.
-    fn add(&self, pass: &Pass<'_>, mut y: Act, x: &Act) -> (Act, Raw) {
+    fn add(&self, pass: &Pass<'_>, mut y: Activation, x: &Activation) -> (Activation, Raw) {
         match self {
             Self::Plain => {
                 elementwise::add(&mut y, x);
@@ -60,7 +66,7 @@ impl Join {
     }
 
     /// The gradient of `last`'s output, where it isn't `dy` itself, that of the joined stream.
-    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut Grads<'_>) -> Option<Act> {
+    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Activation, grads: &mut Grads<'_>) -> Option<Activation> {
         match (self, raw) {
             (Self::Plain, _) => None,
             (Self::Scaled(factor), _) => Some(elementwise::scaled(dy, *factor)),
@@ -116,14 +122,14 @@ pub struct Block {
 
 /// What forward keeps for backward, beside the block's input.
 #[derive(Debug)]
-pub struct Saved<T = Act> {
+pub struct Saved<T = Activation> {
     /// The normed inputs of both branches, where they are kept.
     normed: [Option<T>; 2],
-    rstd1: Option<Act>,
+    rstd1: Option<Activation>,
     attention: attention::Saved<T>,
     attention_raw: Raw<T>,
     x2: T,
-    rstd2: Option<Act>,
+    rstd2: Option<Activation>,
     feed: FeedSaved<T>,
     mlp_raw: Raw<T>,
     o_extra: Option<linear::Saved<T>>,
@@ -187,13 +193,19 @@ impl Block {
     }
 
     /// `[tokens, hidden]` to `[rows, hidden]`: the rows are all tokens, unless `rows.outputs` picks some.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, rows: BlockRows<'_>) -> (Act, Saved) {
+    pub fn forward(&self, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>) -> (Activation, Saved) {
         self.forward_keeping(pass, x, rows, false)
     }
 
     /// As [`Block::forward`]; with `whole` it also keeps what backward would else compute again at little cost: the normed
     /// inputs of both branches, and what the MLP's last product takes.
-    pub fn forward_keeping(&self, pass: &Pass<'_>, x: &Act, rows: BlockRows<'_>, whole: bool) -> (Act, Saved) {
+    pub fn forward_keeping(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        rows: BlockRows<'_>,
+        whole: bool,
+    ) -> (Activation, Saved) {
         self.forward_by(pass, x, |h| self.attention.forward(pass, h, rows), rows.outputs, whole)
     }
 
@@ -201,11 +213,11 @@ impl Block {
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
-        x: &Act,
-        attend: impl FnOnce(&Act) -> attention::Saved,
+        x: &Activation,
+        attend: impl FnOnce(&Activation) -> attention::Saved,
         rows: &Rows,
         whole: bool,
-    ) -> (Act, Saved) {
+    ) -> (Activation, Saved) {
         let (h, rstd1) = self.attention_norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
         let attention = attend(h.as_ref().unwrap_or(x));
         let normed1 = h.filter(|_| whole);
@@ -239,13 +251,13 @@ impl Block {
     pub fn backward(
         &self,
         pass: &Pass<'_>,
-        x: &Act,
+        x: &Activation,
         saved: Saved,
-        dy: Act,
+        dy: Activation,
         rows: BlockRows<'_>,
         want_dx: bool,
         grads: &mut Grads<'_>,
-    ) -> Option<Act> {
+    ) -> Option<Activation> {
         let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra } = saved;
         // MLP.
         let mut dx2 = dy;

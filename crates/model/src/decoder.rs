@@ -15,7 +15,7 @@ use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config};
 use tunesmith_data::batch::{Batch, IGNORE};
 use tunesmith_device::Device;
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::embedding;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::narrow::Half;
@@ -176,14 +176,14 @@ impl Model {
         }
     }
 
-    fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
+    fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Activation {
         self.embedding.refresh(pass.values);
         let scale = self.arch.embedding_scale as f32;
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
     /// A pass without backward. `head` computes the result from the last block's output at the tokens `rows` (rising).
-    fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
+    fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Activation) -> T) -> Result<T> {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());

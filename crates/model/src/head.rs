@@ -4,7 +4,7 @@ use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::sync::Arc;
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::loss::linear::{LossGradient, Objective, Projection};
@@ -36,18 +36,18 @@ pub struct HeadResult {
     /// Rows whose target was the most probable one.
     pub right: usize,
     /// The gradient with respect to the rows.
-    pub dx: Act,
+    pub dx: Activation,
 }
 
 impl Head {
     /// The normed rows, times the head's constant, and `rstd`.
-    fn normed(&self, pass: &Pass<'_>, x: &Act) -> (Act, Act) {
+    fn normed(&self, pass: &Pass<'_>, x: &Activation) -> (Activation, Activation) {
         let (mut h, rstd) = self.norm.forward(pass, x, 1);
         self.rescale(&mut h);
         (h, rstd)
     }
 
-    fn rescale(&self, h: &mut Act) {
+    fn rescale(&self, h: &mut Activation) {
         if self.scale != 1.0 {
             elementwise::scale(h, self.scale);
         }
@@ -58,19 +58,19 @@ impl Head {
     }
 
     /// Logits of a few rows `x [rows, hidden]`, in parts `[some rows, outputs]`.
-    pub fn next(&self, pass: &Pass<'_>, x: &Act) -> Vec<Act> {
+    pub fn next(&self, pass: &Pass<'_>, x: &Activation) -> Vec<Activation> {
         let (h, _) = self.normed(pass, x);
         self.projection(&self.weight.view(pass.values)).logits(&h)
     }
 
     /// Logits `[rows, outputs]`, row-major, of a few rows `x [rows, hidden]`.
-    pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
-        self.next(pass, x).iter().flat_map(Act::to_rows).collect()
+    pub fn logits(&self, pass: &Pass<'_>, x: &Activation) -> Vec<f32> {
+        self.next(pass, x).iter().flat_map(Activation::to_rows).collect()
     }
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`; and whether the target is the most probable
     /// output, or one of several equally probable ones.
-    pub fn losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<(f32, bool)> {
+    pub fn losses(&self, pass: &Pass<'_>, x: &Activation, targets: &[u32]) -> Vec<(f32, bool)> {
         let (h, _) = self.normed(pass, x);
         self.projection(&self.weight.view(pass.values)).losses(&h, targets, self.squared)
     }
@@ -80,7 +80,7 @@ impl Head {
     pub fn forward_backward(
         &self,
         pass: &Pass<'_>,
-        x: &Act,
+        x: &Activation,
         targets: &[u32],
         terms: Terms,
         weights: &[f32],

@@ -1,23 +1,23 @@
 //! What forward keeps for backward, as it is or in sixteen bits.
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::narrow::{Half, Narrow};
 
 /// An activation that waits for the backward pass.
 #[derive(Debug)]
 pub enum Kept {
-    Wide(Act),
+    Wide(Activation),
     Narrow(Narrow),
 }
 
 impl Kept {
-    pub fn new(act: Act, half: Option<Half>) -> Self {
+    pub fn new(act: Activation, half: Option<Half>) -> Self {
         match half {
             Some(half) => Self::Narrow(Narrow::new(&act, half)),
             None => Self::Wide(act),
         }
     }
 
-    pub fn restore(self) -> Act {
+    pub fn restore(self) -> Activation {
         match self {
             Self::Wide(act) => act,
             Self::Narrow(narrow) => narrow.widen(),

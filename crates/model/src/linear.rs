@@ -5,7 +5,7 @@ use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::cell::OnceCell;
 use std::fmt::Debug;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 
@@ -30,12 +30,12 @@ pub struct Base<'a> {
 #[derive(Debug)]
 pub struct Input<'a> {
     /// The input `[tokens, in_features]`.
-    pub x: &'a Act,
+    pub x: &'a Activation,
     transposed: OnceCell<Transposed>,
 }
 
 impl<'a> Input<'a> {
-    pub const fn new(x: &'a Act) -> Self {
+    pub const fn new(x: &'a Activation) -> Self {
         Self { x, transposed: OnceCell::new() }
     }
 
@@ -49,7 +49,7 @@ impl<'a> Input<'a> {
 pub trait Formula: Debug + Send + Sync {
     /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
     /// and what [`Formula::backward`] needs again.
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>);
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>);
 
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds unless told to
     /// add.
@@ -58,23 +58,23 @@ pub trait Formula: Debug + Send + Sync {
         base: Base<'_>,
         input: &Input<'_>,
         saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     );
 }
 
 /// What an adapter keeps from forward for backward.
 #[derive(Debug)]
-pub struct Saved<T = Act> {
+pub struct Saved<T = Activation> {
     /// Activations, in an order of its own.
     pub acts: Vec<T>,
     /// Numbers of the module, likewise.
     pub numbers: Vec<Vec<f32>>,
 }
 
-impl From<Act> for Saved {
-    fn from(act: Act) -> Self {
+impl From<Activation> for Saved {
+    fn from(act: Activation) -> Self {
         Self { acts: vec![act], numbers: Vec::new() }
     }
 }
@@ -100,7 +100,12 @@ impl Linear {
     }
 
     /// `[tokens, out_features]`, plus `residual` of that shape if given.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+    pub fn forward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        residual: Option<&Activation>,
+    ) -> (Activation, Option<Saved>) {
         let base = Base { linear: self, pass };
         match &self.adapter {
             Some(adapter) => adapter.forward(base, x, residual),
@@ -115,8 +120,8 @@ impl Linear {
         pass: &Pass<'_>,
         input: &Input<'_>,
         saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         let base = Base { linear: self, pass };
@@ -134,12 +139,12 @@ impl<'a> Base<'a> {
     }
 
     /// An activation for the output `[tokens, out_features]`.
-    pub fn output(&self, x: &Act) -> Act {
+    pub fn output(&self, x: &Activation) -> Activation {
         x.pool().blank(x.tokens(), self.linear.out_features)
     }
 
     /// The sum of `terms`, the bias and `residual`.
-    pub fn sum(&self, y: &mut Act, residual: Option<&Act>, terms: &[Term<'_>]) {
+    pub fn sum(&self, y: &mut Activation, residual: Option<&Activation>, terms: &[Term<'_>]) {
         let bias = self.linear.bias.as_ref().map(|bias| bias.view(self.pass.values));
         let init = match (residual, bias.as_ref()) {
             (Some(residual), _) => Init::Add(residual),
@@ -157,14 +162,20 @@ impl<'a> Base<'a> {
     }
 
     /// The base alone, plus `residual`.
-    pub fn forward(&self, x: &Act, residual: Option<&Act>) -> Act {
+    pub fn forward(&self, x: &Activation, residual: Option<&Activation>) -> Activation {
         let (mut y, weight) = (self.output(x), self.weight());
         self.sum(&mut y, residual, &[Term { matrix: Matrix::rows(weight.store(), self.linear.in_features), x }]);
         y
     }
 
     /// As [`Linear::backward`], of the base alone.
-    pub fn backward(&self, input: &Input<'_>, dy: &Act, dx: Option<(&mut Act, bool)>, grads: &mut Grads<'_>) {
+    pub fn backward(
+        &self,
+        input: &Input<'_>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
+        grads: &mut Grads<'_>,
+    ) {
         self.gradients(input, dy, grads);
         let Some((dx, add)) = dx else { return };
         let weight = self.weight();
@@ -173,7 +184,7 @@ impl<'a> Base<'a> {
     }
 
     /// Adds the gradients of the base's weight and bias, where they are trained.
-    pub fn gradients(&self, input: &Input<'_>, dy: &Act, grads: &mut Grads<'_>) {
+    pub fn gradients(&self, input: &Input<'_>, dy: &Activation, grads: &mut Grads<'_>) {
         if let Some(range) = self.linear.weight.trained() {
             outer(Target::Rows(grads.at(range)), dy, input.transposed());
         }
@@ -184,7 +195,7 @@ impl<'a> Base<'a> {
 }
 
 /// What a product of `out` that starts so begins with.
-fn fill(out: &mut Act, init: Init<'_>) {
+fn fill(out: &mut Activation, init: Init<'_>) {
     match init {
         Init::Out => {}
         Init::Add(other) => elementwise::assign(out, other),

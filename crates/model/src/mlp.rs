@@ -3,7 +3,7 @@ use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
 /// The projections to gate and up.
@@ -24,7 +24,7 @@ pub struct Mlp {
 
 /// What forward keeps for backward.
 #[derive(Debug)]
-pub struct Saved<T = Act> {
+pub struct Saved<T = Activation> {
     gate: T,
     up: T,
     extra: [Option<linear::Saved<T>>; 2],
@@ -56,7 +56,7 @@ impl Mlp {
     }
 
     /// Gate and up of `h [rows, hidden]`.
-    pub fn forward(&self, pass: &Pass<'_>, h: &Act) -> Saved {
+    pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> Saved {
         match &self.gate_up {
             GateUp::Apart(linears) => {
                 let [to_gate, to_up] = &**linears;
@@ -73,7 +73,7 @@ impl Mlp {
     }
 
     /// What `down` takes: `[rows, intermediate]`.
-    pub fn middle(&self, saved: &Saved) -> Act {
+    pub fn middle(&self, saved: &Saved) -> Activation {
         gated_mlp::forward(self.gate, &saved.gate, &saved.up)
     }
 
@@ -83,9 +83,9 @@ impl Mlp {
         &self,
         pass: &Pass<'_>,
         saved: &mut Saved,
-        middle: Option<Act>,
+        middle: Option<Activation>,
         down_extra: Option<&linear::Saved>,
-        dy: &Act,
+        dy: &Activation,
         grads: &mut Grads<'_>,
     ) {
         let middle = middle.unwrap_or_else(|| self.middle(saved));
@@ -96,12 +96,12 @@ impl Mlp {
     }
 
     /// From the gradient of what `down` takes to those of gate and up, in their place.
-    pub fn backward_middle(&self, saved: &mut Saved, d_middle: &Act) {
+    pub fn backward_middle(&self, saved: &mut Saved, d_middle: &Activation) {
         gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, d_middle);
     }
 
     /// From the gradients of gate and up to that of `h`.
-    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut Grads<'_>) -> Act {
+    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Activation, saved: Saved, grads: &mut Grads<'_>) -> Activation {
         let Saved { gate, up, extra: [gate_extra, up_extra] } = saved;
         let (input, mut dh) = (Input::new(h), h.like());
         match &self.gate_up {
@@ -111,7 +111,7 @@ impl Mlp {
                 to_up.backward(pass, &input, up_extra.as_ref(), &up, Some((&mut dh, true)), grads);
             }
             GateUp::Fused(linear) => {
-                let dy = Act::side_by_side(&[&gate, &up]);
+                let dy = Activation::side_by_side(&[&gate, &up]);
                 drop((gate, up));
                 linear.backward(pass, &input, gate_extra.as_ref(), &dy, Some((&mut dh, false)), grads);
             }

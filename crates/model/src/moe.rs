@@ -6,7 +6,7 @@ use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
 use std::sync::Arc;
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::route::{Routing, SigmoidGate, route};
 
@@ -40,7 +40,7 @@ impl<T> One<T> {
 
 /// What forward keeps for backward.
 #[derive(Debug)]
-pub struct Saved<T = Act> {
+pub struct Saved<T = Activation> {
     pub routing: Routing,
     /// Of the experts that have tokens.
     experts: Vec<Option<One<T>>>,
@@ -78,14 +78,14 @@ impl Moe {
     }
 
     /// One expert's output on `x`.
-    fn one(pass: &Pass<'_>, mlp: &Mlp, x: &Act) -> (Act, One<Act>) {
+    fn one(pass: &Pass<'_>, mlp: &Mlp, x: &Activation) -> (Activation, One<Activation>) {
         let saved = mlp.forward(pass, x);
         let (y, down_extra) = mlp.down.forward(pass, &mlp.middle(&saved), None);
         (y, One { mlp: saved, down_extra })
     }
 
     /// `[rows, hidden]` to the same.
-    pub fn forward(&self, pass: &Pass<'_>, h: &Act) -> (Act, Saved) {
+    pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (logits, router) = self.router.forward(pass, h, None);
         let routing = route(&logits, self.per_token, self.normalised);
         drop(logits);
@@ -115,12 +115,12 @@ impl Moe {
     fn one_backward(
         pass: &Pass<'_>,
         mlp: &Mlp,
-        x: &Act,
-        mut one: One<Act>,
-        dy: &Act,
-        factors: impl FnOnce(&Act, &Act),
+        x: &Activation,
+        mut one: One<Activation>,
+        dy: &Activation,
+        factors: impl FnOnce(&Activation, &Activation),
         grads: &mut Grads<'_>,
-    ) -> Act {
+    ) -> Activation {
         let middle = mlp.middle(&one.mlp);
         let mut d_middle = middle.like();
         let to = Some((&mut d_middle, false));
@@ -132,7 +132,14 @@ impl Moe {
     }
 
     /// The gradient of `h`, given that of the output.
-    pub fn backward(&self, pass: &Pass<'_>, h: &Act, saved: Saved, dy: &Act, grads: &mut Grads<'_>) -> Act {
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        saved: Saved,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> Activation {
         let Saved { routing, experts, shared, router } = saved;
         let mut dh = h.like();
         dh.zero();
@@ -141,7 +148,7 @@ impl Moe {
             let Some(one) = one else { continue };
             let dy = routing.combine_backward(expert, dy, &self.pool);
             let x = routing.dispatch(expert, h, &self.pool);
-            let factors = |d_middle: &Act, middle: &Act| {
+            let factors = |d_middle: &Activation, middle: &Activation| {
                 routing.set_weight_gradient(expert, d_middle, middle, &mut d_weights);
             };
             let dx = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, factors, grads);
@@ -151,7 +158,8 @@ impl Moe {
             let mut dy = dy.copy();
             gate.apply(&mut dy);
             let mut d_gate = None;
-            let factors = |d_middle: &Act, middle: &Act| d_gate = Some(gate.backward(d_middle, middle, h.pool()));
+            let factors =
+                |d_middle: &Activation, middle: &Activation| d_gate = Some(gate.backward(d_middle, middle, h.pool()));
             let dx = Self::one_backward(pass, mlp, h, one, &dy, factors, grads);
             elementwise::add(&mut dh, &dx);
             if let Some(d_gate) = d_gate {

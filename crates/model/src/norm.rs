@@ -2,7 +2,7 @@
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::rms_norm::{self, Gain};
 
 /// An `RMSNorm`'s weight and constants.
@@ -18,13 +18,13 @@ pub struct Norm {
 
 impl Norm {
     /// `(h, rstd)` of `x [tokens, groups * features]`.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, groups: usize) -> (Act, Act) {
+    pub fn forward(&self, pass: &Pass<'_>, x: &Activation, groups: usize) -> (Activation, Activation) {
         let rstd = rms_norm::stats(x, groups, self.eps);
         (self.again(pass, x, &rstd), rstd)
     }
 
     /// `h` from a kept `rstd`.
-    pub fn again(&self, pass: &Pass<'_>, x: &Act, rstd: &Act) -> Act {
+    pub fn again(&self, pass: &Pass<'_>, x: &Activation, rstd: &Activation) -> Activation {
         rms_norm::apply(x, rstd, Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset })
     }
 
@@ -32,10 +32,10 @@ impl Norm {
     pub fn backward(
         &self,
         pass: &Pass<'_>,
-        x: &Act,
-        rstd: &Act,
-        dh: &Act,
-        dx: Option<(&mut Act, bool)>,
+        x: &Activation,
+        rstd: &Activation,
+        dh: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         if let Some(range) = self.weight.trained() {

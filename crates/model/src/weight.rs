@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::embedding;
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::Store;
@@ -142,7 +142,7 @@ impl Weight {
     /// `scale`.
     pub fn add_embedding_gradient(
         &self,
-        dx: &Act,
+        dx: &Activation,
         tokens: &[u32],
         scale: f32,
         padding: Option<u32>,

@@ -11,9 +11,9 @@
 //!
 //! | memory | |
 //! |---|---|
-//! | [`activation::Act`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
+//! | [`activation::Activation`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
 //! | [`activation::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
-//! | [`activation::Act::gather`], [`scatter`](activation::Act::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
+//! | [`activation::Activation::gather`], [`scatter`](activation::Activation::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
 //! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients |
 //!
 //! | elementwise | |

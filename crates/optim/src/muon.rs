@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 
@@ -143,7 +143,7 @@ fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
     let pool = Pool::new();
     let [a, b, c] = COEFFICIENTS;
     for _ in 0..steps {
-        let rows_of_x = Act::from_rows(&pool, &x, long);
+        let rows_of_x = Activation::from_rows(&pool, &x, long);
         let mut gram = pool.act(short, short);
         matmul(&mut gram, Init::Zero, &[Term { matrix: Matrix::rows(&x, long), x: &rows_of_x }]);
         let flat = gram.to_rows();

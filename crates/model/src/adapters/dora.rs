@@ -10,7 +10,7 @@ use crate::linear::{Base, Formula, Input, Saved};
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise::sub;
 use tunesmith_ops::feature_scale;
 use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
@@ -77,7 +77,7 @@ pub struct Dora {
 }
 
 impl Formula for Dora {
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let (matrices, inputs, weight) = (&self.matrices, base.linear.in_features, base.weight());
         let whole = |x| Term { matrix: Matrix::rows(weight.store(), inputs), x };
         let mut y = base.output(x);
@@ -109,8 +109,8 @@ impl Formula for Dora {
         base: Base<'_>,
         input: &Input<'_>,
         saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         let Some(Saved { acts, numbers }) = saved else { return };
@@ -228,7 +228,7 @@ mod tests {
                     balance: None,
                     dropout: (rate > 0.0).then_some(drops),
                 };
-                let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+                let (xa, dy) = (Activation::from_rows(&pool, &x, IN), Activation::from_rows(&pool, &seed, OUT));
                 let (y, kept) = linear.forward(&pass, &xa, None);
                 let mut grads = vec![0.0; values.len()];
                 let mut dx = pool.act(TOKENS, IN);
@@ -241,7 +241,7 @@ mod tests {
                     &mut Grads::whole(&mut grads),
                 );
 
-                let ones = Act::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
+                let ones = Activation::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
                 let mask =
                     pass.dropout.map_or_else(|| ones.to_rows(), |drops| drops.of(5, TOKENS).apply(&ones).to_rows());
                 let update = Update { a: (&a).into(), b: (&b).into(), rank: RANK, scale: SCALE as f32 };

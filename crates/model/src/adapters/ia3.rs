@@ -9,7 +9,7 @@ use crate::linear::{Base, Formula, Input, Saved};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::feature_scale;
 use tunesmith_plan::memory::{self, Footprint};
@@ -175,7 +175,7 @@ struct Scaled {
 }
 
 impl Formula for Scaled {
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let factors = base.pass.values.at(&self.factors);
         if self.side == Side::Input {
             return (base.forward(&feature_scale::times(x, factors), residual), None);
@@ -193,8 +193,8 @@ impl Formula for Scaled {
         base: Base<'_>,
         input: &Input<'_>,
         saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         let factors = base.pass.values.at(&self.factors);
@@ -247,11 +247,11 @@ mod tests {
                     adapter: Some(Box::new(Scaled { factors: 0..factors.len(), side })),
                 };
                 let pass = Pass { values: (&factors).into(), pool: &pool, balance: None, dropout: None };
-                let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
-                let (y, kept) = linear.forward(&pass, &xa, Some(&Act::from_rows(&pool, &rest, OUT)));
+                let (xa, dy) = (Activation::from_rows(&pool, &x, IN), Activation::from_rows(&pool, &seed, OUT));
+                let (y, kept) = linear.forward(&pass, &xa, Some(&Activation::from_rows(&pool, &rest, OUT)));
                 let mut grads = vec![0.0; factors.len()];
                 // What `dx` holds is added to, or replaced.
-                let mut dx = Act::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
+                let mut dx = Activation::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
                 let before = dx.to_rows();
                 linear.backward(
                     &pass,
@@ -261,7 +261,7 @@ mod tests {
                     Some((&mut dx, true)),
                     &mut Grads::whole(&mut grads),
                 );
-                let mut alone = Act::from_rows(&pool, &before, IN);
+                let mut alone = Activation::from_rows(&pool, &before, IN);
                 let mut twice = grads.clone();
                 linear.backward(
                     &pass,

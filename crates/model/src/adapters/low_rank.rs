@@ -5,7 +5,7 @@ use crate::linear::{Base, Formula, Input, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise::{self, scale, sub};
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
@@ -39,12 +39,12 @@ impl Matrices {
     }
 
     /// The adapter's input after dropout; `None` in a pass without dropout.
-    pub(super) fn drop_some(&self, base: Base<'_>, x: &Act) -> Option<Act> {
+    pub(super) fn drop_some(&self, base: Base<'_>, x: &Activation) -> Option<Activation> {
         base.pass.dropout.map(|drops| drops.of(self.module, x.tokens()).apply(x))
     }
 
     /// `s A x`, `[tokens, rank]`.
-    pub(super) fn low(&self, base: Base<'_>, x: &Act) -> Act {
+    pub(super) fn low(&self, base: Base<'_>, x: &Activation) -> Activation {
         let mut low = x.pool().blank(x.tokens(), self.rank);
         let a = Matrix::rows(base.pass.values.at(&self.a), base.linear.in_features);
         matmul(&mut low, Init::Zero, &[Term { matrix: a, x }]);
@@ -54,7 +54,14 @@ impl Matrices {
 
     /// Adds the gradients of A and B, given `dy`, that of `B (s A x)`. Returns the gradient of `A x`. `x` is the
     /// adapter's input after dropout, and `low` is `s A x`.
-    pub(super) fn gradients(&self, base: Base<'_>, low: &Act, dy: &Act, x: &Act, grads: &mut Grads<'_>) -> Act {
+    pub(super) fn gradients(
+        &self,
+        base: Base<'_>,
+        low: &Activation,
+        dy: &Activation,
+        x: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> Activation {
         let mut d_low = dy.pool().act(dy.tokens(), self.rank);
         let (b, row, col) = self.b(base.pass.values);
         matmul(&mut d_low, Init::Zero, &[Term { matrix: Matrix::strided(b, col, row), x: dy }]);
@@ -70,10 +77,10 @@ impl Matrices {
     pub(super) fn input_gradient(
         &self,
         base: Base<'_>,
-        dy: &Act,
-        beside: Option<&Act>,
-        d_low: &Act,
-        dx: &mut Act,
+        dy: &Activation,
+        beside: Option<&Activation>,
+        d_low: &Activation,
+        dx: &mut Activation,
         add: bool,
     ) {
         let (weight, inputs) = (base.weight(), base.linear.in_features);
@@ -94,13 +101,13 @@ impl Matrices {
     }
 }
 
-fn add_dropped(dx: &mut Act, through: &Act, drops: Drops<'_>, module: u64) {
+fn add_dropped(dx: &mut Activation, through: &Activation, drops: Drops<'_>, module: u64) {
     let through = drops.of(module, through.tokens()).apply(through);
     elementwise::add(dx, &through);
 }
 
 impl Formula for Matrices {
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let (mut y, weight) = (base.output(x), base.weight());
         let low = {
             let dropped = self.drop_some(base, x);
@@ -117,8 +124,8 @@ impl Formula for Matrices {
         base: Base<'_>,
         input: &Input<'_>,
         saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         let Some([low]) = saved.map(|saved| &saved.acts[..]) else { return };

@@ -18,7 +18,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_device::Device;
-use tunesmith_ops::activation::{self, Act};
+use tunesmith_ops::activation::{self, Activation};
 use tunesmith_ops::block_diagonal::{outer, times};
 use tunesmith_ops::floats::Floats;
 use tunesmith_plan::memory::Footprint;
@@ -141,7 +141,7 @@ impl Adapter for Rotation {
         let (made, pool) = (self.blocks.make(weight), activation::Pool::new());
         // Rows of the weight in the place of tokens, some at a time.
         for rows in values.chunks_mut(MERGED_ROWS * self.inputs) {
-            let old = Act::from_rows(&pool, rows, self.inputs);
+            let old = Activation::from_rows(&pool, rows, self.inputs);
             let mut new = old.like();
             times(self.blocks.diagonal((&made).into()), &old, true, &mut new, false);
             rows.copy_from_slice(&new.to_rows());
@@ -226,7 +226,7 @@ impl Rotated {
     }
 
     /// The gradients of the matrices for inputs x and those of their rotated ones; summed where blocks share theirs.
-    fn d_matrices(&self, x: &Act, d: &Act) -> Vec<f32> {
+    fn d_matrices(&self, x: &Activation, d: &Activation) -> Vec<f32> {
         let (length, each) = (self.blocks.size * self.blocks.size, outer(self.blocks.size, x, d));
         if self.blocks.count > 1 {
             return each;
@@ -240,7 +240,7 @@ impl Rotated {
 }
 
 impl Formula for Rotated {
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let matrices = self.matrices(base.pass.values.at(&self.weight));
         let mut rotated = x.like();
         times(self.blocks.diagonal(matrices.floats()), x, false, &mut rotated, false);
@@ -252,8 +252,8 @@ impl Formula for Rotated {
         base: Base<'_>,
         input: &Input<'_>,
         _saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
+        dy: &Activation,
+        dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         let weight = base.pass.values.at(&self.weight);
@@ -276,7 +276,7 @@ impl Formula for Rotated {
 
 impl Rotated {
     /// Adds the gradient of the trained values, given the inputs and the gradient of the rotated ones.
-    fn add_gradient(&self, weight: Floats<'_>, x: &Act, d_rotated: &Act, grads: &mut Grads<'_>) {
+    fn add_gradient(&self, weight: Floats<'_>, x: &Activation, d_rotated: &Activation, grads: &mut Grads<'_>) {
         let d_matrices = self.d_matrices(x, d_rotated);
         let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
         let weight = weight.read();
@@ -350,7 +350,7 @@ mod tests {
                 adapter: Some(Box::new(Rotated { weight: 0..weight.len(), blocks, known: Mutex::default() })),
             };
             let pass = Pass { values: (&weight).into(), pool: &pool, balance: None, dropout: None };
-            let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+            let (xa, dy) = (Activation::from_rows(&pool, &x, IN), Activation::from_rows(&pool, &seed, OUT));
             let (y, kept) = linear.forward(&pass, &xa, None);
             let (mut grads, mut dx) = (vec![0.0; weight.len()], pool.act(TOKENS, IN));
             let to = Some((&mut dx, false));

@@ -8,7 +8,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
 use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::Batch;
-use tunesmith_ops::activation::{Act, Pool};
+use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::par;
@@ -48,11 +48,11 @@ impl TextCache {
 #[derive(Debug)]
 pub struct Logits {
     /// Parts of `[texts, vocabulary]`, each with some of the texts.
-    parts: Vec<Act>,
+    parts: Vec<Activation>,
 }
 
 impl Logits {
-    fn place(&self, text: usize) -> (&Act, usize) {
+    fn place(&self, text: usize) -> (&Activation, usize) {
         let mut row = text;
         for part in &self.parts {
             if row < part.tokens() {
@@ -139,7 +139,7 @@ impl Model {
         for (index, block) in self.blocks.iter().enumerate() {
             let rows = if index == last { layout.last_block() } else { layout.block() };
             let (heads, how) = (block.attention.heads, block.attention.how);
-            let mix = |q: &Act, k: &Act, v: &Act| {
+            let mix = |q: &Activation, k: &Activation, v: &Activation| {
                 let mut start = 0;
                 for text in texts.iter_mut() {
                     let count = text.fresh().len();
@@ -161,7 +161,7 @@ impl Model {
                 mixed
             };
             x = self.shards.at(index + 1, values, &pass, |pass| {
-                let attend = |h: &Act| block.attention.forward_by(pass, h, rows, mix);
+                let attend = |h: &Activation| block.attention.forward_by(pass, h, rows, mix);
                 block.forward_by(pass, &x, attend, rows.outputs, false).0
             })?;
         }

@@ -13,7 +13,7 @@ use tunesmith_base::memory;
 use tunesmith_config::Policy;
 use tunesmith_data::batch::Batch;
 use tunesmith_device::Device;
-use tunesmith_ops::activation::Act;
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::narrow::{Half, Narrow};
 use tunesmith_ops::noise;
@@ -186,7 +186,7 @@ impl Model {
     }
 
     /// A gradient between blocks as it is kept: in float16 where activations are.
-    fn rounded(&self, gradient: Act) -> Act {
+    fn rounded(&self, gradient: Activation) -> Activation {
         match self.narrow {
             Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
             _ => gradient,

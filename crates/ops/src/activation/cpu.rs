@@ -1,30 +1,30 @@
 //! Copies between panels, rows and tokens in main memory.
-use super::{Act, LANES};
+use super::{Activation, LANES};
 use crate::par;
 use std::ops::Range;
 
-pub(super) fn rows(x: &Act, first: usize, out: &mut Act) {
+pub(super) fn rows(x: &Activation, first: usize, out: &mut Activation) {
     let (start, floats) = (first / LANES * x.stride(), out.panels() * out.stride());
     out.data_mut().copy_from_slice(&x.data()[start..start + floats]);
 }
 
-pub(super) fn put_rows(x: &mut Act, first: usize, part: &Act) {
+pub(super) fn put_rows(x: &mut Activation, first: usize, part: &Activation) {
     let (start, floats) = (first / LANES * x.stride(), part.panels() * part.stride());
     x.data_mut()[start..start + floats].copy_from_slice(part.data());
 }
 
-pub(super) fn row(x: &Act, token: usize) -> Vec<f32> {
+pub(super) fn row(x: &Activation, token: usize) -> Vec<f32> {
     x.panel(token / LANES)[token % LANES..].iter().step_by(LANES).copied().collect()
 }
 
-pub(super) fn columns(x: &Act, columns: Range<usize>, out: &mut Act) {
+pub(super) fn columns(x: &Activation, columns: Range<usize>, out: &mut Activation) {
     for panel in 0..x.panels() {
         let from = &x.panel(panel)[columns.start * LANES..columns.end * LANES];
         out.panel_mut(panel).copy_from_slice(from);
     }
 }
 
-pub(super) fn side_by_side(parts: &[&Act], out: &mut Act) {
+pub(super) fn side_by_side(parts: &[&Activation], out: &mut Activation) {
     for panel in 0..out.panels() {
         let mut rest = out.panel_mut(panel);
         for part in parts {
@@ -35,13 +35,13 @@ pub(super) fn side_by_side(parts: &[&Act], out: &mut Act) {
     }
 }
 
-pub(super) fn from_rows(rows: &[f32], out: &mut Act) {
+pub(super) fn from_rows(rows: &[f32], out: &mut Activation) {
     for (token, row) in rows.chunks_exact(out.features()).enumerate() {
         out.set_row(token, row);
     }
 }
 
-pub(super) fn to_rows(x: &Act, rows: &mut [f32]) {
+pub(super) fn to_rows(x: &Activation, rows: &mut [f32]) {
     for (token, row) in rows.chunks_exact_mut(x.features().max(1)).enumerate() {
         let panel = x.panel(token / LANES);
         for (feature, value) in row.iter_mut().enumerate() {
@@ -50,23 +50,23 @@ pub(super) fn to_rows(x: &Act, rows: &mut [f32]) {
     }
 }
 
-pub(super) fn copy(x: &Act, out: &mut Act) {
+pub(super) fn copy(x: &Activation, out: &mut Activation) {
     let (stride, to) = (x.stride(), out.shared());
     par::run(x.panels(), |panel| {
-        // SAFETY: `Act::copy` makes `out` with the shape of `x`: both hold `panels` panels of `stride` floats. Each task
+        // SAFETY: `Activation::copy` makes `out` with the shape of `x`: both hold `panels` panels of `stride` floats. Each task
         // owns one panel of `out`.
         unsafe { std::ptr::copy_nonoverlapping(x.ptr().add(panel * stride), to.get().add(panel * stride), stride) };
     });
 }
 
-pub(super) fn gather(x: &Act, rows: &[usize], out: &mut Act) {
+pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
     let (stride, features, to) = (x.stride(), x.features(), out.shared());
     par::run(rows.len().div_ceil(LANES), |panel| {
         let rows = &rows[panel * LANES..rows.len().min((panel + 1) * LANES)];
         for (lane, &row) in rows.iter().enumerate() {
             let from = &x.panel(row / LANES)[row % LANES..];
             for feature in 0..features {
-                // SAFETY: `Act::gather_to` makes `out` with a token for each row and as many features as `x`, so that
+                // SAFETY: `Activation::gather_to` makes `out` with a token for each row and as many features as `x`, so that
                 // the place lies within it; no other task has this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) = from[feature * LANES] };
             }
@@ -74,7 +74,7 @@ pub(super) fn gather(x: &Act, rows: &[usize], out: &mut Act) {
     });
 }
 
-pub(super) fn times(x: &mut Act, factors: &[f32]) {
+pub(super) fn times(x: &mut Activation, factors: &[f32]) {
     for (panel, factors) in factors.chunks(LANES).enumerate() {
         for lanes in x.panel_mut(panel).chunks_exact_mut(LANES) {
             lanes.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
@@ -82,7 +82,7 @@ pub(super) fn times(x: &mut Act, factors: &[f32]) {
     }
 }
 
-pub(super) fn dot(x: &Act, other: &Act) -> Vec<f32> {
+pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
     let mut sums = Vec::with_capacity(x.tokens());
     for panel in 0..x.panels() {
         let mut lanes = [0.0f32; LANES];
@@ -97,7 +97,7 @@ pub(super) fn dot(x: &Act, other: &Act) -> Vec<f32> {
     sums
 }
 
-pub(super) fn scatter_add(x: &mut Act, rows: &[usize], factors: Option<&[f32]>, from: &Act) {
+pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {
     for (index, &row) in rows.iter().enumerate() {
         let factor = factors.map_or(1.0, |factors| factors[index]);
         let source = &from.panel(index / LANES)[index % LANES..];
@@ -108,7 +108,7 @@ pub(super) fn scatter_add(x: &mut Act, rows: &[usize], factors: Option<&[f32]>, 
     }
 }
 
-pub(super) fn scatter(x: &Act, rows: &[usize], out: &mut Act) {
+pub(super) fn scatter(x: &Activation, rows: &[usize], out: &mut Activation) {
     out.data_mut().fill(0.0);
     for (index, &row) in rows.iter().enumerate() {
         let from = &x.panel(index / LANES)[index % LANES..];

@@ -21,14 +21,14 @@ pub(crate) const LANES: usize = 16;
 
 /// An activation `[tokens, features]` in panels, whose memory goes back to its pool on drop.
 #[derive(Debug)]
-pub struct Act {
+pub struct Activation {
     buffer: Option<Buffer>,
     tokens: usize,
     features: usize,
     pool: Arc<Pool>,
 }
 
-impl Drop for Act {
+impl Drop for Activation {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             self.pool.take_back(buffer, self.features);
@@ -36,7 +36,7 @@ impl Drop for Act {
     }
 }
 
-impl Act {
+impl Activation {
     /// The number of tokens.
     pub const fn tokens(&self) -> usize {
         self.tokens
@@ -91,7 +91,7 @@ impl Act {
         unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
     }
 
-    /// As [`Act::data`], for writing.
+    /// As [`Activation::data`], for writing.
     pub(crate) fn data_mut(&mut self) -> &mut [f32] {
         assert!(!self.ptr().is_null(), "an activation of the CPU");
         let floats = self.panels() * self.stride();
@@ -104,7 +104,7 @@ impl Act {
         &self.data()[index * self.stride()..][..self.stride()]
     }
 
-    /// As [`Act::panel`], for writing.
+    /// As [`Activation::panel`], for writing.
     pub(crate) fn panel_mut(&mut self, index: usize) -> &mut [f32] {
         let stride = self.stride();
         &mut self.data_mut()[index * stride..][..stride]
@@ -145,7 +145,7 @@ impl Act {
         out
     }
 
-    /// The reverse of [`Act::rows`]: replaces the rows from `first` on by those of `part`.
+    /// The reverse of [`Activation::rows`]: replaces the rows from `first` on by those of `part`.
     pub(crate) fn put_rows(&mut self, first: usize, part: &Self) {
         assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
         match self.device() {
@@ -244,7 +244,7 @@ impl Act {
         self.gather_to(&self.pool, rows)
     }
 
-    /// As [`Act::gather`], in memory of another pool.
+    /// As [`Activation::gather`], in memory of another pool.
     #[must_use]
     pub(crate) fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
         let mut out = pool.act(rows.len(), self.features);
@@ -282,7 +282,7 @@ impl Act {
         }
     }
 
-    /// The reverse of [`Act::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.
+    /// The reverse of [`Activation::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.
     #[must_use]
     pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
         let mut out = self.pool.act(tokens, self.features);

@@ -1,5 +1,5 @@
 //! The memory of activations: buffers of a device that are used again.
-use super::{Act, LANES};
+use super::{Activation, LANES};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,7 +120,7 @@ impl Pool {
     }
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
-    pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+    pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
         let mut act = self.blank(tokens, features);
         act.zero_last_panel();
         act
@@ -129,7 +129,7 @@ impl Pool {
     /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
     ///
     /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
-    pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+    pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
         let values = self.sized(tokens) * features * LANES;
         let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| {
@@ -137,7 +137,7 @@ impl Pool {
             *self.buffers().all.entry(values).or_default() += 1;
             buffer
         });
-        Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
+        Activation { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
     }
 
     /// Takes the buffer of an activation of `features` back.

@@ -6,7 +6,7 @@ fn rows_go_in_and_come_back() {
     let pool = Pool::new();
     for tokens in [1, 15, 16, 17, 40] {
         let rows: Vec<f32> = (0..tokens * 5).map(|i| i as f32).collect();
-        let act = Act::from_rows(&pool, &rows, 5);
+        let act = Activation::from_rows(&pool, &rows, 5);
         assert_eq!(act.to_rows(), rows);
         let picked: Vec<usize> = (0..tokens).step_by(3).collect();
         let gathered = act.gather(&picked);

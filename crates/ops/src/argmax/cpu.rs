@@ -1,11 +1,11 @@
 //! A task looks through some features of a panel; the largest of a token's tasks wins.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par::{self, Shared};
 
 /// Features that one task looks through.
 pub(super) const SPAN: usize = 4096;
 
-pub(super) fn argmax(x: &Act) -> Vec<u32> {
+pub(super) fn argmax(x: &Activation) -> Vec<u32> {
     let (spans, features) = (x.features().div_ceil(SPAN), x.features());
     let mut tops = vec![[(f32::NEG_INFINITY, 0u32); LANES]; x.panels() * spans];
     let to = Shared(tops.as_mut_ptr());

@@ -3,11 +3,11 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// Each token's largest feature of `x [tokens, features]`, the first of equal ones: `[tokens]`. Zeros on the meta device.
-pub fn argmax(x: &Act) -> Vec<u32> {
+pub fn argmax(x: &Activation) -> Vec<u32> {
     match x.device() {
         Device::Cpu => cpu::argmax(x),
         Device::Meta => vec![0; x.tokens()],

@@ -13,5 +13,5 @@ fn the_first_of_the_largest() {
         row[place as usize] = 9.0;
         row[features - 1] = 9.0;
     }
-    assert_eq!(argmax(&Act::from_rows(&pool, &rows, features)), places);
+    assert_eq!(argmax(&Activation::from_rows(&pool, &rows, features)), places);
 }

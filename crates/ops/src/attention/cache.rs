@@ -3,7 +3,7 @@
 //! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
 use super::Heads;
-use crate::activation::{Act, LANES, Pool};
+use crate::activation::{Activation, LANES, Pool};
 use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl KeyValues {
 
     /// Appends tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`. Nothing is
     /// given up yet.
-    pub fn append(&mut self, k: &Act, v: &Act, start: usize, count: usize) {
+    pub fn append(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
         let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
         let (keys, values) = (kv * head_dim, self.key_floats());
         assert_eq!((k.features(), v.features()), (keys, kv * v_head_dim), "keys and values of all heads");
@@ -117,7 +117,7 @@ impl KeyValues {
             }
             let Some(page) = self.pages.back_mut() else { return };
             let page = Arc::make_mut(page).floats();
-            let of = |act: &Act, feature: usize| act.panel(token / LANES)[feature * LANES + token % LANES];
+            let of = |act: &Activation, feature: usize| act.panel(token / LANES)[feature * LANES + token % LANES];
             for feature in 0..keys {
                 page[feature * LANES + lane] = of(k, feature);
             }
@@ -154,7 +154,7 @@ impl KeyValues {
     }
 
     /// Writes the keys and values of all positions to tokens `start..` of `k` and `v`; those given up are zero.
-    pub fn write(&self, k: &mut Act, v: &mut Act, start: usize) {
+    pub fn write(&self, k: &mut Activation, v: &mut Activation, start: usize) {
         let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
         let values = self.key_floats();
         for position in 0..self.length {
@@ -173,7 +173,7 @@ impl KeyValues {
     }
 
     /// Keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]` of several texts, end to end.
-    pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Act, Act) {
+    pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Activation, Activation) {
         let widths = |text: &&Self| (text.heads.kv * text.heads.head_dim, text.heads.kv * text.heads.v_head_dim);
         let (keys, values) = texts.first().map_or((0, 0), widths);
         let total = texts.iter().map(|text| text.length).sum();
@@ -196,7 +196,7 @@ mod tests {
     fn pages_give_back_what_was_written_and_forget_what_the_window_left() {
         let (pool, heads) = (Pool::new(), Heads { query: 4, kv: 2, head_dim: 10, v_head_dim: 7 });
         let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 14));
-        let (k, v) = (Act::from_rows(&pool, &keys, 20), Act::from_rows(&pool, &values, 14));
+        let (k, v) = (Activation::from_rows(&pool, &keys, 20), Activation::from_rows(&pool, &values, 14));
         // A query at position 70 sees the keys from 51 or from 60 on; their page begins at 48.
         for (window, kept) in [(None, 0), (Some(Window::Sliding(20)), 48), (Some(Window::Chunked(30)), 48)] {
             let mut cache = KeyValues::new(heads, window);
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_copy_goes_its_own_way() {
         let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
-        let act = |seed| Act::from_rows(&pool, &numbers(seed, 20 * 4), 4);
+        let act = |seed| Activation::from_rows(&pool, &numbers(seed, 20 * 4), 4);
         let (k, other) = (act(1), act(2));
         let mut cache = KeyValues::new(heads, None);
         cache.append(&k, &k, 0, 18);

@@ -19,7 +19,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::activation::Act;
+use super::activation::Activation;
 use super::floats::{Floats, FloatsMut};
 use super::spans::{Span, Window};
 pub use cache::KeyValues;
@@ -60,17 +60,17 @@ pub struct Scores {
 #[derive(Debug, Clone, Copy)]
 pub struct Saved<'a> {
     /// Queries `[rows, query heads * head_dim]`.
-    pub q: &'a Act,
+    pub q: &'a Activation,
     /// Keys `[tokens, kv heads * head_dim]`.
-    pub k: &'a Act,
+    pub k: &'a Activation,
     /// Values `[tokens, kv heads * v_head_dim]`.
-    pub v: &'a Act,
+    pub v: &'a Activation,
     /// Sinks `[query heads]`.
     pub sinks: Option<Floats<'a>>,
     /// The mixed values `[rows, query heads * v_head_dim]`.
-    pub o: &'a Act,
+    pub o: &'a Activation,
     /// The logarithm of the softmax's denominator, sink included: `[rows, query heads]`.
-    pub lse: &'a Act,
+    pub lse: &'a Activation,
 }
 
 /// Attention of `q [rows, query heads * head_dim]` over `k [tokens, kv heads * head_dim]` and
@@ -81,14 +81,14 @@ pub struct Saved<'a> {
 /// # Panics
 /// If shapes, spans or ranges do not fit.
 pub fn forward(
-    q: &Act,
-    k: &Act,
-    v: &Act,
+    q: &Activation,
+    k: &Activation,
+    v: &Activation,
     sinks: Option<Floats<'_>>,
     spans: &[Span],
     heads: Heads,
     how: Scores,
-) -> (Act, Act) {
+) -> (Activation, Activation) {
     check(q, k, v, sinks, spans, heads);
     match q.device() {
         Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::host), spans, heads, how),
@@ -106,12 +106,12 @@ pub fn forward(
 /// As [`forward`], if two sequences share keys, or if the gradient of sinks is asked for where there are none.
 pub fn backward(
     saved: Saved<'_>,
-    d_o: &Act,
+    d_o: &Activation,
     spans: &[Span],
     heads: Heads,
     how: Scores,
     d_sinks: Option<FloatsMut<'_>>,
-) -> (Act, Act, Act) {
+) -> (Activation, Activation, Activation) {
     let Saved { q, k, v, sinks, o, lse } = saved;
     check(q, k, v, sinks, spans, heads);
     let shape = (q.tokens(), heads.query * heads.v_head_dim);
@@ -135,7 +135,13 @@ pub fn backward(
 ///
 /// # Panics
 /// If shapes do not fit, or a cache is empty or has given up what its last position sees.
-pub fn decode(q: &Act, caches: &[&KeyValues], sinks: Option<Floats<'_>>, heads: Heads, how: Scores) -> Act {
+pub fn decode(
+    q: &Activation,
+    caches: &[&KeyValues],
+    sinks: Option<Floats<'_>>,
+    heads: Heads,
+    how: Scores,
+) -> Activation {
     check_heads(heads, sinks);
     assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.head_dim), "a query for each text");
     assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
@@ -154,7 +160,7 @@ fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {
 
 /// Checks shapes and spans before any pointer is made of them. What tasks read lies within the operands. What one task
 /// writes no other does, for no row is a query of two spans.
-fn check(q: &Act, k: &Act, v: &Act, sinks: Option<Floats<'_>>, spans: &[Span], heads: Heads) {
+fn check(q: &Activation, k: &Activation, v: &Activation, sinks: Option<Floats<'_>>, spans: &[Span], heads: Heads) {
     check_heads(heads, sinks);
     assert_eq!(q.features(), heads.query * heads.head_dim, "q holds the query heads");
     let wanted = (heads.kv * heads.head_dim, heads.kv * heads.v_head_dim);

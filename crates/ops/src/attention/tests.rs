@@ -32,7 +32,7 @@ impl Case {
     /// What the fast version gives: o, lse, dq, dk, dv, and the gradient of the sinks.
     fn run(&self, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
         let pool = Pool::new();
-        let act = |x: &[f32], features| Act::from_rows(&pool, x, features);
+        let act = |x: &[f32], features| Activation::from_rows(&pool, x, features);
         let q = act(&self.q, heads.query * heads.head_dim);
         let (k, v) = (act(&self.k, heads.kv * heads.head_dim), act(&self.v, heads.kv * heads.v_head_dim));
         let sinks = sinks.then(|| Floats::from(&self.sinks));

@@ -1,6 +1,6 @@
 //! Tiles of the matrix products, a task a panel; for the gradient a task a block.
 use super::Diagonal;
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::gemm::{tile, tile_rows, with_tile};
 use crate::par;
 use crate::simd::{Simd, dispatch};
@@ -74,7 +74,7 @@ unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
 
 dispatch! { fn panel_at = panel_of(job: &Job, panel: usize); }
 
-pub(super) fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, adds: bool) {
+pub(super) fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut Activation, adds: bool) {
     let (size, stride) = (diagonal.size, x.stride());
     let (row, col) = if transposed { (size, 1) } else { (1, size) };
     let (matrices, count, blocks) = (diagonal.matrices.host().as_ptr(), diagonal.count(), x.features() / size);
@@ -153,7 +153,7 @@ unsafe fn block_of<S: Simd>(job: &OuterJob, block: usize) {
 
 dispatch! { fn block_at = block_of(job: &OuterJob, block: usize); }
 
-pub(super) fn outer(size: usize, x: &Act, d: &Act, out: &mut [f32]) {
+pub(super) fn outer(size: usize, x: &Activation, d: &Activation, out: &mut [f32]) {
     let job = OuterJob { out: out.as_mut_ptr(), x: x.ptr(), d: d.ptr(), stride: x.stride(), size, tokens: x.tokens() };
     let job = &job;
     // SAFETY: `super::outer` asserts that `x` and `d` have one shape, of whole blocks, and makes `out` with `size * size`

@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use crate::floats::Floats;
 use tunesmith_device::Device;
 
@@ -30,7 +30,7 @@ impl Diagonal<'_> {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, adds: bool) {
+pub fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut Activation, adds: bool) {
     let size = diagonal.size;
     assert!(x.features().is_multiple_of(size) && diagonal.count() > 0, "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
@@ -45,7 +45,7 @@ pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, a
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
+pub fn outer(size: usize, x: &Activation, d: &Activation) -> Vec<f32> {
     assert!(x.features().is_multiple_of(size), "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (d.tokens(), d.features()), "one shape");
     let mut out = vec![0.0f32; x.features() * size];

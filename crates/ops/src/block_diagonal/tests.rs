@@ -12,7 +12,7 @@ fn products_and_gradients_equal_their_definition() {
             let (x, d) = (numbers(1, tokens * features), numbers(2, tokens * features));
             let matrices = numbers(3, count * size * size);
             let plain = reference::Blocks { matrices: &matrices, size, features };
-            let (xa, da) = (Act::from_rows(&pool, &x, features), Act::from_rows(&pool, &d, features));
+            let (xa, da) = (Activation::from_rows(&pool, &x, features), Activation::from_rows(&pool, &d, features));
             for (transposed, adds) in [(false, false), (true, false), (false, true), (true, true)] {
                 let mut out = da.copy();
                 times(Diagonal { matrices: (&matrices).into(), size }, &xa, transposed, &mut out, adds);

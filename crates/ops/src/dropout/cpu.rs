@@ -1,9 +1,9 @@
 //! A task a panel. The mask's bits come from the row and the feature by two rounds of `mix`.
 use super::{Dropout, mix};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 
-pub(super) fn apply(dropout: &Dropout<'_>, x: &Act, out: &mut Act) {
+pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
     let scale = 1.0 / (1.0 - dropout.rate);
     let threshold = (f64::from(dropout.rate) * 4_294_967_296.0) as u64;

@@ -6,7 +6,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// The mask of one module in one step.
@@ -38,7 +38,7 @@ impl Dropout<'_> {
     /// `x [tokens, features]` with the mask applied, in memory of the same pool. Applied to a gradient it is its own
     /// backward pass.
     #[must_use]
-    pub fn apply(&self, x: &Act) -> Act {
+    pub fn apply(&self, x: &Activation) -> Activation {
         let mut out = x.like();
         match x.device() {
             Device::Cpu => cpu::apply(self, x, &mut out),

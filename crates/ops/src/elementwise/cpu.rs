@@ -1,9 +1,9 @@
 //! Elementwise arithmetic on the CPU, a task a panel.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 
 /// `x = f(x)`.
-pub(super) fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
+pub(super) fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync) {
     let (stride, panels, to) = (x.stride(), x.panels(), x.shared());
     par::run(panels, |panel| {
         // SAFETY: the panel lies within `x`, which is borrowed for writing; no other task has it.
@@ -15,7 +15,7 @@ pub(super) fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
 }
 
 /// `y = f(y, x)`, of one shape.
-pub(super) fn zip(y: &mut Act, x: &Act, f: impl Fn(f32, f32) -> f32 + Sync) {
+pub(super) fn zip(y: &mut Activation, x: &Activation, f: impl Fn(f32, f32) -> f32 + Sync) {
     let (stride, to) = (y.stride(), y.shared());
     par::run(x.panels(), |panel| {
         // SAFETY: the panel lies within `y`, which has the shape of `x` and is borrowed for writing; no other task has it.
@@ -24,7 +24,7 @@ pub(super) fn zip(y: &mut Act, x: &Act, f: impl Fn(f32, f32) -> f32 + Sync) {
     });
 }
 
-pub(super) fn add_bias(y: &mut Act, bias: &[f32]) {
+pub(super) fn add_bias(y: &mut Activation, bias: &[f32]) {
     let (stride, panels, to) = (y.stride(), y.panels(), y.shared());
     par::run(panels, |panel| {
         // SAFETY: the panel lies within `y`, which is borrowed for writing; no other task has it.
@@ -38,7 +38,7 @@ pub(super) fn add_bias(y: &mut Act, bias: &[f32]) {
 }
 
 /// In one task, so that each sum adds panel by panel.
-pub(super) fn sum_tokens(dy: &Act, sums: &mut [f32]) {
+pub(super) fn sum_tokens(dy: &Activation, sums: &mut [f32]) {
     for panel in 0..dy.panels() {
         for (lanes, total) in dy.panel(panel).chunks_exact(LANES).zip(sums.iter_mut()) {
             *total += lanes.iter().sum::<f32>();

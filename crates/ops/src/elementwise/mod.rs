@@ -3,18 +3,18 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_device::Device;
 
 /// `x = factor x`.
-pub fn scale(x: &mut Act, factor: f32) {
+pub fn scale(x: &mut Activation, factor: f32) {
     map(x, |x| x * factor);
 }
 
 /// `factor x`.
 #[must_use]
-pub fn scaled(x: &Act, factor: f32) -> Act {
+pub fn scaled(x: &Activation, factor: f32) -> Activation {
     let mut out = x.like();
     zip(&mut out, x, |_, x| factor * x);
     out
@@ -24,40 +24,40 @@ pub fn scaled(x: &Act, factor: f32) -> Act {
 ///
 /// # Panics
 /// If the shapes differ, as all functions of this module do.
-pub fn add(y: &mut Act, x: &Act) {
+pub fn add(y: &mut Activation, x: &Activation) {
     zip(y, x, |y, x| y + x);
 }
 
 /// `left - right`.
 #[must_use]
-pub fn sub(left: &Act, right: &Act) -> Act {
+pub fn sub(left: &Activation, right: &Activation) -> Activation {
     let mut out = left.copy();
     zip(&mut out, right, |out, right| out - right);
     out
 }
 
 /// `y = factor y + x`.
-pub fn scale_add(y: &mut Act, factor: f32, x: &Act) {
+pub fn scale_add(y: &mut Activation, factor: f32, x: &Activation) {
     zip(y, x, |y, x| y * factor + x);
 }
 
 /// `y = a x + b y`.
-pub fn axpby(a: f32, x: &Act, b: f32, y: &mut Act) {
+pub fn axpby(a: f32, x: &Activation, b: f32, y: &mut Activation) {
     zip(y, x, |y, x| a * x + b * y);
 }
 
 /// `y = x`.
-pub fn assign(y: &mut Act, x: &Act) {
+pub fn assign(y: &mut Activation, x: &Activation) {
     zip(y, x, |_, x| x);
 }
 
 /// Sets every value to `value`.
-pub fn fill(x: &mut Act, value: f32) {
+pub fn fill(x: &mut Activation, value: f32) {
     map(x, |_| value);
 }
 
 /// `y[t, j] = y[t, j] + bias[j]`, `bias [features]`.
-pub fn add_bias(y: &mut Act, bias: Floats<'_>) {
+pub fn add_bias(y: &mut Activation, bias: Floats<'_>) {
     assert_eq!(y.features(), bias.len(), "a bias for each feature");
     match y.device() {
         Device::Cpu => cpu::add_bias(y, bias.host()),
@@ -66,7 +66,7 @@ pub fn add_bias(y: &mut Act, bias: Floats<'_>) {
 }
 
 /// `d_bias[j] = d_bias[j] + sum_t dy[t, j]`: the gradient of [`add_bias`]. Lanes of `dy` without a token are zero.
-pub fn add_bias_backward(dy: &Act, d_bias: FloatsMut<'_>) {
+pub fn add_bias_backward(dy: &Activation, d_bias: FloatsMut<'_>) {
     assert_eq!(dy.features(), d_bias.len(), "a sum for each feature");
     match dy.device() {
         Device::Cpu => cpu::sum_tokens(dy, d_bias.host()),
@@ -75,7 +75,7 @@ pub fn add_bias_backward(dy: &Act, d_bias: FloatsMut<'_>) {
 }
 
 /// `x = f(x)`.
-fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
+fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync) {
     match x.device() {
         Device::Cpu => cpu::map(x, f),
         Device::Meta => {}
@@ -83,7 +83,7 @@ fn map(x: &mut Act, f: impl Fn(f32) -> f32 + Sync) {
 }
 
 /// `y = f(y, x)`.
-fn zip(y: &mut Act, x: &Act, f: impl Fn(f32, f32) -> f32 + Sync) {
+fn zip(y: &mut Activation, x: &Activation, f: impl Fn(f32, f32) -> f32 + Sync) {
     assert_eq!((y.tokens(), y.features()), (x.tokens(), x.features()), "both have one shape");
     match y.device() {
         Device::Cpu => cpu::zip(y, x, f),

@@ -8,12 +8,12 @@ fn each_equals_its_formula() {
     for (tokens, features) in [(1, 1), (19, 5), (32, 8)] {
         let (x, y) = (numbers(1, tokens * features), numbers(2, tokens * features));
         let pool = Pool::new();
-        let act = |rows: &[f32]| Act::from_rows(&pool, rows, features);
-        let check = |what: &str, got: &Act, want: &dyn Fn(f32, f32) -> f32| {
+        let act = |rows: &[f32]| Activation::from_rows(&pool, rows, features);
+        let check = |what: &str, got: &Activation, want: &dyn Fn(f32, f32) -> f32| {
             let want: Vec<f32> = x.iter().zip(&y).map(|(&x, &y)| want(x, y)).collect();
             assert_eq!(got.to_rows(), want, "{what} on [{tokens}, {features}]");
         };
-        let changed = |f: &dyn Fn(&mut Act, &Act)| {
+        let changed = |f: &dyn Fn(&mut Activation, &Activation)| {
             let mut to = act(&y);
             f(&mut to, &act(&x));
             to

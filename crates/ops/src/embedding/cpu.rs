@@ -1,9 +1,9 @@
 //! The forward pass in tasks of a panel; the backward pass in one, so that each sum adds token by token.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
 use crate::par;
 
-pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Act) {
+pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Activation) {
     let (features, to, stride) = (out.features(), out.shared(), out.stride());
     par::run(tokens.len().div_ceil(LANES), |panel| {
         let mut row = vec![0.0; features];
@@ -18,7 +18,7 @@ pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Ac
     });
 }
 
-pub(super) fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: &mut [f32]) {
+pub(super) fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: &mut [f32]) {
     let features = dx.features();
     for (at, &token) in tokens.iter().enumerate().filter(|&(_, &token)| Some(token) != padding) {
         let from = &dx.panel(at / LANES)[at % LANES..];

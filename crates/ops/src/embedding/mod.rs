@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::{Act, Pool};
+use crate::activation::{Activation, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tunesmith_device::Device;
 ///
 /// # Panics
 /// If a token is not in the table: the data layer has refused such rows before.
-pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Act {
+pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
     let mut out = pool.act(tokens.len(), features);
     match out.device() {
         Device::Cpu => cpu::forward(table, tokens, scale, &mut out),
@@ -28,7 +28,7 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
 /// Adds `scale` times each token's gradient, a row of `dx [tokens, features]`, to its row of
 /// `d_table [vocabulary, features]`, in the order of the tokens. The row of `padding` gets none, as in PyTorch's
 /// `Embedding(padding_idx)`.
-pub fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
+pub fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
     match dx.device() {
         Device::Cpu => cpu::backward(dx, tokens, scale, padding, d_table.host()),
         Device::Meta => {}

@@ -12,9 +12,9 @@ fn looks_rows_up_and_adds_them_back() {
     let double: Vec<f64> = table.iter().map(|&x| f64::from(x)).collect();
     assert!(x.to_rows().iter().zip(reference(&double)).all(|(got, want)| f64::from(*got) == want));
     let mut d_table = vec![0.0; table.len()];
-    backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, None, (&mut d_table).into());
+    backward(&Activation::from_rows(&pool, &seed, features), &tokens, 2.0, None, (&mut d_table).into());
     let mut padded = vec![0.0; table.len()];
-    backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, Some(3), (&mut padded).into());
+    backward(&Activation::from_rows(&pool, &seed, features), &tokens, 2.0, Some(3), (&mut padded).into());
     assert_eq!((&padded[..3 * features], &padded[3 * features..]), (&d_table[..3 * features], &[0.0; 5][..]));
     check_gradient("table", &table, &d_table, |table| {
         reference(table).iter().zip(&seed).map(|(x, &s)| x * f64::from(s)).sum()

@@ -1,11 +1,11 @@
 //! A task a panel; for the gradient a task some features, each of which adds up all tokens.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 
 /// Features of a task of [`backward`].
 const FEATURES: usize = 64;
 
-pub(super) fn times(v: &Act, gain: &[f32], out: &mut Act) {
+pub(super) fn times(v: &Activation, gain: &[f32], out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
     par::run(v.panels(), |panel| {
         for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
@@ -18,7 +18,7 @@ pub(super) fn times(v: &Act, gain: &[f32], out: &mut Act) {
     });
 }
 
-pub(super) fn add(y: &mut Act, v: &Act, gain: &[f32]) {
+pub(super) fn add(y: &mut Activation, v: &Activation, gain: &[f32]) {
     let (to, stride) = (y.shared(), y.stride());
     par::run(v.panels(), |panel| {
         for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
@@ -31,11 +31,11 @@ pub(super) fn add(y: &mut Act, v: &Act, gain: &[f32]) {
     });
 }
 
-pub(super) fn backward(dy: &Act, v: &Act, norm: &[f32], d_magnitude: &mut [f32]) {
+pub(super) fn backward(dy: &Activation, v: &Activation, norm: &[f32], d_magnitude: &mut [f32]) {
     let out = par::Shared(d_magnitude.as_mut_ptr());
     par::run(norm.len().div_ceil(FEATURES), |task| {
         for (feature, norm) in norm.iter().enumerate().skip(task * FEATURES).take(FEATURES) {
-            let lanes = |act: &Act, panel: usize| -> [f32; LANES] {
+            let lanes = |act: &Activation, panel: usize| -> [f32; LANES] {
                 let panel = &act.panel(panel)[feature * LANES..][..LANES];
                 std::array::from_fn(|lane| panel[lane])
             };

@@ -7,7 +7,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_device::Device;
 
@@ -15,7 +15,7 @@ use tunesmith_device::Device;
 ///
 /// # Panics
 /// If `gain` does not have a factor for each feature.
-pub fn times(v: &Act, gain: Floats<'_>) -> Act {
+pub fn times(v: &Activation, gain: Floats<'_>) -> Activation {
     assert_eq!(v.features(), gain.len(), "a factor for each feature");
     let mut out = v.like();
     match v.device() {
@@ -29,7 +29,7 @@ pub fn times(v: &Act, gain: Floats<'_>) -> Act {
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn add(y: &mut Act, v: &Act, gain: Floats<'_>) {
+pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
     assert_eq!((y.tokens(), y.features()), (v.tokens(), v.features()), "both have one shape");
     assert_eq!(v.features(), gain.len(), "a factor for each feature");
     match y.device() {
@@ -45,7 +45,7 @@ pub fn add(y: &mut Act, v: &Act, gain: Floats<'_>) {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn backward(dy: &Act, v: &Act, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
+pub fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
     assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
     match dy.device() {
         Device::Cpu => cpu::backward(dy, v, norm.host(), d_magnitude.host()),

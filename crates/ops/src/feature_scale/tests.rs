@@ -10,7 +10,7 @@ fn equals_its_formula_and_its_finite_differences() {
     let (v, seed) = (numbers(1, tokens * features), numbers(2, tokens * features));
     let (magnitude, norm) = (numbers(3, features), vec![0.5; features]);
     let gain: Vec<f32> = magnitude.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-    let (va, dy) = (Act::from_rows(&pool, &v, features), Act::from_rows(&pool, &seed, features));
+    let (va, dy) = (Activation::from_rows(&pool, &v, features), Activation::from_rows(&pool, &seed, features));
     let y = times(&va, (&gain).into());
     let double: Vec<f64> = gain.iter().map(|&gain| f64::from(gain)).collect();
     // A product in f64 is exact, so that rounding it gives the product in f32.
@@ -31,6 +31,6 @@ fn equals_its_formula_and_its_finite_differences() {
 #[should_panic(expected = "both have one shape")]
 fn another_shape_is_refused() {
     let pool = Pool::new();
-    let (mut y, v) = (Act::from_rows(&pool, &[0.0; 5], 5), Act::from_rows(&pool, &[0.0; 40], 2));
+    let (mut y, v) = (Activation::from_rows(&pool, &[0.0; 5], 5), Activation::from_rows(&pool, &[0.0; 40], 2));
     add(&mut y, &v, [1.0; 2][..].into());
 }

@@ -1,6 +1,6 @@
 //! A task a panel, all of its values in vectors.
 use super::Gate;
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
@@ -68,7 +68,7 @@ dispatch! {
     fn backward_panel = backward_kernel(act: Gate, gate: *mut f32, up: *mut f32, d_out: *const f32, vectors: usize);
 }
 
-pub(super) fn forward(act: Gate, gate: &Act, up: &Act, out: &mut Act) {
+pub(super) fn forward(act: Gate, gate: &Activation, up: &Activation, out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
     par::run(gate.panels(), |panel| {
         let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());
@@ -78,7 +78,7 @@ pub(super) fn forward(act: Gate, gate: &Act, up: &Act, out: &mut Act) {
     });
 }
 
-pub(super) fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
+pub(super) fn backward(act: Gate, gate: &mut Activation, up: &mut Activation, d_out: &Activation) {
     let (stride, panels) = (gate.stride(), gate.panels());
     let (gate, up) = (gate.shared(), up.shared());
     par::run(panels, |panel| {

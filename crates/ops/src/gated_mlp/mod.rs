@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// What the gate goes through.
@@ -22,7 +22,7 @@ pub enum Gate {
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
+pub fn forward(act: Gate, gate: &Activation, up: &Activation) -> Activation {
     assert_eq!((gate.tokens(), gate.features()), (up.tokens(), up.features()), "gate and up have one shape");
     let mut out = gate.pool().blank(gate.tokens(), gate.features());
     match gate.device() {
@@ -36,7 +36,7 @@ pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
+pub fn backward(act: Gate, gate: &mut Activation, up: &mut Activation, d_out: &Activation) {
     for other in [&*up, d_out] {
         assert_eq!((gate.tokens(), gate.features()), (other.tokens(), other.features()), "all have one shape");
     }

@@ -11,7 +11,7 @@ fn equals_the_definition_and_its_finite_differences() {
         let (up, seed) = (numbers(2, tokens * features), numbers(3, tokens * features));
         let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let pool = Pool::new();
-        let panels = |x: &[f32]| Act::from_rows(&pool, x, features);
+        let panels = |x: &[f32]| Activation::from_rows(&pool, x, features);
         let (mut ga, mut ua) = (panels(&gate), panels(&up));
         for (got, want) in
             forward(act, &ga, &ua).to_rows().iter().zip(reference::forward(act, &double(&gate), &double(&up)))

@@ -2,7 +2,7 @@
 use super::operands::{DEPTH, Init, Store, TASK_ROWS, Term, holds};
 use super::quantized::{self, Strip};
 use super::{tile, tile_rows, vector, with_tile};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
@@ -287,7 +287,7 @@ dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usiz
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
+pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
     let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
     let raw = |term: &Term<'a>| {
         let depth = term.x.features();

@@ -1,5 +1,5 @@
 //! What a matrix product takes: matrices as they are stored, terms, what the product is added to; and the sizes of its blocks.
-use crate::activation::Act;
+use crate::activation::Activation;
 use crate::floats::Floats;
 use crate::quant::Quantized;
 use half::bf16;
@@ -103,7 +103,7 @@ pub enum Init<'a> {
     /// The result is added to `out`.
     Out,
     /// Another activation of `out`'s shape: the residual stream.
-    Add(&'a Act),
+    Add(&'a Activation),
 }
 
 /// One summand: `matrix [m, k]` times `x [tokens, k]`.
@@ -112,7 +112,7 @@ pub struct Term<'a> {
     /// The matrix `[m, k]`, whose values are broadcast over tokens.
     pub matrix: Matrix<'a>,
     /// The activation `[tokens, k]`, whose tokens are vector lanes.
-    pub x: &'a Act,
+    pub x: &'a Activation,
 }
 
 /// Whether `length` numbers hold a matrix `[rows, cols]` with strides `[row, col]`. No size is 0.

@@ -1,7 +1,7 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
 use super::operands::holds;
 use super::{tile, tile_rows, transpose, with_tile};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::floats::FloatsMut;
 use crate::par;
 use crate::simd::{Simd, dispatch};
@@ -10,13 +10,13 @@ use crate::simd::{Simd, dispatch};
 /// features padded with zeros to a multiple of 16.
 #[derive(Debug)]
 pub struct Transposed {
-    act: Act,
+    act: Activation,
     features: usize,
 }
 
 impl Transposed {
     /// Copies `x [tokens, features]` to `[features, tokens]`.
-    pub fn new(x: &Act) -> Self {
+    pub fn new(x: &Activation) -> Self {
         let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
         let mut act = x.pool().act(x.panels() * LANES, blocks * LANES);
         if x.is_meta() {
@@ -129,7 +129,7 @@ pub enum Target<'a> {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
+pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
     let (rows, cols) = (y.features(), x.features);
     assert_eq!(x.act.panels(), y.panels(), "the same tokens");
     if y.is_meta() {

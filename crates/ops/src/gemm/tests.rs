@@ -1,6 +1,6 @@
 //! Both products against their plain sums.
 use super::*;
-use crate::activation::{Act, Pool};
+use crate::activation::{Activation, Pool};
 use crate::testing::{each_level, numbers};
 use half::bf16;
 
@@ -14,8 +14,8 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
             let (z, b) = (numbers(3, tokens * 5), numbers(4, rows * 5));
             let (bias, addend) = (numbers(5, rows), numbers(6, tokens * rows));
-            let (xa, za) = (Act::from_rows(&pool, &x, depth), Act::from_rows(&pool, &z, 5));
-            let added = Act::from_rows(&pool, &addend, rows);
+            let (xa, za) = (Activation::from_rows(&pool, &x, depth), Activation::from_rows(&pool, &z, 5));
+            let added = Activation::from_rows(&pool, &addend, rows);
             let wt: Vec<f32> = (0..depth * rows).map(|i| w[i % rows * depth + i / rows]).collect();
             for (case, init) in
                 [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out].into_iter().enumerate()
@@ -51,7 +51,7 @@ fn a_bf16_matrix_multiplies_as_its_values_do() {
             let pool = Pool::new();
             let narrow: Vec<bf16> = numbers(2, rows * depth).into_iter().map(bf16::from_f32).collect();
             let wide: Vec<f32> = narrow.iter().map(|value| value.to_f32()).collect();
-            let x = Act::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
             let run = |matrix| {
                 let mut out = pool.act(tokens, rows);
                 matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
@@ -75,7 +75,7 @@ fn outer_equals_the_plain_sum_on_odd_sizes() {
         for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50)] {
             let pool = Pool::new();
             let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
-            let (ya, xa) = (Act::from_rows(&pool, &y, rows), Act::from_rows(&pool, &x, cols));
+            let (ya, xa) = (Activation::from_rows(&pool, &y, rows), Activation::from_rows(&pool, &x, cols));
             let xt = Transposed::new(&xa);
             let (mut plain, mut turned) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
             outer(Target::Rows((&mut plain).into()), &ya, &xt);
@@ -102,8 +102,8 @@ fn a_quantized_matrix_multiplies_as_its_values_do() {
         {
             let pool = Pool::new();
             let values = numbers(2, rows * depth);
-            let x = Act::from_rows(&pool, &numbers(1, tokens * depth), depth);
-            let z = Act::from_rows(&pool, &numbers(3, tokens * 5), 5);
+            let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let z = Activation::from_rows(&pool, &numbers(3, tokens * 5), 5);
             let b = numbers(4, rows * 5);
             for (format, double) in
                 [(Format::Nf4, false), (Format::Nf4, true), (Format::Fp4, true), (Format::Int8, false)]
@@ -145,8 +145,9 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
             let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
             let quantized = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
             let (x, z, rest) = (numbers(1, 3 * depth), numbers(3, 3 * 5), numbers(6, 3 * rows));
-            let act =
-                |tokens: usize, values: &[f32], width: usize| Act::from_rows(&pool, &values[..tokens * width], width);
+            let act = |tokens: usize, values: &[f32], width: usize| {
+                Activation::from_rows(&pool, &values[..tokens * width], width)
+            };
             for (kind, store) in
                 [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&quantized))]
             {

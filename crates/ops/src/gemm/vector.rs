@@ -5,7 +5,7 @@
 //! a token's step of generation consists of.
 use super::operands::{DEPTH, Init, Matrix, Store, Term};
 use super::quantized;
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};
 use std::mem::MaybeUninit;
@@ -222,12 +222,12 @@ unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
 dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
 
 /// Whether this product is one with a single token, and its matrices lie in rows.
-pub(super) fn fits(out: &Act, terms: &[Term<'_>]) -> bool {
+pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
     out.tokens() == 1 && terms.iter().all(|term| term.matrix.col == 1)
 }
 
 /// As `matmul`, whose checks have been made, where it `fits`.
-pub(super) fn multiply(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
+pub(super) fn multiply(out: &mut Activation, init: Init<'_>, terms: &[Term<'_>]) {
     let rows = out.features();
     let parts = terms
         .iter()

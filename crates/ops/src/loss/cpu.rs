@@ -1,6 +1,6 @@
 //! A task a panel. The logits are read twice and written once: the maximum first, then the exponentials and their sum.
 use super::{Terms, TokenLoss};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
@@ -38,7 +38,7 @@ unsafe fn panel_kernel<S: Simd>(logits: *mut f32, vocabulary: usize, most: *mut 
 dispatch! { fn panel_at = panel_kernel(logits: *mut f32, vocabulary: usize, most: *mut f32, total: *mut f32); }
 
 /// `out` has a place for each of `targets`.
-pub(super) fn cross_entropy(logits: &mut Act, targets: &[u32], out: &mut [TokenLoss]) {
+pub(super) fn cross_entropy(logits: &mut Activation, targets: &[u32], out: &mut [TokenLoss]) {
     let (stride, vocabulary, to) = (logits.stride(), logits.features(), logits.shared());
     let results = par::Shared(out.as_mut_ptr());
     par::run(targets.len().div_ceil(LANES), |panel| {
@@ -66,7 +66,13 @@ pub(super) fn cross_entropy(logits: &mut Act, targets: &[u32], out: &mut [TokenL
 }
 
 /// From the exponentials that [`cross_entropy`] left to the gradient.
-pub(super) fn gradient(exponentials: &mut Act, targets: &[u32], scales: &[f32], terms: Terms, losses: &[TokenLoss]) {
+pub(super) fn gradient(
+    exponentials: &mut Activation,
+    targets: &[u32],
+    scales: &[f32],
+    terms: Terms,
+    losses: &[TokenLoss],
+) {
     let (stride, vocabulary, to) = (exponentials.stride(), exponentials.features(), exponentials.shared());
     par::run(targets.len().div_ceil(LANES), |panel| {
         let (mut slope, mut shift) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -91,7 +97,7 @@ pub(super) fn gradient(exponentials: &mut Act, targets: &[u32], scales: &[f32], 
     });
 }
 
-pub(super) fn squared(values: &mut Act, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
     let pairs = targets.iter().zip(scales).enumerate();
     pairs
         .map(|(token, (&target, scale))| {

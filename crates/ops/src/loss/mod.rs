@@ -11,7 +11,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// The loss of one token.
@@ -32,7 +32,7 @@ pub struct TokenLoss {
 ///
 /// # Panics
 /// If a target is not below `vocabulary`, or the shapes do not fit.
-pub fn cross_entropy(logits: &mut Act, targets: &[u32]) -> Vec<TokenLoss> {
+pub fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Vec<TokenLoss> {
     assert_eq!(targets.len(), logits.tokens(), "a target for each token");
     let mut out = vec![TokenLoss::default(); targets.len()];
     match logits.device() {
@@ -66,7 +66,7 @@ impl Terms {
 ///
 /// # Panics
 /// As [`cross_entropy`].
-pub fn gradient(logits: &mut Act, targets: &[u32], scales: &[f32], terms: Terms) -> Vec<TokenLoss> {
+pub fn gradient(logits: &mut Activation, targets: &[u32], scales: &[f32], terms: Terms) -> Vec<TokenLoss> {
     assert_eq!(targets.len(), scales.len(), "a scale for each target");
     let losses = cross_entropy(logits, targets);
     match logits.device() {
@@ -81,7 +81,7 @@ pub fn gradient(logits: &mut Act, targets: &[u32], scales: &[f32], terms: Terms)
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn squared(values: &mut Act, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+pub fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
     assert_eq!((values.features(), targets.len()), (1, scales.len()), "a number, and a scale, for each target");
     match values.device() {
         Device::Cpu => cpu::squared(values, targets, scales),

@@ -10,7 +10,7 @@ fn equals_the_definition_and_its_finite_differences() {
             let logits: Vec<f32> = numbers(1, tokens * vocabulary).iter().map(|x| x * 20.0).collect();
             let targets: Vec<u32> = (0..tokens).map(|t| (t * 13 % vocabulary) as u32).collect();
             let pool = Pool::new();
-            let mut act = Act::from_rows(&pool, &logits, vocabulary);
+            let mut act = Activation::from_rows(&pool, &logits, vocabulary);
             let losses = cross_entropy(&mut act, &targets);
             let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
             for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
@@ -36,7 +36,7 @@ fn squared_errors_equal_their_definition_and_its_finite_differences() {
         let (values, wanted) = (numbers(1, tokens), numbers(2, tokens));
         let scales: Vec<f32> = numbers(3, tokens).iter().map(|x| 0.6 + 0.5 * x).collect();
         let targets: Vec<u32> = wanted.iter().map(|number| number.to_bits()).collect();
-        let mut act = Act::from_rows(&Pool::new(), &values, 1);
+        let mut act = Activation::from_rows(&Pool::new(), &values, 1);
         let errors = squared(&mut act, &targets, &scales);
         let error = |value: f64, token: usize| (value - f64::from(wanted[token])).powi(2);
         for (token, found) in errors.iter().enumerate() {
@@ -64,7 +64,7 @@ fn smoothing_and_z_loss_equal_their_definition_and_its_finite_differences() {
             ] {
                 let objective = |logits: &[f64]| reference::objective(logits, &targets, &scales, terms);
                 let pool = Pool::new();
-                let mut act = Act::from_rows(&pool, &logits, vocabulary);
+                let mut act = Activation::from_rows(&pool, &logits, vocabulary);
                 let losses = gradient(&mut act, &targets, &scales, terms);
                 let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
                 for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
@@ -106,7 +106,7 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             let (pool, chunks) = (Pool::new(), Pool::new());
             let projection = Projection { weight: Store::F32(&w), outputs, softcap, pool: &chunks };
             let objective = Objective { terms: case.terms, squared, weights: &case.weights };
-            let act = Act::from_rows(&pool, &h, hidden);
+            let act = Activation::from_rows(&pool, &h, hidden);
             let mut dw = vec![0.0; w.len()];
             let whole = WeightGradient::Whole((&mut dw).into());
             let found = projection.forward_backward(&act, &case.targets, objective, 0.5, whole);
@@ -146,7 +146,7 @@ fn a_chunk_does_not_depend_on_the_others() {
     for softcap in [None, Some(2.0)] {
         let projection = Projection { weight: Store::F32(&w), outputs, softcap, pool: &chunks };
         let gradient = |rows: std::ops::Range<usize>, dw: &mut [f32]| {
-            let h = Act::from_rows(&pool, &h[rows.start * hidden..rows.end * hidden], hidden);
+            let h = Activation::from_rows(&pool, &h[rows.start * hidden..rows.end * hidden], hidden);
             let whole = WeightGradient::Whole(dw.into());
             projection.forward_backward(&h, &targets[rows], Objective::default(), 0.5, whole).dh.to_rows()
         };

@@ -1,10 +1,10 @@
 //! A norm of each row, rows in parallel.
 use super::Update;
-use crate::activation::Act;
+use crate::activation::Activation;
 use rayon::prelude::*;
 
 /// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
-pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Act, aa: &Act) -> Vec<f32> {
+pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {
     let Update { b, rank, scale, .. } = update;
     let b = b.host();
     let gram: Vec<f64> = aa.to_rows().into_iter().map(f64::from).collect();

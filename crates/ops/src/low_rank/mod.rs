@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::{Act, Pool};
+use crate::activation::{Activation, Pool};
 use crate::floats::Floats;
 use crate::gemm::{Init, Matrix, Store, Term, matmul};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub fn row_norms(
     in_features: usize,
 ) -> Vec<f32> {
     let Update { a, rank, .. } = update;
-    let rows = Act::from_floats(pool, a, in_features);
+    let rows = Activation::from_floats(pool, a, in_features);
     // A W^T `[rank, out_features]` and A A^T `[rank, rank]`.
     let (mut aw, mut aa) = (pool.act(rank, squares.len()), pool.act(rank, rank));
     matmul(&mut aw, Init::Zero, &[Term { matrix: Matrix::rows(weight, in_features), x: &rows }]);

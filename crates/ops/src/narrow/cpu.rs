@@ -1,6 +1,6 @@
 //! A task a panel: bfloat16 in vectors, float16 with the conversions of the `half` crate.
 use super::{Half, Narrow};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 use half::f16;
@@ -34,7 +34,7 @@ unsafe fn widen_kernel<S: Simd>(from: *const u16, to: *mut f32, vectors: usize) 
 
 dispatch! { fn widen_panel = widen_kernel(from: *const u16, to: *mut f32, vectors: usize); }
 
-pub(super) fn narrow(act: &Act, half: Half, halves: &mut Act) {
+pub(super) fn narrow(act: &Activation, half: Half, halves: &mut Activation) {
     let (to, stride) = (halves.shared(), halves.stride());
     par::run(act.panels(), |panel| {
         // SAFETY: `Narrow::new` makes `halves` with `features.div_ceil(2)` features. A panel of it has as many vectors
@@ -51,7 +51,7 @@ pub(super) fn narrow(act: &Act, half: Half, halves: &mut Act) {
     });
 }
 
-pub(super) fn widen(Narrow { half, halves, features }: &Narrow, out: &mut Act) {
+pub(super) fn widen(Narrow { half, halves, features }: &Narrow, out: &mut Activation) {
     let (to, stride) = (out.shared(), out.stride());
     par::run(halves.panels(), |panel| {
         // SAFETY: a panel of `halves` holds `features` vectors of 16 bits, as `narrow` wrote them; one of `out`, which

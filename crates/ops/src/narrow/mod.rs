@@ -4,7 +4,7 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// How sixteen bits are used.
@@ -21,13 +21,13 @@ pub enum Half {
 pub struct Narrow {
     half: Half,
     /// Two numbers in the place of one: `[tokens, ceil(features / 2)]`.
-    halves: Act,
+    halves: Activation,
     features: usize,
 }
 
 impl Narrow {
     /// Rounds every number of `act [tokens, features]` to the nearest, ties to even.
-    pub fn new(act: &Act, half: Half) -> Self {
+    pub fn new(act: &Activation, half: Half) -> Self {
         let mut halves = act.pool().act(act.tokens(), act.features().div_ceil(2));
         match act.device() {
             Device::Cpu => cpu::narrow(act, half, &mut halves),
@@ -37,7 +37,7 @@ impl Narrow {
     }
 
     /// Converts the rounded numbers back to f32: `[tokens, features]`.
-    pub fn widen(&self) -> Act {
+    pub fn widen(&self) -> Activation {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
         match out.device() {
             Device::Cpu => cpu::widen(self, &mut out),

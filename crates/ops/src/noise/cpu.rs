@@ -1,9 +1,9 @@
 //! A task a panel.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::dropout::mix;
 use crate::par;
 
-pub(super) fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+pub(super) fn add(x: &mut Activation, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
     let (features, stride, to) = (x.features(), x.stride(), x.shared());
     let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;
     let bounds: Vec<f32> = cu_seqlens

@@ -4,14 +4,14 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// Adds to each value of a sequence of `length` tokens noise from `-bound..bound`,
 /// `bound = alpha / sqrt(length * features)`. `x` is `[tokens, features]`; sequence i has the tokens
 /// `cu_seqlens[i]..cu_seqlens[i + 1]`. Row `first_row + t` of the step has the same noise however the step is cut into
 /// passes. The gradient passes through unchanged.
-pub fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+pub fn add(x: &mut Activation, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
     match x.device() {
         Device::Cpu => cpu::add(x, cu_seqlens, alpha, key, first_row),
         Device::Meta => {}

@@ -8,7 +8,7 @@ fn noise_follows_its_row_and_keeps_to_its_bound() {
     let (pool, features) = (Pool::new(), 20);
     let noise = |cu_seqlens: &[usize], key: u64, first_row: u64| {
         let tokens = *cu_seqlens.last().unwrap();
-        let mut x = Act::from_rows(&pool, &vec![0.0; tokens * features], features);
+        let mut x = Activation::from_rows(&pool, &vec![0.0; tokens * features], features);
         add(&mut x, cu_seqlens, 5.0, key, first_row);
         x.to_rows()
     };

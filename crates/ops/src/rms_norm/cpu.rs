@@ -1,6 +1,6 @@
 //! A task a panel, a token a lane: the mean of a token needs no horizontal sum.
 use super::Gain;
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
@@ -116,7 +116,7 @@ dispatch! {
     );
 }
 
-pub(super) fn stats(x: &Act, eps: f32, out: &mut Act) {
+pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
     let groups = out.features();
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);
     par::run(x.panels(), |panel| {
@@ -126,7 +126,7 @@ pub(super) fn stats(x: &Act, eps: f32, out: &mut Act) {
     });
 }
 
-pub(super) fn apply(x: &Act, rstd: &Act, gain: Gain<'_>, out: &mut Act) {
+pub(super) fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>, out: &mut Activation) {
     let (gain, groups) = (gain.host(), rstd.features());
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
@@ -137,7 +137,14 @@ pub(super) fn apply(x: &Act, rstd: &Act, gain: Gain<'_>, out: &mut Act) {
     });
 }
 
-pub(super) fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add: bool) {
+pub(super) fn backward(
+    x: &Activation,
+    rstd: &Activation,
+    gain: Gain<'_>,
+    dh: &Activation,
+    dx: &mut Activation,
+    add: bool,
+) {
     let gain = gain.host();
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
@@ -149,7 +156,7 @@ pub(super) fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut A
 }
 
 /// In one task, so that each sum adds panel by panel.
-pub(super) fn backward_weight(x: &Act, rstd: &Act, dh: &Act, dw: &mut [f32]) {
+pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: &mut [f32]) {
     let (dim, groups) = (dw.len(), rstd.features());
     for panel in 0..x.panels() {
         let (x, rstd, dh) = (x.panel(panel), rstd.panel(panel), dh.panel(panel));

@@ -8,7 +8,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_device::Device;
 
@@ -25,7 +25,7 @@ pub struct Gain<'a> {
 ///
 /// # Panics
 /// If `groups` does not divide the features.
-pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
+pub fn stats(x: &Activation, groups: usize, eps: f32) -> Activation {
     assert!(x.features().is_multiple_of(groups), "whole groups");
     let mut out = x.pool().blank(x.tokens(), groups);
     match x.device() {
@@ -39,7 +39,7 @@ pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
+pub fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>) -> Activation {
     assert_eq!(x.features(), rstd.features() * gain.weight.len(), "a weight for each feature");
     let mut out = x.pool().blank(x.tokens(), x.features());
     match x.device() {
@@ -54,7 +54,7 @@ pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add: bool) {
+pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activation, dx: &mut Activation, add: bool) {
     for other in [dh, &*dx] {
         assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
     }
@@ -70,7 +70,7 @@ pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add
 }
 
 /// Adds the gradient with respect to the weight, `sum over tokens and groups of dh x rstd`, to `dw [dim]`.
-pub fn backward_weight(x: &Act, rstd: &Act, dh: &Act, dw: FloatsMut<'_>) {
+pub fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
     match x.device() {
         Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.host()),
         Device::Meta => {}

@@ -11,7 +11,8 @@ fn equals_the_definition_and_its_finite_differences() {
                 (numbers(1, tokens * groups * dim), numbers(2, dim), numbers(3, tokens * groups * dim));
             let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
             let pool = Pool::new();
-            let (xa, dh) = (Act::from_rows(&pool, &x, groups * dim), Act::from_rows(&pool, &seed, groups * dim));
+            let (xa, dh) =
+                (Activation::from_rows(&pool, &x, groups * dim), Activation::from_rows(&pool, &seed, groups * dim));
             let rstd = stats(&xa, groups, 1e-3);
             let gain = Gain { weight: (&weight).into(), offset };
             let h = apply(&xa, &rstd, gain);

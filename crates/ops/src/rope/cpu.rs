@@ -1,6 +1,6 @@
 //! The turn of all heads of a panel: two vectors of 16 tokens a pair.
 use super::{Pairing, Rope};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
@@ -19,7 +19,7 @@ struct Turn {
 }
 
 /// Turns all heads of `x`, whose shape has been held against the table.
-pub(super) fn turn(rope: &Rope, x: &mut Act, head_dim: usize, offset: usize, sign: f32) {
+pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
     let pairs = rope.cos.features();
     let (step, apart) = match rope.pairing {
         Pairing::Half => (1, pairs),

@@ -15,7 +15,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::activation::{Act, LANES, Pool};
+use super::activation::{Activation, LANES, Pool};
 use super::par;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub enum Pairing {
 #[derive(Debug)]
 pub struct Rope {
     /// `[tokens, frequencies]`.
-    cos: Act,
-    sin: Act,
+    cos: Activation,
+    sin: Activation,
     pairing: Pairing,
 }
 
@@ -131,7 +131,7 @@ impl Rope {
     ///
     /// # Panics
     /// If `x` does not hold whole heads, or what turns is not within a head.
-    pub fn forward(&self, x: &mut Act, head_dim: usize, offset: usize) {
+    pub fn forward(&self, x: &mut Activation, head_dim: usize, offset: usize) {
         self.turn(x, head_dim, offset, 1.0);
     }
 
@@ -139,11 +139,11 @@ impl Rope {
     ///
     /// # Panics
     /// As [`Rope::forward`].
-    pub fn backward(&self, dx: &mut Act, head_dim: usize, offset: usize) {
+    pub fn backward(&self, dx: &mut Activation, head_dim: usize, offset: usize) {
         self.turn(dx, head_dim, offset, -1.0);
     }
 
-    fn turn(&self, x: &mut Act, head_dim: usize, offset: usize, sign: f32) {
+    fn turn(&self, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
         assert!(x.features().is_multiple_of(head_dim), "whole heads");
         assert!(offset + 2 * self.cos.features() <= head_dim, "what turns lies within a head");
         assert!(x.tokens() <= self.cos.tokens(), "a position for each token");

@@ -9,13 +9,13 @@ fn check(rope: &Rope, tokens: &[Angles], head_dim: usize, offset: usize, pairing
     let (x, seed) = (numbers(1, tokens.len() * width), numbers(2, tokens.len() * width));
     let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let pool = Pool::new();
-    let mut turned = Act::from_rows(&pool, &x, width);
+    let mut turned = Activation::from_rows(&pool, &x, width);
     rope.forward(&mut turned, head_dim, offset);
     let wanted = reference::forward(&double(&x), tokens, head_dim, offset, pairing);
     for (got, want) in turned.to_rows().iter().zip(wanted) {
         assert!((f64::from(*got) - want).abs() < 1e-6, "{got} != {want}");
     }
-    let mut dx = Act::from_rows(&pool, &seed, width);
+    let mut dx = Activation::from_rows(&pool, &seed, width);
     rope.backward(&mut dx, head_dim, offset);
     check_gradient("dx", &x, &dx.to_rows(), |x| {
         let out = reference::forward(x, tokens, head_dim, offset, pairing);

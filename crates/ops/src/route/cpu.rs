@@ -1,8 +1,8 @@
 //! Plain loops in one task: a router has few logits.
 use super::{Expert, Routing};
-use crate::activation::Act;
+use crate::activation::Activation;
 
-pub(super) fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
+pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     let count = logits.features();
     let mut probabilities = logits.to_rows();
     let mut experts = vec![Expert::default(); count];
@@ -33,8 +33,8 @@ pub(super) fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing
 pub(super) fn set_weight_gradient(
     routing: &Routing,
     expert: usize,
-    d_middle: &Act,
-    middle: &Act,
+    d_middle: &Activation,
+    middle: &Activation,
     gradient: &mut [f32],
 ) {
     let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
@@ -72,17 +72,17 @@ pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<
 }
 
 /// The gradient of each token's factor, given `d_middle`, which carries the factor already.
-fn factor_gradients(factors: &[f32], d_middle: &Act, middle: &Act) -> Vec<f32> {
+fn factor_gradients(factors: &[f32], d_middle: &Activation, middle: &Activation) -> Vec<f32> {
     let along = d_middle.dot(middle).into_iter().zip(factors);
     along.map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor }).collect()
 }
 
 /// Of `logits [tokens, 1]`.
-pub(super) fn sigmoid(logits: &Act) -> Vec<f32> {
+pub(super) fn sigmoid(logits: &Activation) -> Vec<f32> {
     logits.to_rows().into_iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect()
 }
 
-pub(super) fn sigmoid_backward(factors: &[f32], d_middle: &Act, middle: &Act) -> Vec<f32> {
+pub(super) fn sigmoid_backward(factors: &[f32], d_middle: &Activation, middle: &Activation) -> Vec<f32> {
     let d = factor_gradients(factors, d_middle, middle);
     d.iter().zip(factors).map(|(d, g)| d * g * (1.0 - g)).collect()
 }

@@ -10,7 +10,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::{Act, Pool};
+use crate::activation::{Activation, Pool};
 use std::sync::Arc;
 use tunesmith_device::Device;
 
@@ -36,7 +36,7 @@ pub struct WeightGradients(Vec<f32>);
 
 /// Sends each token of `logits [tokens, experts]` to the `per_token` experts with the largest ones, the first of equal
 /// ones. `normalised`: a token's weights sum to 1.
-pub fn route(logits: &Act, per_token: usize, normalised: bool) -> Routing {
+pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     match logits.device() {
         Device::Cpu => cpu::route(logits, per_token, normalised),
         Device::Meta => balanced(logits.tokens(), logits.features(), per_token),
@@ -71,23 +71,23 @@ impl Routing {
     }
 
     /// An expert's tokens of `x [tokens, features]`, in memory of `pool`.
-    pub fn dispatch(&self, expert: usize, x: &Act, pool: &Arc<Pool>) -> Act {
+    pub fn dispatch(&self, expert: usize, x: &Activation, pool: &Arc<Pool>) -> Activation {
         x.gather_to(pool, &self.experts[expert].tokens)
     }
 
     /// Adds an expert's outputs `y`, times its weights, to its tokens in `out [tokens, features]`.
-    pub fn combine(&self, expert: usize, y: &Act, out: &mut Act) {
+    pub fn combine(&self, expert: usize, y: &Activation, out: &mut Activation) {
         let Expert { tokens, weights } = &self.experts[expert];
         out.scatter_add(tokens, Some(weights), y);
     }
 
     /// The gradient of [`Routing::dispatch`]: adds that of an expert's tokens, `dx`, to `dh [tokens, features]`.
-    pub fn dispatch_backward(&self, expert: usize, dx: &Act, dh: &mut Act) {
+    pub fn dispatch_backward(&self, expert: usize, dx: &Activation, dh: &mut Activation) {
         dh.scatter_add(&self.experts[expert].tokens, None, dx);
     }
 
     /// The gradient of [`Routing::combine`] with respect to an expert's outputs, given that of `out`.
-    pub fn combine_backward(&self, expert: usize, d_out: &Act, pool: &Arc<Pool>) -> Act {
+    pub fn combine_backward(&self, expert: usize, d_out: &Activation, pool: &Arc<Pool>) -> Activation {
         let Expert { tokens, weights } = &self.experts[expert];
         let mut dy = d_out.gather_to(pool, tokens);
         dy.times(weights);
@@ -101,7 +101,13 @@ impl Routing {
 
     /// Sets the gradient of an expert's weights. Let its output be `D m`: `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle`
     /// is `w D^T d_out` and `middle` is `m`, both of the expert's tokens.
-    pub fn set_weight_gradient(&self, expert: usize, d_middle: &Act, middle: &Act, to: &mut WeightGradients) {
+    pub fn set_weight_gradient(
+        &self,
+        expert: usize,
+        d_middle: &Activation,
+        middle: &Activation,
+        to: &mut WeightGradients,
+    ) {
         match middle.device() {
             Device::Cpu => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
             Device::Meta => {}
@@ -110,13 +116,13 @@ impl Routing {
 
     /// From the gradient of the weights to that of the logits, `[tokens, experts]` in memory of `pool`. `balance`: what the
     /// load-balancing loss adds to the gradient of each token's probability of each expert.
-    pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Act {
+    pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Activation {
         let mut gradient = d_weights.0;
         match pool.device() {
             Device::Cpu => cpu::backward(self, &mut gradient, balance),
             Device::Meta => {}
         }
-        Act::from_rows(pool, &gradient, self.experts.len())
+        Activation::from_rows(pool, &gradient, self.experts.len())
     }
 }
 
@@ -126,7 +132,7 @@ pub struct SigmoidGate(Vec<f32>);
 
 impl SigmoidGate {
     /// Of `logits [tokens, 1]`.
-    pub fn new(logits: &Act) -> Self {
+    pub fn new(logits: &Activation) -> Self {
         match logits.device() {
             Device::Cpu => Self(cpu::sigmoid(logits)),
             Device::Meta => Self(vec![0.0; logits.tokens()]),
@@ -134,16 +140,16 @@ impl SigmoidGate {
     }
 
     /// Multiplies each token of `y [tokens, features]` by its factor. It is its own gradient with respect to `y`.
-    pub fn apply(&self, y: &mut Act) {
+    pub fn apply(&self, y: &mut Activation) {
         y.times(&self.0);
     }
 
     /// The gradient of the logits, `[tokens, 1]`; the arguments are those of [`Routing::set_weight_gradient`].
-    pub fn backward(&self, d_middle: &Act, middle: &Act, pool: &Arc<Pool>) -> Act {
+    pub fn backward(&self, d_middle: &Activation, middle: &Activation, pool: &Arc<Pool>) -> Activation {
         let d = match middle.device() {
             Device::Cpu => cpu::sigmoid_backward(&self.0, d_middle, middle),
             Device::Meta => vec![0.0; self.0.len()],
         };
-        Act::from_rows(pool, &d, 1)
+        Activation::from_rows(pool, &d, 1)
     }
 }

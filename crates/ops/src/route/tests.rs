@@ -22,8 +22,8 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
         let (x, seed) = (numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
         let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let (pool, own) = (Pool::new(), Pool::stepped());
-        let routing = route(&Act::from_rows(&pool, &logits, EXPERTS), per_token, normalised);
-        let (xa, d_out) = (Act::from_rows(&pool, &x, FEATURES), Act::from_rows(&pool, &seed, FEATURES));
+        let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), per_token, normalised);
+        let (xa, d_out) = (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
         let (mut out, mut dx) = (xa.like(), xa.like());
         out.zero();
         dx.zero();
@@ -55,7 +55,7 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
 fn the_load_and_its_gradient_are_those_of_the_probabilities() {
     let logits = numbers(1, TOKENS * EXPERTS);
     let pool = Pool::new();
-    let routing = route(&Act::from_rows(&pool, &logits, EXPERTS), 2, true);
+    let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), 2, true);
     let load: Vec<(f64, f64)> = routing.load().collect();
     assert_eq!(load.iter().map(|(tokens, _)| tokens).sum::<f64>(), (2 * TOKENS) as f64);
     let factors = numbers(2, EXPERTS);
@@ -74,8 +74,9 @@ fn the_load_and_its_gradient_are_those_of_the_probabilities() {
 fn a_gate_has_the_gradient_of_its_finite_differences() {
     let (logits, x, seed) = (numbers(1, TOKENS), numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
     let pool = Pool::new();
-    let gate = SigmoidGate::new(&Act::from_rows(&pool, &logits, 1));
-    let (middle, mut d_middle) = (Act::from_rows(&pool, &x, FEATURES), Act::from_rows(&pool, &seed, FEATURES));
+    let gate = SigmoidGate::new(&Activation::from_rows(&pool, &logits, 1));
+    let (middle, mut d_middle) =
+        (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
     gate.apply(&mut d_middle);
     let d_logits = gate.backward(&d_middle, &middle, &pool).to_rows();
     check_gradient("logits", &logits, &d_logits, |logits| {

@@ -1,5 +1,5 @@
 //! A task a panel, all of its values in vectors.
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
@@ -36,7 +36,7 @@ dispatch! {
     fn backward_panel = backward_kernel(capped: *const f32, cap: f32, gradient: *mut f32, vectors: usize);
 }
 
-pub(super) fn forward(x: &mut Act, cap: f32) {
+pub(super) fn forward(x: &mut Activation, cap: f32) {
     let (to, stride, panels) = (x.shared(), x.stride(), x.panels());
     par::run(panels, |panel| {
         // SAFETY: a panel is `stride` floats, `stride / LANES` vectors. It lies within `x`, which is borrowed for
@@ -45,7 +45,7 @@ pub(super) fn forward(x: &mut Act, cap: f32) {
     });
 }
 
-pub(super) fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
+pub(super) fn backward(capped: &Activation, cap: f32, gradient: &mut Activation) {
     let (to, stride) = (gradient.shared(), gradient.stride());
     par::run(capped.panels(), |panel| {
         let capped = capped.panel(panel).as_ptr();

@@ -6,11 +6,11 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Act;
+use crate::activation::Activation;
 use tunesmith_device::Device;
 
 /// `x = cap * tanh(x / cap)`, `x [tokens, features]`.
-pub fn forward(x: &mut Act, cap: f32) {
+pub fn forward(x: &mut Activation, cap: f32) {
     match x.device() {
         Device::Cpu => cpu::forward(x, cap),
         Device::Meta => {}
@@ -22,7 +22,7 @@ pub fn forward(x: &mut Act, cap: f32) {
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
+pub fn backward(capped: &Activation, cap: f32, gradient: &mut Activation) {
     assert_eq!((capped.tokens(), capped.features()), (gradient.tokens(), gradient.features()), "both have one shape");
     match capped.device() {
         Device::Cpu => cpu::backward(capped, cap, gradient),

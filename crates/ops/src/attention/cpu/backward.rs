@@ -1,7 +1,7 @@
 //! The backward pass: strips of keys walk over blocks of queries.
 use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
 use crate::gemm::{tile_rows, transpose, with_tile};
@@ -144,12 +144,12 @@ dispatch! { fn backward_head = backward_kernel(job: &Backward<'_>); }
 /// [`crate::attention::backward`], whose checks have passed.
 pub(in crate::attention) fn backward(
     saved: Saved<'_>,
-    d_o: &Act,
+    d_o: &Activation,
     spans: &[Span],
     heads: Heads,
     how: Scores,
     d_sinks: Option<&mut [f32]>,
-) -> (Act, Act, Act) {
+) -> (Activation, Activation, Activation) {
     let Saved { q, k, v, sinks, o, lse } = saved;
     let Heads { head_dim, v_head_dim, .. } = heads;
     let pool = q.pool();

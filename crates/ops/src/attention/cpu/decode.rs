@@ -2,7 +2,7 @@
 //! in the same order, only with keys and features in the vector's lanes where the batch has queries.
 use super::forward::{KEY_PANELS, start};
 use super::{Cutter, with_scratch};
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
 use crate::par::{self, Shared};
@@ -171,12 +171,12 @@ dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 
 /// [`crate::attention::decode`], whose checks have passed.
 pub(in crate::attention) fn decode(
-    q: &Act,
+    q: &Activation,
     caches: &[&KeyValues],
     sinks: Option<&[f32]>,
     heads: Heads,
     how: Scores,
-) -> Act {
+) -> Activation {
     let Heads { head_dim, v_head_dim, .. } = heads;
     let mut o = q.pool().act(q.tokens(), heads.query * v_head_dim);
     let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
@@ -224,7 +224,7 @@ pub(in crate::attention) fn decode(
 
 #[cfg(test)]
 mod tests {
-    use crate::activation::{Act, Pool};
+    use crate::activation::{Activation, Pool};
     use crate::attention::{Heads, KeyValues, Scores, decode, forward};
     use crate::floats::Floats;
     use crate::spans::{Mask, Window, full_spans};
@@ -252,7 +252,7 @@ mod tests {
                 ] {
                     let how = Scores { scale: 0.3, softcap, window };
                     let pool = Pool::new();
-                    let act = |seed, width: usize| Act::from_rows(&pool, &numbers(seed, length * width), width);
+                    let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, length * width), width);
                     let q = act(1, heads.query * heads.head_dim);
                     let (k, v) = (act(2, heads.kv * heads.head_dim), act(3, heads.kv * heads.v_head_dim));
                     let sinks: Vec<f32> = numbers(4, heads.query).iter().map(|x| x * 3.0).collect();
@@ -282,7 +282,7 @@ mod tests {
         each_level(|_| {
             let (heads, how) = (Heads::new(2, 1, 8), Scores { scale: 0.3, softcap: None, window: None });
             let pool = Pool::new();
-            let act = |seed, width: usize| Act::from_rows(&pool, &numbers(seed, 50 * width), width);
+            let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, 50 * width), width);
             let (q, k, v) = (act(1, 16), act(2, 8), act(3, 8));
             let spans = [full_spans(&[0, 50]).remove(0).masked(&Mask::Prefix(21))];
             let (whole, _) = forward(&q, &k, &v, None, &spans, heads, how);
@@ -300,7 +300,7 @@ mod tests {
     #[should_panic(expected = "caches that keep what their last position sees")]
     fn a_cache_that_gave_up_visible_keys_is_refused() {
         let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
-        let act = Act::from_rows(&pool, &numbers(1, 40 * 4), 4);
+        let act = Activation::from_rows(&pool, &numbers(1, 40 * 4), 4);
         let mut cache = KeyValues::new(heads, Some(Window::Sliding(4)));
         cache.append(&act, &act, 0, 40);
         cache.trim();

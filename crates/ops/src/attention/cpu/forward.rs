@@ -1,7 +1,7 @@
 //! The forward pass: strips of queries walk over blocks of keys.
 use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
-use crate::activation::{Act, LANES, Pool};
+use crate::activation::{Activation, LANES, Pool};
 use crate::attention::{Heads, Scores};
 use crate::gemm::{tile_rows, with_tile};
 use crate::par::{self, Shared};
@@ -204,14 +204,14 @@ dispatch! { fn forward_head = forward_kernel(job: &Forward<'_>); }
 
 /// [`crate::attention::forward`], whose checks have passed.
 pub(in crate::attention) fn forward(
-    q: &Act,
-    k: &Act,
-    v: &Act,
+    q: &Activation,
+    k: &Activation,
+    v: &Activation,
     sinks: Option<&[f32]>,
     spans: &[Span],
     heads: Heads,
     how: Scores,
-) -> (Act, Act) {
+) -> (Activation, Activation) {
     let Heads { head_dim, v_head_dim, .. } = heads;
     let pool: &Arc<Pool> = q.pool();
     let mut o = pool.act(q.tokens(), heads.query * v_head_dim);

@@ -81,13 +81,13 @@ pub(super) unsafe fn unalign(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::activation::{Act, Pool};
+    use crate::activation::{Activation, Pool};
 
     #[test]
     fn realign_and_back_is_the_identity() {
         let pool = Pool::new();
         let rows: Vec<f32> = (0..50 * 4).map(|i| i as f32 + 1.0).collect();
-        let act = Act::from_rows(&pool, &rows, 4);
+        let act = Activation::from_rows(&pool, &rows, 4);
         for (start, count) in [(0usize, 50usize), (3, 40), (15, 2), (16, 17), (31, 1), (7, 9)] {
             let mut panels = vec![f32::NAN; count.div_ceil(LANES) * 2 * LANES];
             let mut back = pool.act(50, 4);

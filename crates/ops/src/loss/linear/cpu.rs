@@ -1,13 +1,13 @@
 //! The corrections of a chunk's gradient. In one task, so that each row's sum adds token by token.
 use super::TokenLoss;
-use crate::activation::{Act, LANES};
+use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
 
 /// As [`super::Projection::correct`].
 pub(super) fn correct(
     weight: Store<'_>,
-    d_part: &mut Act,
-    mut h_over_s: Option<&mut Act>,
+    d_part: &mut Activation,
+    mut h_over_s: Option<&mut Activation>,
     losses: &[TokenLoss],
     targets: &[u32],
     scale: f32,
@@ -39,7 +39,7 @@ pub(super) fn correct(
 }
 
 /// `columns[t, i] = d[t, ids[i]]`.
-pub(super) fn pick_columns(d: &Act, ids: &[u32], columns: &mut Act) {
+pub(super) fn pick_columns(d: &Activation, ids: &[u32], columns: &mut Activation) {
     for token in 0..d.tokens() {
         let row: Vec<f32> = ids.iter().map(|&id| d.at(token, id as usize)).collect();
         columns.set_row(token, &row);
@@ -51,7 +51,7 @@ pub(super) fn subtract_targets(
     gradients: &mut [f32],
     ids: Option<&[u32]>,
     targets: &[u32],
-    h: &Act,
+    h: &Activation,
     first: usize,
     scale: f32,
 ) {
@@ -65,7 +65,7 @@ pub(super) fn subtract_targets(
 }
 
 /// `out -= scale h[token]`.
-fn subtract_row(out: &mut [f32], scale: f32, h: &Act, token: usize) {
+fn subtract_row(out: &mut [f32], scale: f32, h: &Activation, token: usize) {
     let from = &h.panel(token / LANES)[token % LANES..];
     for (feature, value) in out.iter_mut().enumerate() {
         *value -= scale * from[feature * LANES];

@@ -7,7 +7,7 @@
 mod cpu;
 
 use super::{Terms, TokenLoss, cross_entropy, gradient, squared};
-use crate::activation::{Act, LANES, Pool};
+use crate::activation::{Activation, LANES, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
 use crate::softcap;
@@ -72,11 +72,11 @@ pub struct LossGradient {
     /// Rows whose target has the largest logit, or one of several equal ones.
     pub right: usize,
     /// The gradient with respect to the rows, `[rows, hidden]`.
-    pub dh: Act,
+    pub dh: Activation,
 }
 
 impl Projection<'_> {
-    fn project(&self, h: &Act) -> Act {
+    fn project(&self, h: &Activation) -> Activation {
         let mut logits = self.pool.blank(h.tokens(), self.outputs);
         matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(self.weight, h.features()), x: h }]);
         if let Some(cap) = self.softcap {
@@ -86,14 +86,14 @@ impl Projection<'_> {
     }
 
     /// Logits of the rows `h [rows, hidden]`, in parts `[some rows, outputs]`.
-    pub fn logits(&self, h: &Act) -> Vec<Act> {
+    pub fn logits(&self, h: &Activation) -> Vec<Activation> {
         let all: Vec<usize> = (0..h.tokens()).collect();
         all.chunks(chunk_tokens(self.outputs)).map(|part| self.project(&h.gather(part))).collect()
     }
 
     /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
     /// `squares` the loss is the squared error of one number, of which none is right.
-    pub fn losses(&self, h: &Act, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
+    pub fn losses(&self, h: &Activation, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
         let mut losses = Vec::with_capacity(targets.len());
         let (all, chunk): (Vec<usize>, usize) = ((0..h.tokens()).collect(), chunk_tokens(self.outputs));
         for (part, targets) in all.chunks(chunk).zip(targets.chunks(chunk)) {
@@ -112,7 +112,7 @@ impl Projection<'_> {
     /// that of `W` is added to `d_weight`. `targets` has one of `outputs` for each row.
     pub fn forward_backward(
         &self,
-        h: &Act,
+        h: &Activation,
         targets: &[u32],
         objective: Objective<'_>,
         scale: f32,
@@ -146,7 +146,13 @@ impl Projection<'_> {
 
     /// A chunk's plain cross-entropy. The gradient of its logits is never formed: the exponentials are multiplied by `W`,
     /// and each token is corrected by a factor and one row of `W`.
-    fn plain(&self, chunk: Chunk<'_>, scale: f32, d_weight: &mut WeightGradient<'_>, found: &mut LossGradient) -> Act {
+    fn plain(
+        &self,
+        chunk: Chunk<'_>,
+        scale: f32,
+        d_weight: &mut WeightGradient<'_>,
+        found: &mut LossGradient,
+    ) -> Activation {
         let Chunk { h, rows, mut part, targets } = chunk;
         let hidden = part.features();
         let mut e = self.project(&part);
@@ -173,7 +179,14 @@ impl Projection<'_> {
 
     /// Turns `d_part = W^T e` into the gradient `scale (W^T e / s - W[target])`, and `h_over_s`, which holds the rows h,
     /// into `scale h / s`.
-    fn correct(&self, d_part: &mut Act, h_over_s: Option<&mut Act>, losses: &[TokenLoss], targets: &[u32], scale: f32) {
+    fn correct(
+        &self,
+        d_part: &mut Activation,
+        h_over_s: Option<&mut Activation>,
+        losses: &[TokenLoss],
+        targets: &[u32],
+        scale: f32,
+    ) {
         match d_part.device() {
             Device::Cpu => cpu::correct(self.weight, d_part, h_over_s, losses, targets, scale),
             Device::Meta => {}
@@ -185,14 +198,14 @@ impl Projection<'_> {
     #[allow(clippy::too_many_arguments, reason = "the plain case's, and what makes it not plain")]
     fn weighted(
         &self,
-        part: &Act,
+        part: &Activation,
         targets: &[u32],
         weights: &[f32],
         objective: Objective<'_>,
         scale: f32,
         d_weight: &mut WeightGradient<'_>,
         found: &mut LossGradient,
-    ) -> Act {
+    ) -> Activation {
         let hidden = part.features();
         let mut logits = self.project(part);
         // The cap's slope is found from the capped logits, which the gradient overwrites.
@@ -225,15 +238,15 @@ impl Projection<'_> {
 
 /// Some of the rows `h`.
 struct Chunk<'a> {
-    h: &'a Act,
+    h: &'a Activation,
     rows: std::ops::Range<usize>,
     /// A copy of these rows.
-    part: Act,
+    part: Activation,
     targets: &'a [u32],
 }
 
 /// `gradients[i] += sum_t d[t, ids[i]] x[t]`: `gradients [ids.len(), hidden]`, `d [rows, outputs]`, `x [rows, hidden]`.
-fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Act, x: &Act) {
+fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Activation, x: &Activation) {
     let mut columns = d.pool().act(d.tokens(), ids.len());
     match d.device() {
         Device::Cpu => cpu::pick_columns(d, ids, &mut columns),
@@ -244,7 +257,14 @@ fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Act, x: &Act) {
 
 /// `gradients[target] -= scale h[row]` for each of `targets`, whose rows begin with `first`. With `ids`, `gradients` has
 /// the rows `ids` of W alone, and other targets have none.
-fn subtract_targets(gradients: FloatsMut<'_>, ids: Option<&[u32]>, targets: &[u32], h: &Act, first: usize, scale: f32) {
+fn subtract_targets(
+    gradients: FloatsMut<'_>,
+    ids: Option<&[u32]>,
+    targets: &[u32],
+    h: &Activation,
+    first: usize,
+    scale: f32,
+) {
     match h.device() {
         Device::Cpu => cpu::subtract_targets(gradients.host(), ids, targets, h, first, scale),
         Device::Meta => {}
