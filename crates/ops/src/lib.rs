@@ -13,7 +13,8 @@
 //! |---|---|
 //! | [`activation::Activation`] | an activation `[tokens, features]` on a device, in panels of 16 tokens |
 //! | [`activation::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
-//! | [`activation::Activation::gather`], [`scatter`](activation::Activation::scatter) | `y[i] = x[rows[i]]`, and `y[rows[i]] = x[i]`, others zero |
+//! | [`Activation::gather`](activation::Activation::gather) | `y[i] = x[rows[i]]`, `[rows.len(), features]` |
+//! | [`Activation::scatter`](activation::Activation::scatter) | `y[rows[i]] = x[i]`, other rows zero |
 //! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients |
 //!
 //! | elementwise | |
@@ -39,7 +40,7 @@
 //!
 //! | attention | |
 //! |---|---|
-//! | [`attention`] | `softmax(cap(scale q k^T)) v` per head: `q [rows, query * head_dim]`, `k [tokens, kv * head_dim]`, `v [tokens, kv * v_head_dim]` |
+//! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
 //! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!

@@ -53,8 +53,8 @@ pub(super) fn to_rows(x: &Activation, rows: &mut [f32]) {
 pub(super) fn copy(x: &Activation, out: &mut Activation) {
     let (stride, to) = (x.stride(), out.shared());
     par::run(x.panels(), |panel| {
-        // SAFETY: `Activation::copy` makes `out` with the shape of `x`: both hold `panels` panels of `stride` floats. Each task
-        // owns one panel of `out`.
+        // SAFETY: `Activation::copy` makes `out` with the shape of `x`: both hold `panels` panels of `stride` floats.
+        // Each task owns one panel of `out`.
         unsafe { std::ptr::copy_nonoverlapping(x.ptr().add(panel * stride), to.get().add(panel * stride), stride) };
     });
 }
@@ -66,8 +66,8 @@ pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
         for (lane, &row) in rows.iter().enumerate() {
             let from = &x.panel(row / LANES)[row % LANES..];
             for feature in 0..features {
-                // SAFETY: `Activation::gather_to` makes `out` with a token for each row and as many features as `x`, so that
-                // the place lies within it; no other task has this panel.
+                // SAFETY: `Activation::gather_to` makes `out` with a token for each row and as many features as `x`, so
+                // that the place lies within it; no other task has this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) = from[feature * LANES] };
             }
         }
