@@ -2,14 +2,14 @@
 use super::terminal::{Style, width};
 use crate::plan::{grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::StepLine;
-use crate::telemetry::progress::Pace;
+use crate::telemetry::progress::Throughput;
 
 /// The least and the greatest width of the bar itself, in columns.
 const NARROW: usize = 6;
 const BROAD: usize = 24;
 
 /// The parts of a step's line in display order. Each has a rank: if the line is too long, the highest rank is left out first.
-fn parts(line: &StepLine, pace: &Pace) -> Vec<(u8, String)> {
+fn parts(line: &StepLine, pace: &Throughput) -> Vec<(u8, String)> {
     let loss = pace.loss().map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
     let norm = line.grad_norm.map_or_else(|| "-".to_owned(), |norm| format!("{norm:.2}"));
     vec![
@@ -23,7 +23,7 @@ fn parts(line: &StepLine, pace: &Pace) -> Vec<(u8, String)> {
 }
 
 /// The line of a step: at most `columns` wide.
-pub(super) fn of_step(line: &StepLine, pace: &Pace, columns: usize, colour: bool) -> String {
+pub(super) fn of_step(line: &StepLine, pace: &Throughput, columns: usize, colour: bool) -> String {
     let mut parts = parts(line, pace);
     loop {
         let texts: Vec<&str> = parts.iter().map(|(_, text)| text.as_str()).collect();
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn the_bar_fits_every_terminal() {
         for (step, total) in [(1, 2), (120, 500), (123_456, 1_000_000), (999_999_999, 999_999_999)] {
-            let mut pace = Pace::new(step - 1, total);
+            let mut pace = Throughput::new(step - 1, total);
             pace.advance(123_456_789, Some(0.0417), Duration::from_millis(900));
             for columns in [10, 20, 40, 60, 80, 100, 200] {
                 for colour in [false, true] {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn eighty_columns_hold_what_matters() {
-        let mut pace = Pace::new(119, 500);
+        let mut pace = Throughput::new(119, 500);
         pace.advance(11_111, Some(0.0417), Duration::from_millis(900));
         assert_eq!(
             of_step(&line(120), &pace, 80, false),
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn no_loss_is_said() {
-        let mut pace = Pace::new(0, 5);
+        let mut pace = Throughput::new(0, 5);
         pace.advance(1, None, Duration::from_secs(1));
         assert!(of_step(&line(1), &pace, 80, false).contains("loss not finite"));
     }

@@ -1,10 +1,10 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use super::terminal::{print, print_exact};
-use crate::bench::bench_cache::Rate;
+use crate::bench::bench_cache::MeasuredRate;
 use crate::bench::decode_bench;
-use crate::bench::ranks_bench::{self, Engine, Line};
+use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
-use crate::bench::training::{self, Outcome, Request};
+use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -12,7 +12,7 @@ use crate::model::adapters::KINDS;
 use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
-use crate::telemetry::machine::Machine;
+use crate::telemetry::machine::MachineInfo;
 use crate::train::autobatch::choose_batch;
 use crate::words::count;
 use std::fmt::Write as _;
@@ -78,16 +78,16 @@ pub struct Args {
     json: bool,
 }
 
-fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
+fn show_ranks(lines: &[RanksLine], json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(lines)
             .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
         return print_exact(&(text + "\n"));
     }
-    let row = |line: &Line| {
+    let row = |line: &RanksLine| {
         let engine = match line.engine {
-            Engine::Threads => "threads",
-            Engine::Gloo => "gloo",
+            RanksEngine::Threads => "threads",
+            RanksEngine::Gloo => "gloo",
         };
         let link = line.link.map_or_else(String::new, |link| {
             format!("; {:.2} GB/s, {:.0} us", link.bandwidth / 1e9, link.latency * 1e6)
@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Result<()> {
     let threads = args.threads.map_or(0, |threads| threads as usize);
     let pool = crate::ops::par::pool(threads)?;
     if args.mode == "decode" {
-        let request = decode_bench::Request {
+        let request = decode_bench::DecodeRequest {
             shape: args.shape.clone(),
             config,
             batches: args.batch.map_or_else(|| vec![1, 8], |batch| vec![batch as usize]),
@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> Result<()> {
         return decode(args, &request, &pool.install(|| decode_bench::run(&request))?);
     }
     let rows = args.data.as_deref().map(training::read_rows).transpose()?;
-    let request = Request {
+    let request = TrainingRequest {
         shape: args.shape.clone(),
         model: args.model.clone(),
         config,
@@ -184,8 +184,8 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&show_sweep(&found));
     }
     let outcome = pool.install(|| training::run(&request))?;
-    Rate {
-        processor: Machine::detect().processor,
+    MeasuredRate {
+        processor: MachineInfo::detect().processor,
         threads: outcome.threads,
         simd: outcome.simd.to_owned(),
         shape: request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
@@ -212,7 +212,7 @@ fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
     print(&table(&rows))
 }
 
-fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::Outcome) -> Result<()> {
+fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_bench::DecodeOutcome) -> Result<()> {
     if args.json {
         let text = serde_json::to_string(outcome)
             .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
@@ -263,7 +263,7 @@ fn show_sweep(sweep: &Sweep) -> String {
     lines.join("\n") + "\n"
 }
 
-fn show(request: &Request, outcome: &Outcome) -> String {
+fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
     let giga = |flops: f64| flops / 1e9;
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let phases = &outcome.phases;

@@ -4,10 +4,10 @@ use super::terminal::{self, Style};
 use crate::comm::gloo;
 use crate::error::Result;
 use crate::files::temporary;
-use crate::hub::Settings;
+use crate::hub::HubSettings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
-use crate::telemetry::machine::{Machine, free_disk};
+use crate::telemetry::machine::{MachineInfo, free_disk};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ impl Finding {
 /// # Errors
 /// [`crate::Kind::Io`] when standard output cannot be written.
 pub fn run(_args: &Args) -> Result<()> {
-    let machine = Machine::detect();
+    let machine = MachineInfo::detect();
     let findings = [
         processor(&machine),
         vectors(simd::detect()),
@@ -58,7 +58,7 @@ pub fn run(_args: &Args) -> Result<()> {
         disk("disk here", Path::new(".")),
         disk("disk for cache", &cache_dir()),
         writable(),
-        hub(Settings::from_env()),
+        hub(HubSettings::from_env()),
         just(),
         program(
             "tensorboard",
@@ -90,7 +90,7 @@ fn report(findings: &[Finding], colour: bool) -> String {
 }
 
 /// Where the hub's files are kept, and whether there is a token; never the token itself.
-fn hub(settings: Result<Settings>) -> Finding {
+fn hub(settings: Result<HubSettings>) -> Finding {
     if !cfg!(feature = "hub") {
         return Finding::new("hub", Verdict::Neutral, "not in this build (feature `hub`): local folders only");
     }
@@ -134,7 +134,7 @@ fn just() -> Finding {
     )
 }
 
-fn processor(machine: &Machine) -> Finding {
+fn processor(machine: &MachineInfo) -> Finding {
     let cores = machine.threads;
     let text = format!("{cores} usable core{}, {}", if cores == 1 { "" } else { "s" }, machine.processor);
     Finding::new("processor", Verdict::Good, text)

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::terminal;
 use crate::error::shown::shown;
 use crate::error::{Error, Result};
-use crate::hub::{DownloadProgress, Hub, Part, Place, Settings};
+use crate::hub::{Destination, DownloadProgress, Hub, HubSettings, Part};
 use crate::plan::{human_bytes, human_seconds};
 
 #[derive(Debug, clap::Args)]
@@ -46,9 +46,9 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config("no repository is named")
             .hint("`tunesmith download owner/name`, or `just download-model MODEL=owner/name`"));
     }
-    let settings = Settings::from_env()?;
+    let settings = HubSettings::from_env()?;
     let downloads = Downloads::default();
-    let place = args.dir.clone().map_or(Place::Cache, Place::Folder);
+    let place = args.dir.clone().map_or(Destination::Cache, Destination::Folder);
     let hub = Hub::new(settings, &downloads);
     let revision = args.revision.as_deref();
     let (snapshot, files) = if args.dataset {

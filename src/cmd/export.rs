@@ -8,19 +8,20 @@ use super::merge::{MAX_DIFFERENCE, check_merge, claim, output_dir, parse_dtype};
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal::print;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::{MANIFEST, atomic, folder as companions, peft};
+use crate::checkpoint::publish::publish_folder;
+use crate::checkpoint::{MANIFEST, folder as companions, peft};
 use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
-use crate::export::card::Card;
-use crate::export::folder::{self, Form};
-use crate::export::gguf::{self, Format, Vocabulary};
+use crate::export::card::ModelCard;
+use crate::export::folder::{self, FolderSettings};
+use crate::export::gguf::{self, GgufFormat, GgufVocabulary};
 use crate::export::merge::Parts;
 use crate::files;
 use crate::files::disk::RealDisk;
 use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
-use crate::telemetry::metrics::{self, Line};
+use crate::telemetry::metrics::{self, MetricsLine};
 use crate::train::output;
 use crate::words::count;
 
@@ -79,8 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config("no format is named")
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
-    let format = args.gguf.as_deref().map(Format::parse).transpose()?;
-    if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
+    let format = args.gguf.as_deref().map(GgufFormat::parse).transpose()?;
+    if args.adapter_only && !matches!(format, Some(GgufFormat::F16 | GgufFormat::F32)) {
         let word = args.gguf.as_deref().unwrap_or_default();
         return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
             .hint("set --gguf f16, or leave out --adapter-only"));
@@ -115,7 +116,7 @@ pub fn run(args: &Args) -> Result<()> {
             gguf::write_adapter(&path, &parts.arch, &top, format)?
         } else {
             let vocabulary =
-                Vocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
+                GgufVocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
             if let Some(remark) = vocabulary.remark() {
                 let _ = writeln!(text, "tokenizer       {remark}"); // a String never fails
             }
@@ -151,7 +152,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
             None => parts.merged(None)?,
         };
-        let form = Form {
+        let form = FolderSettings {
             dtype,
             shard_bytes: 5_000_000_000,
             tokenizer: &tokenizer,
@@ -193,10 +194,10 @@ fn write_peft(
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
-    let source = companions::Source { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
+    let source = companions::SourceModel { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
     // The labels are in the model's `config.json`.
-    let described = companions::Source { dir: &parts.base, ..source };
-    atomic::publish(&RealDisk, target, |staging| {
+    let described = companions::SourceModel { dir: &parts.base, ..source };
+    publish_folder(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
         companions::stage_companions(staging, source)?;
         if scored.is_some() {
@@ -262,7 +263,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<String> {
         Some(config) => Some(as_run(config)?.unwrap_or_else(|| config.clone())),
         None => None,
     };
-    let card = Card {
+    let card = ModelCard {
         name: opened.name(),
         base,
         adapter: opened.top.as_ref().filter(|_| adapter).map(|top| top.config.tuning.mode.as_str()),
@@ -319,12 +320,13 @@ fn results(config: &Config) -> Vec<(String, String)> {
     let dir = &config.train.output_dir;
     let lines = metrics::read(&dir.join(output::METRICS)).unwrap_or_default();
     let mut rows = Vec::new();
-    let mut steps = lines.iter().filter_map(|line| if let Line::Step(step) = line { Some(step) } else { None });
+    let mut steps = lines.iter().filter_map(|line| if let MetricsLine::Step(step) = line { Some(step) } else { None });
     if let Some(step) = steps.next_back() {
         rows.push(("steps".to_owned(), step.step.to_string()));
         rows.extend(step.loss.map(|loss| ("training loss of the last step".to_owned(), format!("{loss:.4}"))));
     }
-    let mut evaluations = lines.iter().filter_map(|line| if let Line::Eval(line) = line { Some(line) } else { None });
+    let mut evaluations =
+        lines.iter().filter_map(|line| if let MetricsLine::Eval(line) = line { Some(line) } else { None });
     if let Some(loss) = evaluations.next_back().and_then(|line| line.eval_loss) {
         rows.push(("last validation loss".to_owned(), format!("{loss:.4}")));
     }

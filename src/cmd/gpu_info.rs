@@ -9,7 +9,7 @@ use crate::memory::{human_bytes, limits};
 use crate::ops::{peak, simd};
 use crate::plan::platform::{self, Engine, Layout};
 use crate::plan::table;
-use crate::telemetry::machine::{self, Machine};
+use crate::telemetry::machine::{self, MachineInfo};
 use crate::telemetry::nvidia::{LINKS, Nvidia};
 
 /// Show GPUs and their links, and the processor's cores, memory and speed
@@ -91,7 +91,7 @@ fn nccl_version(path: &Path) -> String {
 }
 
 fn processor(measure: bool) -> String {
-    let machine = Machine::detect();
+    let machine = MachineInfo::detect();
     let total = limits::total().map_or("unknown".to_owned(), human_bytes);
     let free = limits::available().map_or_else(String::new, |bytes| format!(", {} free", human_bytes(bytes)));
     let group = limits::group().map_or("no limit".to_owned(), |group| {

@@ -175,6 +175,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
                 let what = what.split(" at line ").next().unwrap_or_default();
                 Error::data(format!("{}:{}: malformed JSON: {what}", place(), error.column()))
                     .hint("expected one JSON object per line")
+                    .with_source(error)
             })?
         } else {
             Value::String(line)

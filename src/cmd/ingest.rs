@@ -12,7 +12,7 @@ use super::data::Bar;
 use super::download::Downloads;
 use super::terminal;
 use crate::config::{Config, Dedupe};
-use crate::data::documents::{self, Found, Kind};
+use crate::data::documents::{self, DocumentFormat, FoundDocuments};
 use crate::data::threads;
 use crate::data::{Progress as _, Tokenizer, process};
 use crate::error::{Error, Result};
@@ -53,12 +53,12 @@ pub struct Args {
 /// The text of a document and its counts.
 struct Document {
     source: String,
-    kind: Kind,
+    kind: DocumentFormat,
     characters: u64,
     tokens: u64,
 }
 
-/// Skipped files, by reason.
+/// How many files were skipped, by reason.
 #[derive(Default)]
 struct LeftOut {
     empty: Vec<String>,
@@ -130,7 +130,7 @@ fn tokenizer(config: &Config) -> Result<Option<Tokenizer>> {
 
 /// Reads the documents in parallel and writes their rows in order.
 fn read(
-    found: &Found,
+    found: &FoundDocuments,
     tokenizer: Option<&Tokenizer>,
     staged: &mut AtomicLines,
     skip_broken: bool,
@@ -198,7 +198,7 @@ fn deduplicate(
     Ok(copy)
 }
 
-fn report(out: &Path, found: &Found, documents: &[Document], counted: bool, left_out: &LeftOut) -> Value {
+fn report(out: &Path, found: &FoundDocuments, documents: &[Document], counted: bool, left_out: &LeftOut) -> Value {
     let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
     for document in documents {
         *kinds.entry(document.kind.name()).or_default() += 1;

@@ -16,7 +16,7 @@ use super::rank_processes::{Rank, Reports, outcome, pass_on};
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, STORE};
 use crate::comm::host::Host;
-use crate::comm::token::{MAKE_TOKEN, TOKEN, Token};
+use crate::comm::token::{MAKE_TOKEN, RunToken, TOKEN};
 use crate::comm::{gloo, gloo_library, process};
 use crate::config::{RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
@@ -64,9 +64,9 @@ const TICK: Duration = Duration::from_millis(10);
 /// # Errors
 /// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
 pub fn run(args: &Args) -> Result<()> {
-    let job = match Job::plan(args)? {
-        Way::Processes(job) => job,
-        Way::Threads(mut command) => {
+    let job = match ProcessLaunch::plan(args)? {
+        RankLaunch::Processes(job) => job,
+        RankLaunch::Threads(mut command) => {
             use std::os::unix::process::CommandExt as _;
             // `exec` returns only on failure.
             let failure = command.exec();
@@ -94,15 +94,14 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// How the ranks run.
-enum Way {
-    Processes(Job),
+enum RankLaunch {
+    Processes(ProcessLaunch),
     /// Threads of one process, which replaces this one.
     Threads(Command),
 }
 
 /// The ranks to start as processes.
-struct Job {
+struct ProcessLaunch {
     program: PathBuf,
     command: Vec<String>,
     nproc: usize,
@@ -115,8 +114,8 @@ struct Job {
     visible: Option<String>,
 }
 
-impl Job {
-    fn plan(args: &Args) -> Result<Way> {
+impl ProcessLaunch {
+    fn plan(args: &Args) -> Result<RankLaunch> {
         if args.command.first().is_none_or(|command| command != "train") {
             return Err(Error::config(format!("launch: `{}` does not run as several ranks", args.command[0]))
                 .hint("tunesmith launch --nproc N -- train CONFIG"));
@@ -196,7 +195,7 @@ impl Job {
                     args.timeout.iter().for_each(|seconds| {
                         command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
                     });
-                    return Ok(Way::Threads(command));
+                    return Ok(RankLaunch::Threads(command));
                 }
                 Ok(_) => {}
             }
@@ -207,7 +206,7 @@ impl Job {
             "launch: {nproc} of {} on this machine, {cores_each}; {note}\n",
             count(job.size(), "rank"),
         ));
-        Ok(Way::Processes(job))
+        Ok(RankLaunch::Processes(job))
     }
 
     fn size(&self) -> usize {
@@ -217,8 +216,8 @@ impl Job {
     /// Runs the ranks once. Returns the error that ended them, if any.
     fn attempt(&self, restarts: usize, asked: &AtomicUsize) -> Result<Option<Error>> {
         let token = match std::env::var(TOKEN) {
-            Ok(token) if !token.is_empty() => Token::given(&token)?,
-            _ => Token::fresh()?,
+            Ok(token) if !token.is_empty() => RunToken::given(&token)?,
+            _ => RunToken::fresh()?,
         };
         let meeting = self.meeting_place(&token)?;
         let reports = Reports::new()?;
@@ -264,7 +263,7 @@ impl Job {
     }
 
     /// The rendezvous address: served here, or by the first machine.
-    fn meeting_place(&self, token: &Token) -> Result<SocketAddr> {
+    fn meeting_place(&self, token: &RunToken) -> Result<SocketAddr> {
         let Some((host, port)) = &self.master else {
             let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
             return Ok(Host::serve(any, token.clone())?.address());
@@ -278,7 +277,7 @@ impl Job {
         &self,
         local_rank: usize,
         meeting: &SocketAddr,
-        token: &Token,
+        token: &RunToken,
         reports: &Reports,
         restarts: usize,
         unwritten: &Sender<Error>,

@@ -12,10 +12,10 @@ use crate::files;
 use crate::memory::{human_bytes, limits};
 use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
-use crate::telemetry::machine::Machine;
+use crate::telemetry::machine::MachineInfo;
 use crate::telemetry::nvidia::{Nvidia, Process};
 use crate::telemetry::progress::{Event, Observer};
-use crate::train::memory_check::{self, Held, Largest};
+use crate::train::memory_check::{self, LargestStep, StepMemory};
 use crate::words::count;
 
 /// Show memory in use on each device, and with a configuration what its largest step holds, predicted and measured.
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
     let resolved = args.job.load(&[])?;
     text += "\n";
     terminal::print(&text)?;
-    let largest = memory_check::largest(&resolved, &Quiet)?;
+    let largest = memory_check::largest_step(&resolved, &Quiet)?;
     terminal::print(&measured(&largest))
 }
 
@@ -76,7 +76,7 @@ fn devices() -> String {
     let (total, available) = (limits::total(), limits::available());
     let mut devices = vec![Device {
         index: "cpu".to_owned(),
-        name: Machine::detect().processor,
+        name: MachineInfo::detect().processor,
         used: total.zip(available).map(|(total, available)| total.saturating_sub(available)),
         total,
         utilization: cpu_utilization(),
@@ -166,11 +166,11 @@ fn own_processes(proc: &Path) -> Vec<Process> {
 }
 
 /// A part of a step's memory: name and bytes.
-type Part = (&'static str, fn(&Held) -> u64);
+type Part = (&'static str, fn(&StepMemory) -> u64);
 
 /// The predicted and the measured memory of a step on the largest pass.
-fn measured(largest: &Largest) -> String {
-    let Largest { tokens, predicted, measured, line, budget } = largest;
+fn measured(largest: &LargestStep) -> String {
+    let LargestStep { tokens, predicted, measured, line, budget } = largest;
     let tokens = count(grouped(*tokens as u64), "token");
     let mut text = format!("one step of this configuration; its largest pass has {tokens}, all with a label\n");
     let _ = writeln!(text, "  {:24}  {:>10}  {:>10}", "", "predicted", "measured");
@@ -179,7 +179,7 @@ fn measured(largest: &Largest) -> String {
         ("activations", |held| held.activations),
         ("optimizer, copy to save", |held| held.optimizer),
         ("for a moment", |held| held.moment),
-        ("at most", Held::total),
+        ("at most", StepMemory::total),
     ];
     for (name, part) in parts {
         let found = measured.as_ref().map_or("-".to_owned(), |held| human_bytes(part(held)));

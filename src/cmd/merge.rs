@@ -6,10 +6,11 @@ use super::args::ConfigArgs;
 use super::parts_args::{Opened, PartsArgs};
 use super::terminal;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
-use crate::checkpoint::{Manifest, atomic, peft};
+use crate::checkpoint::publish::{publish_folder, recover_folder};
+use crate::checkpoint::{Manifest, peft};
 use crate::config::{Config, ModelConfig};
 use crate::error::{Error, Result};
-use crate::export::folder::{self, Form, Written};
+use crate::export::folder::{self, FolderSettings, WrittenFolder};
 use crate::export::merge::{Comparison, Merged, Parts, compare, dequantized, plain_model, sample_logits};
 use crate::export::requantize::Requantization;
 use crate::files::disk::RealDisk;
@@ -79,9 +80,9 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let tensors: Vec<_> =
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
-        atomic::publish(&RealDisk, &output, |staging| {
+        publish_folder(&RealDisk, &output, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
-            let source = crate::checkpoint::folder::Source {
+            let source = crate::checkpoint::folder::SourceModel {
                 dir: &tokenizer,
                 grown: None,
                 template: template.as_deref(),
@@ -93,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
         return terminal::print(&format!("adapter  {}\n", output.display()));
     }
     let (mut text, merged) = check_merge(parts, top, args.max_difference)?;
-    let form = Form {
+    let form = FolderSettings {
         dtype,
         shard_bytes,
         tokenizer: &tokenizer,
@@ -101,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
         card: None,
         requantization: requantization.as_ref(),
     };
-    let Written { bytes, loss } = folder::write(&output, &merged.model, &form)?;
+    let WrittenFolder { bytes, loss } = folder::write(&output, &merged.model, &form)?;
     if let Some(requantization) = &requantization {
         let _ = writeln!(
             text,
@@ -220,7 +221,7 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
 /// Those of [`check_output_folder`]; [`crate::Kind::Io`]: nothing can be written there.
 pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     let written = |dir: &Path| Some(Manifest::read(dir).ok()?.names());
-    atomic::recover(&RealDisk, output)?;
+    recover_folder(&RealDisk, output)?;
     check_output_folder(output, overwrite, reads, written)?;
     if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;

@@ -68,7 +68,6 @@ Exit codes:
   0 done, 2 configuration, 3 data, 4 model, 5 checkpoint, 6 files, 7 peer, 8 NaN or infinity,
   9 memory, 75 stopped by a signal after saving: run again with --resume";
 
-/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show every setting of a run and where it comes from
@@ -140,7 +139,7 @@ impl Command {
     }
 }
 
-/// `docs/commands.md`.
+/// The text of `docs/commands.md`, in Markdown.
 pub fn reference() -> String {
     reference::markdown(&Cli::command())
 }

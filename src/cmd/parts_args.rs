@@ -12,7 +12,7 @@ use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
-use crate::export::blend::{self, Method, Recipe};
+use crate::export::blend::{self, BlendMethod, BlendRecipe};
 use crate::export::merge::Parts;
 use crate::hub::{self, Part};
 use crate::model::quantize::Held;
@@ -190,12 +190,12 @@ impl PartsArgs {
 
     fn blend(&self, adapters: &[LoadedAdapter], arch: &Arch) -> Result<LoadedAdapter> {
         let method = match self.combine.as_str() {
-            "cat" => Method::Cat,
-            "linear" => Method::Linear,
-            "ties" => Method::Ties,
-            "dare_linear" => Method::DareLinear,
-            "dare_ties" => Method::DareTies,
-            "magnitude_prune" => Method::MagnitudePrune,
+            "cat" => BlendMethod::Cat,
+            "linear" => BlendMethod::Linear,
+            "ties" => BlendMethod::Ties,
+            "dare_linear" => BlendMethod::DareLinear,
+            "dare_ties" => BlendMethod::DareTies,
+            "magnitude_prune" => BlendMethod::MagnitudePrune,
             other => {
                 return Err(Error::config(format!(
                     "--combine {other}: expected cat, linear, ties, dare_linear, dare_ties or magnitude_prune"
@@ -206,7 +206,7 @@ impl PartsArgs {
             return Err(Error::config(format!("--density {}: expected a share above 0, at most 1", self.density)));
         }
         let weights = if self.weights.is_empty() { vec![1.0; adapters.len()] } else { self.weights.clone() };
-        let recipe = Recipe { method, weights, density: self.density, seed: self.seed };
+        let recipe = BlendRecipe { method, weights, density: self.density, seed: self.seed };
         blend::finished(adapters, &recipe, arch)
     }
 }

@@ -2,12 +2,12 @@
 use super::args::{ConfigArgs, check_model_folder};
 use super::plan_report::{Report, Time, show};
 use super::{run_plan, scaling, terminal};
-use crate::bench::bench_cache::Rate;
+use crate::bench::bench_cache::MeasuredRate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::hub::{self, Part, Quiet};
+use crate::hub::{self, NoProgress, Part};
 use crate::model::adapters;
 use crate::model::targets::Targets;
 use crate::plan::flops::Costs;
@@ -114,6 +114,12 @@ fn report(args: &Args) -> Result<Report> {
         Some(row) => time(args, &config, &predictor, &machine, &batch, row)?,
         None => None,
     };
+    if let Some(more) = predictor.uneven_routing(&batch.pass()) {
+        notes.push(format!(
+            "tokens are planned to spread evenly over experts; if all chose the same ones, a rank would need {} more",
+            human_bytes(more)
+        ));
+    }
     if machine.device == Device::Gpu {
         notes.push(format!(
             "a GPU's figures are a prediction: two bytes a number of activations, {} for context and kernels, and {} for NCCL \
@@ -160,7 +166,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
             .map_err(|error| Error::io("read", &named, &error).with_kind(crate::Kind::Model))?;
         (Arch::from_json(&text, &named)?, memory_prediction::stored_by(&text))
     } else {
-        let dir = hub::model_dir(&config.model, Part::Description, &Quiet)?.dir;
+        let dir = hub::model_dir(&config.model, Part::Description, &NoProgress)?.dir;
         (Arch::from_dir(&dir)?, memory_prediction::stored(&dir))
     };
     let vocabulary = arch.vocab_size as u32;
@@ -311,7 +317,7 @@ fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f
     match (args.tflops, machine.device) {
         (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s per rank, as given"))),
         (None, Device::Cpu) => {
-            let rate = Rate::known(predictor.job.threads)?;
+            let rate = MeasuredRate::known(predictor.job.threads)?;
             let ours =
                 format!("{:.0} GFLOP/s, measured here by bench ({}, {})", rate.flops / 1e9, rate.shape, rate.mode);
             Some((rate.flops, ours))

@@ -11,7 +11,7 @@ use crate::plan::{self, grouped, human_bytes, human_seconds};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    /// Label and text.
+    /// Rows of the printed table: label and text.
     pub facts: Vec<(String, String)>,
     pub machine: Machine,
     pub batch: Batch,

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::failure::{self, Report};
 use crate::comm::process;
-use crate::comm::token::Token;
+use crate::comm::token::RunToken;
 use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::files::temporary::{self, TemporaryFolder};
@@ -128,7 +128,7 @@ impl Reports {
     pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         let folder =
-            std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
+            std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &RunToken::fresh()?.text()[..12]));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| Error::io("create", &folder, &error))?;
         let watched = TemporaryFolder::new(folder.clone());

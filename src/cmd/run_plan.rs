@@ -28,7 +28,7 @@ pub fn run(resolved: &Resolved, json: bool) -> Result<()> {
     terminal::print(&text(&plan))
 }
 
-/// Prints notices alone.
+/// Prints notices, and shows no progress.
 struct Notices;
 
 impl data::Progress for Notices {

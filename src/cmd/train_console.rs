@@ -10,7 +10,7 @@ use super::terminal::{Style, columns, print, stdout_colour};
 use crate::data;
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::telemetry::metrics::{EvalLine, StepLine};
-use crate::telemetry::progress::{Event, Observer, Pace, WINDOW};
+use crate::telemetry::progress::{Event, Observer, Throughput, WINDOW};
 use crate::telemetry::report::{Sample, exact_matches, whole_percent};
 use crate::train::run::Summary;
 use crate::words::count;
@@ -67,7 +67,7 @@ impl Console {
         format!("{}\n", Style::Bold.paint(text, self.colour))
     }
 
-    fn step(&self, line: &StepLine, pace: &Pace, skipped: bool) {
+    fn step(&self, line: &StepLine, pace: &Throughput, skipped: bool) {
         let figure = |value: Option<f64>| value.map_or_else(|| "not finite".to_owned(), |value| format!("{value:.4}"));
         let (rate, memory) = (grouped(pace.tokens_per_second().round() as u64), human_bytes(line.peak_bytes));
         let eta = human_seconds(pace.eta_seconds());

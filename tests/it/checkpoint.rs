@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use faults::{Fault, FaultyDisk};
 use serde_json::json;
 use tempfile::TempDir;
-use tunesmith::checkpoint::stamp::{Engine, Hashes};
+use tunesmith::checkpoint::stamp::{Hashes, KernelInfo};
 use tunesmith::checkpoint::{
-    self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
+    self, AdapterConfig, Background, Retention, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
 use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::Arch;
@@ -118,12 +118,12 @@ fn entries(root: &Path) -> Vec<String> {
 }
 
 /// The kernels of the machine that these checkpoints stand for.
-fn engine() -> Engine {
-    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
+fn engine() -> KernelInfo {
+    KernelInfo { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {
-    checkpoint::write(&RealDisk, root, snapshot, &Keep::default()).unwrap().dir
+    checkpoint::write(&RealDisk, root, snapshot, &Retention::default()).unwrap().dir
 }
 
 fn newest(root: &Path) -> Option<PathBuf> {
@@ -186,7 +186,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     let run = run(5, 0.0);
     let root = tempfile::tempdir().unwrap();
     let snapshot = Snapshot {
-        weights: Weights::Model(tunesmith::checkpoint::folder::Source {
+        weights: Weights::Model(tunesmith::checkpoint::folder::SourceModel {
             dir: &dir,
             grown: None,
             template: None,
@@ -292,7 +292,7 @@ fn a_newest_one_that_has_gone_is_reported_too() {
     fs::remove_dir_all(root.path().join("checkpoint-000100")).unwrap();
     let (found, damaged) = newest_complete(root.path()).unwrap();
     assert!(found.is_none() && damaged.len() == 1);
-    store::point(&RealDisk, root.path(), "latest", None).unwrap();
+    store::write_pointer(&RealDisk, root.path(), "latest", None).unwrap();
     assert!(newest_complete(root.path()).unwrap().1.is_empty());
 }
 
@@ -300,7 +300,7 @@ fn a_newest_one_that_has_gone_is_reported_too() {
 fn a_run_goes_on_from_what_a_pointer_names() {
     let root = root_with(&[100, 200]);
     let dir = root.path().join("checkpoint-000100");
-    store::point(&RealDisk, root.path(), "best", Some(&dir)).unwrap();
+    store::write_pointer(&RealDisk, root.path(), "best", Some(&dir)).unwrap();
     assert_eq!(checkpoint::load(&root.path().join("best")).unwrap().dir, dir);
     assert_eq!(checkpoint::load(&root.path().join("latest")).unwrap().state.step, 200);
     fs::write(root.path().join("notes"), "checkpoint-x\n").unwrap();
@@ -316,7 +316,7 @@ fn a_copy_is_written_while_the_run_goes_on() {
     saver.reserve(&first.values, None, &first.optimizer.tensors());
     for step in [200, 300, 400] {
         let mut now = run(step, step as f32);
-        let before = saver.begin(root.path(), &now.snapshot(), Keep { last: Some(2), best: None }).unwrap();
+        let before = saver.begin(root.path(), &now.snapshot(), Retention { last: Some(2), best: None }).unwrap();
         assert_eq!(before.map(|before| before.step), Some(step - 100).filter(|&step| step > 100));
         // The run goes on.
         now.values.fill(f32::NAN);
@@ -338,7 +338,7 @@ fn a_copy_that_cannot_be_written_is_an_error_and_the_old_ones_stand() {
     let disk: &'static FaultyDisk = Box::leak(Box::new(FaultyDisk::new(Fault::Full, 12)));
     let mut saver = Background::new(Box::leak(Box::new(disk)));
     let new = run(200, 2.0);
-    let keep = || Keep { last: Some(1), best: None };
+    let keep = || Retention { last: Some(1), best: None };
     assert!(saver.begin(root.path(), &new.snapshot(), keep()).unwrap().is_none());
     let error = saver.begin(root.path(), &new.snapshot(), keep()).unwrap_err();
     assert_says(&error, Kind::Io, &["cannot write", "hint: free some space"]);
@@ -382,7 +382,8 @@ fn hostile_manifests_and_pointers_lead_nowhere() {
     assert!(store::named(root.path(), "latest").is_some());
     // A folder that is whole, but is no checkpoint of a run.
     let other = root.path().join("checkpoint-000002");
-    checkpoint::atomic::publish(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({}))).unwrap();
+    checkpoint::publish::publish_folder(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({})))
+        .unwrap();
     assert_says(&checkpoint::load(&other).unwrap_err(), Kind::Checkpoint, &["no model.safetensors"]);
 }
 
@@ -405,7 +406,7 @@ fn tensors_of_another_run_are_refused_with_both_sides() {
 fn pruning_keeps_the_last_the_best_and_the_last_good_one() {
     let root = root_with(&[100, 200, 300, 400, 500]);
     let path = |step: u64| store::checkpoint_dir(root.path(), step);
-    store::point(&RealDisk, root.path(), "best", Some(&path(200))).unwrap();
+    store::write_pointer(&RealDisk, root.path(), "best", Some(&path(200))).unwrap();
     let best = store::named(root.path(), "best");
     let prune = |keep, best| store::prune(&RealDisk, root.path(), keep, best, None).unwrap();
     let removed = prune(2, best.as_deref());
@@ -425,7 +426,7 @@ fn pruning_keeps_the_last_the_best_and_the_last_good_one() {
     fs::remove_file(path(400).join("state.json")).unwrap();
     assert!(prune(0, None).is_empty());
     assert_eq!(newest(root.path()), Some(path(200)));
-    let error = store::point(&RealDisk, root.path(), "best", Some(&path(500))).unwrap_err();
+    let error = store::write_pointer(&RealDisk, root.path(), "best", Some(&path(500))).unwrap_err();
     assert_eq!(error.kind(), Kind::Checkpoint, "a pointer names complete ones only");
 }
 
@@ -594,7 +595,7 @@ fn a_device_that_fails_at_any_operation_is_an_io_error_and_the_old_one_stands() 
         &[50, 100],
         |disk, root| {
             let best = Some(root.join("checkpoint-000100"));
-            checkpoint::write(disk, root, &new.snapshot(), &Keep { last: Some(1), best }).map(drop)
+            checkpoint::write(disk, root, &new.snapshot(), &Retention { last: Some(1), best }).map(drop)
         },
         |root, done| {
             if let Err(error) = done {

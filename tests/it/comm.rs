@@ -14,7 +14,7 @@ use tunesmith::comm::membership::Facts;
 use tunesmith::comm::nccl;
 use tunesmith::comm::rendezvous::{Rendezvous, Wait};
 use tunesmith::comm::single::Single;
-use tunesmith::comm::token::Token;
+use tunesmith::comm::token::RunToken;
 use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
 
 /// Builds the Gloo engine where it can be built. Says why not where it cannot; with `TUNESMITH_TEST_GLOO=require`
@@ -77,7 +77,7 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
     if engine == Engine::Threads {
         return threads::world(size, limits).into_iter().map(|rank| Box::new(rank) as Box<dyn Collectives>).collect();
     }
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
     let ranks: Vec<_> = (0..size)
         .map(|rank| {
@@ -302,7 +302,7 @@ fn nccl_agrees_with_the_oracle_over_a_stand_in() {
 #[test]
 #[ignore = "needs a GPU with NCCL, or the stand-in"]
 fn nccl_alone() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
     let endpoint = Endpoint::Launcher(host.address().to_string());
     let launch = Launch { launcher: "test", world: World::ALONE, endpoint, token: Some(token) };

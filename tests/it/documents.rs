@@ -7,7 +7,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 use tunesmith::config::{self, Config};
-use tunesmith::data::documents::{Kind, read};
+use tunesmith::data::documents::{DocumentFormat, read};
 use tunesmith::data::{self, Dataset, Silent};
 
 use crate::run::fixture::{Fixture, said, train, tunesmith};
@@ -77,7 +77,7 @@ fn the_example_s_documents_become_rows() {
 
 #[test]
 fn a_file_of_python_docx_keeps_its_structure() {
-    let text = read(&root().join("tests/golden/documents/report.docx"), Kind::Docx).unwrap();
+    let text = read(&root().join("tests/golden/documents/report.docx"), DocumentFormat::Docx).unwrap();
     assert_eq!(
         text,
         "# Report on α & ω\n\n# First part\n\nSome bold text, with a tab\nand a break.\n\n- one\n- within\n1. first\n2. second\n\n### A table\n\n\
@@ -202,7 +202,7 @@ fn hostile_archives_are_refused_by_name_or_read_and_never_believed() {
     let path = folder.path().join("x.docx");
     let of = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        read(&path, Kind::Docx)
+        read(&path, DocumentFormat::Docx)
     };
     let xml =
         |inner: &str| format!("<w:document><w:body><w:p><w:r><w:t>{inner}</w:t></w:r></w:p></w:body></w:document>");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::config::arch::Arch;
-use tunesmith::export::blend::{Method, Recipe, blend};
+use tunesmith::export::blend::{BlendMethod, BlendRecipe, blend};
 use tunesmith::model::weights::WeightFiles;
 
 fn golden(path: &str) -> PathBuf {
@@ -131,14 +131,14 @@ fn blends_are_those_of_peft() {
         .map(|name| LoadedAdapter::open(&golden(&format!("a/llama/{name}")), &arch).unwrap());
     let wanted = WeightFiles::open_file(&golden("peft/blend.safetensors")).unwrap();
     for (name, method, density) in [
-        ("cat", Method::Cat, 0.5),
-        ("linear", Method::Linear, 0.5),
-        ("ties", Method::Ties, 0.4),
-        ("magnitude_prune", Method::MagnitudePrune, 0.4),
-        ("dare_linear", Method::DareLinear, 1.0),
-        ("dare_ties", Method::DareTies, 1.0),
+        ("cat", BlendMethod::Cat, 0.5),
+        ("linear", BlendMethod::Linear, 0.5),
+        ("ties", BlendMethod::Ties, 0.4),
+        ("magnitude_prune", BlendMethod::MagnitudePrune, 0.4),
+        ("dare_linear", BlendMethod::DareLinear, 1.0),
+        ("dare_ties", BlendMethod::DareTies, 1.0),
     ] {
-        let recipe = Recipe { method, weights: vec![0.7, -0.4], density, seed: 1 };
+        let recipe = BlendRecipe { method, weights: vec![0.7, -0.4], density, seed: 1 };
         let (config, tensors) = blend(&adapters, &recipe).unwrap();
         assert_eq!(config.tuning.lora.lora_alpha, config.tuning.lora.r as f64, "{name}: a scale of 1");
         for module in ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"] {
@@ -151,7 +151,7 @@ fn blends_are_those_of_peft() {
             }
         }
     }
-    let one = Recipe { method: Method::Cat, weights: vec![1.0], density: 1.0, seed: 1 };
+    let one = BlendRecipe { method: BlendMethod::Cat, weights: vec![1.0], density: 1.0, seed: 1 };
     assert!(blend(&adapters, &one).unwrap_err().message().contains("1 weight for 2 adapters"));
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Bias, Config, Dtype, Mode, Quantization};
 use tunesmith::data::batch::{Batch, Example};
-use tunesmith::eval::beam::{Beams, EarlyStopping};
+use tunesmith::eval::beam::{BeamEarlyStopping, Beams};
 use tunesmith::eval::chat::Memory;
 use tunesmith::eval::sample::{Sampling, distribution, penalise};
 use tunesmith::eval::{Answer, End, Go, Settings, Strategy, Unwatched, Watcher, While, generate};
@@ -148,7 +148,7 @@ fn answers_in_company_equal_answers_alone() {
     for strategy in [
         Strategy::Greedy,
         Strategy::Sample(how),
-        Strategy::Beams(Beams { count: 3, length_penalty: 1.0, early_stopping: EarlyStopping::Heuristic }),
+        Strategy::Beams(Beams { count: 3, length_penalty: 1.0, early_stopping: BeamEarlyStopping::Heuristic }),
     ] {
         let settings =
             Settings { strategy, repetition_penalty: 1.1, ..Settings::greedy(12, 256, (0..512).step_by(7).collect()) };
@@ -249,9 +249,9 @@ fn beams_equal_those_of_transformers_in_every_family() {
         assert!(cases.len() >= 4);
         for case in cases {
             let early_stopping = match &case["early_stopping"] {
-                Value::Bool(true) => EarlyStopping::Full,
-                Value::String(word) if word == "never" => EarlyStopping::Never,
-                _ => EarlyStopping::Heuristic,
+                Value::Bool(true) => BeamEarlyStopping::Full,
+                Value::String(word) if word == "never" => BeamEarlyStopping::Never,
+                _ => BeamEarlyStopping::Heuristic,
             };
             let beams = Beams {
                 count: case["num_beams"].as_u64().unwrap() as usize,

@@ -11,7 +11,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use server::{Reply, Request, Server, git_name, sha256};
-use tunesmith::hub::{DownloadProgress, Hub, Kind, Pace, Part, Place, Repo, Settings, Snapshot, Token};
+use tunesmith::hub::{
+    Destination, DownloadProgress, Hub, HubSettings, HubToken, Part, Repo, RepoKind, RetryPolicy, Snapshot,
+};
 use tunesmith::{Error, Result};
 
 /// Hears everything.
@@ -38,19 +40,19 @@ impl DownloadProgress for Heard {
 struct World {
     server: Server,
     folder: tempfile::TempDir,
-    settings: Settings,
+    settings: HubSettings,
     heard: Heard,
 }
 
 impl World {
     fn new() -> Self {
         let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
-        let settings = Settings {
+        let settings = HubSettings {
             endpoint: server.endpoint.clone(),
             cache: folder.path().join("cache"),
             token: None,
             offline: false,
-            pace: Pace {
+            pace: RetryPolicy {
                 attempts: 4,
                 first_pause: Duration::from_millis(1),
                 longest_pause: Duration::from_secs(2),
@@ -65,15 +67,15 @@ impl World {
     }
 
     fn model(&self, revision: Option<&str>) -> Result<Snapshot> {
-        self.hub().model("owner/name", revision, Part::Whole, Place::Cache)
+        self.hub().model("owner/name", revision, Part::Whole, Destination::Cache)
     }
 
     fn refusal(&self) -> Error {
         self.model(None).unwrap_err()
     }
 
-    fn offline(&self) -> Settings {
-        Settings { offline: true, endpoint: "http://127.0.0.1:9".into(), ..self.settings.clone() }
+    fn offline(&self) -> HubSettings {
+        HubSettings { offline: true, endpoint: "http://127.0.0.1:9".into(), ..self.settings.clone() }
     }
 
     fn repo(&self) -> PathBuf {
@@ -121,7 +123,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_model_comes_into_the_standard_cache_without_code_and_pickles() {
     let mut world = World::new();
     let commit = publish(&world, "main");
-    world.settings.token = Some(Token::new("hf_secret", "a test"));
+    world.settings.token = Some(HubToken::new("hf_secret", "a test"));
     let snapshot = world.model(None).unwrap();
     assert_eq!(snapshot.label(), format!("owner/name@{}", &commit[..12]));
     assert_eq!(snapshot.dir, world.repo().join("snapshots").join(&commit));
@@ -151,20 +153,20 @@ fn what_is_in_the_cache_is_not_asked_for_again() {
     assert_eq!(world.model(Some(&commit)).unwrap(), first);
     assert_eq!(world.server.log().len(), before + 1, "a commit never changes");
     let offline = Hub::new(world.offline(), &world.heard);
-    assert_eq!(offline.model("owner/name", None, Part::Whole, Place::Cache).unwrap(), first);
+    assert_eq!(offline.model("owner/name", None, Part::Whole, Destination::Cache).unwrap(), first);
 }
 
 #[test]
 fn offline_says_what_the_cache_lacks() {
     let world = World::new();
     publish(&world, "main");
-    world.hub().model("owner/name", None, Part::Description, Place::Cache).unwrap();
+    world.hub().model("owner/name", None, Part::Description, Destination::Cache).unwrap();
     assert_eq!(world.server.count("GET", "/cdn/"), 0, "a description has no weights");
     let offline = Hub::new(world.offline(), &world.heard);
-    offline.model("owner/name", None, Part::Description, Place::Cache).unwrap();
-    let error = offline.model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+    offline.model("owner/name", None, Part::Description, Destination::Cache).unwrap();
+    let error = offline.model("owner/name", None, Part::Whole, Destination::Cache).unwrap_err();
     assert!(error.message().contains("lacks model.safetensors"), "{error}");
-    let error = offline.model("owner/other", None, Part::Whole, Place::Cache).unwrap_err();
+    let error = offline.model("owner/other", None, Part::Whole, Destination::Cache).unwrap_err();
     assert!(
         error.message().contains("not in the cache") && error.hint_text().unwrap().contains("download owner/other")
     );
@@ -173,8 +175,8 @@ fn offline_says_what_the_cache_lacks() {
 #[test]
 fn without_a_network_one_line_says_so_and_the_hint_what_to_do() {
     let world = World::new();
-    let away = Hub::new(Settings { endpoint: "http://127.0.0.1:9".into(), ..world.settings.clone() }, &world.heard);
-    let error = away.model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+    let away = Hub::new(HubSettings { endpoint: "http://127.0.0.1:9".into(), ..world.settings.clone() }, &world.heard);
+    let error = away.model("owner/name", None, Part::Whole, Destination::Cache).unwrap_err();
     assert_eq!(error.kind(), tunesmith::Kind::Io);
     let expected = "the hub (http://127.0.0.1:9) cannot be reached: Connection refused (os error 111)";
     assert!(error.message().ends_with(expected), "{error}");
@@ -345,14 +347,14 @@ fn refusals_say_what_to_do() {
     let hint = error.hint_text().unwrap();
     assert!(hint.contains(&format!("accept the licence at {}/owner/name", world.server.endpoint)), "{hint}");
     assert!(hint.contains("HF_TOKEN"), "{hint}");
-    world.settings.token = Some(Token::new("hf_secret", "env HF_TOKEN"));
+    world.settings.token = Some(HubToken::new("hf_secret", "env HF_TOKEN"));
     world.server.fault(gated(403));
     let text = world.refusal().to_string();
     assert!(text.contains("the token from env HF_TOKEN was sent") && text.contains("You sent Bearer ***"), "{text}");
     assert!(!text.contains("hf_secret"), "{text}");
     world.server.heal();
 
-    let missing = |name: &str| world.hub().model(name, None, Part::Whole, Place::Cache).unwrap_err().to_string();
+    let missing = |name: &str| world.hub().model(name, None, Part::Whole, Destination::Cache).unwrap_err().to_string();
     assert!(missing("owner/gone").contains("401"));
     world.server.fault(|_, _, _| Reply::status(404, &[("X-Error-Code", "RepoNotFound")], ""));
     let text = missing("owner/gone");
@@ -372,7 +374,7 @@ fn a_busy_hub_is_asked_again_after_the_time_it_names() {
     };
     world.server.fault(busy("1", 1));
     let began = std::time::Instant::now();
-    world.hub().model("owner/name", None, Part::Description, Place::Cache).unwrap();
+    world.hub().model("owner/name", None, Part::Description, Destination::Cache).unwrap();
     assert!(began.elapsed() >= Duration::from_secs(1));
     world.server.fault(busy("3600", 1_000));
     let error = world.refusal().to_string();
@@ -490,7 +492,7 @@ fn a_folder_of_ones_own_is_filled_and_nothing_in_it_replaced() {
     let world = World::new();
     publish(&world, "main");
     let dir = world.folder.path().join("mine");
-    let fetch = || world.hub().model("owner/name", None, Part::Whole, Place::Folder(dir.clone()));
+    let fetch = || world.hub().model("owner/name", None, Part::Whole, Destination::Folder(dir.clone()));
     assert_eq!(fetch().unwrap().dir, dir);
     assert_eq!(names(&dir), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert!(fs::symlink_metadata(dir.join("model.safetensors")).unwrap().is_file() && world.blobs().is_empty());
@@ -511,5 +513,5 @@ fn an_adapter_may_lie_on_the_hub() {
     let dir = world.hub().adapter("owner/name", None).unwrap().dir;
     assert_eq!(names(&dir), ["adapter_config.json", "adapter_model.safetensors"]);
     assert!(world.refusal().hint_text().unwrap().contains("set tuning.adapter"));
-    assert!(Repo::new(Kind::Model, "a/b/c").is_err());
+    assert!(Repo::new(RepoKind::Model, "a/b/c").is_err());
 }

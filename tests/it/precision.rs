@@ -6,7 +6,7 @@ use tunesmith::comm::single::Single;
 use tunesmith::config::Config;
 use tunesmith::data::batch::Batch;
 use tunesmith::model::Model;
-use tunesmith::optim::loss_scale::{LossScaler, Settings};
+use tunesmith::optim::loss_scale::{LossScaleSettings, LossScaler};
 use tunesmith::train::step::{StepStats, step};
 
 use super::parity::{Forward, adapter_config, fresh_optimizer, golden, load, put, tensors};
@@ -70,7 +70,8 @@ fn steps(change: impl Fn(&mut Config), count: usize) -> (Vec<StepStats>, Model, 
     (stats, model, scaler)
 }
 
-const SETTINGS: Settings = Settings { initial: 65536.0, window: 1000, hysteresis: 2, least: 1.0, dynamic: true };
+const SETTINGS: LossScaleSettings =
+    LossScaleSettings { initial: 65536.0, window: 1000, hysteresis: 2, least: 1.0, dynamic: true };
 
 #[test]
 fn a_run_in_float16_stays_beside_that_in_float32() {
@@ -135,7 +136,7 @@ fn the_scale_moves_as_deepspeeds() {
     let runs: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for run in runs.as_array().unwrap() {
         let number = |key: &str| run[key].as_f64().unwrap();
-        let mut scaler = LossScaler::new(Settings {
+        let mut scaler = LossScaler::new(LossScaleSettings {
             initial: 2f64.powf(number("power")),
             window: number("window") as u64,
             hysteresis: number("hysteresis") as u64,

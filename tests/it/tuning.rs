@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tunesmith::Kind;
-use tunesmith::checkpoint::stamp::{Engine, Hashes, Stamp};
+use tunesmith::checkpoint::stamp::{Hashes, KernelInfo, Stamp};
 use tunesmith::checkpoint::{AdapterConfig, pissa};
 use tunesmith::config::arch::{Arch, TokenRows};
 use tunesmith::config::{Bias, Config, FreezeConfig, InitLora, Mode, TargetModules};
@@ -320,7 +320,7 @@ fn a_stamp_tells_what_was_taken_out_of_the_base() {
         config.tuning.lora.init_lora_weights = init;
         let placements = place(&arch, &config.tuning.lora).unwrap();
         let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-        let engine = Engine { backend: "fused", simd: "avx2", quantization: String::new(), dtype: String::new() };
+        let engine = KernelInfo { backend: "fused", simd: "avx2", quantization: String::new(), dtype: String::new() };
         Stamp::new(&config, &placements, &[], hashes, engine).adapter
     };
     assert_eq!(stamp(InitLora::Kaiming), stamp(InitLora::Gaussian), "of no effect after step 0");

@@ -121,6 +121,14 @@ impl Error {
         self
     }
 
+    /// Makes `cause` this error's `source()` and leaves the message: it holds the cause's text already, in other words or with
+    /// another position.
+    #[must_use]
+    pub fn with_source(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(Arc::from(cause.into()));
+        self
+    }
+
     /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason. It is
     /// of [`Kind::Io`], or of [`Kind::Memory`] for `ENOMEM`, with a hint for the usual causes.
     pub fn io(doing: &str, path: impl AsRef<Path>, source: &io::Error) -> Self {
@@ -294,6 +302,8 @@ mod tests {
         let outer = Error::data("rows.jsonl: not readable").caused_by(io::Error::other(missing())).context("load");
         assert_eq!(outer.message(), format!("load: rows.jsonl: not readable: {}", missing()));
         assert!(outer.source().is_some() && outer.clone().source().is_some());
+        let told = Error::data("line 3: no number").with_source(io::Error::other("no number at line 3"));
+        assert!(told.message() == "line 3: no number" && told.source().is_some());
     }
 
     #[test]

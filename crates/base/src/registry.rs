@@ -5,7 +5,7 @@
 //! Each list is a macro that passes its lines to another macro, which the layer that uses the list defines.
 
 /// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `crates/optim/src/`. `Name` is a type in
-/// the module, an `optim::Rule`; `, averages` stands behind those that average instead of following a schedule.
+/// the module, an `optim::UpdateRule`; `, averages` stands behind those that average instead of following a schedule.
 #[macro_export]
 macro_rules! optimizers {
     ($then:path) => {
@@ -49,7 +49,7 @@ pub const OTHER_OPTIMIZERS: &[&str] = &[
 ];
 
 /// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `crates/optim/src/schedule/`. `Name` is a
-/// type in the module, a `Form`.
+/// type in the module, a `ScheduleForm`.
 #[macro_export]
 macro_rules! schedules {
     ($then:path) => {

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use tunesmith_base::files::{self, atomic};
 use tunesmith_data::cache_dir;
-use tunesmith_telemetry::machine::Machine;
+use tunesmith_telemetry::machine::MachineInfo;
 
 /// A measured speed, and the machine and setup it holds for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
+pub struct MeasuredRate {
     /// The name of the processor.
     pub processor: String,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
     /// Vector instruction set in use.
     pub simd: String,
@@ -28,7 +28,7 @@ fn path() -> Option<PathBuf> {
     cache_dir().map(|dir| dir.join("rate.json"))
 }
 
-impl Rate {
+impl MeasuredRate {
     /// Writes the rate to the cache folder. Errors are ignored.
     pub fn keep(&self) {
         let (Some(path), Ok(text)) = (path(), serde_json::to_string_pretty(self)) else { return };
@@ -38,7 +38,7 @@ impl Rate {
     /// Reads the cached rate. Returns `None` if it is of another processor or number of threads.
     pub fn known(threads: usize) -> Option<Self> {
         let rate: Self = serde_json::from_str(&files::read_own_text(&path()?, files::SMALL).ok()?).ok()?;
-        let ours = rate.processor == Machine::detect().processor && rate.threads == threads;
+        let ours = rate.processor == MachineInfo::detect().processor && rate.threads == threads;
         (ours && rate.flops.is_finite() && rate.flops > 0.0).then_some(rate)
     }
 }

@@ -16,14 +16,14 @@ use tunesmith_telemetry::machine::peak_bytes;
 
 /// The settings of the benchmark.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct DecodeRequest {
     /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
     /// The configuration, for the type of the weights.
     pub config: Config,
     /// Batch sizes; each is one run.
     pub batches: Vec<usize>,
-    /// Tokens of each prompt.
+    /// Length of each prompt, in tokens.
     pub prompt: usize,
     /// Generated tokens of each sequence, after the first.
     pub tokens: usize,
@@ -31,12 +31,12 @@ pub struct Request {
 
 /// The result of one batch size.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Run {
+pub struct DecodeRun {
     /// Sequences that are generated together.
     pub batch: usize,
     /// Generated tokens per second of all sequences. Prompts and the first token of each sequence do not count.
     pub tokens_per_second: f64,
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, all sequences together.
     pub prompt_tokens_per_second: f64,
     /// Bytes of weights read per second, divided by the memory bandwidth.
     pub bandwidth_share: f64,
@@ -44,9 +44,9 @@ pub struct Run {
 
 /// The result of the benchmark.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct DecodeOutcome {
     /// One run for each batch size.
-    pub runs: Vec<Run>,
+    pub runs: Vec<DecodeRun>,
     /// Memory bandwidth of all threads, in bytes read per second.
     pub read_bandwidth: f64,
     /// Bytes of weights that a decoding step reads.
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub peak_bytes: u64,
     /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
 }
 
@@ -85,7 +85,7 @@ fn weight_bytes(arch: &Arch, each: f64) -> f64 {
 ///
 /// # Errors
 /// The shape is unknown.
-pub fn run(request: &Request) -> Result<Outcome> {
+pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let arch = shape(&request.shape)?;
     let mut config = request.config.clone();
     config.tuning.mode = Mode::Freeze;
@@ -108,13 +108,13 @@ pub fn run(request: &Request) -> Result<Outcome> {
         measured.push((batch, reading, writing));
     }
     let read_bandwidth = peak::read_bandwidth(0.5).max(bandwidth_before);
-    let of = |(batch, reading, writing): (usize, f64, f64)| Run {
+    let of = |(batch, reading, writing): (usize, f64, f64)| DecodeRun {
         batch,
         tokens_per_second: (batch * request.tokens) as f64 / writing,
         prompt_tokens_per_second: (batch * request.prompt) as f64 / reading,
         bandwidth_share: weight_bytes * request.tokens as f64 / writing / read_bandwidth,
     };
-    Ok(Outcome {
+    Ok(DecodeOutcome {
         runs: measured.into_iter().map(of).collect(),
         read_bandwidth,
         weight_bytes,

@@ -1,7 +1,7 @@
 //! `tunesmith bench --ranks`: measures steps of several ranks on this machine and compares them with the prediction of
 //! [`tunesmith_plan::scaling`]. The prediction uses the step time of ranks that do not communicate, and the times of two
 //! all-gathers.
-use super::training::{self, Request};
+use super::training::{self, TrainingRequest};
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use tunesmith_comm::host::Host;
 use tunesmith_comm::membership::Facts;
 use tunesmith_comm::rendezvous::{Rendezvous, Wait};
 use tunesmith_comm::single::Single;
-use tunesmith_comm::token::Token;
+use tunesmith_comm::token::RunToken;
 use tunesmith_comm::{Collectives, Limits, World, threads};
 use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Split};
@@ -31,10 +31,10 @@ const PROBES: [usize; 2] = [16 << 10, 16 << 20];
 /// Repetitions of each all-gather; the fastest counts.
 const TRIES: usize = 5;
 
-/// How ranks communicate.
+/// What carries the bytes between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum RanksEngine {
     /// Ranks are threads of one process and share its memory.
     Threads,
     /// Gloo over the loopback device.
@@ -43,12 +43,12 @@ pub enum Engine {
 
 /// Prediction and measurement of one number of ranks.
 #[derive(Debug, Clone, Serialize)]
-pub struct Line {
-    /// How the ranks communicate.
-    pub engine: Engine,
-    /// Number of ranks.
+pub struct RanksLine {
+    /// What carried the bytes between the ranks.
+    pub engine: RanksEngine,
+    /// World size; all ranks run on this machine.
     pub ranks: usize,
-    /// Threads of each rank.
+    /// Compute threads of one rank.
     pub threads: usize,
     /// Latency and bandwidth between ranks, measured on two; `None` if the two times allow no fit.
     pub link: Option<Link>,
@@ -66,10 +66,10 @@ pub struct Line {
 ///
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Peer`].
-pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
+pub fn run(request: &TrainingRequest, worlds: &[usize]) -> Result<Vec<RanksLine>> {
     let arch = training::shape(&request.shape)?;
-    let mut engines = vec![Engine::Threads];
-    engines.extend(gloo::probe().is_ok().then_some(Engine::Gloo));
+    let mut engines = vec![RanksEngine::Threads];
+    engines.extend(gloo::probe().is_ok().then_some(RanksEngine::Gloo));
     let mut lines = Vec::new();
     for engine in engines {
         // All ranks of a machine share its bandwidth: each of four ranks has half of what each of two has.
@@ -86,7 +86,7 @@ pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
                 let work = Work { compute: alone, backward: 0.0, ..work };
                 scaling::estimate(Strategy::Ddp, &work, &fabric, ranks as u64).communication + alone
             });
-            lines.push(Line {
+            lines.push(RanksLine {
                 engine,
                 ranks,
                 threads: threads_of(ranks),
@@ -106,15 +106,15 @@ fn threads_of(ranks: usize) -> usize {
 }
 
 /// Connects a world of `size` ranks.
-fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
+fn world(engine: RanksEngine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
     let limits = Limits::default();
-    if engine == Engine::Threads {
+    if engine == RanksEngine::Threads {
         return Ok(threads::world(size, limits)
             .into_iter()
             .map(|rank| Box::new(rank) as Box<dyn Collectives>)
             .collect());
     }
-    let token = Token::fresh()?;
+    let token = RunToken::fresh()?;
     let host = Host::serve(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), token.clone())?;
     let connect = |rank: usize| {
         let world = World { rank, size, local_rank: rank, local_size: size };
@@ -136,7 +136,7 @@ fn on_all<T: Send, R: Send>(each: Vec<T>, act: impl Fn(T) -> Result<R> + Sync) -
 }
 
 /// Latency and bandwidth between two ranks, fitted to the times of two all-gathers.
-fn link(engine: Engine) -> Result<Option<Link>> {
+fn link(engine: RanksEngine) -> Result<Option<Link>> {
     let times = on_all(world(engine, 2)?, |rank| {
         let mut best = [f64::INFINITY; 2];
         for _ in 0..TRIES {
@@ -156,7 +156,7 @@ fn link(engine: Engine) -> Result<Option<Link>> {
 
 /// Runs the same steps on all `ranks` at the same time. Returns the mean seconds of a step on the slowest rank, and the
 /// work of one rank in a step.
-fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Result<(f64, Work)> {
+fn steps(request: &TrainingRequest, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Result<(f64, Work)> {
     let threads = threads_of(ranks.len());
     let split = Split::from_examples(&training::rows(request, arch.vocab_size))?;
     let batches = |step: usize| -> Result<Vec<Batch>> {

@@ -2,7 +2,7 @@
 //! All splits train the same rows, and their measurements alternate.
 use std::time::Instant;
 
-use super::training::{self, Request};
+use super::training::{self, TrainingRequest};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget};
 use tunesmith_comm::World;
@@ -98,7 +98,7 @@ impl Bench<'_> {
 ///
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
-pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
+pub fn run(request: &TrainingRequest, budget: Option<u64>) -> Result<Sweep> {
     let _budget = budget.map(Budget::new);
     let config = &request.config;
     let arch = training::shape(&request.shape)?;

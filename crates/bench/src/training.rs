@@ -12,6 +12,7 @@ use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Example, IGNORE, Split};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, quantize};
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::Pool;
 use tunesmith_ops::{peak, simd};
@@ -35,7 +36,7 @@ const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
 
 /// The settings of the benchmark.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct TrainingRequest {
     /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
     /// A model folder to load instead of random weights.
@@ -44,7 +45,7 @@ pub struct Request {
     pub config: Config,
     /// Tokens of a synthetic row; all have a label.
     pub seq: usize,
-    /// Rows of a step.
+    /// Rows of an optimizer step, over all micro-batches.
     pub batch: usize,
     /// Timed steps, after one warm-up step.
     pub steps: usize,
@@ -54,7 +55,7 @@ pub struct Request {
 
 /// The result of the benchmark.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outcome {
+pub struct TrainingOutcome {
     /// The training mode: `lora`, `qlora`, another adapter's mode, or `full`.
     pub mode: &'static str,
     /// Seconds to read, initialize, or quantize the base.
@@ -75,7 +76,7 @@ pub struct Outcome {
     pub flops_per_token: f64,
     /// Floating-point operations per second, including recomputed blocks.
     pub flops_per_second: f64,
-    /// Allocator calls per step.
+    /// Allocator calls per step, the mean of the timed steps.
     pub allocations: f64,
     /// Seconds that counting bytes adds to each allocator call.
     pub counting_seconds: f64,
@@ -89,7 +90,7 @@ pub struct Outcome {
     pub loss: f64,
     /// Vector instruction set in use.
     pub simd: &'static str,
-    /// Number of threads.
+    /// Threads that shared the work.
     pub threads: usize,
 }
 
@@ -104,7 +105,7 @@ pub struct PhaseSeconds {
     pub backward: f64,
     /// Gradient clipping and the optimizer.
     pub optimizer: f64,
-    /// The whole step.
+    /// The whole step, with what the phases leave out.
     pub step: f64,
 }
 
@@ -152,7 +153,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
         let row: Row = serde_json::from_str(&line).map_err(|error| {
             let what = error.to_string();
             let what = what.split(" at line ").next().unwrap_or_default();
-            Error::data(format!("{at}:{}: {what}", error.column()))
+            Error::data(format!("{at}:{}: {what}", error.column())).with_source(error)
         })?;
         if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
             let (ids, labels) = (row.input_ids.len(), row.labels.len());
@@ -171,7 +172,7 @@ pub fn gemm_peak() -> f64 {
     let (tokens, size) = (1024, 2048);
     let pool = Pool::new();
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
-    x.data_mut().fill(0.5);
+    elementwise::fill(&mut x, 0.5);
     let weight = vec![0.5f32; size * size];
     let mut best = f64::INFINITY;
     for _ in 0..4 {
@@ -192,7 +193,7 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
 }
 
 /// The architecture, and the weight files unless weights are random.
-fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
+fn base(request: &TrainingRequest) -> Result<(Arch, Option<WeightFiles>)> {
     match &request.model {
         None => Ok((shape(&request.shape)?, None)),
         Some(dir) => {
@@ -204,19 +205,19 @@ fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
 }
 
 /// The memory job of the benchmark, which saves nothing.
-fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+fn job<'a>(request: &TrainingRequest, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let mut job = memory_prediction::job(&request.config, arch, Storage::F32, weights)?;
     job.base.through_f32 = weights.is_none();
     job.optimizer.saving = 0;
     Ok(job)
 }
 
-fn split(request: &Request, arch: &Arch) -> Result<Split> {
+fn split(request: &TrainingRequest, arch: &Arch) -> Result<Split> {
     Split::from_examples(&rows(request, arch.vocab_size))
 }
 
 /// The batches of a step; each is one forward and backward pass.
-fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
+fn passes(request: &TrainingRequest, split: &Split, step: usize) -> Result<Vec<Batch>> {
     let row = |row| vec![(step * request.batch + row) % split.len()];
     micro_batches::batches(
         split,
@@ -229,7 +230,7 @@ fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn predict(request: &Request) -> Result<Breakdown> {
+pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
     let (arch, weights) = base(request)?;
     let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
     let split = split(request, &arch)?;
@@ -247,7 +248,7 @@ pub fn predict(request: &Request) -> Result<Breakdown> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: a row has a token outside the vocabulary.
-pub fn run(request: &Request) -> Result<Outcome> {
+pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let config = &request.config;
     let (arch, weights) = base(request)?;
     let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
@@ -279,7 +280,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let (forward, head, backward) =
         (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
     let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
-    Ok(Outcome {
+    Ok(TrainingOutcome {
         mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
         load_seconds,
         tokens_per_second: tokens as f64 / spent,
@@ -313,12 +314,12 @@ fn pass_of(batch: &Batch) -> Pass {
 }
 
 /// The rows of the request, or synthetic ones if it has none.
-pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
+pub fn rows(request: &TrainingRequest, vocabulary: usize) -> Vec<Example> {
     request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
 }
 
 /// Rows of arbitrary tokens, all with a label.
-fn synthetic(request: &Request, vocabulary: usize) -> Vec<Example> {
+fn synthetic(request: &TrainingRequest, vocabulary: usize) -> Vec<Example> {
     let row = |row: usize| {
         let token = |at: usize| ((row * 7919 + at * 104_729 + at * at * 31) % vocabulary) as u32;
         let input_ids: Vec<u32> = (0..request.seq).map(token).collect();

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use super::adapter_config::AdapterConfig;
 use super::folder;
-use super::save::{Keep, Snapshot, StateTensors, Weights, Written, write};
+use super::save::{Retention, Snapshot, StateTensors, Weights, Written, write};
 use super::stamp::Stamp;
 use super::state::TrainState;
 use tunesmith_base::error::{Error, Result};
@@ -56,7 +56,7 @@ impl Buffers {
 
 /// [`Weights`] that own what the original borrows.
 #[derive(Debug)]
-enum Owned {
+enum OwnedWeights {
     Adapter(Box<AdapterConfig>),
     Model {
         dir: PathBuf,
@@ -68,7 +68,7 @@ enum Owned {
     Part,
 }
 
-impl From<Weights<'_>> for Owned {
+impl From<Weights<'_>> for OwnedWeights {
     fn from(weights: Weights<'_>) -> Self {
         match weights {
             Weights::Adapter(config) => Self::Adapter(Box::new(config.clone())),
@@ -84,11 +84,11 @@ impl From<Weights<'_>> for Owned {
     }
 }
 
-impl Owned {
+impl OwnedWeights {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model { dir, grown, template, own_head, wrapping } => Weights::Model(folder::Source {
+            Self::Model { dir, grown, template, own_head, wrapping } => Weights::Model(folder::SourceModel {
                 dir,
                 grown: grown.as_ref().map(|(text, rows)| (text.as_str(), *rows)),
                 template: template.as_deref(),
@@ -101,17 +101,17 @@ impl Owned {
 }
 
 /// Everything that the thread needs to write one checkpoint.
-struct Job {
+struct SaveJob {
     root: PathBuf,
     stamp: Stamp,
     state: TrainState,
-    weights: Owned,
+    weights: OwnedWeights,
     specs: Vec<ParamSpec>,
-    keep: Keep,
+    keep: Retention,
     buffers: Buffers,
 }
 
-impl Job {
+impl SaveJob {
     fn run(&self, disk: &dyn Disk) -> Result<Written> {
         let Buffers { values, trained, state } = &self.buffers;
         let snapshot = Snapshot {
@@ -156,11 +156,11 @@ impl Background {
     ///
     /// # Errors
     /// Those of the earlier save.
-    pub fn begin(&mut self, root: &Path, snapshot: &Snapshot<'_>, keep: Keep) -> Result<Option<Written>> {
+    pub fn begin(&mut self, root: &Path, snapshot: &Snapshot<'_>, keep: Retention) -> Result<Option<Written>> {
         let before = self.join()?;
         let mut buffers = std::mem::take(&mut self.spare);
         buffers.fill(snapshot.values, snapshot.trained, &snapshot.optimizer);
-        let job = Job {
+        let job = SaveJob {
             root: root.to_owned(),
             stamp: snapshot.stamp.clone(),
             state: snapshot.state.clone(),

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::atomic::Staging;
 pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
+use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
 use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
@@ -23,7 +23,7 @@ pub fn companion_bytes(model_dir: &Path) -> u64 {
 
 /// The source model of a folder, and what the run changed in its vocabulary and head.
 #[derive(Debug, Clone, Copy)]
-pub struct Source<'a> {
+pub struct SourceModel<'a> {
     /// The folder of the model whose companion files are copied.
     pub dir: &'a Path,
     /// The new `tokenizer.json` and the new number of rows of the embedding, if tokens were added.
@@ -37,7 +37,7 @@ pub struct Source<'a> {
 }
 
 /// Tensors that are not in memory; they are fetched one at a time, while the file is written.
-pub struct Rest<'a> {
+pub struct LazyTensors<'a> {
     /// Names and shapes of the tensors to fetch.
     pub tensors: &'a [(String, Vec<usize>)],
     /// Returns the values of the tensor of that name.
@@ -48,7 +48,7 @@ pub struct Rest<'a> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
-pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+pub fn stage_companions(staging: &mut StagedFolder<'_>, source: SourceModel<'_>) -> Result<()> {
     const TEMPLATE: &str = "chat_template.jinja";
     for (name, path) in companions(source.dir) {
         match source.grown {
@@ -69,7 +69,7 @@ pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
-pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
+pub fn stage_processor(staging: &mut StagedFolder<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
     let missing =
         companions(base).filter(|(name, _)| name.ends_with("processor_config.json") && !tokenizer.join(name).is_file());
     missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
@@ -81,10 +81,10 @@ pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path)
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
 pub fn stage(
-    staging: &mut Staging<'_>,
-    source: Source<'_>,
+    staging: &mut StagedFolder<'_>,
+    source: SourceModel<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
-    rest: &Rest<'_>,
+    rest: &LazyTensors<'_>,
 ) -> Result<()> {
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
@@ -97,11 +97,11 @@ pub fn stage(
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
 /// model cannot be copied.
 pub(crate) fn stage_weights(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     file: &str,
     wrapping: Option<&Wrapping>,
     tensors: &[(String, Vec<usize>, &[f32])],
-    rest: &Rest<'_>,
+    rest: &LazyTensors<'_>,
 ) -> Result<()> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let plain: BTreeMap<String, &str> = rest.tensors.iter().map(|(name, _)| (stored(name), name.as_str())).collect();
@@ -139,7 +139,7 @@ pub(crate) fn stage_weights(
 ///
 /// # Errors
 /// As [`stage`].
-pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+pub fn stage_config(staging: &mut StagedFolder<'_>, source: SourceModel<'_>) -> Result<()> {
     let path = source.dir.join("config.json");
     let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;

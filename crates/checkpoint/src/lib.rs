@@ -1,6 +1,6 @@
 //! Checkpoints, and the adapters and model folders that a run leaves behind.
 //!
-//! - [`atomic`] writes a folder completely or not at all, with a manifest of sizes and hashes.
+//! - [`publish`] writes a folder completely or not at all, with a manifest of sizes and hashes.
 //! - [`save`] and [`mod@load`] write and restore a run between two steps; [`background`] writes while training goes on.
 //! - [`stamp`] records what a checkpoint belongs to, [`state`] where the run stood. Resume compares both.
 //! - [`peft`] and [`folder`] give the weights the form that PEFT and Transformers load.
@@ -18,7 +18,6 @@
 //!   manifest.json                                     size and BLAKE3 of each of these, written last
 //! ```
 pub mod adapter_config;
-pub mod atomic;
 pub mod background;
 pub mod folder;
 mod layout;
@@ -29,6 +28,7 @@ mod older_formats;
 pub mod own_files;
 pub mod peft;
 pub mod pissa;
+pub mod publish;
 pub mod save;
 pub mod stamp;
 pub mod stamp_check;
@@ -38,16 +38,15 @@ pub mod store;
 mod tensors;
 
 pub use adapter_config::AdapterConfig;
-pub use atomic::Published;
 pub use background::Background;
 pub use layout::MANIFEST;
 pub use load::{Checkpoint, load, open};
-pub use manifest::{Complete, Manifest, verify};
+pub use manifest::{Manifest, verify};
 pub use save::{
-    FILES, Keep, Shared, Snapshot, StateTensors, TRAINED, Weights, Written, clean_stale, elsewhere, point, save_on,
-    write,
+    FILES, Retention, ShardedState, Snapshot, TRAINED, Weights, Written, clean_stale, elsewhere, save_on, write,
+    write_pointers,
 };
 pub use stamp::Stamp;
 pub use state::TrainState;
 pub use store::{newest_complete, preflight};
-pub use tensors::{NamedTensors, named};
+pub use tensors::named;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::layout::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL_WEIGHTS, OPTIMIZER, PART, STAMP, STATE};
 use super::manifest::Manifest;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::Disk;
+use tunesmith_base::files::{self, atomic};
 use tunesmith_config::arch::COMPANIONS;
 
 /// The default folder of event files.
@@ -94,9 +96,22 @@ pub fn discard(disk: &dyn Disk, dir: &Path, place: &Path) -> io::Result<Option<P
     disk.rename(dir, &kept).map(|()| Some(kept))
 }
 
+/// Replaces a small text file of a run in one step ([`atomic::write_on`]). Refuses to replace a folder, a link or a
+/// device: the program did not put it there.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`].
+pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
+    if let Some(found) = files::obstacle(path) {
+        let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
+        return Err(Error::new(tunesmith_base::Kind::Io, message).hint("move it away, or set another train.output_dir"));
+    }
+    atomic::write_on(disk, path, text.as_bytes()).map_err(|error| Error::io("write", path, &error))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::atomic::publish;
+    use super::super::publish::publish_folder;
     use super::*;
     use tunesmith_base::files::disk::RealDisk;
 
@@ -106,7 +121,7 @@ mod tests {
         let at = |name: &str| root.path().join(name);
         let foreign = |name: &str| foreign_in(&at(name)).unwrap();
         assert_eq!(foreign("no such"), None);
-        publish(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
+        publish_folder(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
         assert_eq!(foreign("adapter"), None);
         for (file, shown) in [("mine.txt", "mine.txt"), ("sub/mine", "sub")] {
             fs::create_dir_all(at("adapter/sub")).unwrap();
@@ -135,7 +150,8 @@ mod tests {
     fn what_is_foreign_stays_beside_what_takes_its_place() {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name);
-        let save = || publish(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
+        let save =
+            || publish_folder(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
         assert_eq!(save().kept, None);
         assert_eq!(save().kept, None);
         for number in 1..3 {

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
-use super::atomic::Staging;
 pub use super::layout::{ADAPTER_CONFIG as CONFIG_FILE, ADAPTER_WEIGHTS as WEIGHTS_FILE};
 use super::older_formats;
+use super::publish::StagedFolder;
 pub use super::tensors::Tensors;
 use super::tensors::same_tensors;
 use tunesmith_base::Kind;
@@ -24,7 +24,7 @@ pub const PREFIX: &str = "base_model.model.";
 /// # Errors
 /// [`Kind::Io`].
 pub fn stage(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     config: &AdapterConfig,
     tensors: &[(String, Vec<usize>, &[f32])],
 ) -> Result<()> {

@@ -5,14 +5,14 @@ use super::adapter_config::AdapterConfig;
 use tunesmith_config::{InitLora, Patterns};
 
 /// Name, shape and values of a tensor.
-pub type Owned = (String, Vec<usize>, Vec<f32>);
+pub(crate) type OwnedTensor = (String, Vec<usize>, Vec<f32>);
 
 /// The converted settings and tensors. `start` holds the initial values of `tensors`, in the same order.
 pub fn as_lora(
     config: &AdapterConfig,
     tensors: &[(String, Vec<usize>, &[f32])],
     start: &[&[f32]],
-) -> (AdapterConfig, Vec<Owned>) {
+) -> (AdapterConfig, Vec<OwnedTensor>) {
     let mut config = config.clone();
     let lora = &mut config.tuning.lora;
     lora.init_lora_weights = InitLora::Kaiming;

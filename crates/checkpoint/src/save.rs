@@ -1,11 +1,11 @@
-//! Saving a checkpoint: what it holds ([`Snapshot`]), how it gets to disk ([`write()`]), which earlier ones stay ([`Keep`]).
+//! Saving a checkpoint: what it holds ([`Snapshot`]), how it gets to disk ([`write()`]), which earlier ones stay ([`Retention`]).
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::adapter_config::AdapterConfig;
-use super::atomic::{self, Published};
 use super::layout::{OPTIMIZER, PART, STAMP, STATE};
+use super::publish::{Published, publish_folder};
 use super::stamp::Stamp;
 use super::state::TrainState;
 use super::tensors::named;
@@ -26,13 +26,13 @@ pub enum Weights<'a> {
     /// As a PEFT adapter with these settings.
     Adapter(&'a AdapterConfig),
     /// As a whole model, made from this source.
-    Model(folder::Source<'a>),
+    Model(folder::SourceModel<'a>),
     /// As part of a model, in `trained.safetensors`.
     Part,
 }
 
 /// The state tensors of an optimizer, as [`tunesmith_optim::Optimizer::tensors`] gives them: name, shape, numbers.
-pub type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
+pub(crate) type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
 
 /// The state of a run between two steps. The buffers are flat, in the order of `specs`.
 #[derive(Debug, Clone)]
@@ -52,32 +52,32 @@ pub struct Snapshot<'a> {
     /// The optimizer's state; empty if ranks hold shares of it.
     pub optimizer: StateTensors<'a>,
     /// The optimizer's state if ranks hold shares of it; `trained` and `optimizer` are then empty.
-    pub shared: Option<Shared<'a>>,
+    pub shared: Option<ShardedState<'a>>,
 }
 
 /// Writes the optimizer's file when each rank holds a share of the state. All ranks take part.
 #[derive(Clone, Copy)]
-pub struct Shared<'a> {
+pub struct ShardedState<'a> {
     /// Its tensors: all are [`Numbers::Elsewhere`].
     pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
     /// Writes the values of the tensor of that name. All ranks call it at the same time, in the same order.
     pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
     /// Fetches the values to publish, if ranks hold shares of these too (not with adapters). [`Snapshot::values`] are then not
     /// used.
-    pub values: Option<&'a folder::Rest<'a>>,
+    pub values: Option<&'a folder::LazyTensors<'a>>,
 }
 
-impl std::fmt::Debug for Shared<'_> {
+impl std::fmt::Debug for ShardedState<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("tensors", &self.tensors).finish_non_exhaustive()
+        f.debug_struct("ShardedState").field("tensors", &self.tensors).finish_non_exhaustive()
     }
 }
 
-impl Shared<'_> {
+impl ShardedState<'_> {
     /// Writes the file. The rank that saves passes a file as `writer`, the others a sink.
     ///
     /// # Errors
-    /// The writer's and those of [`Shared::write`].
+    /// The writer's and those of [`ShardedState::write`].
     pub fn write_to(&self, writer: &mut dyn Write) -> io::Result<()> {
         write_numbers_by(writer, self.tensors, &|name, _, writer| (self.write)(name, writer), &[])
     }
@@ -100,8 +100,8 @@ pub fn elsewhere(
 ) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
     let state = optimizer.state().into_iter().map(|StateTensor { name, spec, .. }| {
         let dtype = match spec.dtype {
-            optim::optimizer::Dtype::F32 => "F32",
-            optim::optimizer::Dtype::U8 => "U8",
+            optim::optimizer::StateDtype::F32 => "F32",
+            optim::optimizer::StateDtype::U8 => "U8",
         };
         let count = spec.count();
         (name, spec.shape, Numbers::Elsewhere(count, dtype))
@@ -115,7 +115,7 @@ pub fn elsewhere(
 
 /// Which older checkpoints to keep after a save.
 #[derive(Debug, Clone, Default)]
-pub struct Keep {
+pub struct Retention {
     /// How many of the newest ones; `None` keeps all.
     pub last: Option<usize>,
     /// The best one, which is always kept; the file `best` will name it.
@@ -187,13 +187,13 @@ pub const FILES: u64 = 32;
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the disk, or too little room on it.
-pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep) -> Result<Written> {
+pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Retention) -> Result<Written> {
     let began = Instant::now();
     store::preflight(root, snapshot.bytes(), FILES)?;
     let (dir, Published { hashing, kept }) = save_on(disk, root, snapshot)?;
     let best = keep.best.as_deref().filter(|dir| dir.is_dir());
     if best.is_some() {
-        store::point(disk, root, "best", best)?;
+        store::write_pointer(disk, root, "best", best)?;
     }
     if let Some(last) = keep.last {
         store::prune(disk, root, last, best, Some(&dir))?;
@@ -210,9 +210,9 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     let elsewhere = snapshot.shared.and_then(|shared| shared.values);
     let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, snapshot.values) };
     let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
-    let nothing = folder::Rest { tensors: &[], fetch: &nothing };
+    let nothing = folder::LazyTensors { tensors: &[], fetch: &nothing };
     let rest = elsewhere.unwrap_or(&nothing);
-    let published = atomic::publish(disk, &dir, |staging| {
+    let published = publish_folder(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
@@ -225,17 +225,17 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
         staging.write_json(STATE, snapshot.state)?;
         staging.write_json(STAMP, snapshot.stamp)
     })?;
-    store::point(disk, root, "latest", Some(&dir))?;
+    store::write_pointer(disk, root, "latest", Some(&dir))?;
     Ok((dir, published))
 }
 
 /// Makes `latest` and `best` name these checkpoints; `None` removes the file.
 ///
 /// # Errors
-/// As [`store::point`].
-pub fn point(root: &Path, latest: Option<&Path>, best: Option<&Path>) -> Result<()> {
-    store::point(&RealDisk, root, "latest", latest)?;
-    store::point(&RealDisk, root, "best", best)
+/// As [`store::write_pointer`].
+pub fn write_pointers(root: &Path, latest: Option<&Path>, best: Option<&Path>) -> Result<()> {
+    store::write_pointer(&RealDisk, root, "latest", latest)?;
+    store::write_pointer(&RealDisk, root, "best", best)
 }
 
 /// As [`store::clean_stale`], on the file system.

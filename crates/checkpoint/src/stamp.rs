@@ -52,14 +52,14 @@ pub struct Stamp {
 
 /// The kernels and dtypes that a run really uses, whatever the configuration asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Engine {
-    /// See [`Stamp::backend`].
+pub struct KernelInfo {
+    /// What computes, for [`Stamp::backend`].
     pub backend: &'static str,
-    /// See [`Stamp::simd`].
+    /// The instruction set, for [`Stamp::simd`].
     pub simd: &'static str,
-    /// See [`Stamp::quantization`].
+    /// Form of the base's codes, for [`Stamp::quantization`].
     pub quantization: String,
-    /// See [`Stamp::dtype`].
+    /// Of base weights and activations, for [`Stamp::dtype`].
     pub dtype: String,
 }
 
@@ -68,9 +68,9 @@ pub struct Engine {
 pub struct Hashes<'a> {
     /// Of the base weights; with random weights, a description of how they were drawn.
     pub base_model: &'a str,
-    /// Of the tokenizer.
+    /// Of the tokenizer, added tokens included.
     pub tokenizer: &'a str,
-    /// Of the chat template.
+    /// Of the text of the chat template.
     pub chat_template: &'a str,
     /// Of the tokenized training data.
     pub data: &'a str,
@@ -91,7 +91,7 @@ impl Stamp {
         placements: &[Placement],
         saved: &[String],
         hashes: Hashes<'_>,
-        engine: Engine,
+        engine: KernelInfo,
     ) -> Self {
         let training = schema::options().filter(|option| is_compared(option)).map(|option| {
             let value = match option.path().as_str() {

@@ -3,9 +3,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{beside, replace_file};
 use super::manifest::{Complete, Manifest, verify};
-use super::own_files::{discard, foreign_in};
+use super::own_files::{discard, foreign_in, replace_file};
+use super::publish::beside;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::{Disk, FreeSpace, free_space};
 use tunesmith_base::files::{self, temporary};
@@ -75,7 +75,7 @@ fn in_place(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The newest complete checkpoint, if there is one, and newer damaged ones with the reasons.
-pub type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
+pub(crate) type Newest = (Option<Complete>, Vec<(PathBuf, Error)>);
 
 /// Finds the newest complete checkpoint. Also returns the newer ones that are damaged, with the reasons; a checkpoint that
 /// `latest` names and that is missing counts as damaged.
@@ -185,7 +185,7 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].
-pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
+pub fn write_pointer(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
     let path = root.join(name);
     let Some(dir) = dir else {
         // What is no regular file is not the program's to remove.

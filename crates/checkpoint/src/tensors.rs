@@ -9,7 +9,7 @@ use tunesmith_model::params::ParamSpec;
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// Named tensors in flat buffers, for the safetensors writer.
-pub type NamedTensors<'a> = Vec<(String, Vec<usize>, &'a [f32])>;
+pub(crate) type NamedTensors<'a> = Vec<(String, Vec<usize>, &'a [f32])>;
 
 /// The tensors of a flat buffer by name.
 pub fn named<'a>(specs: &[ParamSpec], values: &'a [f32]) -> NamedTensors<'a> {

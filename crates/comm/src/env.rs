@@ -2,7 +2,7 @@
 //! the same), Open MPI, MPICH and other PMI launchers, Slurm. The first that matches counts.
 use super::World;
 use super::slurm::{first_host, tasks_of};
-use super::token::{MAKE_TOKEN, TOKEN, Token};
+use super::token::{MAKE_TOKEN, RunToken, TOKEN};
 use tunesmith_base::error::{Error, Result};
 
 /// The variable with `address:port` of the rendezvous that `tunesmith launch` hosts.
@@ -30,10 +30,10 @@ pub struct Launch {
     pub launcher: &'static str,
     /// The rank's number and the number of ranks.
     pub world: World,
-    /// Where the ranks meet.
+    /// The `address:port` at which the ranks meet.
     pub endpoint: Endpoint,
     /// The run's token; `None` with [`Endpoint::TorchStore`], where rank 0 makes one.
-    pub token: Option<Token>,
+    pub token: Option<RunToken>,
 }
 
 /// Reads the environment; `None` without a launcher, or with one rank only.
@@ -55,7 +55,7 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>>
     }
     let endpoint = variables.endpoint(launcher, world)?;
     let token = match (variables.get(TOKEN), &endpoint) {
-        (Some(token), _) => Some(Token::given(&token)?),
+        (Some(token), _) => Some(RunToken::given(&token)?),
         (None, Endpoint::TorchStore(_)) => None,
         (None, _) => {
             return Err(Error::config(format!(
@@ -81,9 +81,10 @@ impl Variables<'_> {
     fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.trim().parse();
-        number.map(Some).map_err(|_| {
+        number.map(Some).map_err(|error| {
             Error::config(format!("env {name}={text}: expected a number"))
                 .hint("the launcher sets it; unset it to run alone")
+                .with_source(error)
         })
     }
 
@@ -135,8 +136,9 @@ impl Variables<'_> {
             return Ok(Endpoint::Launcher(address));
         }
         let port = match self.number("MASTER_PORT")? {
-            Some(port) => u16::try_from(port)
-                .map_err(|_| Error::config(format!("env MASTER_PORT={port}: expected a number up to 65535")))?,
+            Some(port) => u16::try_from(port).map_err(|error| {
+                Error::config(format!("env MASTER_PORT={port}: expected a number up to 65535")).with_source(error)
+            })?,
             None => PORT,
         };
         let host = match self.get("MASTER_ADDR") {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::membership::{Admission, Claim, LONGEST_CLAIM, Membership};
-use super::token::{Token, random};
+use super::token::{RunToken, random};
 use super::wire::{DeadlineStream, notice_loss, put_bytes, read_bytes, read_u32};
 use tunesmith_base::error::{Error, Result};
 
@@ -74,7 +74,7 @@ impl Host {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the address cannot be listened on.
-    pub fn serve(address: SocketAddr, token: Token) -> Result<Self> {
+    pub fn serve(address: SocketAddr, token: RunToken) -> Result<Self> {
         let fail = |error: std::io::Error| {
             Error::peer(format!("cannot listen on {address} for the other ranks"))
                 .caused_by(error)
@@ -149,7 +149,7 @@ impl Visitors {
 }
 
 /// Serves one visitor, from its greeting to the end of its connection.
-fn receive(stream: &TcpStream, token: &Token, state: &Mutex<ServerState>, greeted: impl FnOnce()) -> IoResult<()> {
+fn receive(stream: &TcpStream, token: &RunToken, state: &Mutex<ServerState>, greeted: impl FnOnce()) -> IoResult<()> {
     let from = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
     stream.set_nodelay(true)?;
     notice_loss(stream);
@@ -164,7 +164,7 @@ fn receive(stream: &TcpStream, token: &Token, state: &Mutex<ServerState>, greete
 /// Greets a visitor. Returns its rank, if it is accepted.
 pub(super) fn admit(
     stream: &mut (impl Read + Write),
-    token: &Token,
+    token: &RunToken,
     state: &Mutex<ServerState>,
     from: IpAddr,
 ) -> IoResult<Option<u32>> {

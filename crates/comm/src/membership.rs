@@ -158,7 +158,7 @@ impl Membership {
     }
 
     /// Registers a peer that claims to be `rank` and has a wrong token.
-    pub fn wrong_token(&mut self, rank: u32, from: IpAddr, now: Instant) {
+    pub(crate) fn wrong_token(&mut self, rank: u32, from: IpAddr, now: Instant) {
         // At most one entry for each rank of the world.
         let awaited = self.seen.first().map_or(1, |first| first.claim.size);
         if rank < awaited && !self.is_complete() {
@@ -210,7 +210,7 @@ impl Membership {
     }
 
     /// Whether every rank has received the dispute.
-    pub fn all_notified(&self) -> bool {
+    pub(crate) fn all_notified(&self) -> bool {
         let most = self.seen.iter().map(|seen| seen.claim.size).max().unwrap_or(0);
         self.notified.len() >= most as usize
     }

@@ -11,7 +11,7 @@ use super::env::{Endpoint, Launch};
 use super::host::Host;
 use super::membership::{Claim, Facts};
 use super::store::{ConnectError, Store};
-use super::token::Token;
+use super::token::RunToken;
 use super::{LOST, NO_WAY, World};
 use tunesmith_base::error::{Error, Result};
 
@@ -57,7 +57,6 @@ impl Default for Wait<'_> {
     }
 }
 
-/// A wait in progress.
 struct Waiting<'a> {
     wait: Wait<'a>,
     began: Instant,
@@ -104,7 +103,7 @@ impl Rendezvous {
         let waiting = Waiting::new(wait);
         let world = launch.world;
         let claim = Claim::of(world, facts);
-        let token = || launch.token.clone().map_or_else(Token::fresh, Ok);
+        let token = || launch.token.clone().map_or_else(RunToken::fresh, Ok);
         let mut server = None;
         let store = match &launch.endpoint {
             Endpoint::Launcher(address) => connect(address, &token()?, &claim, true, &waiting),
@@ -280,7 +279,7 @@ impl<'a> Retries<'a> {
 }
 
 /// Connects to a host that may not have started yet.
-fn connect(address: &str, token: &Token, claim: &Claim, own: bool, waiting: &Waiting<'_>) -> Result<Store> {
+fn connect(address: &str, token: &RunToken, claim: &Claim, own: bool, waiting: &Waiting<'_>) -> Result<Store> {
     let mut retries = Retries::new(own, waiting);
     loop {
         let tried = resolve(address).map_err(ConnectError::Unreachable);
@@ -292,7 +291,7 @@ fn connect(address: &str, token: &Token, claim: &Claim, own: bool, waiting: &Wai
 }
 
 /// Starts the host at `address`, or on all interfaces if the address is not this machine's, such as a service's.
-fn serve(address: &str, token: &Token) -> Result<Host> {
+fn serve(address: &str, token: &RunToken) -> Result<Host> {
     let wanted = resolve(address)?;
     let everywhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), wanted.port());
     let is_ours = UdpSocket::bind(SocketAddr::new(wanted.ip(), 0)).is_ok();
@@ -317,7 +316,7 @@ fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Res
                 let missing = format!("rank {}: rank 0 has not said where it is", claim.rank);
                 ConnectError::Unreachable(Error::peer(missing).hint(LOST))
             }
-            Some((address, token)) => match Store::connect(resolve(address)?, &Token::given(token)?, claim) {
+            Some((address, token)) => match Store::connect(resolve(address)?, &RunToken::given(token)?, claim) {
                 Ok(store) => return Ok(store),
                 Err(refused) => refused,
             },

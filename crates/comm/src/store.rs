@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::host::{DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, MEMBERS, MembersReply, NOTHING, OVER, SET};
 use super::membership::{Claim, LONGEST_CLAIM};
-use super::token::{Token, random};
+use super::token::{RunToken, random};
 use super::wire::{DeadlineStream, Sent, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
 use super::{LOST, NO_WAY};
 use tunesmith_base::error::{Error, Result};
@@ -82,7 +82,7 @@ enum Handshake {
 }
 
 /// Proves to each side that the other knows the token, and asks to join as `claim` says.
-fn handshake(stream: &mut (impl Read + Write), token: &Token, claim: &Claim) -> IoResult<Handshake> {
+fn handshake(stream: &mut (impl Read + Write), token: &RunToken, claim: &Claim) -> IoResult<Handshake> {
     let (mut magic, mut theirs) = ([0; 8], [0; 32]);
     stream.read_exact(&mut magic)?;
     if magic != MAGIC {
@@ -131,7 +131,11 @@ impl Store {
     ///
     /// # Errors
     /// Why the host did not accept this rank.
-    pub(crate) fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, ConnectError> {
+    pub(crate) fn connect(
+        host: SocketAddr,
+        token: &RunToken,
+        claim: &Claim,
+    ) -> std::result::Result<Self, ConnectError> {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
         let unreachable = |error: std::io::Error| {
@@ -260,7 +264,7 @@ fn wrong_token(me: &str, host: SocketAddr) -> Error {
 /// Reads `bytes` as if a new connection, a rank and a host had sent them: for fuzzing. Every read is bounded, and none
 /// panics.
 pub fn read_anything(bytes: &[u8]) {
-    let Ok(token) = Token::given("the token of a fuzzed run") else { return };
+    let Ok(token) = RunToken::given("the token of a fuzzed run") else { return };
     let state = Mutex::default();
     let from = IpAddr::from([127, 0, 0, 1]);
     let taken = super::host::admit(&mut Sent(bytes), &token, &state, from);

@@ -11,9 +11,9 @@ pub const MAKE_TOKEN: &str =
 
 /// The secret that the ranks of a run share.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct RunToken(String);
 
-impl Token {
+impl RunToken {
     /// A token that the user has chosen.
     ///
     /// # Errors
@@ -53,9 +53,9 @@ impl Token {
     }
 }
 
-impl std::fmt::Debug for Token {
+impl std::fmt::Debug for RunToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(…)")
+        f.write_str("RunToken(…)")
     }
 }
 

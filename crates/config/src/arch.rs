@@ -325,7 +325,7 @@ impl Arch {
 }
 
 impl TensorSpec {
-    /// Number of elements.
+    /// Number of elements: the product of the shape.
     #[allow(clippy::len_without_is_empty)] // no tensor of a checked model is empty
     pub fn len(&self) -> usize {
         self.shape.iter().product()

@@ -30,7 +30,7 @@ impl NormPlacement {
 /// RMS norms on queries and keys, before the rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
-    /// None.
+    /// No norm on queries and keys.
     None,
     /// A weight of `[head_dim]`, which all heads share.
     Head,
@@ -41,7 +41,7 @@ pub enum QkNorm {
 /// The activation on the gate of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// `x sigmoid(x)`.
+    /// SiLU, also called swish: `x sigmoid(x)`.
     Silu,
     /// GELU in the tanh approximation, `gelu_pytorch_tanh`.
     GeluTanh,

@@ -6,16 +6,12 @@ use tunesmith_base::error::{Error, Result};
 
 /// Named arguments, in file order: a mapping, or as Hugging Face writes it, one string `name=value,name=value`.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Arguments(pub Vec<(String, Argument)>);
+pub struct Arguments(pub(crate) Vec<(String, Argument)>);
 
-/// One argument's value.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Argument {
-    /// A number.
+pub(crate) enum Argument {
     Number(f64),
-    /// `true` or `false`.
     Flag(bool),
-    /// A word.
     Word(String),
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 /// A value, or `auto`, which a measurement before step 1 decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Auto<T> {
-    /// `auto`: not measured yet.
+    /// The word `auto`: measured before the first step.
     Auto,
     /// The user's value, or the measured one.
     Given(T),
@@ -151,7 +151,7 @@ pub enum Checkpointing {
 impl Checkpointing {
     /// Every block keeps the results of matrix products.
     pub const CHEAP: Self = Self::Blocks { full: 0, none: 0 };
-    /// Every block is recomputed.
+    /// Every block is recomputed in the backward pass.
     pub const FULL: Self = Self::Blocks { full: usize::MAX, none: 0 };
     /// Every block keeps all of its activations.
     pub const NONE: Self = Self::Blocks { full: 0, none: usize::MAX };

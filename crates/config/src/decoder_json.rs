@@ -298,19 +298,14 @@ pub(super) struct Defaults {
     pub kv_heads: Option<usize>,
     /// Width of a head; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// `max_position_embeddings`.
     pub context: usize,
     /// Base of the rotary embedding, `rope_theta`.
     pub theta: f64,
-    /// Epsilon of the norms.
     pub eps: f64,
-    /// `tie_word_embeddings`.
     pub tied: bool,
-    /// Padding token.
     pub pad: Option<u32>,
     /// The key that names the activation.
     pub activation_key: &'static str,
-    /// The activation.
     pub activation: Activation,
     /// Whether the class supports `partial_rotary_factor`.
     pub partial_rotary: bool,

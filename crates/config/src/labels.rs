@@ -54,7 +54,7 @@ impl ConfigValue for Labels {
 /// The weight of a row in the loss, by its label.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum ClassWeights {
-    /// Every row counts 1.
+    /// Every row has the weight 1.
     #[default]
     None,
     /// Inversely proportional to the rows of a label, so that every label has the same total.

@@ -24,8 +24,8 @@ impl ConfigValue for TargetModules {
             Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
             Node::Str(pattern) if !pattern.is_empty() => match Pattern::compile(pattern) {
                 Ok(_) => Ok(Self::Regex(pattern.clone())),
-                Err(reason) => {
-                    let expected = format!("a valid regular expression ({reason})");
+                Err(error) => {
+                    let expected = format!("a valid regular expression ({})", error.message());
                     Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
                 }
             },

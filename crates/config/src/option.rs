@@ -79,11 +79,11 @@ pub fn variable(key: &str) -> String {
 /// A plain value in the tables of other toolkits' keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
-    /// `null`.
+    /// YAML's `null`.
     Null,
-    /// `true` or `false`.
+    /// YAML's `true` or `false`.
     Bool(bool),
-    /// A string.
+    /// A string without quotes.
     Str(&'static str),
 }
 

@@ -7,7 +7,7 @@ use tunesmith_base::error::{Error, Result};
 /// A long module name that every expression is tried on: one that backtracks too much is refused.
 const LONG_NAME: &str = "base_model.model.model.language_model.layers.127.mlp.experts.gate_up_proj.lora_A.weight";
 
-/// A compiled regular expression.
+/// A compiled regular expression in Python's syntax, with a limit of steps.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -18,16 +18,18 @@ impl Pattern {
     /// [`tunesmith_base::Kind::Config`]: it is no regular expression, or takes too many steps on a name.
     pub fn new(option: &str, written: &str, expression: &str) -> Result<Self> {
         Self::compile(expression)
-            .map_err(|reason| Error::config(format!("{option}: {written:?} is no valid regular expression: {reason}")))
+            .map_err(|error| error.context(format!("{option}: {written:?} is no valid regular expression")))
     }
 
     /// As [`Pattern::new`]; the error is the reason without the key.
-    pub(super) fn compile(expression: &str) -> Result<Self, String> {
+    pub(super) fn compile(expression: &str) -> Result<Self> {
         let regex = Regex::new(expression).map_err(|error| {
-            error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+            let text = error.to_string();
+            let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            Error::config(reason).with_source(error)
         })?;
         let steps = regex.is_match(LONG_NAME);
-        steps.map(|_| Self(regex)).map_err(|_| "it takes too many steps".to_owned())
+        steps.map(|_| Self(regex)).map_err(|error| Error::config("it takes too many steps").with_source(error))
     }
 
     /// Whether the expression matches anywhere in a name, as Python's `re.search`.

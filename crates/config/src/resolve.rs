@@ -8,7 +8,7 @@ use super::foreign::{self, NotNeeded};
 use super::lookup::{check, find, refused};
 use super::option::{env_name, variable};
 use super::resolved::{Resolved, set_by};
-use super::resolver::{Found, Resolver};
+use super::resolver::{Resolver, SourcedValue};
 use super::schema::{Config, OptionDef, SECTIONS, VARIABLES, options};
 use super::source::{Setting, Source};
 use super::suggest::nearest;
@@ -224,7 +224,6 @@ impl Resolver {
         Ok(())
     }
 
-    /// Reads one `KEY=VALUE` word.
     fn word(&mut self, word: &str) -> Result<()> {
         let source = Source::Word(word.to_owned());
         let Some((key, value)) = word.split_once('=') else {
@@ -264,7 +263,7 @@ impl Resolver {
         for def in options() {
             let key = def.path();
             let (source, word) = match self.found.remove(&key) {
-                Some(Found { node, source }) => {
+                Some(SourcedValue { node, source }) => {
                     (def.set)(&mut config, &node).map_err(|refusal| refused(&source, &key, refusal))?;
                     (source, Some(node))
                 }

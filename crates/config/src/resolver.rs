@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use tunesmith_base::error::{Error, Result};
 
 /// A value with its source; a later source may replace it.
-pub(super) struct Found {
+pub(super) struct SourcedValue {
     pub node: Node,
     pub source: Source,
 }
@@ -18,7 +18,7 @@ pub(super) struct Found {
 #[derive(Default)]
 pub(super) struct Resolver {
     /// Values by the schema's key, not by an alias.
-    pub found: BTreeMap<String, Found>,
+    pub found: BTreeMap<String, SourcedValue>,
     /// How many files have been read, included ones among them.
     pub files: usize,
     /// Notes for the user, one sentence each.
@@ -53,10 +53,12 @@ impl Resolver {
             }
         })?;
         let node = match (self.found.remove(&def.path()), node, &source) {
-            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
+            (Some(SourcedValue { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => {
+                merge(below, above)
+            }
             (_, node, _) => node,
         };
-        self.found.insert(def.path(), Found { node, source });
+        self.found.insert(def.path(), SourcedValue { node, source });
         Ok(())
     }
 }

@@ -4,18 +4,18 @@
 /// How rotary frequencies are stretched for long contexts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// `rope_type: default`.
+    /// `rope_type: default`: the plain frequencies.
     None,
     /// `rope_type: linear`: every frequency divided by the factor. Chen et al., "Position Interpolation", 2023.
     Linear {
-        /// The divisor.
+        /// What every frequency is divided by.
         factor: f64,
     },
     /// `rope_type: dynamic`: the base grows with a sequence that is longer than the model's context (NTK-aware).
     Dynamic {
-        /// How fast it grows.
+        /// How fast the base grows with the length.
         factor: f64,
-        /// The model's context.
+        /// The model's context in tokens.
         max_position_embeddings: usize,
     },
     /// `rope_type: yarn`: high frequencies stay, low ones are divided, a ramp between. Peng et al., "`YaRN`", 2023.
@@ -87,7 +87,7 @@ impl std::fmt::Display for RopeScaling {
     }
 }
 
-/// A rotary position embedding.
+/// A rotary position embedding: its base, its width and its scaling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies: `rope_theta`, often 10000.

@@ -171,7 +171,7 @@ macro_rules! tuning {
         )*
 
         /// Every section with its keys.
-        pub static SECTIONS: &[&Section] = &[
+        pub(crate) static SECTIONS: &[&Section] = &[
             &TOP, &MODEL, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// A key with its effective value.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Setting {
-    /// The full key: `train.batch_size`.
+    /// The full key with its section: `train.batch_size`.
     pub key: String,
     /// The effective value, as JSON.
     pub value: serde_json::Value,
@@ -17,29 +17,29 @@ pub struct Setting {
 /// Where a value comes from. Shown as `FILE:LINE`, `env NAME`, `argument`, `flag NAME` or `default`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// No source sets it.
+    /// No source sets it: the schema's default.
     Default,
     /// A line of a file.
     File {
         /// The path as the user or the including file wrote it.
         path: PathBuf,
-        /// Counted from 1.
+        /// Counted from 1, of the value.
         line: usize,
-        /// Counted from 1.
+        /// Counted from 1, of the value.
         column: usize,
     },
     /// A key in a configuration of DeepSpeed, Accelerate or FSDP.
     Foreign {
         /// `FILE:LINE`, or the source of a mapping within our own configuration.
         place: String,
-        /// The key.
+        /// The key as that file spells it.
         key: String,
     },
-    /// This environment variable.
+    /// The environment variable of this name.
     Env(String),
-    /// This `KEY=VALUE` word.
+    /// The word `KEY=VALUE` of the command line.
     Word(String),
-    /// This flag.
+    /// The flag of this name, on the command line.
     Flag(String),
 }
 

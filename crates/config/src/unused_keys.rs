@@ -9,7 +9,6 @@ use tunesmith_base::error::Result;
 
 /// A key that decides whether other keys are read.
 struct Switch {
-    /// The deciding key.
     key: &'static str,
     /// Whether the configuration reads `keys`.
     on: fn(&Config) -> bool,

@@ -3,20 +3,20 @@ use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 use tunesmith_base::words::count;
 
-/// A YAML value.
+/// A YAML value without its position in the file.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Node {
-    /// Nothing, `null` or `~`.
+    /// Nothing after the colon, `null` or `~`.
     Null,
-    /// `true` or `false`.
+    /// `true` or `false`, without quotes.
     Bool(bool),
-    /// An integer.
+    /// An integer; its range is checked when a setting is read from it.
     Int(i128),
     /// A number with a point or an exponent.
     Float(f64),
-    /// A string.
+    /// A string, quoted or not.
     Str(String),
-    /// A list.
+    /// A list, whose items may have different types.
     List(Vec<Node>),
     /// A mapping, in file order.
     Map(Vec<(String, Node)>),
@@ -96,7 +96,7 @@ impl Refusal {
         Self { found: node.describe(), expected: expected.into(), hint: None }
     }
 
-    /// Adds what to change.
+    /// Adds what the user can change, printed as `hint: …`.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

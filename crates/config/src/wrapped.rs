@@ -14,7 +14,6 @@ pub struct Wrapper {
     pub naming: Naming,
     /// `model_type` of the language model where `text_config` has none.
     pub(super) text: &'static str,
-    /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
     /// Whether `tie_word_embeddings` in `text_config` also ties the head.
     pub(super) text_ties: bool,
@@ -33,7 +32,6 @@ pub struct Naming {
 
 /// Names of Transformers before 4.52, which most checkpoints have on disk.
 const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head" };
-/// Names of Transformers since.
 const NEW: Naming = Naming { base: "model.language_model.", head: "lm_head" };
 /// Names since Transformers 4.52 in classes that call the decoder `text_model`.
 const TEXT: Naming = Naming { base: "model.text_model.", head: "lm_head" };

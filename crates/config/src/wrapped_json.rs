@@ -15,9 +15,7 @@ struct Text {
     family: &'static str,
     /// `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`.
     sizes: [u64; 5],
-    /// `bos_token_id`, `eos_token_id`.
     ends: [Option<u64>; 2],
-    /// Further keys, as JSON.
     more: &'static str,
 }
 

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// The largest configuration file.
 const MAX_BYTES: u64 = 1 << 20;
 /// The most values after aliases are followed.
 const MAX_NODES: usize = 100_000;

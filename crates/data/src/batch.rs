@@ -9,7 +9,7 @@ pub const IGNORE: i32 = -100;
 /// bits of an f32.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Example {
-    /// Token ids, without padding.
+    /// Token ids of the row, without padding.
     pub input_ids: Vec<u32>,
     /// As many as `input_ids`, or one more.
     pub labels: Vec<i32>,

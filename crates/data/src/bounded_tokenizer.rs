@@ -30,7 +30,7 @@ impl BoundedTokenizer {
     /// [`tunesmith_base::Kind::Model`]: the file is malformed, or the tokenizer could make texts too large (`growth`).
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let read = || {
-            let growth = growth::check(bytes).map_err(Error::model)?;
+            let growth = growth::check(bytes)?;
             let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
             Ok(Self { inner: loaded.map_err(|error| Error::model(error.to_string()).caused_by(error))?, growth })
         };

@@ -13,7 +13,7 @@ const LABEL: [&str; 4] = ["label", "labels", "class", "target"];
 /// The text or conversation that has the label.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClassifierInput {
-    /// Plain text.
+    /// Plain text, tokenized without a template.
     Text(String),
     /// A conversation, which the chat template renders.
     Chat(Conversation),

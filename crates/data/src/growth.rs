@@ -6,6 +6,8 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use tunesmith_base::error::{Error, Result};
+
 /// The largest factor by which normalizer and pre-tokenizer may lengthen a text, in the worst case.
 const MAX_GROWTH: usize = 4096;
 /// The largest factor by which the decoder may lengthen an answer.
@@ -61,19 +63,23 @@ enum Merge {
     Pair(String, String),
 }
 
+fn malformed(error: serde_json::Error) -> Error {
+    Error::model(error.to_string()).caused_by(error)
+}
+
 /// Checks that the second part of each merge begins with the prefix. The library removes that many bytes without a
 /// check, even within a character.
-fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
-    let merges: Merging = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+fn check_merges(json: &[u8], prefix: &str) -> Result<()> {
+    let merges: Merging = serde_json::from_slice(json).map_err(malformed)?;
     for (index, merge) in merges.model.merges.into_iter().flatten().enumerate() {
         let (first, second) = match &merge {
             Merge::Line(line) => line.split_once(' ').unwrap_or((line, "")),
             Merge::Pair(first, second) => (first.as_str(), second.as_str()),
         };
         if !second.starts_with(prefix) {
-            return Err(format!(
+            return Err(Error::model(format!(
                 "model.merges[{index}] is {first:?} and {second:?}, expected the second to begin with model.continuing_subword_prefix, {prefix:?}"
-            ));
+            )));
         }
     }
     Ok(())
@@ -126,32 +132,34 @@ pub(super) struct Growth {
 /// Checks the content of a `tokenizer.json`.
 ///
 /// # Errors
-/// A message: the tokenizer exceeds a bound, or the JSON has another form.
-pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
-    let parts: Parts = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+/// [`tunesmith_base::Kind::Model`]: the tokenizer exceeds a bound, or the JSON has another form.
+pub(super) fn check(json: &[u8]) -> Result<Growth> {
+    let parts: Parts = serde_json::from_slice(json).map_err(malformed)?;
     let mut check = GrowthCheck::default();
     let normalizer = check.factor(&parts.normalizer);
     let factor = normalizer.saturating_mul(check.factor(&parts.pre_tokenizer));
     let slow = check.slow;
     if factor > MAX_GROWTH {
-        return Err(format!(
+        return Err(Error::model(format!(
             "its normalizer and pre_tokenizer can make a text {} longer, at most {MAX_GROWTH} times are allowed",
             times(factor)
-        ));
+        )));
     }
     let decoder = check.factor(&parts.decoder);
     if decoder > MAX_DECODER_GROWTH {
-        return Err(format!(
+        return Err(Error::model(format!(
             "its decoder can make a text {} longer, at most {MAX_DECODER_GROWTH} times are allowed",
             times(decoder)
-        ));
+        )));
     }
     let added = check.added(&parts.post_processor);
     if added > MAX_ADDED {
-        return Err(format!("its post_processor adds {added} ids to a text, at most {MAX_ADDED} are allowed"));
+        return Err(Error::model(format!(
+            "its post_processor adds {added} ids to a text, at most {MAX_ADDED} are allowed"
+        )));
     }
     if check.steps > MAX_STEPS {
-        return Err(format!("it has {} steps, at most {MAX_STEPS} are allowed", check.steps));
+        return Err(Error::model(format!("it has {} steps, at most {MAX_STEPS} are allowed", check.steps)));
     }
     if let Some(model) = parts.model {
         let affixes = [
@@ -161,14 +169,16 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
         for (name, affix) in affixes {
             let length = affix.as_ref().map_or(0, String::len);
             if length > MAX_AFFIX {
-                return Err(format!("model.{name} has {length} bytes, at most {MAX_AFFIX} are allowed"));
+                return Err(Error::model(format!("model.{name} has {length} bytes, at most {MAX_AFFIX} are allowed")));
             }
         }
         if let Some(prefix) = model.continuing_subword_prefix.filter(|prefix| !prefix.is_empty()) {
             check_merges(json, &prefix)?;
         }
         if let Some(word) = model.max_input_chars_per_word.filter(|word| *word > MAX_WORD) {
-            return Err(format!("model.max_input_chars_per_word is {word}, at most {MAX_WORD} are allowed"));
+            return Err(Error::model(format!(
+                "model.max_input_chars_per_word is {word}, at most {MAX_WORD} are allowed"
+            )));
         }
     }
     Ok(Growth { factor, slow, words: Words::of(&parts.pre_tokenizer) })
@@ -285,7 +295,7 @@ mod tests {
     use serde_json::json;
 
     fn checked(json: &Value) -> Result<Growth, String> {
-        check(json.to_string().as_bytes())
+        check(json.to_string().as_bytes()).map_err(|error| error.message().to_owned())
     }
 
     fn replace(pattern: &str, content: &str) -> Value {

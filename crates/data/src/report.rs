@@ -43,7 +43,7 @@ impl NamedRows {
 /// follow.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RenderingCounts {
-    /// Conversations with several renderings.
+    /// Conversations that the template renders more than once.
     pub rows: u64,
     /// All renderings of these rows.
     pub renderings: u64,

@@ -126,7 +126,7 @@ pub enum Row {
     Text(String),
     /// A row that comes tokenized and labeled.
     Tokens {
-        /// Token ids, without padding.
+        /// Token ids of the row, without padding.
         input_ids: Vec<u32>,
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
@@ -241,7 +241,7 @@ impl Row {
 ///
 /// # Errors
 /// Those of [`Row::parse`].
-pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
+pub(crate) fn source_of(row: Value, forms: &[Form]) -> Result<String> {
     let field = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
         form.and_then(|form| (form.shape().source_text)(row)).map(str::to_owned)

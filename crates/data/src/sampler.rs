@@ -13,7 +13,7 @@ const PACKING_STREAM: u64 = u64::MAX;
 /// The settings that decide the order and the size of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerOptions {
-    /// Rows per micro-batch (`train.batch_size`).
+    /// Rows of a rank's micro-batch (`train.batch_size`).
     pub batch_size: usize,
     /// Micro-batches per step, of all ranks together.
     pub grad_accum: usize,

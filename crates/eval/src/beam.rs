@@ -11,12 +11,12 @@ pub struct Beams {
     /// A finished answer's log-probability is divided by its length to this power: above 0 favours long answers.
     pub length_penalty: f64,
     /// Whether the search may end before its beams reach the longest answer.
-    pub early_stopping: EarlyStopping,
+    pub early_stopping: BeamEarlyStopping,
 }
 
 /// When a beam search ends before its longest answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EarlyStopping {
+pub enum BeamEarlyStopping {
     /// When the best running beam, ranked by its length now, is below the worst finished one.
     Heuristic,
     /// As soon as there are as many finished answers as beams.
@@ -43,7 +43,7 @@ struct Finished {
 const OUT: f32 = -1.0e9;
 
 /// What ends and scores the candidates of a search.
-pub struct Rules<'a> {
+pub(crate) struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
     pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// How many ids end an answer.
@@ -56,7 +56,7 @@ pub struct Rules<'a> {
 
 /// The beams of one text, in the order of their caches.
 #[derive(Debug)]
-pub struct Search {
+pub(crate) struct Search {
     how: Beams,
     running: Vec<Running>,
     finished: Vec<Finished>,
@@ -102,7 +102,7 @@ impl Search {
         let grown: Vec<(Vec<u32>, bool)> = candidates.iter().map(&mut ends).collect();
 
         // Newly finished candidates compete with earlier ones; only the first `count` may finish.
-        let full = early_stopping == EarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
+        let full = early_stopping == BeamEarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
         let divisor = (length as f64).powf(length_penalty) as f32;
         let mut merged = std::mem::take(&mut self.finished);
         for (place, (&(score, ..), (tokens, ended))) in candidates.iter().zip(&grown).enumerate() {
@@ -132,12 +132,12 @@ impl Search {
 
         // Whether a running beam can still improve the result. Transformers counts this step as done.
         let hypothetical =
-            if early_stopping == EarlyStopping::Never && length_penalty > 0.0 { rules.max_new } else { length };
+            if early_stopping == BeamEarlyStopping::Never && length_penalty > 0.0 { rules.max_new } else { length };
         let best = self.running.first().map_or(f32::NEG_INFINITY, |beam| beam.score)
             / (hypothetical as f64).powf(length_penalty) as f32;
         let lowest = self.finished.iter().map(|beam| beam.score).fold(f32::INFINITY, f32::min);
         self.improvable &= self.finished.iter().any(|beam| best > if beam.done { lowest } else { OUT });
-        let complete = early_stopping == EarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
+        let complete = early_stopping == BeamEarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
         (self.improvable && !complete && !all_end).then_some(next)
     }
 
@@ -150,11 +150,6 @@ impl Search {
     /// The most probable running beam.
     pub fn leading(&self) -> &[u32] {
         self.running.first().map_or(&[], |beam| &beam.tokens)
-    }
-
-    /// The best finished answer's log-probability, after the length penalty.
-    pub fn score(&self) -> f32 {
-        self.finished.first().map_or(OUT, |beam| beam.score)
     }
 }
 

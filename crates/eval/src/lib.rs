@@ -1,17 +1,19 @@
 //! Generation (greedy, sampling, beam search) and metrics of answers.
 pub mod beam;
 pub mod chat;
+mod eval_split;
 mod generate;
-mod held_out;
 pub mod metrics;
+mod row_generator;
 pub mod sample;
 mod settings;
 mod stop_strings;
 pub mod stream;
 mod watcher;
 
+pub use eval_split::{AnsweredRow, EvalSplit};
 pub use generate::generate;
-pub use held_out::{AnsweredRow, HeldOut};
+pub use row_generator::{EvalExample, RowGenerator};
 pub use settings::{Settings, Strategy};
 pub use stop_strings::AnswerDecoder;
 pub use watcher::{Answer, End, Go, Unwatched, Watcher, While};

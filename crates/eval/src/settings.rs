@@ -1,5 +1,5 @@
 //! How answers are generated: their length, what ends them, and how the next token is chosen.
-use super::beam::{Beams, EarlyStopping};
+use super::beam::{BeamEarlyStopping, Beams};
 use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
 
@@ -66,9 +66,9 @@ impl Settings {
                 count,
                 length_penalty: generation.length_penalty,
                 early_stopping: match generation.early_stopping {
-                    BeamStop::False => EarlyStopping::Heuristic,
-                    BeamStop::True => EarlyStopping::Full,
-                    BeamStop::Never => EarlyStopping::Never,
+                    BeamStop::False => BeamEarlyStopping::Heuristic,
+                    BeamStop::True => BeamEarlyStopping::Full,
+                    BeamStop::Never => BeamEarlyStopping::Never,
                 },
             }),
         };

@@ -21,6 +21,27 @@ fn reach(stops: &[String]) -> usize {
     stops.iter().map(String::len).max().unwrap_or(0)
 }
 
+/// Ends answers at stop strings, and passes the rest on to the callbacks of [`AnswerDecoder::answer_each`].
+struct Callbacks<'a> {
+    decoder: &'a AnswerDecoder<'a>,
+    go_on: &'a mut dyn FnMut() -> bool,
+    ended: &'a mut dyn FnMut(usize, &Answer) -> Result<()>,
+}
+
+impl Watcher for Callbacks<'_> {
+    fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
+        Ok(if (self.go_on)() { Go::On } else { Go::EndAll })
+    }
+
+    fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
+        self.decoder.stops(tokens)
+    }
+
+    fn answer(&mut self, prompt: usize, answer: &Answer) -> Result<()> {
+        (self.ended)(prompt, answer)
+    }
+}
+
 impl AnswerDecoder<'_> {
     /// Whether the last tokens of an answer contain a stop string.
     pub fn stops(&self, tokens: &[u32]) -> bool {
@@ -54,16 +75,28 @@ impl AnswerDecoder<'_> {
         settings: &Settings,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<String>>> {
-        struct Quiet<'a, 'b>(&'a AnswerDecoder<'a>, &'b mut dyn FnMut() -> bool);
-        impl Watcher for Quiet<'_, '_> {
-            fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
-                Ok(if (self.1)() { Go::On } else { Go::EndAll })
-            }
-            fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
-                self.0.stops(tokens)
-            }
-        }
-        let Some(answers) = generate(model, prompts, settings, &mut Quiet(self, go_on))? else { return Ok(None) };
-        answers.iter().map(|answer| self.text(answer)).collect::<Result<_>>().map(Some)
+        let mut texts = vec![String::new(); prompts.len()];
+        let done = self.answer_each(model, prompts, settings, go_on, &mut |prompt, answer| {
+            texts[prompt] = self.text(answer)?;
+            Ok(())
+        })?;
+        Ok(done.then_some(texts))
+    }
+
+    /// Answers prompts, and calls `ended` with the number of each prompt and its answer as soon as the answer ends. Returns
+    /// false if `go_on`, which is called before each token, has ended the generation.
+    ///
+    /// # Errors
+    /// As [`generate`]; those of `ended`.
+    pub(crate) fn answer_each(
+        &self,
+        model: &Model,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        go_on: &mut dyn FnMut() -> bool,
+        ended: &mut dyn FnMut(usize, &Answer) -> Result<()>,
+    ) -> Result<bool> {
+        let mut watcher = Callbacks { decoder: self, go_on, ended };
+        Ok(generate(model, prompts, settings, &mut watcher)?.is_some())
     }
 }

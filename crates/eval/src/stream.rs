@@ -38,7 +38,7 @@ impl TextStream {
 }
 
 /// Where the first of the stop strings begins in `text`.
-pub fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
+pub(crate) fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min()
 }
 

@@ -20,7 +20,7 @@ use tunesmith_ops::dropout::key;
 
 /// Ways of blending, named as in PEFT's `add_weighted_adapter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Method {
+pub enum BlendMethod {
     /// The weighted sum of the A's, and of the B's.
     Linear,
     /// Concatenation: exactly the weighted sum of the updates.
@@ -35,11 +35,11 @@ pub enum Method {
     MagnitudePrune,
 }
 
-/// Settings of a blend.
+/// Which adapters are blended, how, and with which weights.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recipe {
-    /// The way of blending.
-    pub method: Method,
+pub struct BlendRecipe {
+    /// How the adapters are combined: PEFT's `combination_type`.
+    pub method: BlendMethod,
     /// A weight for each adapter.
     pub weights: Vec<f64>,
     /// The share of values to keep, for ways that drop some.
@@ -53,7 +53,7 @@ pub struct Recipe {
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: not a weight for each; [`tunesmith_base::Kind::Checkpoint`]: an adapter that is more than A and B, or one of
 /// another rank.
-pub fn blend(adapters: &[LoadedAdapter], recipe: &Recipe) -> Result<(AdapterConfig, Tensors)> {
+pub fn blend(adapters: &[LoadedAdapter], recipe: &BlendRecipe) -> Result<(AdapterConfig, Tensors)> {
     let Some(first) = adapters.first() else { return Err(Error::config("no adapters to blend")) };
     if recipe.weights.len() != adapters.len() {
         let (weights, count) = (recipe.weights.len(), adapters.len());
@@ -72,7 +72,7 @@ pub fn blend(adapters: &[LoadedAdapter], recipe: &Recipe) -> Result<(AdapterConf
     }
     let rank_of = |adapter: &LoadedAdapter| adapter.placements.iter().map(|it| rank(it).r).max().unwrap_or(0);
     let rank = match recipe.method {
-        Method::Cat => adapters.iter().map(rank_of).sum(),
+        BlendMethod::Cat => adapters.iter().map(rank_of).sum(),
         _ => rank_of(first),
     };
     let mut tensors = Tensors::new();
@@ -105,7 +105,7 @@ pub fn blend(adapters: &[LoadedAdapter], recipe: &Recipe) -> Result<(AdapterConf
 ///
 /// # Errors
 /// As [`blend`].
-pub fn finished(adapters: &[LoadedAdapter], recipe: &Recipe, arch: &Arch) -> Result<LoadedAdapter> {
+pub fn finished(adapters: &[LoadedAdapter], recipe: &BlendRecipe, arch: &Arch) -> Result<LoadedAdapter> {
     let (config, tensors) = blend(adapters, recipe)?;
     let config = config.on(arch)?;
     let placements = config.place(arch)?;
@@ -132,14 +132,14 @@ type Matrix = (Vec<usize>, Vec<f32>);
 fn blend_module(
     adapters: &[LoadedAdapter],
     parts: &[(usize, &Placement)],
-    recipe: &Recipe,
+    recipe: &BlendRecipe,
     rank: usize,
 ) -> Result<[Matrix; 2]> {
     let (placement, mut sides) = (parts[0].1, [Vec::new(), Vec::new()]);
     for (number, part) in parts {
         let (adapter, weight) = (&adapters[*number], recipe.weights[*number] * f64::from(self::rank(part).scale));
         let misfit = (part.in_features, part.out_features) != (placement.in_features, placement.out_features)
-            || (recipe.method != Method::Cat && self::rank(part).r != rank);
+            || (recipe.method != BlendMethod::Cat && self::rank(part).r != rank);
         if misfit {
             return Err(Error::checkpoint(format!(
                 "{}: {} has rank {}, expected {rank}",
@@ -151,7 +151,7 @@ fn blend_module(
         }
         // The sign goes to one side only, or it would cancel itself.
         let weights = match recipe.method {
-            Method::Cat => [weight, 1.0],
+            BlendMethod::Cat => [weight, 1.0],
             _ => [weight.abs().sqrt() * if weight < 0.0 { -1.0 } else { 1.0 }, weight.abs().sqrt()],
         };
         for (index, ((name, _), side)) in part.tensors().into_iter().zip(&mut sides).enumerate() {
@@ -163,7 +163,7 @@ fn blend_module(
     let (inner, outer) = (placement.in_features, placement.out_features);
     let shapes = [vec![rank, inner], vec![outer, rank]];
     let [a, b] = sides;
-    if recipe.method == Method::Cat {
+    if recipe.method == BlendMethod::Cat {
         let (mut a_all, mut b_all) = (vec![0.0; rank * inner], vec![0.0; outer * rank]);
         let mut first = 0;
         for ((a, weight, _), (b, ..)) in a.iter().zip(&b) {
@@ -184,16 +184,16 @@ fn blend_module(
 /// The values of one side of one module, their weight, and what tells DARE's choice from others.
 type Side<'a> = (&'a [f32], f32, u64);
 
-fn combine(sides: &[Side<'_>], recipe: &Recipe) -> Vec<f32> {
+fn combine(sides: &[Side<'_>], recipe: &BlendRecipe) -> Vec<f32> {
     let pruned: Vec<Vec<f32>> = sides
         .iter()
         .map(|(values, _, stream)| match recipe.method {
-            Method::Linear | Method::Cat => values.to_vec(),
-            Method::Ties | Method::MagnitudePrune => largest(values, recipe.density),
-            Method::DareLinear | Method::DareTies => some(values, recipe.density, *stream),
+            BlendMethod::Linear | BlendMethod::Cat => values.to_vec(),
+            BlendMethod::Ties | BlendMethod::MagnitudePrune => largest(values, recipe.density),
+            BlendMethod::DareLinear | BlendMethod::DareTies => some(values, recipe.density, *stream),
         })
         .collect();
-    let elects = matches!(recipe.method, Method::Ties | Method::DareTies);
+    let elects = matches!(recipe.method, BlendMethod::Ties | BlendMethod::DareTies);
     let length = pruned.first().map_or(0, Vec::len);
     let at = |index: usize| {
         let values = || pruned.iter().map(move |values| values[index]).zip(sides.iter().map(|(_, weight, _)| *weight));

@@ -3,8 +3,8 @@ use std::fmt::Write as _;
 
 /// The content of a model card.
 #[derive(Debug, Clone, Default)]
-pub struct Card {
-    /// Heads the card.
+pub struct ModelCard {
+    /// The heading of the card.
     pub name: String,
     /// The base model, as the adapter or the configuration names it.
     pub base: String,
@@ -16,7 +16,7 @@ pub struct Card {
     pub data: Vec<(String, String)>,
     /// Settings that differ from their defaults: key and value.
     pub settings: Vec<(String, String)>,
-    /// Results: metric and value.
+    /// Results of evaluations: metric and value.
     pub results: Vec<(String, String)>,
     /// Code that loads the model.
     pub usage: String,
@@ -32,7 +32,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-impl Card {
+impl ModelCard {
     /// Renders `README.md`: a YAML header, then Markdown.
     pub fn render(&self) -> String {
         let Self { name, base, adapter, scored, data, settings, results, usage } = self;
@@ -81,18 +81,18 @@ mod tests {
 
     #[test]
     fn a_card_has_its_metadata_and_no_broken_tables() {
-        let card = Card {
+        let card = ModelCard {
             name: "mine".into(),
             base: "owner/base".into(),
             adapter: Some("lora"),
             results: vec![("rouge1".into(), "0.5 | 0.6\nx".into())],
-            ..Card::default()
+            ..ModelCard::default()
         };
         let text = card.render();
         assert!(text.starts_with("---\nbase_model: \"owner/base\"\nlibrary_name: peft\n"));
         assert!(text.contains("| rouge1 | 0.5 \\| 0.6 x |") && !text.contains("## Data"));
-        assert!(!Card { base: "./folder here".into(), ..card.clone() }.render().contains("base_model:"));
+        assert!(!ModelCard { base: "./folder here".into(), ..card.clone() }.render().contains("base_model:"));
         assert!(text.contains("pipeline_tag: text-generation\ntags:\n- tunesmith\n- lora\n"));
-        assert!(Card { scored: true, ..card }.render().contains("pipeline_tag: text-classification\n"));
+        assert!(ModelCard { scored: true, ..card }.render().contains("pipeline_tag: text-classification\n"));
     }
 }

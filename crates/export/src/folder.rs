@@ -10,14 +10,14 @@ use super::merge::Merged;
 use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::atomic::{self, Staging};
+use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
 use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
 
-/// Settings of the folder.
+/// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
-pub struct Form<'a> {
+pub struct FolderSettings<'a> {
     /// Dtype of all tensors; `None` keeps each tensor's dtype in the base.
     pub dtype: Option<Dtype>,
     /// The most bytes of a file that holds more than one tensor.
@@ -43,14 +43,14 @@ enum Planned {
 
 /// The size of a written folder, and the error of its quantization.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Written {
-    /// Bytes of all tensors.
+pub struct WrittenFolder {
+    /// Bytes of all tensors, without headers.
     pub bytes: u64,
-    /// All zero without quantization.
+    /// The error of the quantization; all zero without one.
     pub loss: Loss,
 }
 
-impl Form<'_> {
+impl FolderSettings<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
         // The original dtype of a quantized base is unknown: that of its embedding is taken.
@@ -84,7 +84,7 @@ impl Form<'_> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be quantized.
-pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
+pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Result<WrittenFolder> {
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
@@ -103,13 +103,13 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
             shard.push(planned);
         }
     }
-    let mut written = Written { bytes: 0, loss: Loss::default() };
-    atomic::publish(&RealDisk, target, |staging| {
+    let mut written = WrittenFolder { bytes: 0, loss: Loss::default() };
+    publish_folder(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(
             staging,
-            folder::Source {
+            folder::SourceModel {
                 dir: form.tokenizer,
                 grown: None,
                 template: form.template,
@@ -155,13 +155,13 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
 
 /// Writes one file of tensors and returns their names. Quantized matrices of the file are in memory together, others one at a time.
 fn write_shard(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     name: &str,
     merged: &Merged,
     wrapping: Option<&Wrapping>,
     shard: &[Planned],
-    form: &Form<'_>,
-    written: &mut Written,
+    form: &FolderSettings<'_>,
+    written: &mut WrittenFolder,
 ) -> Result<Vec<String>> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
@@ -209,7 +209,7 @@ fn write_shard(
 }
 
 /// The base's `config.json` with the dtype and the vocabulary of what is written.
-fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
+fn config(merged: &Merged, form: &FolderSettings<'_>) -> Result<Value> {
     let path = merged.base.join("config.json");
     let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;

@@ -10,6 +10,7 @@ use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
 use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use tunesmith_data::batch::Batch;
+use tunesmith_device::Device;
 use tunesmith_model::quantize::{self, Held};
 use tunesmith_model::stack::{Coded, Layer, Stack};
 use tunesmith_model::weights::WeightFiles;
@@ -23,7 +24,7 @@ pub struct Parts {
     pub base: PathBuf,
     /// Its shape, with room for the top adapter's new tokens.
     pub arch: Arch,
-    /// The base model's tensors.
+    /// The base model's tensors, read when they are needed.
     pub weights: WeightFiles,
     /// Adapters below the top one (`tuning.adapters`).
     pub below: Stack,
@@ -162,7 +163,7 @@ pub fn set_adapter(model: &mut Model, adapter: &LoadedAdapter) {
 /// A merged model, whose tensors are computed when they are read.
 #[derive(Debug)]
 pub struct Merged {
-    /// The base model's folder.
+    /// The base model's folder, whose companion files are copied.
     pub base: PathBuf,
     /// The shape, with new tokens.
     pub arch: Arch,
@@ -178,7 +179,13 @@ impl Merged {
     /// [`tunesmith_base::Kind::Model`]: the files; [`tunesmith_base::Kind::Checkpoint`]: an adapter that does not fit.
     pub fn values(&self, spec: &TensorSpec) -> Result<Vec<f32>> {
         let config = Config::default();
-        let source = Source { arch: &self.arch, weights: Some(&self.weights), config: &config, stack: &self.stack };
+        let source = Source {
+            arch: &self.arch,
+            weights: Some(&self.weights),
+            config: &config,
+            stack: &self.stack,
+            device: Device::Cpu,
+        };
         source.values(&spec.name, spec.len())
     }
 
@@ -222,7 +229,6 @@ pub fn plain_model(dir: &Path) -> Result<Model> {
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 
-/// Rows in [`sample_logits`].
 const ROWS: usize = 4;
 /// Tokens per row in [`sample_logits`].
 const TOKENS: usize = 32;
@@ -257,7 +263,7 @@ pub struct Comparison {
     pub scale: f32,
     /// Positions where both models have the same most probable token.
     pub agreeing: usize,
-    /// Number of positions compared.
+    /// Token positions compared, of all rows.
     pub positions: usize,
 }
 

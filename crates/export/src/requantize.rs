@@ -21,7 +21,7 @@ pub struct Requantization {
 /// The error that quantization adds to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Loss {
-    /// Number of quantized matrices.
+    /// How many matrices were quantized.
     pub matrices: usize,
     /// The largest absolute change of a weight.
     pub largest: f32,

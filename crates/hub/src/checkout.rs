@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::name::is_commit;
 use super::name::{Repo, check_revision};
 use super::store::{Listed, Store};
-use super::{Hub, Place};
+use super::{Destination, Hub};
 use tunesmith_base::error::{Error, Result};
 
 /// A folder with files of a repository at one commit.
@@ -33,7 +33,7 @@ pub struct Checkout<'a> {
     revision: String,
     commit: String,
     files: Vec<Listed>,
-    place: Place,
+    place: Destination,
     store: Store,
     /// Why only the cache is used, if so.
     cache_only: Option<String>,
@@ -44,9 +44,9 @@ impl Hub<'_> {
     /// the cache has it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no such name is possible; [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`]: the hub
-    /// refuses it or its file list; [`tunesmith_base::Kind::Io`]: no way to the hub, and nothing in the cache.
-    pub fn open(&self, repo: Repo, revision: Option<&str>, place: Place) -> Result<Checkout<'_>> {
+    /// [`tunesmith_base::RepoKind::Config`]: no such name is possible; [`tunesmith_base::RepoKind::Model`] or [`tunesmith_base::RepoKind::Data`]: the hub
+    /// refuses it or its file list; [`tunesmith_base::RepoKind::Io`]: no way to the hub, and nothing in the cache.
+    pub fn open(&self, repo: Repo, revision: Option<&str>, place: Destination) -> Result<Checkout<'_>> {
         let revision = revision.unwrap_or("main");
         check_revision(revision)?;
         if self.settings.offline {
@@ -56,12 +56,12 @@ impl Hub<'_> {
     }
 
     #[cfg(not(feature = "hub"))]
-    fn current(&self, repo: Repo, revision: &str, place: Place) -> Result<Checkout<'_>> {
+    fn current(&self, repo: Repo, revision: &str, place: Destination) -> Result<Checkout<'_>> {
         self.cached(repo, revision, place, "this tunesmith was built without the feature `hub`, which downloads")
     }
 
     #[cfg(feature = "hub")]
-    fn current(&self, repo: Repo, revision: &str, place: Place) -> Result<Checkout<'_>> {
+    fn current(&self, repo: Repo, revision: &str, place: Destination) -> Result<Checkout<'_>> {
         let store = Store::new(&self.settings.cache, &repo);
         let known = store.read_ref(revision);
         if is_commit(revision)
@@ -90,7 +90,7 @@ impl Hub<'_> {
             files
         } else {
             let files = remote.list(&commit).map_err(|failure| remote.explain(failure, revision))?;
-            if place == Place::Cache {
+            if place == Destination::Cache {
                 // Where the cache cannot be written to, all may be there already.
                 let _ = store.write_listing(&commit, &files);
             }
@@ -101,9 +101,9 @@ impl Hub<'_> {
         Ok(Checkout { hub: self, repo, revision, commit, files, place, store, cache_only: None })
     }
 
-    fn cached(&self, repo: Repo, revision: &str, place: Place, why: &str) -> Result<Checkout<'_>> {
+    fn cached(&self, repo: Repo, revision: &str, place: Destination, why: &str) -> Result<Checkout<'_>> {
         let store = Store::new(&self.settings.cache, &repo);
-        if place != Place::Cache {
+        if place != Destination::Cache {
             return Err(Error::config(format!("{repo} cannot be put into a folder: {why}"))
                 .hint("without the hub only the cache can be used; leave out --dir"));
         }
@@ -113,7 +113,7 @@ impl Hub<'_> {
                 format!(
                     "fetch it where there is a network: tunesmith download {}{}; or name a local folder or file instead",
                     repo.id,
-                    if repo.kind == super::Kind::Dataset { " --dataset" } else { "" }
+                    if repo.kind == super::RepoKind::Dataset { " --dataset" } else { "" }
                 ),
             ));
         };
@@ -124,7 +124,6 @@ impl Hub<'_> {
 }
 
 impl Checkout<'_> {
-    /// The repository.
     pub fn repo(&self) -> &Repo {
         &self.repo
     }
@@ -151,18 +150,18 @@ impl Checkout<'_> {
 
     fn dir(&self) -> PathBuf {
         match &self.place {
-            Place::Cache => self.store.snapshot(&self.commit),
-            Place::Folder(folder) => folder.clone(),
+            Destination::Cache => self.store.snapshot(&self.commit),
+            Destination::Folder(folder) => folder.clone(),
         }
     }
 
     /// Fetches those of its files that are not here yet.
     ///
     /// # Errors
-    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`] for a
+    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::RepoKind::Model`] or [`tunesmith_base::RepoKind::Data`] for a
     /// file that the cache lacks.
     pub fn fetch(&self, paths: &[&str]) -> Result<()> {
-        let is_missing = |file: &&Listed| self.place != Place::Cache || !self.path(&file.path).is_file();
+        let is_missing = |file: &&Listed| self.place != Destination::Cache || !self.path(&file.path).is_file();
         let wanted = |file: &&Listed| paths.contains(&file.path.as_str());
         let missing: Vec<&Listed> = self.files.iter().filter(wanted).filter(is_missing).collect();
         if let (Some(why), Some(first)) = (&self.cache_only, missing.first()) {
@@ -181,7 +180,6 @@ impl Checkout<'_> {
     #[cfg(feature = "hub")]
     fn download(&self, missing: &[&Listed]) -> Result<()> {
         use std::sync::{Mutex, PoisonError};
-        /// Connections at a time.
         const WORKERS: usize = 4;
         let (settings, progress) = (&self.hub.settings, self.hub.progress);
         let total = missing.iter().map(|file| file.size).sum();
@@ -220,7 +218,7 @@ impl Checkout<'_> {
     /// Notes in the cache that the revision is this commit, now that what was wanted of it is here.
     pub fn snapshot(&self) -> Snapshot {
         #[cfg(feature = "hub")]
-        if self.cache_only.is_none() && self.place == Place::Cache {
+        if self.cache_only.is_none() && self.place == Destination::Cache {
             // A cache that cannot be noted in is good for this time all the same.
             let _ = self.store.write_ref(&self.revision, &self.commit);
         }

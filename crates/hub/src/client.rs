@@ -21,10 +21,10 @@ use ureq::{Agent, Body, Proxy, ProxyProtocol, RequestBuilder, SendBody};
 
 use super::address::{joined, login, origin};
 use super::base64;
-use super::failure::{Failure, Refused};
-use super::name::{Kind, Repo};
+use super::failure::{Cause, Failure, Refused};
+use super::name::{Repo, RepoKind};
 use super::proxy::Proxies;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
@@ -78,7 +78,7 @@ impl<'a> HubRequest<'a> {
     /// With a header that comes from elsewhere.
     pub fn with_foreign(mut self, name: &str, value: &str) -> Result<Self, Failure> {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
-            return Err(Failure::InvalidAnswer("a header that cannot be sent".to_owned()));
+            return Err(Failure::InvalidAnswer("a header that cannot be sent".into()));
         };
         self.headers.insert(name, value);
         Ok(self)
@@ -98,7 +98,7 @@ impl<'a> HubRequest<'a> {
         let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
             return Ok(None);
         };
-        let nowhere = || Failure::InvalidAnswer("a redirect to no address".to_owned());
+        let nowhere = || Failure::InvalidAnswer("a redirect to no address".into());
         let mut next = self.clone();
         next.url = joined(&self.url, location.as_bytes()).ok_or_else(nowhere)?;
         if status <= 303 && self.method != Method::GET && self.method != Method::HEAD {
@@ -114,7 +114,7 @@ impl<'a> HubRequest<'a> {
 
 /// The way to the hub. Each thread has its own.
 pub(super) struct HubClient<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     /// The hub's address, without a name and a password.
     endpoint: String,
     proxies: Proxies,
@@ -123,7 +123,7 @@ pub(super) struct HubClient<'a> {
 }
 
 impl<'a> HubClient<'a> {
-    pub fn new(settings: &'a Settings) -> Self {
+    pub fn new(settings: &'a HubSettings) -> Self {
         let (endpoint, proxies) = (settings.shown_endpoint(), Proxies::from_env());
         Self { settings, endpoint, proxies, agents: RefCell::default() }
     }
@@ -136,15 +136,15 @@ impl<'a> HubClient<'a> {
     /// hf-hub's view of `repo` at `revision`.
     pub fn api(&self, repo: &Repo, revision: &str) -> Result<ApiRepo, Failure> {
         let kind = match repo.kind {
-            Kind::Model => RepoType::Model,
-            Kind::Dataset => RepoType::Dataset,
+            RepoKind::Model => RepoType::Model,
+            RepoKind::Dataset => RepoType::Dataset,
         };
         let api = ApiBuilder::from_cache(Cache::new(self.settings.cache.clone()))
             .with_endpoint(self.endpoint.clone())
             .with_token(self.settings.token.as_ref().map(|token| token.secret().to_owned()))
             .with_user_agent(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
             .build()
-            .map_err(|error| Failure::InvalidAnswer(error.to_string()))?;
+            .map_err(|error| Failure::InvalidAnswer(Cause::of(error)))?;
         Ok(api.repo(hf_hub::Repo::with_revision(repo.id.clone(), kind, revision.to_owned())))
     }
 
@@ -212,7 +212,7 @@ impl<'a> HubClient<'a> {
             answer = self.once(&next)?;
             ask = next;
         }
-        Err(Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects")))
+        Err(Failure::InvalidAnswer(format!("more than {REDIRECTS} redirects").into()))
     }
 
     fn once(&self, ask: &HubRequest) -> Result<HubResponse, Failure> {
@@ -235,7 +235,7 @@ impl<'a> HubClient<'a> {
     /// The client for an address.
     fn agent(&self, url: &str) -> Result<Agent, Failure> {
         let (is_https, host, _) =
-            origin(url).ok_or_else(|| Failure::InvalidAnswer("an address that is none".to_owned()))?;
+            origin(url).ok_or_else(|| Failure::InvalidAnswer("an address that is none".into()))?;
         let proxy = self.proxies.to(is_https, &host)?;
         let mut agents = self.agents.borrow_mut();
         if let Some((.., agent)) = agents.iter().find(|(tls, to, _)| *tls == is_https && *to == proxy) {
@@ -304,7 +304,7 @@ pub(super) fn succeeded(answer: HubResponse) -> Result<HubResponse, Failure> {
 /// What an answer of success says.
 pub(super) fn json<T: DeserializeOwned>(answer: HubResponse) -> Result<T, Failure> {
     let bytes = succeeded(answer)?.into_body().into_with_config().limit(ANSWER_BYTES).read_to_vec()?;
-    serde_json::from_slice(&bytes).map_err(|error| Failure::InvalidAnswer(error.to_string()))
+    serde_json::from_slice(&bytes).map_err(|error| Failure::InvalidAnswer(Cause::of(error)))
 }
 
 /// The hub's words on why it refuses.
@@ -349,12 +349,12 @@ mod tests {
         std::fs::write(&path, vec![0; BYTES]).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let silence = Duration::from_millis(1_500);
-        let settings = Settings {
+        let settings = HubSettings {
             endpoint: format!("http://{}", listener.local_addr().unwrap()),
             cache: folder.path().to_owned(),
             token: None,
             offline: false,
-            pace: crate::Pace { silence, ..Default::default() },
+            pace: crate::RetryPolicy { silence, ..Default::default() },
         };
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

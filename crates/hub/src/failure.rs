@@ -1,29 +1,55 @@
 //! Why a request to the hub failed: what can be tried again, and what the user is told.
 use std::time::Duration;
 
-use super::name::{Kind, Repo};
-use super::settings::Settings;
-use super::{DownloadProgress, Pace};
+use super::name::{Repo, RepoKind};
+use super::settings::HubSettings;
+use super::{DownloadProgress, RetryPolicy};
 use tunesmith_base::error::Error;
 
-/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The hub answered with a status that is no success.
     Status(Refused),
     /// No connection, or one that broke.
-    Network(String),
+    Network(Cause),
     /// An answer that makes no sense.
-    InvalidAnswer(String),
+    InvalidAnswer(Cause),
     /// Something here, such as a full disk.
     Local(Error),
+}
+
+/// What went wrong, in words, and the error that says so where there is one.
+#[derive(Debug, Default)]
+pub(super) struct Cause {
+    pub text: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Cause {
+    pub fn of(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { text: error.to_string(), source: Some(Box::new(error)) }
+    }
+
+    /// `error` with this cause as its `source()`.
+    pub fn attach(self, error: Error) -> Error {
+        match self.source {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cause {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), source: None }
+    }
 }
 
 /// An answer whose status is no success.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     pub status: u16,
-    /// `X-Error-Code`, such as `GatedRepo`.
+    /// The header `X-Error-Code`, such as `GatedRepo`.
     pub code: Option<String>,
     /// The hub's explanation: `X-Error-Message`, or `error` of the JSON.
     pub words: Option<String>,
@@ -42,15 +68,15 @@ impl From<ureq::Error> for Failure {
         use ureq::Timeout;
         match error {
             // Addresses of redirects are signed: they are left out.
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".to_owned()),
-            ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes")),
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::InvalidAnswer("an address that is none".into()),
+            ureq::Error::BodyExceedsLimit(limit) => Self::InvalidAnswer(format!("more than {limit} bytes").into()),
             ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
-                Self::Network("no connection was made in time".to_owned())
+                Self::Network("no connection was made in time".into())
             }
-            ureq::Error::Timeout(_) => Self::Network("the connection fell silent".to_owned()),
-            ureq::Error::Io(source) => Self::Network(source.to_string()),
-            ureq::Error::ConnectProxyFailed(why) => Self::Network(format!("the proxy refuses: {why}")),
-            other => Self::Network(other.to_string()),
+            ureq::Error::Timeout(_) => Self::Network("the connection fell silent".into()),
+            ureq::Error::Io(source) => Self::Network(Cause::of(source)),
+            ureq::Error::ConnectProxyFailed(why) => Self::Network(format!("the proxy refuses: {why}").into()),
+            other => Self::Network(Cause::of(other)),
         }
     }
 }
@@ -75,43 +101,45 @@ impl Failure {
     }
 
     /// The failure in a few words, for a notice before the next try.
-    pub fn brief(&self, settings: &Settings) -> String {
+    pub fn brief(&self, settings: &HubSettings) -> String {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
             Self::Status(refused) => format!("the hub answered with status {}", refused.status),
-            Self::Network(text) => format!("the hub cannot be reached: {}", settings.clean(text)),
-            Self::InvalidAnswer(text) => settings.clean(text),
+            Self::Network(cause) => format!("the hub cannot be reached: {}", settings.clean(&cause.text)),
+            Self::InvalidAnswer(cause) => settings.clean(&cause.text),
             Self::Local(error) => error.message().to_owned(),
         }
     }
 
     /// What the user is told: `what` was wanted of `repo` at `revision`.
-    pub fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, what: &str) -> Error {
+    pub fn into_error(self, settings: &HubSettings, repo: &Repo, revision: &str, what: &str) -> Error {
         let host = settings.shown_endpoint();
         let about = format!("{what} of {repo} at {revision}");
         match self {
             Self::Local(error) => error,
             Self::Status(refused) => refused.into_error(settings, repo, revision, &about),
-            Self::InvalidAnswer(text) => repo
-                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
-                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place"),
-            Self::Network(text) => {
+            Self::InvalidAnswer(cause) => {
+                let text = settings.clean(&cause.text);
+                let error = repo.error(format!("{about}: {host} gave an answer that makes no sense: {text}"));
+                cause.attach(error.hint("check HF_ENDPOINT; a proxy may answer in the hub's place"))
+            }
+            Self::Network(cause) => {
                 let local = match repo.kind {
-                    Kind::Model => "model.name may be a folder on this machine",
-                    Kind::Dataset => "data.train_path may be a file on this machine",
+                    RepoKind::Model => "model.name may be a folder on this machine",
+                    RepoKind::Dataset => "data.train_path may be a file on this machine",
                 };
-                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text));
-                Error::new(tunesmith_base::Kind::Io, message).hint(format!(
+                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&cause.text));
+                cause.attach(Error::new(tunesmith_base::Kind::Io, message).hint(format!(
                     "check the network, the proxy and HF_ENDPOINT, and run it again: what has arrived is kept; without a \
                      network HF_HUB_OFFLINE=1 takes what is in the cache, and {local}"
-                ))
+                )))
             }
         }
     }
 }
 
 impl Refused {
-    fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, about: &str) -> Error {
+    fn into_error(self, settings: &HubSettings, repo: &Repo, revision: &str, about: &str) -> Error {
         let (host, page) = (settings.shown_endpoint(), repo.page());
         let words = self.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
         let said = words.map_or_else(String::new, |words| format!(": {words}"));
@@ -148,8 +176,8 @@ impl Refused {
             }
             404 => {
                 let other = match repo.kind {
-                    Kind::Model => "a data set is not a model",
-                    Kind::Dataset => "a model is not a data set",
+                    RepoKind::Model => "a data set is not a model",
+                    RepoKind::Dataset => "a model is not a data set",
                 };
                 let token =
                     if settings.token.is_some() { String::new() } else { format!("; if it is private, set {create}") };
@@ -173,7 +201,7 @@ impl Refused {
 }
 
 /// How long to wait after `failure`, the `count`-th in a row; nothing when it is time to give up.
-pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Duration> {
+pub(super) fn pause(failure: &Failure, pace: &RetryPolicy, count: u32) -> Option<Duration> {
     if !failure.is_passing() || count >= pace.attempts {
         return None;
     }
@@ -188,7 +216,7 @@ pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Durati
 
 /// Asks until there is an answer that will stay, with pauses.
 pub(super) fn with_retries<T>(
-    settings: &Settings,
+    settings: &HubSettings,
     progress: &dyn DownloadProgress,
     mut ask: impl FnMut() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -205,7 +233,7 @@ pub(super) fn with_retries<T>(
 }
 
 /// Tells the user why the request is sent again, and sleeps.
-pub(super) fn wait(failure: &Failure, settings: &Settings, progress: &dyn DownloadProgress, pause: Duration) {
+pub(super) fn wait(failure: &Failure, settings: &HubSettings, progress: &dyn DownloadProgress, pause: Duration) {
     progress.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
     std::thread::sleep(pause);
 }
@@ -216,9 +244,9 @@ mod tests {
 
     #[test]
     fn pauses_double_and_the_hubs_own_wish_goes_first() {
-        let pace = Pace { attempts: 4, ..Pace::default() };
+        let pace = RetryPolicy { attempts: 4, ..RetryPolicy::default() };
         let seconds = |failure: &Failure, count| pause(failure, &pace, count).map(|pause| pause.as_secs());
-        let network = Failure::Network(String::new());
+        let network = Failure::Network(Cause::default());
         assert_eq!([1, 2, 3, 4].map(|count| seconds(&network, count)), [Some(1), Some(2), Some(4), None]);
         let after = |wish| {
             Failure::Status(Refused { status: 429, retry_after: Some(Duration::from_secs(wish)), ..Refused::default() })

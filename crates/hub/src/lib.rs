@@ -38,11 +38,11 @@ mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
 
-pub use checkout::{Checkout, Snapshot};
+pub use checkout::Snapshot;
 pub use datasets::choose;
 pub use models::Part;
-pub use name::{Kind, Repo};
-pub use settings::{Pace, Settings, Token};
+pub use name::{Repo, RepoKind};
+pub use settings::{HubSettings, HubToken, RetryPolicy};
 
 use std::path::{Path, PathBuf};
 
@@ -64,9 +64,9 @@ pub trait DownloadProgress: Sync {
 
 /// Ignores the progress of downloads.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Quiet;
+pub struct NoProgress;
 
-impl DownloadProgress for Quiet {
+impl DownloadProgress for NoProgress {
     fn begin(&self, _what: &str, _total: u64) {}
     fn advance(&self, _by: u64) {}
     fn end(&self) {}
@@ -75,7 +75,7 @@ impl DownloadProgress for Quiet {
 
 /// Where fetched files are put.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum Destination {
     /// The cache that every Hugging Face tool shares (`HF_HUB_CACHE`).
     Cache,
     /// A folder of the user's, under the names that the files have in the repository.
@@ -95,13 +95,13 @@ pub struct Pushed {
 
 /// The hub as this machine sees it.
 pub struct Hub<'a> {
-    settings: Settings,
+    settings: HubSettings,
     progress: &'a dyn DownloadProgress,
 }
 
 impl<'a> Hub<'a> {
     /// A hub with explicit settings, for tests and other endpoints.
-    pub fn new(settings: Settings, progress: &'a dyn DownloadProgress) -> Self {
+    pub fn new(settings: HubSettings, progress: &'a dyn DownloadProgress) -> Self {
         static WARNED: std::sync::Once = std::sync::Once::new();
         if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
             let file = &token.source;
@@ -114,16 +114,16 @@ impl<'a> Hub<'a> {
     /// With the settings of the environment.
     ///
     /// # Errors
-    /// Those of [`Settings::from_env`].
+    /// Those of [`HubSettings::from_env`].
     pub fn from_env(progress: &'a dyn DownloadProgress) -> Result<Self> {
-        Ok(Self::new(Settings::from_env()?, progress))
+        Ok(Self::new(HubSettings::from_env()?, progress))
     }
 
     /// The files of a data set: `config` and `split` as its repository names them (`split` is `train` where nothing is
     /// said).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::Kind::Io`]: no way to the hub.
+    /// [`tunesmith_base::RepoKind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::RepoKind::Io`]: no way to the hub.
     pub fn dataset(
         &self,
         name: &str,
@@ -131,7 +131,7 @@ impl<'a> Hub<'a> {
         split: Option<&str>,
         revision: Option<&str>,
     ) -> Result<Vec<PathBuf>> {
-        Ok(self.dataset_at(name, config, split, revision, Place::Cache)?.1)
+        Ok(self.dataset_at(name, config, split, revision, Destination::Cache)?.1)
     }
 
     /// As [`Hub::dataset`], into `place`; with the snapshot that the files belong to.
@@ -144,9 +144,9 @@ impl<'a> Hub<'a> {
         config: Option<&str>,
         split: Option<&str>,
         revision: Option<&str>,
-        place: Place,
+        place: Destination,
     ) -> Result<(Snapshot, Vec<PathBuf>)> {
-        let checkout = self.open(Repo::new(Kind::Dataset, name)?, revision, place)?;
+        let checkout = self.open(Repo::new(RepoKind::Dataset, name)?, revision, place)?;
         let files = datasets::fetch(&checkout, config, split)?;
         Ok((checkout.snapshot(), files))
     }
@@ -155,10 +155,10 @@ impl<'a> Hub<'a> {
     /// message; the repository is made if it is not there.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
-    /// [`tunesmith_base::Kind::Model`]: the hub refuses; [`tunesmith_base::Kind::Io`]: no way to the hub, or a file that cannot be read.
+    /// [`tunesmith_base::RepoKind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
+    /// [`tunesmith_base::RepoKind::Model`]: the hub refuses; [`tunesmith_base::RepoKind::Io`]: no way to the hub, or a file that cannot be read.
     pub fn push(&self, name: &str, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
-        let repo = Repo::new(Kind::Model, name)?;
+        let repo = Repo::new(RepoKind::Model, name)?;
         if !name.contains('/') {
             return Err(Error::config(format!("--push {name}: expected owner/name")));
         }
@@ -197,7 +197,7 @@ impl<'a> Hub<'a> {
             match HubPath::parse(path)? {
                 None => local.push(path.clone()),
                 Some(remote) => {
-                    let checkout = self.open(remote.repo, remote.revision.as_deref(), Place::Cache)?;
+                    let checkout = self.open(remote.repo, remote.revision.as_deref(), Destination::Cache)?;
                     local.extend(datasets::fetch_matching(&checkout, &remote.path)?);
                 }
             }
@@ -222,7 +222,7 @@ fn dataset_files(
 
 /// A folder that a configuration names, and where on the hub it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ModelDir {
     /// A folder on this machine.
     pub dir: PathBuf,
     /// The snapshot, where it is one of the hub.
@@ -233,15 +233,15 @@ pub struct Found {
 /// fetched as far as `part` says.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Model`] when there is no such folder or repository; those of the hub.
-pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgress) -> Result<Found> {
+/// [`tunesmith_base::RepoKind::Model`] when there is no such folder or repository; those of the hub.
+pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgress) -> Result<ModelDir> {
     match (&model.local_dir, &model.name) {
         (None, Some(name)) if is_hub_name(name) => {
             let revision = model.revision.as_deref();
             let snapshot = Hub::from_env(progress)?
-                .model(name, revision, part, Place::Cache)
+                .model(name, revision, part, Destination::Cache)
                 .map_err(|error| error.context(format!("model.name: {name} is no folder here, and on the hub")))?;
-            Ok(Found { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
+            Ok(ModelDir { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
         }
         _ => {
             let dir = model.dir()?;
@@ -252,7 +252,7 @@ pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgres
                 ))
                 .hint("a folder has no revisions; remove the key, or give model.name as owner/name"));
             }
-            Ok(Found { dir, snapshot: None })
+            Ok(ModelDir { dir, snapshot: None })
         }
     }
 }
@@ -302,8 +302,9 @@ mod tests {
     fn without_the_feature_one_line_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().to_str().unwrap().to_owned();
-        let settings = Settings::from(&|name| (name == "HF_HOME").then(|| home.clone())).unwrap();
-        let error = Hub::new(settings, &Quiet).model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+        let settings = HubSettings::from(&|name| (name == "HF_HOME").then(|| home.clone())).unwrap();
+        let error =
+            Hub::new(settings, &NoProgress).model("owner/name", None, Part::Whole, Destination::Cache).unwrap_err();
         assert!(error.message().contains("built without the feature `hub`"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use super::checkout::{Checkout, Snapshot};
-use super::{Hub, Kind, Place, Repo};
+use super::{Destination, Hub, Repo, RepoKind};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::COMPANIONS;
 
@@ -28,9 +28,9 @@ impl Hub<'_> {
     /// A model: `part` of its files.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: no such repository, or none with what is needed; those of [`Hub::open`].
-    pub fn model(&self, name: &str, revision: Option<&str>, part: Part, place: Place) -> Result<Snapshot> {
-        let checkout = self.open(Repo::new(Kind::Model, name)?, revision, place)?;
+    /// [`tunesmith_base::RepoKind::Model`]: no such repository, or none with what is needed; those of [`Hub::open`].
+    pub fn model(&self, name: &str, revision: Option<&str>, part: Part, place: Destination) -> Result<Snapshot> {
+        let checkout = self.open(Repo::new(RepoKind::Model, name)?, revision, place)?;
         if !checkout.has(CONFIG) {
             let hint = if checkout.has(ADAPTER_CONFIG) {
                 "it is an adapter: set tuning.adapter to it, and model.name to its base model".to_owned()
@@ -69,7 +69,7 @@ impl Hub<'_> {
     /// # Errors
     /// As [`Hub::model`].
     pub fn adapter(&self, name: &str, revision: Option<&str>) -> Result<Snapshot> {
-        let checkout = self.open(Repo::new(Kind::Model, name)?, revision, Place::Cache)?;
+        let checkout = self.open(Repo::new(RepoKind::Model, name)?, revision, Destination::Cache)?;
         for needed in [ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
             if !checkout.has(needed) {
                 let hint = format!("it has {}", shown(&checkout));

@@ -6,10 +6,10 @@ use tunesmith_base::error::{Error, Result};
 
 /// The kind of a repository, which is part of its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RepoKind {
     /// A model or an adapter.
     Model,
-    /// A data set: `datasets/owner/name`.
+    /// A data set; its pages lie under `datasets/owner/name`.
     Dataset,
 }
 
@@ -17,7 +17,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repo {
     /// Whether it is a model or a data set.
-    pub kind: Kind,
+    pub kind: RepoKind,
     /// `owner/name`; old repositories have only a name.
     pub id: String,
 }
@@ -25,8 +25,8 @@ pub struct Repo {
 impl fmt::Display for Repo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Model => f.write_str(&self.id),
-            Kind::Dataset => write!(f, "the data set {}", self.id),
+            RepoKind::Model => f.write_str(&self.id),
+            RepoKind::Dataset => write!(f, "the data set {}", self.id),
         }
     }
 }
@@ -35,8 +35,8 @@ impl Repo {
     /// Checks the name's form.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`] where no repository can have this name.
-    pub fn new(kind: Kind, id: &str) -> Result<Self> {
+    /// [`tunesmith_base::RepoKind::Config`] where no repository can have this name.
+    pub fn new(kind: RepoKind, id: &str) -> Result<Self> {
         let word = |word: &str| {
             (1..=96).contains(&word.len())
                 && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
@@ -54,8 +54,8 @@ impl Repo {
     /// The word for its kind in the hub's addresses.
     pub(super) const fn plural(&self) -> &'static str {
         match self.kind {
-            Kind::Model => "models",
-            Kind::Dataset => "datasets",
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
         }
     }
 
@@ -67,16 +67,16 @@ impl Repo {
     /// Its path on the hub's web pages.
     pub(super) fn page(&self) -> String {
         match self.kind {
-            Kind::Model => self.id.clone(),
-            Kind::Dataset => format!("datasets/{}", self.id),
+            RepoKind::Model => self.id.clone(),
+            RepoKind::Dataset => format!("datasets/{}", self.id),
         }
     }
 
     /// An error about it, of its class.
     pub(super) fn error(&self, message: impl Into<String>) -> Error {
         match self.kind {
-            Kind::Model => Error::model(message),
-            Kind::Dataset => Error::data(message),
+            RepoKind::Model => Error::model(message),
+            RepoKind::Dataset => Error::data(message),
         }
     }
 }
@@ -126,7 +126,7 @@ impl HubPath {
     /// Understands a path; nothing where it is a local one.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: it begins with `hf://` and goes on wrongly.
+    /// [`tunesmith_base::RepoKind::Config`]: it begins with `hf://` and goes on wrongly.
     pub fn parse(path: &Path) -> Result<Option<Self>> {
         let Some(rest) = path.to_str().and_then(|text| text.strip_prefix(SCHEME)) else { return Ok(None) };
         let fail = || {
@@ -134,8 +134,8 @@ impl HubPath {
                 .hint("expected hf://datasets/owner/name/file.jsonl, or hf://datasets/owner/name@revision/file.jsonl")
         };
         let (kind, rest) = match rest.strip_prefix("datasets/") {
-            Some(rest) => (Kind::Dataset, rest),
-            None => (Kind::Model, rest.strip_prefix("models/").unwrap_or(rest)),
+            Some(rest) => (RepoKind::Dataset, rest),
+            None => (RepoKind::Model, rest.strip_prefix("models/").unwrap_or(rest)),
         };
         let mut parts = rest.splitn(3, '/');
         let (Some(owner), Some(name), Some(inner)) = (parts.next(), parts.next(), parts.next()) else {
@@ -172,12 +172,12 @@ mod tests {
     #[test]
     fn names_have_the_form_of_the_hub() {
         for good in ["gpt2", "Qwen/Qwen3-0.6B", "a/b_c.d"] {
-            assert!(Repo::new(Kind::Model, good).is_ok(), "{good}");
+            assert!(Repo::new(RepoKind::Model, good).is_ok(), "{good}");
         }
         for bad in ["", "/", "a/", "a/b/c", "../b", "a/..", "a b/c", "a/b--c", "-a/b", "a/b."] {
-            assert!(Repo::new(Kind::Model, bad).is_err(), "{bad:?}");
+            assert!(Repo::new(RepoKind::Model, bad).is_err(), "{bad:?}");
         }
-        assert_eq!(Repo::new(Kind::Dataset, "a/b").unwrap().folder(), "datasets--a--b");
+        assert_eq!(Repo::new(RepoKind::Dataset, "a/b").unwrap().folder(), "datasets--a--b");
         assert!(check_revision("refs/pr/1").is_ok() && check_revision("../main").is_err());
         assert!(is_commit(&"a".repeat(40)) && !is_commit("main") && !is_commit(&"A".repeat(40)));
     }
@@ -186,11 +186,11 @@ mod tests {
     fn hub_paths_have_a_repository_a_revision_and_a_file() {
         let parse = |text: &str| HubPath::parse(Path::new(text));
         let path = parse("hf://datasets/o/n@v1/data/x.jsonl").unwrap().unwrap();
-        assert_eq!((path.repo.kind, path.repo.id.as_str()), (Kind::Dataset, "o/n"));
+        assert_eq!((path.repo.kind, path.repo.id.as_str()), (RepoKind::Dataset, "o/n"));
         assert_eq!((path.revision.as_deref(), path.path.as_str()), (Some("v1"), "data/x.jsonl"));
         let converted = parse("hf://datasets/o/n@~parquet/default/train/*.parquet").unwrap().unwrap();
         assert_eq!(converted.revision.as_deref(), Some("refs/convert/parquet"));
-        assert_eq!(parse("hf://o/n/rows.jsonl").unwrap().unwrap().repo.kind, Kind::Model);
+        assert_eq!(parse("hf://o/n/rows.jsonl").unwrap().unwrap().repo.kind, RepoKind::Model);
         assert_eq!(parse("rows.jsonl").unwrap(), None);
         for bad in ["hf://datasets/o/n", "hf://datasets/o/n/../x", "hf://datasets/o/n@../x.jsonl", "hf://"] {
             assert_eq!(parse(bad).unwrap_err().kind(), tunesmith_base::Kind::Config, "{bad}");

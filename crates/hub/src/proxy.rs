@@ -9,7 +9,6 @@ use tunesmith_base::error::{Error, Result};
 /// A variable and its value.
 type Named = (&'static str, String);
 
-/// The variables.
 pub(super) struct Proxies {
     https: Option<Named>,
     http: Option<Named>,

@@ -9,7 +9,7 @@ use super::address::joined;
 use super::client::{self, HubClient, HubRequest};
 use super::failure::{Failure, Refused, with_retries};
 use super::name::{Repo, is_commit, is_safe_path};
-use super::settings::Settings;
+use super::settings::HubSettings;
 use super::store::Listed;
 use tunesmith_base::error::Error;
 use tunesmith_config::nearest;
@@ -19,7 +19,7 @@ const MAX_FILES: usize = 50_000;
 
 /// The hub's interface for one repository.
 pub(super) struct Remote<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     client: HubClient<'a>,
@@ -53,7 +53,7 @@ struct Named {
 }
 
 impl<'a> Remote<'a> {
-    pub fn new(settings: &'a Settings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
+    pub fn new(settings: &'a HubSettings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
         Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
@@ -66,8 +66,8 @@ impl<'a> Remote<'a> {
         })?;
         match info.sha {
             Some(commit) if is_commit(&commit) => Ok(commit),
-            Some(other) => Err(Failure::InvalidAnswer(format!("{other:?} as the commit of {revision}"))),
-            None => Err(Failure::InvalidAnswer(format!("no commit of {revision}"))),
+            Some(other) => Err(Failure::InvalidAnswer(format!("{other:?} as the commit of {revision}").into())),
+            None => Err(Failure::InvalidAnswer(format!("no commit of {revision}").into())),
         }
     }
 

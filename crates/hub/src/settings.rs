@@ -8,7 +8,7 @@ use tunesmith_base::error::{Error, Result};
 
 /// A secret that lets its owner read repositories. It is sent to the hub and shown nowhere.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct HubToken {
     secret: String,
     /// Whether others can read the file that it is in.
     pub is_open: bool,
@@ -16,7 +16,7 @@ pub struct Token {
     pub source: String,
 }
 
-impl Token {
+impl HubToken {
     /// A token and where it was found.
     pub fn new(secret: &str, source: impl Into<String>) -> Self {
         hide(secret.trim());
@@ -38,15 +38,15 @@ fn is_open(path: &Path) -> bool {
     false
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token(from {})", self.source)
+        write!(f, "HubToken(from {})", self.source)
     }
 }
 
 /// How often and after which pauses a request is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct RetryPolicy {
     /// How often a request is made before giving up; bytes that arrive begin the count anew.
     pub attempts: u32,
     /// The pause after the first failure; it doubles each time.
@@ -57,7 +57,7 @@ pub struct Pace {
     pub silence: Duration,
 }
 
-impl Default for Pace {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts: 5,
@@ -70,20 +70,20 @@ impl Default for Pace {
 
 /// What there is to know before the hub is asked anything.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct HubSettings {
     /// The hub's address, without a slash at its end.
     pub endpoint: String,
     /// The folder of the cache: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
     /// The token, if there is one.
-    pub token: Option<Token>,
+    pub token: Option<HubToken>,
     /// Use only what is in the cache.
     pub offline: bool,
     /// How often and after which pauses to try again.
-    pub pace: Pace,
+    pub pace: RetryPolicy,
 }
 
-impl Settings {
+impl HubSettings {
     /// From the environment: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`
     /// and their older names.
     ///
@@ -96,7 +96,7 @@ impl Settings {
     /// From variables that `get` looks up.
     ///
     /// # Errors
-    /// As [`Settings::from_env`].
+    /// As [`HubSettings::from_env`].
     pub fn from(get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let set = |name: &str| get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let path = |name: &str| {
@@ -124,12 +124,12 @@ impl Settings {
         })?;
         let mut token = None;
         if !is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
-            let variable = |name: &str| set(name).map(|secret| Token::new(&secret, format!("env {name}")));
+            let variable = |name: &str| set(name).map(|secret| HubToken::new(&secret, format!("env {name}")));
             let file = |path: PathBuf| {
                 let secret = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
                     .ok()
                     .filter(|text| !text.trim().is_empty())?;
-                Some(Token { is_open: is_open(&path), ..Token::new(&secret, path.display().to_string()) })
+                Some(HubToken { is_open: is_open(&path), ..HubToken::new(&secret, path.display().to_string()) })
             };
             token = variable("HF_TOKEN")
                 .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
@@ -145,7 +145,7 @@ impl Settings {
             .hint("it begins with hf_ and is one word"));
         }
         let offline = is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE");
-        Ok(Self { endpoint, cache, token, offline, pace: Pace::default() })
+        Ok(Self { endpoint, cache, token, offline, pace: RetryPolicy::default() })
     }
 
     /// The hub's address for messages: without a name and a password that it may hold.
@@ -172,9 +172,9 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn settings(variables: &[(&str, &str)]) -> Result<Settings> {
+    fn settings(variables: &[(&str, &str)]) -> Result<HubSettings> {
         let found = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        Settings::from(&found)
+        HubSettings::from(&found)
     }
 
     #[test]

@@ -19,7 +19,6 @@ use tunesmith_base::files::disk::{Disk as _, RealDisk};
 pub(super) struct Listed {
     /// Its path in the repository.
     pub path: String,
-    /// Its size in bytes.
     pub size: u64,
 }
 

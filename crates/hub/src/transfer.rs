@@ -12,9 +12,9 @@ use super::address::joined;
 use super::client::{HubClient, HubRequest, HubResponse, refused};
 use super::failure::{Failure, pause, wait, with_retries};
 use super::name::Repo;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use super::store::{Listed, Store, make_parent};
-use super::{DownloadProgress, Place, digest};
+use super::{Destination, DownloadProgress, digest};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
@@ -26,12 +26,11 @@ const CHUNK: usize = 128 << 10;
 
 /// Fetches files of one repository at one commit, one after the other. Each thread has its own.
 pub(super) struct Downloader<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     commit: &'a str,
     client: HubClient<'a>,
-    /// Knows where files lie.
     api: ApiRepo,
 }
 
@@ -43,7 +42,7 @@ struct Announced {
 
 impl<'a> Downloader<'a> {
     pub fn new(
-        settings: &'a Settings,
+        settings: &'a HubSettings,
         progress: &'a dyn DownloadProgress,
         repo: &'a Repo,
         commit: &'a str,
@@ -54,7 +53,7 @@ impl<'a> Downloader<'a> {
     }
 
     /// Makes sure that the file lies in `place`, whole and with the hash that the hub announces.
-    pub fn fetch(&self, file: &Listed, store: &Store, place: &Place) -> Result<()> {
+    pub fn fetch(&self, file: &Listed, store: &Store, place: &Destination) -> Result<()> {
         let fail = |failure: Failure| failure.into_error(self.settings, self.repo, self.commit, &file.path);
         let announced = with_retries(self.settings, self.progress, || self.announced(file)).map_err(fail)?;
         let Announced { etag, size } = &announced;
@@ -64,7 +63,7 @@ impl<'a> Downloader<'a> {
             seen = seen.max(position);
         };
         match place {
-            Place::Cache => {
+            Destination::Cache => {
                 let blob = store.blob(etag);
                 let busy = || self.progress.notice(&format!("another process fetches {}; waiting for it", file.path));
                 let _lock = store.lock(etag, busy)?;
@@ -76,7 +75,7 @@ impl<'a> Downloader<'a> {
                 }
                 store.link(self.commit, &file.path, etag)
             }
-            Place::Folder(folder) => {
+            Destination::Folder(folder) => {
                 let target = folder.join(&file.path);
                 if target.exists() || target.is_symlink() {
                     let same_size = fs::metadata(&target).is_ok_and(|about| about.len() == *size);
@@ -179,13 +178,13 @@ impl<'a> Downloader<'a> {
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
         if header("x-repo-commit").is_some_and(|commit| commit != self.commit) {
-            return Err(Failure::InvalidAnswer(format!("{} of another commit", file.path)));
+            return Err(Failure::InvalidAnswer(format!("{} of another commit", file.path).into()));
         }
         let etag = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
         let etag = etag.trim().trim_start_matches("W/").trim_matches('"').to_owned();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         if !(1..=128).contains(&etag.len()) || !etag.chars().all(is_plain) {
-            return Err(Failure::InvalidAnswer(format!("no usable ETag for {}", file.path)));
+            return Err(Failure::InvalidAnswer(format!("no usable ETag for {}", file.path).into()));
         }
         let size = header("x-linked-size").and_then(|size| size.trim().parse().ok()).unwrap_or(file.size);
         Ok(Announced { etag, size })
@@ -210,7 +209,7 @@ impl<'a> Downloader<'a> {
             206 if starts_at(answer.headers(), offset) => offset,
             200 => 0,
             206 | 416 => {
-                return Err(Failure::InvalidAnswer(format!("another part of {} than was asked for", file.path)));
+                return Err(Failure::InvalidAnswer(format!("another part of {} than was asked for", file.path).into()));
             }
             _ => return Err(Failure::Status(refused(answer))),
         };
@@ -223,14 +222,16 @@ impl<'a> Downloader<'a> {
                 break;
             }
             if position + bytes.len() as u64 > size {
-                return Err(Failure::InvalidAnswer(format!("more than the announced {size} bytes of {}", file.path)));
+                return Err(Failure::InvalidAnswer(
+                    format!("more than the announced {size} bytes of {}", file.path).into(),
+                ));
             }
             partial.write_all(bytes).map_err(disk)?;
             position += bytes.len() as u64;
             arrived(position);
         }
         if position < size {
-            return Err(Failure::Network(format!("{} was cut after {position} of {size} bytes", file.path)));
+            return Err(Failure::Network(format!("{} was cut after {position} of {size} bytes", file.path).into()));
         }
         Ok(())
     }

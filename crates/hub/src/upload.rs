@@ -14,7 +14,7 @@ use ureq::http::header::{ACCEPT, CONTENT_TYPE, ETAG};
 use super::client::{self, HubClient, HubRequest, HubResponse};
 use super::failure::{Failure, Refused, with_retries};
 use super::name::Repo;
-use super::settings::Settings;
+use super::settings::HubSettings;
 use super::{DownloadProgress, Pushed, base64, digest};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
@@ -27,7 +27,6 @@ const MAX_PART: u64 = 1 << 30;
 const LFS: &str = "application/vnd.git-lfs+json";
 const JSON: &str = "application/json";
 
-/// A file to send.
 struct Item {
     path: String,
     file: PathBuf,
@@ -90,14 +89,14 @@ struct Committed {
 
 /// Sends files to one repository.
 pub(super) struct Uploader<'a> {
-    settings: &'a Settings,
+    settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
     repo: &'a Repo,
     client: HubClient<'a>,
 }
 
 impl<'a> Uploader<'a> {
-    pub fn new(settings: &'a Settings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
+    pub fn new(settings: &'a HubSettings, progress: &'a dyn DownloadProgress, repo: &'a Repo) -> Self {
         Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
@@ -179,7 +178,7 @@ impl<'a> Uploader<'a> {
         })?;
         for item in items {
             let object = batch.objects.iter().find(|object| object.oid == item.sha256);
-            let object = object.ok_or_else(|| Failure::InvalidAnswer(format!("no place for {}", item.path)))?;
+            let object = object.ok_or_else(|| Failure::InvalidAnswer(format!("no place for {}", item.path).into()))?;
             if let Some(error) = &object.error {
                 let refused = Refused { status: 422, words: Some(error.message.clone()), ..Refused::default() };
                 return Err(Failure::Status(refused));
@@ -215,7 +214,7 @@ impl<'a> Uploader<'a> {
 
     /// A request for each part, and one that says that these were all.
     fn send_parts(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path));
+        let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path).into());
         let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
         let part_bytes =
             upload.header.get("chunk_size").and_then(number).filter(|bytes| (1..=MAX_PART).contains(bytes));
@@ -285,7 +284,7 @@ impl Item {
 }
 
 /// What the user is told when it failed to do something.
-fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> Error {
+fn explain(failure: Failure, settings: &HubSettings, repo: &Repo, doing: &str) -> Error {
     let host = settings.shown_endpoint();
     let about = format!("push to {repo}: could not {doing}");
     let source = settings.token.as_ref().map_or_else(String::new, |token| format!(" from {}", token.source));
@@ -293,19 +292,17 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
     let refused = match failure {
         Failure::Local(error) => return error,
         Failure::Status(refused) => refused,
-        Failure::InvalidAnswer(text) => {
-            return repo
-                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
-                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");
+        Failure::InvalidAnswer(cause) => {
+            let text = settings.clean(&cause.text);
+            let error = repo.error(format!("{about}: {host} gave an answer that makes no sense: {text}"));
+            return cause.attach(error.hint("check HF_ENDPOINT; a proxy may answer in the hub's place"));
         }
-        Failure::Network(text) => {
-            return Error::new(
-                Kind::Io,
-                format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text)),
-            )
-            .hint(
+        Failure::Network(cause) => {
+            let text = settings.clean(&cause.text);
+            let error = Error::new(Kind::Io, format!("{about}: the hub ({host}) cannot be reached: {text}")).hint(
                 "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
             );
+            return cause.attach(error);
         }
     };
     let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());

@@ -2,7 +2,7 @@
 use super::refusal::refusal;
 use super::report::{Imported, Refused};
 use super::toolkit::Toolkit;
-use super::write::{self, Line};
+use super::write::{self, SettingLine};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
@@ -12,16 +12,14 @@ use tunesmith_config::{self as config, Node, Source};
 
 /// A function of a toolkit's table: it gets a key of the source and its value.
 pub(super) type Function = fn(&mut Import, &str, &Node);
-/// A toolkit's table.
 pub(super) type Rules = &'static [Rule<Function>];
 
-/// One import in progress.
 pub(super) struct Import {
     pub path: PathBuf,
     toolkit: Toolkit,
     rules: Rules,
     entries: Vec<(String, Node)>,
-    lines: Vec<Line>,
+    lines: Vec<SettingLine>,
     outcomes: Vec<KeyOutcome>,
 }
 
@@ -183,7 +181,7 @@ impl Import {
     /// A later line of the same key replaces an earlier one.
     fn line(&mut self, key: &str, node: Node, why: &str) {
         self.lines.retain(|line| line.key != key);
-        self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned() });
+        self.lines.push(SettingLine { key: key.to_owned(), node, why: why.to_owned() });
     }
 
     /// Applies the toolkit's table to each key, in the order of the source.

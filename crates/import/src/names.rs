@@ -9,7 +9,6 @@ pub(super) const UPLOAD: &str = "training uploads nothing; use `tunesmith export
 pub(super) const TEXT: &str = "text models only";
 pub(super) const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 
-/// Imports `trust_remote_code`.
 pub(super) fn trust_remote_code(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
@@ -17,7 +16,6 @@ pub(super) fn trust_remote_code(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// Imports `overwrite_output_dir`.
 pub(super) fn overwrite(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Bool(true) => import.changed(key, "", "use `train --overwrite`"),
@@ -25,7 +23,6 @@ pub(super) fn overwrite(import: &mut Import, key: &str, node: &Node) {
     }
 }
 
-/// Imports `save_only_model`.
 pub(super) fn save_only_model(import: &mut Import, key: &str, _: &Node) {
     import.changed(key, "", "a checkpoint contains all that an exact resume needs");
 }

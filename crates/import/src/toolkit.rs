@@ -3,11 +3,11 @@
 /// A toolkit whose configurations can be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Toolkit {
-    /// Axolotl.
+    /// Axolotl's YAML, recognised by keys such as `base_model`.
     Axolotl,
-    /// LLaMA-Factory.
+    /// LLaMA-Factory's YAML, recognised by keys such as `stage` and `do_train`.
     LlamaFactory,
-    /// SFT-Play.
+    /// SFT-Play's YAML, with the file that it includes.
     SftPlay,
 }
 

@@ -10,7 +10,7 @@ use tunesmith_config::{Node, parse_yaml};
 const SHOWN: usize = 60;
 
 /// One setting of the written file.
-pub(super) struct Line {
+pub(super) struct SettingLine {
     pub key: String,
     pub node: Node,
     /// Comment at the end of its line; empty for none.
@@ -21,7 +21,7 @@ pub(super) struct Line {
 pub(super) fn file(
     path: &Path,
     toolkit: Toolkit,
-    lines: &[Line],
+    lines: &[SettingLine],
     unsupported: &[&KeyOutcome],
     refused: &[Refused],
 ) -> String {
@@ -44,7 +44,7 @@ pub(super) fn file(
     }
     for section in ["model", "tuning", "train", "data", "logging", "gen", "eval"] {
         let prefix = format!("{section}.");
-        let own: Vec<(&str, &Line)> =
+        let own: Vec<(&str, &SettingLine)> =
             lines.iter().filter_map(|line| Some((line.key.strip_prefix(&prefix)?, line))).collect();
         if own.is_empty() {
             continue;
@@ -72,7 +72,7 @@ pub(super) fn file(
     out
 }
 
-fn entry(out: &mut String, depth: usize, key: &str, line: &Line) {
+fn entry(out: &mut String, depth: usize, key: &str, line: &SettingLine) {
     let indent = "  ".repeat(depth);
     let why = if line.why.is_empty() { String::new() } else { format!(" # {}", printable(&line.why)) };
     match &line.node {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
 use tunesmith_config::arch::LinearSpec;
+use tunesmith_device::Device;
 
 pub(super) struct Module<'s, 'b> {
     tensors: &'s mut Tensors<'b>,
@@ -83,9 +84,17 @@ impl Attach for Module<'_, '_> {
         Ok(())
     }
 
+    fn device(&self) -> Device {
+        self.tensors.source.device
+    }
+
     fn push(&mut self, values: &[f32]) -> Result<Range<usize>> {
         if !self.experts {
             self.base()?;
+        }
+        if let (true, Some((name, shape))) = (self.tensors.on_meta(), self.adapter.get(self.pushed)) {
+            self.pushed += 1;
+            return Ok(self.tensors.params.push_meta(name.clone(), shape.clone()));
         }
         let next = self.adapter.get(self.pushed).filter(|(_, shape)| shape.iter().product::<usize>() == values.len());
         let Some((name, shape)) = next.cloned() else {

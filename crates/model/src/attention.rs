@@ -84,14 +84,14 @@ impl Attention {
 
     /// Where q, k and v lie in the fused module's output.
     fn columns(&self) -> [std::ops::Range<usize>; 3] {
-        let (query, key) = (self.heads.query * self.heads.dim, self.heads.kv * self.heads.dim);
-        [0..query, query..query + key, query + key..query + 2 * key]
+        let (query, key) = (self.heads.query * self.heads.head_dim, self.heads.kv * self.heads.head_dim);
+        [0..query, query..query + key, query + key..query + key + self.heads.kv * self.heads.v_head_dim]
     }
 
-    /// The mixed values `[rows, query heads * dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
+    /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
     pub fn forward(&self, pass: &Pass<'_>, h: &Act, rows: BlockRows<'_>) -> Saved {
         let spans = &rows.outputs.spans;
-        self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, spans, self.heads, self.how))
+        self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, None, spans, self.heads, self.how))
     }
 
     /// As [`Attention::forward`], with `mix` in the place of attention over the batch: from queries, keys and values to
@@ -126,8 +126,8 @@ impl Attention {
             [(std::mem::replace(&mut q, q_new), q_rstd), (std::mem::replace(&mut k, k_new), k_rstd)]
         });
         if let Some(rope) = self.rope {
-            rows.ropes[rope].forward(&mut q, self.heads.dim);
-            all.ropes[rope].forward(&mut k, self.heads.dim);
+            rows.ropes[rope].forward(&mut q, self.heads.head_dim, 0);
+            all.ropes[rope].forward(&mut k, self.heads.head_dim, 0);
         }
         let (mixed, lse) = mix(&q, &k, &v);
         Saved { q, k, v, raw, mixed, lse, extra }
@@ -143,12 +143,13 @@ impl Attention {
         grads: &mut Grads<'_>,
     ) -> ([Act; 3], [Option<linear::Saved>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, extra } = saved;
-        let forward = attention::Saved { q: &q, k: &k, v: &v, o: &mixed, lse: &lse };
-        let (mut dq, mut dk, dv) = attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how);
+        let forward = attention::Saved { q: &q, k: &k, v: &v, sinks: None, o: &mixed, lse: &lse };
+        let (mut dq, mut dk, dv) =
+            attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how, None);
         drop((d_mixed, mixed, lse, q, k, v));
         if let Some(rope) = self.rope {
-            rows.outputs.ropes[rope].backward(&mut dq, self.heads.dim);
-            rows.all.ropes[rope].backward(&mut dk, self.heads.dim);
+            rows.outputs.ropes[rope].backward(&mut dq, self.heads.head_dim, 0);
+            rows.all.ropes[rope].backward(&mut dk, self.heads.head_dim, 0);
         }
         if let (Some([(q_norm, _), (k_norm, _)]), Some([(q_raw, q_rstd), (k_raw, k_rstd)])) = (&self.qk_norm, &raw) {
             let (mut dq_raw, mut dk_raw) = (dq.like(), dk.like());

@@ -6,11 +6,13 @@ use super::attention::{self, Attention};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
-use super::moe::{self, Moe, Routing};
+use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::weight::Weight;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::panel::Act;
+use tunesmith_ops::route::Routing;
 
 /// How a branch joins the residual stream.
 #[derive(Debug)]
@@ -42,16 +44,16 @@ impl Join {
     fn add(&self, pass: &Pass<'_>, mut y: Act, x: &Act) -> (Act, Raw) {
         match self {
             Self::Plain => {
-                y.add(x);
+                elementwise::add(&mut y, x);
                 (y, None)
             }
             Self::Scaled(factor) => {
-                y.data_mut().iter_mut().zip(x.data()).for_each(|(y, x)| *y = *y * factor + x);
+                elementwise::scale_add(&mut y, *factor, x);
                 (y, None)
             }
             Self::Normed(norm) => {
                 let (mut normed, rstd) = norm.forward(pass, &y, 1);
-                normed.add(x);
+                elementwise::add(&mut normed, x);
                 (normed, Some((y, rstd)))
             }
         }
@@ -59,17 +61,16 @@ impl Join {
 
     /// The gradient of `last`'s output, where it isn't `dy` itself, that of the joined stream.
     fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut Grads<'_>) -> Option<Act> {
-        let mut d_last = (!matches!(self, Self::Plain)).then(|| dy.like())?;
         match (self, raw) {
+            (Self::Plain, _) => None,
+            (Self::Scaled(factor), _) => Some(elementwise::scaled(dy, *factor)),
             (Self::Normed(norm), Some((raw, rstd))) => {
+                let mut d_last = dy.like();
                 norm.backward(pass, &raw, &rstd, dy, Some((&mut d_last, false)), grads);
+                Some(d_last)
             }
-            (Self::Scaled(factor), _) => {
-                d_last.data_mut().iter_mut().zip(dy.data()).for_each(|(d, dy)| *d = factor * dy);
-            }
-            _ => unreachable!("a norm keeps its input"),
+            (Self::Normed(_), None) => unreachable!("a norm keeps its input"),
         }
-        Some(d_last)
     }
 
     fn trains(&self) -> bool {
@@ -264,7 +265,7 @@ impl Block {
         };
         match normed {
             Some((norm, rstd)) => norm.backward(pass, &x2, rstd, &dh, Some((&mut dx2, true)), grads),
-            None => dx2.add(&dh),
+            None => elementwise::add(&mut dx2, &dh),
         }
         drop(dh);
         drop((x2, rstd2));
@@ -290,7 +291,7 @@ impl Block {
         });
         match normed {
             Some((norm, rstd)) => norm.backward(pass, x, rstd, &dh, dx.as_mut().map(|dx| (dx, true)), grads),
-            None => dx.iter_mut().for_each(|dx| dx.add(&dh)),
+            None => dx.iter_mut().for_each(|dx| elementwise::add(dx, &dh)),
         }
         dx
     }

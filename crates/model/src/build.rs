@@ -22,9 +22,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, ScoreHead};
 use tunesmith_config::{Config, Mode};
+use tunesmith_device::Device;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::panel::Pool;
+use tunesmith_ops::spans::Window;
 
 struct Builder<'a> {
     tensors: Tensors<'a>,
@@ -52,12 +54,34 @@ impl Model {
         Self::load_with(arch, weights, config, stack, None, Shards::default())
     }
 
+    /// On the meta device: tensors have shapes and no memory, and a pass counts the buffers that it takes
+    /// ([`Model::buffer_counts`]).
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
+        let stack = Stack::default();
+        Self::load_to(Device::Meta, arch, None, config, &stack, None, Shards::default())
+    }
+
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
     /// segment goes to `shards` as soon as it is read, so that no rank holds the whole model where ranks shard it.
     ///
     /// # Errors
     /// As [`Model::load_on`].
     pub fn load_with(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+        cache: Option<Cache<'_>>,
+        shards: Shards,
+    ) -> Result<Self> {
+        Self::load_to(Device::Cpu, arch, weights, config, stack, cache, shards)
+    }
+
+    fn load_to(
+        device: Device,
         arch: &Arch,
         weights: Option<&WeightFiles>,
         config: &Config,
@@ -79,8 +103,11 @@ impl Model {
             }
         }
         let tensors = Tensors {
-            source: Source { arch, weights, config, stack },
-            quantizer: Quantizer::new(arch, weights, config, cache)?,
+            source: Source { arch, weights, config, stack, device },
+            quantizer: match device {
+                Device::Cpu => Quantizer::new(arch, weights, config, cache)?,
+                Device::Meta => Quantizer::none(),
+            },
             params: Params::default(),
             sizes: tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect(),
             trained,
@@ -99,7 +126,8 @@ impl Builder<'_> {
         let adapters = self.placements.values().flat_map(|(_, placement)| placement.tensors());
         let adapters = adapters.map(|(_, shape)| shape.iter().product::<usize>());
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
-        if !self.shards.is_sharded() {
+        let device = self.tensors.source.device;
+        if !self.shards.is_sharded() && device == Device::Cpu {
             self.tensors.params.reserve(floats);
         }
         let (arch, config) = (self.arch, self.tensors.source.config);
@@ -133,15 +161,15 @@ impl Builder<'_> {
         let head = Head {
             norm,
             weight: head,
-            vocabulary: arch.outputs(),
+            outputs: arch.outputs(),
             squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
             counts: arch.score.as_ref().is_some_and(|head| !head.is_number()),
             // What a family does to logits over the vocabulary it does not do to scores.
             scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
-            pool: Pool::new(),
+            pool: Pool::on(device),
         };
-        let mut model = Model::new(arch.clone(), params, embedding, blocks, head, config, self.shards);
+        let mut model = Model::new(arch.clone(), params, embedding, blocks, head, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
     }
@@ -206,7 +234,14 @@ impl Builder<'_> {
             None => None,
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
-        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped() })
+        Ok(Moe {
+            router,
+            experts: parts,
+            shared,
+            per_token,
+            normalised,
+            pool: Pool::stepped_on(self.tensors.source.device),
+        })
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -235,7 +270,7 @@ impl Builder<'_> {
             let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
             Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
         };
-        let heads = Heads { query: arch.num_attention_heads, kv: arch.num_key_value_heads, dim: arch.head_dim };
+        let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
         let groups = match arch.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
@@ -251,7 +286,7 @@ impl Builder<'_> {
         let how = Scores {
             scale: arch.attention_scale as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
-            window: kind.window,
+            window: kind.window.map(Window::Sliding),
         };
         let o = linear(self, linears, "self_attn.o_proj")?;
         let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };

@@ -6,6 +6,7 @@ use super::head::Head;
 use super::params::Params;
 use super::pass::{Layout, Pass};
 use super::shards::Shards;
+use super::values::Values;
 use super::weight::Weight;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,13 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config};
 use tunesmith_data::batch::{Batch, IGNORE};
+use tunesmith_device::Device;
 use tunesmith_ops::embedding;
 use tunesmith_ops::loss::Terms;
 use tunesmith_ops::narrow::Half;
 use tunesmith_ops::panel::{Act, Pool};
 
+mod counts;
 mod next;
 mod passes;
 mod train;
@@ -59,6 +62,8 @@ pub struct Model {
     /// Gathers the weights of a segment before a pass is there, where ranks shard them. Segment 0 is the embedding, which is
     /// the head too where the model ties them, then come the blocks, then the head.
     shards: Shards,
+    /// On the meta device: the buffers when a pass came to the head.
+    at_head: counts::Buffers,
 }
 
 /// Seconds of training passes, by part of the model.
@@ -80,6 +85,7 @@ impl Model {
         blocks: Vec<Block>,
         head: Head,
         config: &Config,
+        device: Device,
         mut shards: Shards,
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
@@ -95,10 +101,11 @@ impl Model {
             notes: Vec::new(),
             lowest,
             shards,
+            at_head: counts::Buffers::default(),
             embedding,
             blocks,
             head,
-            pool: Pool::new(),
+            pool: Pool::on(device),
             checkpointing: config.train.gradient_checkpointing,
             narrow: match (config.train.bf16, config.train.fp16) {
                 (_, true) => Some(Half::F16),
@@ -199,8 +206,16 @@ impl Model {
         })
     }
 
+    /// The values that a pass begins with.
+    fn values<'v>(&self, all: &'v [f32]) -> Values<'v> {
+        match self.pool.device() {
+            Device::Cpu => all.into(),
+            Device::Meta => Values::meta(),
+        }
+    }
+
     fn evaluation(&self) -> Pass<'_> {
-        Pass { values: self.params.values().into(), pool: &self.pool, balance: None, dropout: None }
+        Pass { values: self.values(self.params.values()), pool: &self.pool, balance: None, dropout: None }
     }
 
     /// The loss of each label token of the batch, in order, without dropout.
@@ -208,12 +223,7 @@ impl Model {
     /// # Errors
     /// As [`Model::forward_backward`].
     pub fn token_losses(&self, batch: &Batch) -> Result<Vec<f32>> {
-        self.check(batch)?;
-        let (rows, targets) = labelled(batch);
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
+        Ok(self.token_scores(batch)?.into_iter().map(|(nll, _)| nll).collect())
     }
 
     /// As [`Model::token_losses`], with whether each token is the most probable.
@@ -226,7 +236,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        self.evaluate(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
+        self.evaluate(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.

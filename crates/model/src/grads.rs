@@ -1,9 +1,10 @@
 //! The gradients of a pass, by their places in the flat buffer of trained values. They are in one buffer for all, or in a
 //! buffer for each segment while backward is in it. A [`Collector`] gets those of a segment when its backward is done, while
 //! the segments below are still to come.
-use std::ops::{Index, IndexMut, Range};
+use std::ops::Range;
 
 use tunesmith_base::error::Result;
+use tunesmith_ops::floats::FloatsMut;
 
 /// The gradients of a stretch of the flat buffer.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub struct Grads<'g> {
     collector: Option<Box<dyn Collector<'g> + 'g>>,
     /// The collector has the gradients from here on.
     closed: usize,
+    /// All gradients are on the meta device.
+    meta: bool,
 }
 
 /// A stretch of the flat buffer from `start` on.
@@ -77,7 +80,13 @@ impl<'g> Grads<'g> {
             windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values) }],
             collector: None,
             closed: usize::MAX,
+            meta: false,
         }
+    }
+
+    /// On the meta device.
+    pub const fn on_meta() -> Self {
+        Self { windows: Vec::new(), collector: None, closed: usize::MAX, meta: true }
     }
 
     /// In one buffer for all, of which `collector` takes one segment after the other.
@@ -87,7 +96,7 @@ impl<'g> Grads<'g> {
 
     /// In buffers of `collector`, one for each open segment.
     pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
-        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
+        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX, meta: false }
     }
 
     /// Backward comes to the segment at `range`, or to something that adds to its gradients.
@@ -144,23 +153,17 @@ impl<'g> Grads<'g> {
     }
 }
 
-impl Index<Range<usize>> for Grads<'_> {
-    type Output = [f32];
-
-    fn index(&self, range: Range<usize>) -> &[f32] {
-        let window = self.windows.iter().find(|window| window.covers(&range)).expect("an open segment");
-        let values = match &window.buffer {
-            Buffer::Borrowed(values) => &values[..],
-            Buffer::Owned(values) => &values[..],
-        };
-        &values[range.start - window.start..range.end - window.start]
-    }
-}
-
-impl IndexMut<Range<usize>> for Grads<'_> {
-    fn index_mut(&mut self, range: Range<usize>) -> &mut [f32] {
-        let window = self.windows.iter_mut().find(|window| window.covers(&range)).expect("an open segment");
+impl Grads<'_> {
+    /// The gradients at a place of the flat buffer.
+    ///
+    /// # Panics
+    /// If no open segment has them.
+    pub fn at(&mut self, range: &Range<usize>) -> FloatsMut<'_> {
+        if self.meta {
+            return FloatsMut::meta(range.len());
+        }
+        let window = self.windows.iter_mut().find(|window| window.covers(range)).expect("an open segment");
         let start = window.start;
-        &mut window.buffer.values()[range.start - start..range.end - start]
+        FloatsMut::from(window.buffer.values()).slice(range.start - start..range.end - start)
     }
 }

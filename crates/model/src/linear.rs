@@ -5,8 +5,9 @@ use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::cell::OnceCell;
 use std::fmt::Debug;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use tunesmith_ops::panel::{Act, LANES};
+use tunesmith_ops::panel::Act;
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]
@@ -151,7 +152,7 @@ impl<'a> Base<'a> {
             matmul(y, init, terms);
         }
         if let (Some(_), Some(bias)) = (residual, bias) {
-            add_bias(y, bias.vector());
+            elementwise::add_bias(y, bias.vector());
         }
     }
 
@@ -174,10 +175,10 @@ impl<'a> Base<'a> {
     /// Adds the gradients of the base's weight and bias, where they are trained.
     pub fn gradients(&self, input: &Input<'_>, dy: &Act, grads: &mut Grads<'_>) {
         if let Some(range) = self.linear.weight.trained() {
-            outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
+            outer(Target::Rows(grads.at(range)), dy, input.transposed());
         }
         if let Some(range) = self.linear.bias.as_ref().and_then(Weight::trained) {
-            sum_tokens(dy, &mut grads[range.clone()]);
+            elementwise::add_bias_backward(dy, grads.at(range));
         }
     }
 }
@@ -186,30 +187,11 @@ impl<'a> Base<'a> {
 fn fill(out: &mut Act, init: Init<'_>) {
     match init {
         Init::Out => {}
-        Init::Add(other) => out.data_mut().copy_from_slice(other.data()),
+        Init::Add(other) => elementwise::assign(out, other),
         Init::Zero => out.zero(),
         Init::Bias(bias) => {
             out.zero();
-            add_bias(out, bias);
-        }
-    }
-}
-
-fn add_bias(y: &mut Act, bias: &[f32]) {
-    for panel in 0..y.panels() {
-        for (lanes, value) in y.panel_mut(panel).chunks_exact_mut(LANES).zip(bias) {
-            for sum in lanes {
-                *sum += value;
-            }
-        }
-    }
-}
-
-/// Adds the sum over tokens of `dy [tokens, features]` to `out [features]`.
-fn sum_tokens(dy: &Act, out: &mut [f32]) {
-    for panel in 0..dy.panels() {
-        for (lanes, total) in dy.panel(panel).chunks_exact(LANES).zip(out.iter_mut()) {
-            *total += lanes.iter().sum::<f32>();
+            elementwise::add_bias(out, bias);
         }
     }
 }

@@ -39,7 +39,7 @@ impl Norm {
         grads: &mut Grads<'_>,
     ) {
         if let Some(range) = self.weight.trained() {
-            norm::backward_weight(x, rstd, dh, &mut grads[range.clone()]);
+            norm::backward_weight(x, rstd, dh, grads.at(range));
         }
         if let Some((dx, add)) = dx {
             norm::backward(

@@ -49,6 +49,15 @@ impl Params {
         range
     }
 
+    /// Appends a tensor on the meta device; returns its place.
+    pub fn push_meta(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
+        let spec = ParamSpec { name, shape, offset: self.len(), decay: true, lr_scale: 1.0 };
+        let range = spec.range();
+        self.elsewhere += range.len();
+        self.specs.push(spec);
+        range
+    }
+
     /// The tensors from here on belong to the next segment.
     pub fn begin_segment(&mut self) {
         self.segments.push(self.len());

@@ -100,7 +100,8 @@ impl Layout {
             let (mut keys, mut queries) = (0, 0);
             let span = |range: &Range<usize>| {
                 let asked: Vec<usize> = if last { vec![range.end - 1] } else { range.clone().collect() };
-                let span = Span { key_start: keys, keys: range.end, query_start: queries, positions: asked };
+                let span =
+                    Span { key_start: keys, keys: range.end, query_start: queries, positions: asked, ranges: None };
                 (keys, queries) = (keys + range.end, queries + span.positions.len());
                 span
             };

@@ -146,6 +146,12 @@ impl<'a> Quantizer<'a> {
         Ok(Self { how, matrices, cache, notes: RefCell::default(), requantized: Cell::new(0) })
     }
 
+    /// Quantizes nothing.
+    pub(super) fn none() -> Self {
+        let (notes, requantized) = (RefCell::default(), Cell::new(0));
+        Self { how: None, matrices: BTreeSet::new(), cache: None, notes, requantized }
+    }
+
     /// How a tensor is quantized, if it is.
     pub(super) fn how(&self, name: &str) -> Option<How> {
         self.how.filter(|_| self.matrices.contains(name))

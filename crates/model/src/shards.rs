@@ -79,6 +79,7 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
             let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
             Place::Quantized(form, byte, float)
         }
+        Store::Meta(_) => unreachable!("ranks share weights that are there"),
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
     let parts = lengths.map(|length| peers.part(length));

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
 use tunesmith_config::{Config, Dtype};
+use tunesmith_device::Device;
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,8 @@ pub struct Source<'a> {
     pub config: &'a Config,
     /// Finished adapters to merge in.
     pub stack: &'a Stack,
+    /// Where tensors go; on the meta device no value is read or drawn.
+    pub device: Device,
 }
 
 impl Source<'_> {
@@ -87,6 +90,9 @@ impl Tensors<'_> {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
         };
         let tokens = self.source.arch.rows_of(name);
+        if self.on_meta() {
+            return Ok(self.meta_weight(name, shape));
+        }
         if self.trained.contains(name) {
             let values = self.source.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
@@ -100,6 +106,22 @@ impl Tensors<'_> {
             Ok(Weight::rows(values, tokens, range))
         } else {
             self.frozen(name, &shape)
+        }
+    }
+
+    pub(super) fn on_meta(&self) -> bool {
+        self.source.device == Device::Meta
+    }
+
+    fn meta_weight(&mut self, name: &str, shape: Vec<usize>) -> Weight {
+        let (tokens, count) = (self.source.arch.rows_of(name), shape.iter().product());
+        if self.trained.contains(name) {
+            Weight::Trained(self.params.push_meta(name.to_owned(), shape))
+        } else if tokens.is_empty() {
+            Weight::Meta(count)
+        } else {
+            let rows = vec![tokens.len(), self.source.arch.hidden_size];
+            Weight::rows_on_meta(count, tokens, self.params.push_meta(token_rows(name), rows))
         }
     }
 
@@ -168,6 +190,9 @@ impl Tensors<'_> {
         }
         if self.trained.contains(first) || self.trained.contains(second) {
             return Err(Error::config(format!("{first} and {second} can only be trained together")));
+        }
+        if self.on_meta() {
+            return Ok(Weight::Meta(2 * one));
         }
         match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
             (Weight::Frozen(first), Weight::Frozen(second)) => {

@@ -1,11 +1,14 @@
 //! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
 //! hand.
 use std::ops::Range;
+use tunesmith_ops::floats::Floats;
 
 /// Up to two stretches of the flat buffer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Values<'a> {
     windows: [Window<'a>; 2],
+    /// All values are on the meta device.
+    meta: bool,
 }
 
 /// A stretch, and where it starts.
@@ -16,7 +19,12 @@ impl<'a> Values<'a> {
     pub fn of(windows: impl IntoIterator<Item = Window<'a>>) -> Self {
         let mut windows = windows.into_iter();
         let mut next = || windows.next().unwrap_or_default();
-        Self { windows: [next(), next()] }
+        Self { windows: [next(), next()], meta: false }
+    }
+
+    /// Values on the meta device, at whatever place.
+    pub fn meta() -> Self {
+        Self { meta: true, ..Self::default() }
     }
 
     /// The values at a place.
@@ -24,10 +32,13 @@ impl<'a> Values<'a> {
     /// # Panics
     /// If they are not at hand.
     #[inline]
-    pub fn at(self, place: &Range<usize>) -> &'a [f32] {
+    pub fn at(self, place: &Range<usize>) -> Floats<'a> {
+        if self.meta {
+            return Floats::meta(place.len());
+        }
         let covers = |&(start, values): &Window<'_>| start <= place.start && place.end <= start + values.len();
         let (start, values) = self.windows.into_iter().find(covers).expect("the values of a segment at hand");
-        &values[place.start - start..place.end - start]
+        Floats::from(values).slice(place.start - start..place.end - start)
     }
 }
 
@@ -46,7 +57,7 @@ impl<'a> From<&'a Vec<f32>> for Values<'a> {
 /// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
 pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
     let width = range.len() / ids.len();
-    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
+    for (&id, row) in ids.iter().zip(values.at(range).read().chunks_exact(width)) {
         table[id as usize * width..][..width].copy_from_slice(row);
     }
 }
@@ -59,9 +70,9 @@ mod tests {
     fn values_are_found_by_their_place_in_whichever_stretch_has_them() {
         let (first, last) = ([1.0, 2.0, 3.0], [7.0, 8.0]);
         let values = Values::of([(10, &first[..]), (40, &last[..])]);
-        assert_eq!(values.at(&(11..13)), [2.0, 3.0]);
-        assert_eq!(values.at(&(40..42)), [7.0, 8.0]);
-        assert_eq!(Values::from(&first[..]).at(&(0..3)), first);
+        assert_eq!(values.at(&(11..13)).read(), [2.0, 3.0]);
+        assert_eq!(values.at(&(40..42)).read(), [7.0, 8.0]);
+        assert_eq!(Values::from(&first[..]).at(&(0..3)).read(), first);
         assert!(std::panic::catch_unwind(|| values.at(&(12..14)).len()).is_err(), "a value more than is at hand");
     }
 }

@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_ops::embedding;
-use tunesmith_ops::gemm::{Store, Target, Transposed, outer};
+use tunesmith_ops::floats::Floats;
+use tunesmith_ops::gemm::Store;
+use tunesmith_ops::loss::linear::WeightGradient;
 use tunesmith_ops::panel::Act;
 use tunesmith_ops::quant::Quantized;
 
@@ -25,6 +27,8 @@ pub enum Weight {
     Trained(Range<usize>),
     /// A table of which some rows are trained.
     Rows(Rows),
+    /// Not trained, of so many numbers, on the meta device.
+    Meta(usize),
 }
 
 /// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
@@ -41,6 +45,8 @@ enum Table {
     Own(Arc<RwLock<Vec<f32>>>),
     /// Shared among ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
+    /// So many numbers on the meta device.
+    Meta(usize),
 }
 
 impl Rows {
@@ -64,9 +70,11 @@ pub enum View<'a> {
     /// Of a segment that ranks share.
     Shared(SharedView<'a>),
     /// A part of the flat buffer of trained values.
-    Trained(&'a [f32]),
+    Trained(Floats<'a>),
     /// Of a table, whose lock is held meanwhile.
     Rows(RwLockReadGuard<'a, Vec<f32>>),
+    /// So many numbers on the meta device.
+    Meta(usize),
 }
 
 impl Weight {
@@ -86,6 +94,7 @@ impl Weight {
             Self::Quantized(matrix) => View::Quantized(matrix),
             Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
+            Self::Meta(len) | Self::Rows(Rows { table: Table::Meta(len), .. }) => View::Meta(*len),
             Self::Rows(Rows { table: Table::Own(table), .. }) => {
                 View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
             }
@@ -97,10 +106,15 @@ impl Weight {
         Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
     }
 
+    /// As [`Weight::rows`], of a table of so many numbers on the meta device.
+    pub fn rows_on_meta(numbers: usize, ids: &[u32], range: Range<usize>) -> Self {
+        Self::Rows(Rows { table: Table::Meta(numbers), ids: ids.into(), range })
+    }
+
     /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) | Self::Meta(_) => None,
             Self::Trained(range) => Some(range),
         }
     }
@@ -108,14 +122,14 @@ impl Weight {
     /// The place in the flat buffer of what is trained of it.
     pub const fn place(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => None,
             Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
         }
     }
 
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
-        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_))
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_))
     }
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
@@ -135,8 +149,8 @@ impl Weight {
         grads: &mut Grads<'_>,
     ) {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => {}
-            Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, &mut grads[range.clone()]),
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => {}
+            Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, grads.at(range)),
             Self::Rows(Rows { ids, range, .. }) => {
                 // A token's place among the trained rows; that past the last stands for all others.
                 let place = |token: &u32| ids.iter().position(|id| id == token).unwrap_or(ids.len()) as u32;
@@ -144,34 +158,17 @@ impl Weight {
                     .iter()
                     .map(|token| if padding == Some(*token) { ids.len() as u32 } else { place(token) })
                     .collect();
-                embedding::backward(dx, &places, scale, Some(ids.len() as u32), &mut grads[range.clone()]);
+                embedding::backward(dx, &places, scale, Some(ids.len() as u32), grads.at(range));
             }
         }
     }
 
-    /// Adds the gradient of a head's rows: `sum_t e[t, row] h[t] / s[t]`, and minus `scale h[t]` where the row is token
-    /// t's target. `part` holds h and `weighted` h / s, both `[tokens, hidden]`.
-    pub fn add_head_gradient(
-        &self,
-        e: &Act,
-        weighted: &Act,
-        part: &Act,
-        targets: &[u32],
-        scale: f32,
-        grads: &mut Grads<'_>,
-    ) {
-        let Self::Rows(Rows { ids, range, .. }) = self else { return };
-        let (hidden, grads) = (part.features(), &mut grads[range.clone()]);
-        let columns: Vec<f32> =
-            (0..e.tokens()).flat_map(|token| ids.iter().map(move |&id| e.at(token, id as usize))).collect();
-        let columns = Act::from_rows(e.pool(), &columns, ids.len());
-        outer(Target::Rows(grads), &columns, &Transposed::new(weighted));
-        for (token, target) in targets.iter().enumerate() {
-            if let Some(at) = ids.iter().position(|id| id == target) {
-                for (feature, value) in grads[at * hidden..][..hidden].iter_mut().enumerate() {
-                    *value -= scale * part.at(token, feature);
-                }
-            }
+    /// Where the gradient of a head is added, whose matrix this is.
+    pub fn head_gradient<'g>(&'g self, grads: &'g mut Grads<'_>) -> WeightGradient<'g> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => WeightGradient::None,
+            Self::Trained(range) => WeightGradient::Whole(grads.at(range)),
+            Self::Rows(Rows { ids, range, .. }) => WeightGradient::Rows { ids, gradients: grads.at(range) },
         }
     }
 }
@@ -187,16 +184,18 @@ impl View<'_> {
             },
             Self::Quantized(matrix) => Store::Quantized(matrix),
             Self::Shared(shared) => shared.store(),
-            Self::Trained(values) => Store::F32(values),
+            Self::Trained(values) => Store::from(*values),
             Self::Rows(table) => Store::F32(table),
+            Self::Meta(len) => Store::Meta(*len),
         }
     }
 
     /// The numbers of a vector, which is always f32.
-    pub fn vector(&self) -> &[f32] {
+    pub fn vector(&self) -> Floats<'_> {
         match self.store() {
-            Store::F32(values) => values,
-            Store::Bf16(_) | Store::Quantized(_) => &[],
+            Store::F32(values) => values.into(),
+            Store::Meta(len) => Floats::meta(len),
+            Store::Bf16(_) | Store::Quantized(_) => Floats::from(&[][..]),
         }
     }
 }

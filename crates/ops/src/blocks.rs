@@ -1,4 +1,5 @@
 //! Products with a block-diagonal matrix: each block of a token's features, a row, times a matrix of its own. OFT's rotations.
+use super::floats::Floats;
 use super::gemm::{tile, tile_rows, with_tile};
 use super::panel::{Act, LANES};
 use super::par;
@@ -8,7 +9,7 @@ use super::simd::{Simd, dispatch};
 #[derive(Debug, Clone, Copy)]
 pub struct Diagonal<'a> {
     /// The matrices end to end, each row-major.
-    pub matrices: &'a [f32],
+    pub matrices: Floats<'a>,
     /// Rows and columns of each.
     pub size: usize,
 }
@@ -97,8 +98,11 @@ pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, a
     let (size, stride) = (diagonal.size, x.stride());
     assert!(x.features().is_multiple_of(size) && diagonal.count() > 0, "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
+    if x.is_meta() {
+        return;
+    }
     let (row, col) = if transposed { (size, 1) } else { (1, size) };
-    let (matrices, count, blocks) = (diagonal.matrices.as_ptr(), diagonal.count(), x.features() / size);
+    let (matrices, count, blocks) = (diagonal.matrices.host().as_ptr(), diagonal.count(), x.features() / size);
     let job = Job { out: out.shared().get(), x: x.ptr(), stride, matrices, count, size, blocks, row, col, adds };
     let job = &job;
     // SAFETY: the assertions hold the shapes against each other: `blocks * size` features and at least one matrix.
@@ -182,6 +186,9 @@ pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
     assert!(x.features().is_multiple_of(size), "whole blocks of {size}");
     assert_eq!((x.tokens(), x.features()), (d.tokens(), d.features()), "one shape");
     let mut out = vec![0.0f32; x.features() * size];
+    if x.is_meta() {
+        return out;
+    }
     let job = OuterJob { out: out.as_mut_ptr(), x: x.ptr(), d: d.ptr(), stride: x.stride(), size, tokens: x.tokens() };
     let job = &job;
     // SAFETY: `x` and `d` have one shape, of whole blocks; `out` has `size * size` floats for each, and lives until all
@@ -211,7 +218,7 @@ mod tests {
                 };
                 for (transposed, adds) in [(false, false), (true, false), (false, true), (true, true)] {
                     let mut out = da.copy();
-                    times(Diagonal { matrices: &matrices, size }, &xa, transposed, &mut out, adds);
+                    times(Diagonal { matrices: (&matrices).into(), size }, &xa, transposed, &mut out, adds);
                     for (index, got) in out.to_rows().into_iter().enumerate() {
                         let (token, block, col) = (index / features, index % features / size, index % size);
                         let x = |k: usize| f64::from(x[token * features + block * size + k]);

@@ -33,6 +33,9 @@ impl Dropout<'_> {
     #[must_use]
     pub fn apply(&self, x: &Act) -> Act {
         let mut out = x.pool().act(x.tokens(), x.features());
+        if x.is_meta() {
+            return out;
+        }
         let (to, stride) = (out.shared(), out.stride());
         let scale = 1.0 / (1.0 - self.rate);
         let threshold = (f64::from(self.rate) * 4_294_967_296.0) as u64;

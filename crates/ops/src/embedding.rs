@@ -1,4 +1,5 @@
 //! Token embedding: rows of a table into panels; its gradient adds rows back.
+use super::floats::FloatsMut;
 use super::gemm::Store;
 use super::panel::{Act, LANES, Pool};
 use super::par;
@@ -10,6 +11,9 @@ use std::sync::Arc;
 /// If a token is not in the table: the data layer has refused such rows before.
 pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Act {
     let mut out = pool.act(tokens.len(), features);
+    if out.is_meta() {
+        return out;
+    }
     let (to, stride) = (out.shared(), out.stride());
     par::run(tokens.len().div_ceil(LANES), |panel| {
         let mut row = vec![0.0; features];
@@ -27,8 +31,11 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
 
 /// Adds `scale` times each token's gradient to its row of `d_table`, in the order of the tokens. The row of `padding` gets none, as in
 /// PyTorch's `Embedding(padding_idx)`.
-pub fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: &mut [f32]) {
-    let features = dx.features();
+pub fn backward(dx: &Act, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
+    if dx.is_meta() {
+        return;
+    }
+    let (features, d_table) = (dx.features(), d_table.host());
     for (at, &token) in tokens.iter().enumerate().filter(|&(_, &token)| Some(token) != padding) {
         let from = &dx.panel(at / LANES)[at % LANES..];
         let row = &mut d_table[token as usize * features..][..features];
@@ -58,9 +65,9 @@ mod tests {
         let double: Vec<f64> = table.iter().map(|&x| f64::from(x)).collect();
         assert!(x.to_rows().iter().zip(reference(&double)).all(|(got, want)| f64::from(*got) == want));
         let mut d_table = vec![0.0; table.len()];
-        backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, None, &mut d_table);
+        backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, None, (&mut d_table).into());
         let mut padded = vec![0.0; table.len()];
-        backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, Some(3), &mut padded);
+        backward(&Act::from_rows(&pool, &seed, features), &tokens, 2.0, Some(3), (&mut padded).into());
         assert_eq!((&padded[..3 * features], &padded[3 * features..]), (&d_table[..3 * features], &[0.0; 5][..]));
         check_gradient("table", &table, &d_table, |table| {
             reference(table).iter().zip(&seed).map(|(x, &s)| x * f64::from(s)).sum()

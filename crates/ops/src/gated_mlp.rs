@@ -81,6 +81,9 @@ dispatch! {
 pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
     assert_eq!((gate.tokens(), gate.features()), (up.tokens(), up.features()), "gate and up have one shape");
     let mut out = gate.pool().blank(gate.tokens(), gate.features());
+    if gate.is_meta() {
+        return out;
+    }
     let (to, stride) = (out.shared(), out.stride());
     par::run(gate.panels(), |panel| {
         let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());
@@ -95,6 +98,9 @@ pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
 pub fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
     for other in [&*up, d_out] {
         assert_eq!((gate.tokens(), gate.features()), (other.tokens(), other.features()), "all have one shape");
+    }
+    if gate.is_meta() {
+        return;
     }
     let (stride, panels) = (gate.stride(), gate.panels());
     let (gate, up) = (gate.shared(), up.shared());

@@ -56,6 +56,9 @@ impl Narrow {
     /// Rounds every number to the nearest, ties to even.
     pub fn new(act: &Act, half: Half) -> Self {
         let mut halves = act.pool().act(act.tokens(), act.features().div_ceil(2));
+        if act.is_meta() {
+            return Self { half, halves, features: act.features() };
+        }
         let (to, stride) = (halves.shared(), halves.stride());
         par::run(act.panels(), |panel| {
             // SAFETY: a panel of `halves` has `features.div_ceil(2)` vectors of f32, room for `features` vectors of 16
@@ -77,6 +80,9 @@ impl Narrow {
     /// Converts the rounded numbers back to f32.
     pub fn widen(&self) -> Act {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
+        if out.is_meta() {
+            return out;
+        }
         let (to, stride) = (out.shared(), out.stride());
         par::run(self.halves.panels(), |panel| {
             // SAFETY: a panel of `halves` holds `features` vectors of 16 bits, as `new` wrote them; one of `out` has

@@ -7,6 +7,9 @@ use super::par;
 /// `bound = alpha / sqrt(length * features)`. Row `first_row + t` of the step has the same noise however the step is
 /// cut into passes.
 pub fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+    if x.is_meta() {
+        return;
+    }
     let (features, stride, to) = (x.features(), x.stride(), x.shared());
     let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;
     let bounds: Vec<f32> = cu_seqlens

@@ -1,5 +1,6 @@
 //! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features or over each head's (Qwen3's q and k).
 //! Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+use super::floats::{Floats, FloatsMut};
 use super::panel::{Act, LANES};
 use super::par;
 use super::simd::{Simd, dispatch};
@@ -8,9 +9,22 @@ use super::simd::{Simd, dispatch};
 #[derive(Debug, Clone, Copy)]
 pub struct Gain<'a> {
     /// The gain `[features]`.
-    pub weight: &'a [f32],
+    pub weight: Floats<'a>,
     /// Added to each of them: Gemma counts its weights from 1.
     pub offset: f32,
+}
+
+/// A [`Gain`] as the kernels read it.
+#[derive(Clone, Copy)]
+struct HostGain<'a> {
+    weight: &'a [f32],
+    offset: f32,
+}
+
+impl<'a> Gain<'a> {
+    const fn host(self) -> HostGain<'a> {
+        HostGain { weight: self.weight.host(), offset: self.offset }
+    }
 }
 
 /// # Safety
@@ -48,7 +62,7 @@ dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, groups: usi
 /// # Safety
 /// The features of `S`; `x` and `out` hold `groups * gain.weight.len()` vectors, `rstd` holds `groups`.
 #[inline(always)]
-unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32) {
+unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, out: *mut f32) {
     // SAFETY: `group` is below `groups` and `feature` below the weight's length: within all, as the caller says.
     unsafe {
         for group in 0..groups {
@@ -62,7 +76,7 @@ unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: Gain<'_>,
 }
 
 dispatch! {
-    fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32);
+    fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, out: *mut f32);
 }
 
 /// # Safety
@@ -71,7 +85,7 @@ dispatch! {
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,
     rstd: *const f32,
-    gain: Gain<'_>,
+    gain: HostGain<'_>,
     groups: usize,
     dh: *const f32,
     dx: *mut f32,
@@ -108,7 +122,7 @@ unsafe fn backward_kernel<S: Simd>(
 
 dispatch! {
     fn backward_panel = backward_kernel(
-        x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, dh: *const f32, dx: *mut f32, add: bool,
+        x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, dh: *const f32, dx: *mut f32, add: bool,
     );
 }
 
@@ -116,6 +130,9 @@ dispatch! {
 pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
     assert!(x.features().is_multiple_of(groups), "whole groups");
     let mut out = x.pool().blank(x.tokens(), groups);
+    if x.is_meta() {
+        return out;
+    }
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);
     par::run(x.panels(), |panel| {
         // SAFETY: a panel of `x` has `groups * dim` vectors, one of `out` has `groups`; no other task has this one of
@@ -130,6 +147,10 @@ pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
     let groups = rstd.features();
     assert_eq!(x.features(), groups * gain.weight.len(), "a weight for each feature");
     let mut out = x.pool().blank(x.tokens(), x.features());
+    if x.is_meta() {
+        return out;
+    }
+    let gain = gain.host();
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
         let (x, rstd) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr());
@@ -150,6 +171,10 @@ pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add
         (rstd.tokens(), rstd.features() * gain.weight.len()),
         "a weight for each feature"
     );
+    if x.is_meta() {
+        return;
+    }
+    let gain = gain.host();
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());
@@ -160,7 +185,11 @@ pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add
 }
 
 /// Adds the gradient with respect to the weight, `sum over tokens and groups of dh x rstd`, to `dw [dim]`.
-pub fn backward_weight(x: &Act, rstd: &Act, dh: &Act, dw: &mut [f32]) {
+pub fn backward_weight(x: &Act, rstd: &Act, dh: &Act, dw: FloatsMut<'_>) {
+    if x.is_meta() {
+        return;
+    }
+    let dw = dw.host();
     let (dim, groups) = (dw.len(), rstd.features());
     for panel in 0..x.panels() {
         let (x, rstd, dh) = (x.panel(panel), rstd.panel(panel), dh.panel(panel));
@@ -199,7 +228,7 @@ mod tests {
                 let pool = Pool::new();
                 let (xa, dh) = (Act::from_rows(&pool, &x, groups * dim), Act::from_rows(&pool, &seed, groups * dim));
                 let rstd = stats(&xa, groups, 1e-3);
-                let gain = Gain { weight: &weight, offset };
+                let gain = Gain { weight: (&weight).into(), offset };
                 let h = apply(&xa, &rstd, gain);
                 for (got, want) in
                     h.to_rows().iter().zip(reference(&double(&x), &double(&weight), f64::from(offset), 1e-3))
@@ -216,7 +245,7 @@ mod tests {
                 backward(&xa, &rstd, gain, &dh, &mut dx, true);
                 assert!(dx.to_rows().iter().zip(&once).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
                 let mut dw = vec![0.0; dim];
-                backward_weight(&xa, &rstd, &dh, &mut dw);
+                backward_weight(&xa, &rstd, &dh, (&mut dw).into());
                 check_gradient("dw", &weight, &dw, |w| loss(&double(&x), w));
             }
         });

@@ -3,36 +3,83 @@
 //! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
-mod buffer;
-
 use super::par::{self, Shared};
-use buffer::Buffer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tunesmith_device::{Buffer, Device, Usage};
 
 /// The number of tokens in a panel: the lanes of a vector.
-pub const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
 #[derive(Debug, Default)]
 pub struct Pool {
-    /// Idle buffers by their floats.
-    free: Mutex<HashMap<usize, Vec<Buffer>>>,
+    device: Device,
+    buffers: Mutex<Buffers>,
     panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
     stepped: bool,
+    usage: Usage,
+}
+
+/// The buffers of a pool, by how many values they have room for.
+#[derive(Debug, Default)]
+struct Buffers {
+    idle: HashMap<usize, Vec<Buffer>>,
+    /// How many there are, in use and idle.
+    all: HashMap<usize, usize>,
+}
+
+impl Buffers {
+    /// Gives the memory of those that are idle back.
+    fn clear(&mut self) {
+        for (values, idle) in self.idle.drain() {
+            *self.all.entry(values).or_default() -= idle.len();
+        }
+    }
+}
+
+/// How many buffers a pool has for activations of so many features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufferCount {
+    /// Features of a token.
+    pub features: usize,
+    /// Buffers in use now.
+    pub in_use: usize,
+    /// Buffers in use and idle: the most that were in use at once.
+    pub all: usize,
 }
 
 impl Pool {
-    /// A pool without buffers, all of whose activations have one length.
+    /// A pool on the CPU, without buffers, all of whose activations have one length.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    /// An empty pool for activations of very different lengths.
+    /// A pool on the CPU for activations of very different lengths.
     pub fn stepped() -> Arc<Self> {
         Arc::new(Self { stepped: true, ..Self::default() })
+    }
+
+    /// As [`Pool::new`], on a device.
+    pub fn on(device: Device) -> Arc<Self> {
+        Arc::new(Self { device, ..Self::default() })
+    }
+
+    /// As [`Pool::stepped`], on a device.
+    pub fn stepped_on(device: Device) -> Arc<Self> {
+        Arc::new(Self { device, stepped: true, ..Self::default() })
+    }
+
+    /// Where its activations are.
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Bytes of all its buffers, idle ones included, and their high-water mark.
+    pub const fn usage(&self) -> &Usage {
+        &self.usage
     }
 
     /// Panels of a buffer for so many tokens.
@@ -50,26 +97,39 @@ impl Pool {
     pub fn reserve(&self, tokens: usize) {
         let wanted = tokens.div_ceil(LANES);
         if self.panels.fetch_max(wanted, Ordering::Relaxed) < wanted {
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.buffers().clear();
         }
     }
 
     /// Bytes of the buffers that wait for use.
     pub fn idle_bytes(&self) -> u64 {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.values().flatten().map(|buffer| Buffer::bytes(buffer.floats) as u64).sum()
+        self.buffers().idle.values().flatten().map(Buffer::bytes).sum()
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many buffers of each size there are, given that each has room for so many tokens.
+    pub fn counts(&self, tokens: usize) -> Vec<BufferCount> {
+        let (buffers, each) = (self.buffers(), self.sized(tokens) * LANES);
+        let count = |(&values, &all): (&usize, &usize)| {
+            let idle = buffers.idle.get(&values).map_or(0, Vec::len);
+            BufferCount { features: values / each, in_use: all - idle, all }
+        };
+        buffers.all.iter().filter(|(_, all)| **all > 0).map(count).collect()
     }
 
     /// Gives all idle memory back to the system; what comes next is sized afresh.
     pub fn release(&self) {
         self.panels.store(0, Ordering::Relaxed);
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.buffers().clear();
     }
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
     pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
         let mut act = self.blank(tokens, features);
-        if !tokens.is_multiple_of(LANES) {
+        if !tokens.is_multiple_of(LANES) && self.device == Device::Cpu {
             act.panel_mut(tokens / LANES).fill(0.0);
         }
         act
@@ -79,9 +139,13 @@ impl Pool {
     ///
     /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
     pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
-        let floats = self.sized(tokens) * features * LANES;
-        let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
-        let buffer = reused.unwrap_or_else(|| Buffer::new(floats));
+        let values = self.sized(tokens) * features * LANES;
+        let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
+        let buffer = reused.unwrap_or_else(|| {
+            let buffer = Buffer::new(self.device, values, &self.usage);
+            *self.buffers().all.entry(values).or_default() += 1;
+            buffer
+        });
         Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
     }
 }
@@ -98,10 +162,13 @@ pub struct Act {
 impl Drop for Act {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut buffers = self.pool.buffers();
             // Memory from before the last `reserve` is not wanted any more.
-            if self.pool.stepped || buffer.floats == self.pool.panels.load(Ordering::Relaxed) * self.features * LANES {
-                free.entry(buffer.floats).or_default().push(buffer);
+            let wanted = self.pool.panels.load(Ordering::Relaxed) * self.features * LANES;
+            if self.pool.stepped || buffer.values() == wanted {
+                buffers.idle.entry(buffer.values()).or_default().push(buffer);
+            } else {
+                *buffers.all.entry(buffer.values()).or_default() -= 1;
             }
         }
     }
@@ -119,13 +186,23 @@ impl Act {
     }
 
     /// How many panels, the last of them perhaps partly used.
-    pub const fn panels(&self) -> usize {
+    pub(crate) const fn panels(&self) -> usize {
         self.tokens.div_ceil(LANES)
     }
 
     /// Floats from one panel to the next.
-    pub const fn stride(&self) -> usize {
+    pub(crate) const fn stride(&self) -> usize {
         self.features * LANES
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.pool.device
+    }
+
+    /// Whether it is on the meta device, where ops have nothing to do.
+    pub(crate) fn is_meta(&self) -> bool {
+        self.pool.device == Device::Meta
     }
 
     /// The pool that this one came from.
@@ -134,44 +211,48 @@ impl Act {
     }
 
     /// The first float of the first panel.
-    pub fn ptr(&self) -> *const f32 {
-        self.buffer.as_ref().map_or(std::ptr::null(), |buffer| buffer.start)
+    pub(crate) fn ptr(&self) -> *const f32 {
+        self.buffer.as_ref().map_or(std::ptr::null(), |buffer| buffer.start().cast_const())
     }
 
     /// The first float of the first panel, to share among tasks that write disjoint parts.
-    pub fn shared(&mut self) -> Shared<f32> {
-        Shared(self.buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.start))
+    pub(crate) fn shared(&mut self) -> Shared<f32> {
+        Shared(self.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::start))
     }
 
     /// All panels, `[panels][features][16]`.
-    pub fn data(&self) -> &[f32] {
+    pub(crate) fn data(&self) -> &[f32] {
+        assert!(!self.ptr().is_null(), "an activation of the CPU");
         // SAFETY: the pool sized the buffer for at least that many floats, aligned to 64 bytes, and they live as long
-        // as `self`, whose borrow keeps others from writing. A float that nothing has written yet is lent, never read:
+        // as `self`, whose borrow keeps others from writing. On the meta device no op asks for them. A float that nothing has written yet is lent, never read:
         // see `Pool::blank`.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
     }
 
     /// As [`Act::data`], for writing.
-    pub fn data_mut(&mut self) -> &mut [f32] {
+    pub(crate) fn data_mut(&mut self) -> &mut [f32] {
+        assert!(!self.ptr().is_null(), "an activation of the CPU");
         let floats = self.panels() * self.stride();
         // SAFETY: as in `data`; the borrow of `self` for writing makes this the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
     }
 
     /// One panel, `[features][16]`.
-    pub fn panel(&self, index: usize) -> &[f32] {
+    pub(crate) fn panel(&self, index: usize) -> &[f32] {
         &self.data()[index * self.stride()..][..self.stride()]
     }
 
     /// As [`Act::panel`], for writing.
-    pub fn panel_mut(&mut self, index: usize) -> &mut [f32] {
+    pub(crate) fn panel_mut(&mut self, index: usize) -> &mut [f32] {
         let stride = self.stride();
         &mut self.data_mut()[index * stride..][..stride]
     }
 
     /// Sets every value to zero.
     pub fn zero(&mut self) {
-        self.data_mut().fill(0.0);
+        if !self.is_meta() {
+            self.data_mut().fill(0.0);
+        }
     }
 
     /// Another one of the same shape, its values undefined.
@@ -180,22 +261,44 @@ impl Act {
         self.pool.act(self.tokens, self.features)
     }
 
-    /// Adds another one of the same shape.
-    pub fn add(&mut self, other: &Self) {
-        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
-        let (to, stride) = (self.shared(), self.stride());
-        par::run(other.panels(), |panel| {
-            // SAFETY: the panel lies within `self`, which has the shape of `other` and is borrowed for writing; no
-            // other task has it.
-            let sums = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
-            sums.iter_mut().zip(other.panel(panel)).for_each(|(sum, value)| *sum += value);
-        });
+    /// The rows `rows`, which begin with a panel, as an activation of another pool.
+    pub(crate) fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
+        assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
+        let mut out = pool.blank(rows.len(), self.features);
+        if self.is_meta() {
+            return out;
+        }
+        let first = rows.start / LANES * self.stride();
+        let floats = out.panels() * out.stride();
+        out.data_mut().copy_from_slice(&self.data()[first..first + floats]);
+        out
+    }
+
+    /// The reverse of [`Act::rows`]: replaces the rows from `first` on by those of `part`.
+    pub(crate) fn put_rows(&mut self, first: usize, part: &Self) {
+        assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
+        if self.is_meta() {
+            return;
+        }
+        let (start, floats) = (first / LANES * self.stride(), part.panels() * part.stride());
+        self.data_mut()[start..start + floats].copy_from_slice(part.data());
+    }
+
+    /// Copies the features of one token to the host: `[features]`.
+    pub fn row(&self, token: usize) -> Vec<f32> {
+        if self.is_meta() {
+            return vec![0.0; self.features];
+        }
+        self.panel(token / LANES)[token % LANES..].iter().step_by(LANES).copied().collect()
     }
 
     /// Some features of every token, from one on, as an activation of its own.
     #[must_use]
     pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
         let mut out = self.pool.act(self.tokens, columns.len());
+        if self.is_meta() {
+            return out;
+        }
         for panel in 0..self.panels() {
             let from = &self.panel(panel)[columns.start * LANES..columns.end * LANES];
             out.panel_mut(panel).copy_from_slice(from);
@@ -208,6 +311,9 @@ impl Act {
     pub fn side_by_side(parts: &[&Self]) -> Self {
         let features = parts.iter().map(|part| part.features).sum();
         let mut out = parts[0].pool.act(parts[0].tokens, features);
+        if out.is_meta() {
+            return out;
+        }
         for panel in 0..out.panels() {
             let mut rest = out.panel_mut(panel);
             for part in parts {
@@ -220,7 +326,7 @@ impl Act {
     }
 
     /// The value of one feature of one token.
-    pub fn at(&self, token: usize, feature: usize) -> f32 {
+    pub(crate) fn at(&self, token: usize, feature: usize) -> f32 {
         self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
     }
 
@@ -228,6 +334,9 @@ impl Act {
     pub fn from_rows(pool: &Arc<Pool>, rows: &[f32], features: usize) -> Self {
         let tokens = rows.len() / features;
         let mut act = pool.act(tokens, features);
+        if act.is_meta() {
+            return act;
+        }
         for (token, row) in rows.chunks_exact(features).enumerate() {
             act.set_row(token, row);
         }
@@ -235,7 +344,7 @@ impl Act {
     }
 
     /// Writes the features of one token.
-    pub fn set_row(&mut self, token: usize, row: &[f32]) {
+    pub(crate) fn set_row(&mut self, token: usize, row: &[f32]) {
         let panel = self.panel_mut(token / LANES);
         for (feature, &value) in row.iter().enumerate() {
             panel[feature * LANES + token % LANES] = value;
@@ -245,6 +354,9 @@ impl Act {
     /// Copies the panels to row-major `[tokens, features]`.
     pub fn to_rows(&self) -> Vec<f32> {
         let mut rows = vec![0.0; self.tokens * self.features];
+        if self.is_meta() {
+            return rows;
+        }
         for (token, row) in rows.chunks_exact_mut(self.features.max(1)).enumerate() {
             let panel = self.panel(token / LANES);
             for (feature, value) in row.iter_mut().enumerate() {
@@ -258,6 +370,9 @@ impl Act {
     #[must_use]
     pub fn copy(&self) -> Self {
         let mut out = self.pool.act(self.tokens, self.features);
+        if self.is_meta() {
+            return out;
+        }
         let (stride, to) = (self.stride(), out.shared());
         par::run(self.panels(), |panel| {
             // SAFETY: both hold `panels` panels of `stride` floats; each task owns one panel of `out`.
@@ -276,8 +391,11 @@ impl Act {
 
     /// As [`Act::gather`], in memory of another pool.
     #[must_use]
-    pub fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
+    pub(crate) fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
         let mut out = pool.act(rows.len(), self.features);
+        if self.is_meta() {
+            return out;
+        }
         let (stride, features, to) = (self.stride(), self.features, out.shared());
         par::run(rows.len().div_ceil(LANES), |panel| {
             let rows = &rows[panel * LANES..rows.len().min((panel + 1) * LANES)];
@@ -294,8 +412,11 @@ impl Act {
     }
 
     /// Multiplies every token by a number of its own.
-    pub fn times(&mut self, factors: &[f32]) {
+    pub(crate) fn times(&mut self, factors: &[f32]) {
         assert_eq!(factors.len(), self.tokens, "a factor for each token");
+        if self.is_meta() {
+            return;
+        }
         for (panel, factors) in factors.chunks(LANES).enumerate() {
             for lanes in self.panel_mut(panel).chunks_exact_mut(LANES) {
                 lanes.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
@@ -304,8 +425,11 @@ impl Act {
     }
 
     /// The product of each token's features with those of `other`, summed.
-    pub fn dot(&self, other: &Self) -> Vec<f32> {
+    pub(crate) fn dot(&self, other: &Self) -> Vec<f32> {
         assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        if self.is_meta() {
+            return vec![0.0; self.tokens];
+        }
         let mut sums = Vec::with_capacity(self.tokens);
         for panel in 0..self.panels() {
             let mut lanes = [0.0f32; LANES];
@@ -321,8 +445,11 @@ impl Act {
     }
 
     /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
-    pub fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
+    pub(crate) fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
         assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
+        if self.is_meta() {
+            return;
+        }
         for (index, &row) in rows.iter().enumerate() {
             let factor = factors.map_or(1.0, |factors| factors[index]);
             let source = &from.panel(index / LANES)[index % LANES..];
@@ -337,6 +464,9 @@ impl Act {
     #[must_use]
     pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
         let mut out = self.pool.act(tokens, self.features);
+        if self.is_meta() {
+            return out;
+        }
         out.zero();
         for (index, &row) in rows.iter().enumerate() {
             let from = &self.panel(index / LANES)[index % LANES..];
@@ -357,8 +487,7 @@ mod tests {
     fn a_released_pool_holds_nothing_and_sizes_afresh() {
         let pool = Pool::new();
         drop((pool.act(1000, 3), pool.act(5, 7)));
-        let idle =
-            |pool: &Pool| pool.free.lock().unwrap().values().flatten().map(|buffer| buffer.floats).sum::<usize>();
+        let idle = |pool: &Pool| pool.buffers().idle.values().flatten().map(Buffer::values).sum::<usize>();
         assert_eq!(idle(&pool), 1008 * 10);
         let held = pool.act(1000, 3);
         pool.release();

@@ -38,6 +38,9 @@ dispatch! {
 
 /// Caps every value in place.
 pub fn forward(x: &mut Act, cap: f32) {
+    if x.is_meta() {
+        return;
+    }
     let (to, stride, panels) = (x.shared(), x.stride(), x.panels());
     par::run(panels, |panel| {
         // SAFETY: a panel is `stride` floats, `stride / LANES` vectors. It lies within `x`, which is borrowed for
@@ -49,6 +52,9 @@ pub fn forward(x: &mut Act, cap: f32) {
 /// Multiplies the gradient of [`forward`]'s result, which is `capped`, by the slope: it becomes that of the input.
 pub fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
     assert_eq!((capped.tokens(), capped.features()), (gradient.tokens(), gradient.features()), "both have one shape");
+    if capped.is_meta() {
+        return;
+    }
     let (to, stride) = (gradient.shared(), gradient.stride());
     par::run(capped.panels(), |panel| {
         let capped = capped.panel(panel).as_ptr();

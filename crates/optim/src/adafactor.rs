@@ -10,7 +10,7 @@
 //! u[i, j] = g[i, j] sqrt(mean(r) / (r[i] c[j]))                    vectors: g / sqrt(v), v as in AdamW
 //! w = (1 - rate decay) w - rate u / max(1, rms(u) / clip_threshold)
 //! ```
-use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
@@ -53,7 +53,7 @@ impl Matrices {
     }
 }
 
-impl Rule for Adafactor {
+impl UpdateRule for Adafactor {
     fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             decay_rate: args.number("decay_rate", "a number below 0", |number| number < 0.0)?.unwrap_or(-0.8),
@@ -87,8 +87,8 @@ impl Rule for Adafactor {
         slot.count()
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         if values.is_empty() {
             return;
         }

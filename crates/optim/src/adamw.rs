@@ -6,7 +6,7 @@
 //! v = beta2 v + (1 - beta2) g^2
 //! w = (1 - rate decay) w - rate / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
-use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
@@ -48,7 +48,7 @@ impl From<&TrainConfig> for Betas {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW(pub Betas);
 
-impl Rule for AdamW {
+impl UpdateRule for AdamW {
     fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
         Ok(Self(train.into()))
     }
@@ -57,8 +57,8 @@ impl Rule for AdamW {
         vec![StateSpec::like("exp_avg", slot), StateSpec::like("exp_avg_sq", slot)]
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let [State::F32(m), State::F32(v)] = state else { return };
         let betas = self.0.of(slot);
         let moments = m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK));

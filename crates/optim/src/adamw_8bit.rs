@@ -5,7 +5,7 @@
 //! dynamic code map: a signed map for the first moment, an unsigned one for the second. Tensors of under 4096 values
 //! keep f32 moments.
 use super::adamw::Betas;
-use super::optimizer::{Dtype, Rule, Slot, State, StateSpec, TASK, Update};
+use super::optimizer::{Slot, State, StateDtype, StateSpec, TASK, TensorUpdate, UpdateRule};
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
@@ -108,7 +108,7 @@ impl Step {
     }
 }
 
-impl Rule for AdamW8bit {
+impl UpdateRule for AdamW8bit {
     fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
         Ok(Self { betas: train.into(), signed: CodeMap::new(true), unsigned: CodeMap::new(false) })
     }
@@ -117,7 +117,7 @@ impl Rule for AdamW8bit {
         if slot.count() < MIN_8BIT_SIZE {
             return vec![StateSpec::like("state1", slot), StateSpec::like("state2", slot)];
         }
-        let codes = |name| StateSpec { name, shape: slot.shape.clone(), dtype: Dtype::U8, each: 1 };
+        let codes = |name| StateSpec { name, shape: slot.shape.clone(), dtype: StateDtype::U8, each: 1 };
         let scales = |name| StateSpec { each: BLOCK, ..StateSpec::floats(name, vec![slot.count().div_ceil(BLOCK)]) };
         vec![codes("state1"), codes("state2"), scales("absmax1"), scales("absmax2")]
     }
@@ -126,8 +126,8 @@ impl Rule for AdamW8bit {
         if slot.count() < MIN_8BIT_SIZE { 1 } else { BLOCK }
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let Betas { beta1, beta2, epsilon, weight_decay } = self.betas.of(slot);
         let exponent = step as f64;
         let formulas = Step {

@@ -9,7 +9,7 @@
 //! w    = (1 - rate decay) w - rate (fast / (1 - beta1^t) + alpha slow) / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
 use super::adamw::Betas;
-use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
@@ -46,7 +46,7 @@ impl AdEmaMix {
     }
 }
 
-impl Rule for AdEmaMix {
+impl UpdateRule for AdEmaMix {
     fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         let rule = Self {
             betas: train.into(),
@@ -66,8 +66,8 @@ impl Rule for AdEmaMix {
         ["exp_avg", "exp_avg_slow", "exp_avg_sq"].map(|name| StateSpec::like(name, slot)).to_vec()
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let [State::F32(fast), State::F32(slow), State::F32(v)] = state else { return };
         let (Betas { beta1, beta2, epsilon, weight_decay }, exponent) = (self.betas.of(slot), step as f64);
         let (alpha, beta3) = self.at(step);

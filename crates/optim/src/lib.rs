@@ -1,8 +1,8 @@
 //! Optimizers as pure updates of tensors, learning-rate schedules, gradient clipping, loss scaling, and an
 //! average of the weights.
 //!
-//! To add an optimizer, write a file with a [`Rule`], which also reads its arguments, and a line in
-//! [`tunesmith_base::registry`]. To add a schedule, write a file with a [`schedule::Form`] and a line there.
+//! To add an optimizer, write a file with a [`UpdateRule`], which also reads its arguments, and a line in
+//! [`tunesmith_base::registry`]. To add a schedule, write a file with a [`schedule::ScheduleForm`] and a line there.
 pub mod clip;
 pub mod ema;
 pub mod loss_scale;
@@ -19,7 +19,7 @@ use tunesmith_config::{Optim, TrainConfig};
 pub use adamw::{AdamW, Betas};
 pub use ema::Ema;
 pub use loss_scale::LossScaler;
-pub use optimizer::{Gradients, Optimizer, Rule, Slot, State, StateTensor};
+pub use optimizer::{Gradients, Optimizer, Slot, State, StateTensor, UpdateRule};
 pub use plan::OptimizerPlan;
 pub use schedule::Schedule;
 
@@ -27,7 +27,7 @@ macro_rules! rules {
     ($($name:ident = $module:ident, $word:literal $(| $alias:literal)*, $doc:literal $(, $trait:ident)?;)+) => {
         $( pub mod $module; )+
 
-        fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Box<dyn Rule>> {
+        fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Box<dyn UpdateRule>> {
             Ok(match train.optim { $( Optim::$name => Box::new($module::$name::of(train, args)?), )+ })
         }
     };
@@ -38,7 +38,7 @@ tunesmith_base::registry::optimizers!(rules);
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: an argument that the optimizer does not have, or a value that it cannot have.
-pub fn rule(train: &TrainConfig) -> Result<Box<dyn Rule>> {
+pub fn rule(train: &TrainConfig) -> Result<Box<dyn UpdateRule>> {
     let owner = format!("optim = {}", train.optim);
     let mut args = train.optim_args.reader("train.optim_args", &owner);
     let rule = of(train, &mut args)?;

@@ -6,7 +6,7 @@
 //! m = beta2 m + (1 - beta2) g
 //! ```
 use super::adamw::Betas;
-use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::optimizer::{Slot, StateSpec, TASK, TensorUpdate, UpdateRule};
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
@@ -16,7 +16,7 @@ use tunesmith_config::arguments::Reader;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lion(pub Betas);
 
-impl Rule for Lion {
+impl UpdateRule for Lion {
     fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
         Ok(Self(train.into()))
     }
@@ -25,8 +25,8 @@ impl Rule for Lion {
         vec![StateSpec::like("exp_avg", slot)]
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, state, .. } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
         let [momentum] = state else { return };
         let betas = self.0.of(slot);
         let keep = (1.0 - rate * betas.weight_decay) as f32;

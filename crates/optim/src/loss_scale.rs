@@ -7,7 +7,7 @@
 
 /// How a scale starts and moves: the settings of `DeepSpeed`'s section `fp16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
+pub struct LossScaleSettings {
     /// The scale of the first step.
     pub initial: f64,
     /// Steps without overflow before the scale is doubled.
@@ -24,7 +24,7 @@ pub struct Settings {
 /// The scale of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LossScaler {
-    settings: Settings,
+    settings: LossScaleSettings,
     scale: f64,
     /// Steps so far, skipped ones included.
     step: u64,
@@ -39,7 +39,7 @@ const MOST: f64 = (1u64 << 40) as f64;
 
 impl LossScaler {
     /// The scale before the first step.
-    pub const fn new(settings: Settings) -> Self {
+    pub const fn new(settings: LossScaleSettings) -> Self {
         Self { settings, scale: settings.initial, step: 0, since: 0, hysteresis: settings.hysteresis, overflows: 0 }
     }
 
@@ -53,7 +53,7 @@ impl LossScaler {
         self.overflows
     }
 
-    /// [`Settings::hysteresis`]: so many overflows in a row are usual.
+    /// [`LossScaleSettings::hysteresis`]: so many overflows in a row are usual.
     pub const fn hysteresis(&self) -> u64 {
         self.settings.hysteresis
     }

@@ -9,12 +9,13 @@
 //! w = (1 - rate decay) w - rate adjust(rows, cols) u
 //! ```
 use super::adamw::{AdamW, Betas};
-use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::optimizer::{Slot, StateSpec, TASK, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::{Act, Pool};
 
@@ -69,7 +70,7 @@ impl AdjustLr {
     }
 }
 
-impl Rule for Muon {
+impl UpdateRule for Muon {
     fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         let ns_steps =
             args.number("ns_steps", "an integer from 1 to 99", |it| it.fract() == 0.0 && (1.0..100.0).contains(&it))?;
@@ -106,11 +107,11 @@ impl Rule for Muon {
         if Self::takes(slot) { slot.count() } else { 1 }
     }
 
-    fn update(&self, update: Update<'_>) {
+    fn update(&self, update: TensorUpdate<'_>) {
         if !Self::takes(update.slot) {
             return AdamW(self.rest).update(update);
         }
-        let Update { slot, values, grads, factor, rate, state, .. } = update;
+        let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
         let (rows, cols) = (slot.shape[0], slot.shape[1]);
         let (momentum, rest) = (self.momentum as f32, (1.0 - self.momentum) as f32);
         let mut direction = vec![0.0f32; values.len()];
@@ -148,7 +149,7 @@ fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
         let flat = gram.to_rows();
         let mut mixed = pool.act(short, short);
         matmul(&mut mixed, Init::Zero, &[Term { matrix: Matrix::rows(&flat, short), x: &gram }]);
-        mixed.data_mut().iter_mut().zip(gram.data()).for_each(|(mixed, gram)| *mixed = b * gram + c * *mixed);
+        elementwise::axpby(b, &gram, c, &mut mixed);
         let mut next = pool.act(short, long);
         matmul(&mut next, Init::Zero, &[Term { matrix: Matrix::transposed(&x, long), x: &mixed }]);
         x.iter_mut().zip(next.to_rows()).for_each(|(x, next)| *x = a * *x + next);

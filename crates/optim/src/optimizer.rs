@@ -1,9 +1,9 @@
 //! What all optimizers share: the tensors they update, the state they keep beside each, and how a step walks them.
 //!
-//! An optimizer is a [`Rule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
+//! An optimizer is a [`UpdateRule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
 use super::loss_scale::LossScaler;
-pub use super::state::{Dtype, Slot, State, StateSpec};
+pub use super::state::{Slot, State, StateDtype, StateSpec};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
@@ -17,8 +17,8 @@ pub const TASK: usize = 1 << 16;
 
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
-pub struct Update<'a> {
-    /// The tensor.
+pub struct TensorUpdate<'a> {
+    /// Name, shape and decay of the tensor.
     pub slot: &'a Slot,
     /// Its values, or those of the part.
     pub values: &'a mut [f32],
@@ -30,14 +30,14 @@ pub struct Update<'a> {
     pub rate: f64,
     /// Number of the update, from 1: `t` of the formulas.
     pub step: u64,
-    /// What [`Rule::state`] asked for, in that order.
+    /// What [`UpdateRule::state`] asked for, in that order.
     pub state: &'a mut [State],
 }
 
 /// Gradients as a run keeps them: of all values, or of the owned ones end to end.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
-    /// In float32.
+    /// In float32, as the backward pass sums them.
     F32(&'a [f32]),
     /// In bfloat16: dequantized one tensor at a time.
     Bf16(&'a [bf16]),
@@ -61,17 +61,17 @@ impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
 /// Copies a rule behind `dyn Rule`; every rule that is [`Clone`] has it.
 pub trait CloneRule {
     /// A rule of its own, with the same numbers.
-    fn boxed(&self) -> Box<dyn Rule>;
+    fn boxed(&self) -> Box<dyn UpdateRule>;
 }
 
-impl<T: Rule + Clone + 'static> CloneRule for T {
-    fn boxed(&self) -> Box<dyn Rule> {
+impl<T: UpdateRule + Clone + 'static> CloneRule for T {
+    fn boxed(&self) -> Box<dyn UpdateRule> {
         Box::new(self.clone())
     }
 }
 
-/// An optimizer's formulas.
-pub trait Rule: CloneRule + std::fmt::Debug + Send + Sync {
+/// An optimizer's formulas, without the state they act on.
+pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// The rule of a configuration before the first step; reads the arguments of `train.optim_args`.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ pub trait Rule: CloneRule + std::fmt::Debug + Send + Sync {
     where
         Self: Sized;
 
-    /// The state kept for a tensor, zero before the first step unless [`Rule::start`] says otherwise.
+    /// The state kept for a tensor, zero before the first step unless [`UpdateRule::start`] says otherwise.
     fn state(&self, slot: &Slot) -> Vec<StateSpec>;
 
     /// How many values must stay together where ranks share a tensor, counted from its start: 1 where each is updated
@@ -89,7 +89,7 @@ pub trait Rule: CloneRule + std::fmt::Debug + Send + Sync {
         1
     }
 
-    /// Bytes of working memory that [`Rule::update`] takes for a tensor and gives back.
+    /// Bytes of working memory that [`UpdateRule::update`] takes for a tensor and gives back.
     fn scratch(&self, _slot: &Slot) -> u64 {
         0
     }
@@ -100,23 +100,23 @@ pub trait Rule: CloneRule + std::fmt::Debug + Send + Sync {
     /// Called once before each step's updates, with the learning rate of the run.
     fn begin(&mut self, _rate: f64, _step: u64) {}
 
-    /// Updates one tensor, or a part of one that [`Rule::grain`] allows.
-    fn update(&self, update: Update<'_>);
+    /// Updates one tensor, or a part of one that [`UpdateRule::grain`] allows.
+    fn update(&self, update: TensorUpdate<'_>);
 
     /// State of the run as a whole, which checkpoints save beside the tensors' state.
     fn scalars(&self) -> Vec<f64> {
         Vec::new()
     }
 
-    /// Restores what [`Rule::scalars`] gave; the caller passes as many numbers.
+    /// Restores what [`UpdateRule::scalars`] gave; the caller passes as many numbers.
     fn set_scalars(&mut self, _scalars: &[f64]) {}
 
-    /// Whether the weights to evaluate, save and publish differ from those that are trained: see [`Rule::publish`].
+    /// Whether the weights to evaluate, save and publish differ from those that are trained: see [`UpdateRule::publish`].
     fn averages(&self) -> bool {
         false
     }
 
-    /// Replaces trained weights by those to publish, where [`Rule::averages`].
+    /// Replaces trained weights by those to publish, where [`UpdateRule::averages`].
     fn publish(&self, _values: &mut [f32], _state: &[State]) {}
 }
 
@@ -142,7 +142,7 @@ pub struct Optimizer {
     pub step: u64,
     /// The loss scale of float16 training.
     pub scaler: Option<LossScaler>,
-    rule: Box<dyn Rule>,
+    rule: Box<dyn UpdateRule>,
     slots: Vec<Slot>,
     parts: Vec<Part>,
     whole: usize,
@@ -152,11 +152,11 @@ pub struct Optimizer {
 /// A state tensor of an optimizer, by its name in a checkpoint (`TENSOR.STATE`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateTensor {
-    /// `TENSOR.STATE`, such as `model.norm.weight.exp_avg`.
+    /// Its name in a checkpoint, such as `model.norm.weight.exp_avg`.
     pub name: String,
     /// The index of the tensor's slot.
     pub slot: usize,
-    /// The index in what [`Rule::state`] gives for the slot.
+    /// The index in what [`UpdateRule::state`] gives for the slot.
     pub place: usize,
     /// Shape and storage of the whole tensor, whatever part of it is owned here.
     pub spec: StateSpec,
@@ -171,12 +171,12 @@ impl Part {
 }
 
 /// What is left of a buffer that is taken apart from its start on.
-struct Rest<'a> {
+struct Remaining<'a> {
     values: &'a mut [f32],
     at: usize,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> Remaining<'a> {
     /// Takes the range out; what lies before it is passed over.
     fn take(&mut self, range: Range<usize>) -> &'a mut [f32] {
         let (_, rest) = std::mem::take(&mut self.values).split_at_mut(range.start - self.at);
@@ -188,7 +188,7 @@ impl<'a> Rest<'a> {
 
 impl Optimizer {
     /// Fresh state for tensors that lie end to end in `values`.
-    pub fn new(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32]) -> Self {
+    pub fn new(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: &[f32]) -> Self {
         let everything = 0..values.len();
         Self::shared(rule, slots, values, std::slice::from_ref(&everything))
     }
@@ -198,7 +198,7 @@ impl Optimizer {
     ///
     /// # Panics
     /// If `values` is neither.
-    pub fn shared(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
+    pub fn shared(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
         let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
         let whole = slots.iter().map(Slot::count).sum();
         let count: usize = owned.iter().map(ExactSizeIterator::len).sum();
@@ -245,7 +245,7 @@ impl Optimizer {
         self.rule.begin(rate, self.step);
         let (rule, slots, step) = (&self.rule, &self.slots, self.step);
         let mut updates = Vec::with_capacity(self.parts.len());
-        let mut rest = Rest { values, at: 0 };
+        let mut rest = Remaining { values, at: 0 };
         let mut wide = Vec::new();
         for part in &mut self.parts {
             let slot = &slots[part.slot];
@@ -253,13 +253,13 @@ impl Optimizer {
             let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
             match grads {
                 Gradients::F32(grads) => {
-                    updates.push(Update { slot, values, grads: &grads[place], factor, rate, step, state });
+                    updates.push(TensorUpdate { slot, values, grads: &grads[place], factor, rate, step, state });
                 }
                 // One after the other, so that one is wide at a time.
                 Gradients::Bf16(grads) => {
                     wide.resize(place.len(), 0.0);
                     grads[place].convert_to_f32_slice(&mut wide);
-                    rule.update(Update { slot, values, grads: &wide, factor, rate, step, state });
+                    rule.update(TensorUpdate { slot, values, grads: &wide, factor, rate, step, state });
                 }
             }
         }
@@ -274,7 +274,7 @@ impl Optimizer {
     /// Replaces trained weights by those to publish; in a whole buffer, the owned ones alone.
     pub fn publish(&self, values: &mut [f32]) {
         let packed = self.is_packed(values.len());
-        let mut rest = Rest { values, at: 0 };
+        let mut rest = Remaining { values, at: 0 };
         for part in &self.parts {
             self.rule.publish(rest.take(part.place(packed)), &part.state);
         }
@@ -337,7 +337,7 @@ impl Optimizer {
         out
     }
 
-    /// State of the run as a whole: the rule's [`Rule::scalars`], then the loss scale's numbers.
+    /// State of the run as a whole: the rule's [`UpdateRule::scalars`], then the loss scale's numbers.
     pub fn scalars(&self) -> Vec<f64> {
         let scaler = self.scaler.iter().flat_map(LossScaler::numbers);
         self.rule.scalars().into_iter().chain(scaler).collect()
@@ -358,12 +358,12 @@ impl Optimizer {
 }
 
 /// Bytes of the state that a rule keeps for tensors, all ranks together.
-pub fn state_bytes(rule: &dyn Rule, slots: &[Slot]) -> u64 {
+pub fn state_bytes(rule: &dyn UpdateRule, slots: &[Slot]) -> u64 {
     slots.iter().flat_map(|slot| rule.state(slot)).map(|spec| spec.bytes()).sum()
 }
 
-/// Where ranks may cut a whole buffer: maps a place to the nearest one that [`Rule::grain`] allows.
-pub fn legal_cuts(rule: &dyn Rule, slots: &[Slot]) -> impl Fn(usize) -> usize + use<> {
+/// Where ranks may cut a whole buffer: maps a place to the nearest one that [`UpdateRule::grain`] allows.
+pub fn legal_cuts(rule: &dyn UpdateRule, slots: &[Slot]) -> impl Fn(usize) -> usize + use<> {
     let mut end = 0;
     let grain = |slot: &Slot| {
         let start = end;

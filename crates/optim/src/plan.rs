@@ -5,17 +5,17 @@ use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 
-use super::{Rule, loss_scale, rates, rule};
+use super::{UpdateRule, loss_scale, rates, rule};
 
 /// The optimizer of a run: plain decisions, with nothing left to a default.
 #[derive(Debug, Clone)]
 pub struct OptimizerPlan {
-    /// The update rule before its first step; [`Rule::boxed`](super::optimizer::CloneRule::boxed) gives a run its own.
-    pub rule: Arc<dyn Rule>,
+    /// The update rule before its first step; [`UpdateRule::boxed`](super::optimizer::CloneRule::boxed) gives a run its own.
+    pub rule: Arc<dyn UpdateRule>,
     /// By the name of each trained tensor: its learning rate divided by that of the run.
     pub lr_scales: BTreeMap<String, f64>,
     /// How the loss scale starts and moves, with float16 activations.
-    pub loss_scale: Option<loss_scale::Settings>,
+    pub loss_scale: Option<loss_scale::LossScaleSettings>,
     /// The decay of the moving average of the trained values, if one is kept.
     pub ema_decay: Option<f64>,
     /// The global gradient norm above which gradients are clipped; 0 turns clipping off.
@@ -41,9 +41,9 @@ impl OptimizerPlan {
     }
 }
 
-fn loss_scale(train: &TrainConfig) -> loss_scale::Settings {
+fn loss_scale(train: &TrainConfig) -> loss_scale::LossScaleSettings {
     let dynamic = train.loss_scale == 0.0;
-    loss_scale::Settings {
+    loss_scale::LossScaleSettings {
         initial: if dynamic { 2f64.powi(train.initial_scale_power as i32) } else { train.loss_scale },
         window: train.loss_scale_window,
         hysteresis: train.hysteresis,

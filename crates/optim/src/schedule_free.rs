@@ -12,7 +12,7 @@
 //! z = z - rate d
 //! ```
 use super::adamw::Betas;
-use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
 use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
@@ -46,7 +46,7 @@ fn lerp(start: f32, end: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { start + weight * (end - start) } else { end - (end - start) * (1.0 - weight) }
 }
 
-impl Rule for ScheduleFreeAdamW {
+impl UpdateRule for ScheduleFreeAdamW {
     fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         if train.adam_beta1 == 0.0 {
             return Err(Error::config("train.adam_beta1 = 0 contradicts train.optim = schedule_free_adamw")
@@ -73,8 +73,8 @@ impl Rule for ScheduleFreeAdamW {
         self.share = if self.weight_sum == 0.0 { 0.0 } else { weight / self.weight_sum };
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let [State::F32(z), State::F32(v)] = state else { return };
         let betas = self.betas.of(slot);
         let (beta2, rest2) = (betas.beta2 as f32, (1.0 - betas.beta2) as f32);

@@ -6,7 +6,7 @@
 //! m = momentum m + (1 - dampening) d           the first step: m = d
 //! w = w - rate (nesterov: d + momentum m, else m)
 //! ```
-use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::optimizer::{Slot, StateSpec, TASK, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
@@ -27,7 +27,7 @@ pub struct Sgd {
     pub weight_decay: f64,
 }
 
-impl Rule for Sgd {
+impl UpdateRule for Sgd {
     fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         let rule = Self {
             momentum: share(args, "momentum")?.unwrap_or(0.0),
@@ -46,8 +46,8 @@ impl Rule for Sgd {
         if self.momentum == 0.0 { Vec::new() } else { vec![StateSpec::like("momentum_buffer", slot)] }
     }
 
-    fn update(&self, update: Update<'_>) {
-        let Update { slot, values, grads, factor, rate, step, state } = update;
+    fn update(&self, update: TensorUpdate<'_>) {
+        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let decay = if slot.decay { self.weight_decay as f32 } else { 0.0 };
         let rate = rate as f32;
         let Some(buffer) = state.first_mut() else {

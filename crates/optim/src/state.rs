@@ -23,8 +23,8 @@ impl Slot {
 
 /// How a state tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
-    /// float32.
+pub enum StateDtype {
+    /// IEEE float32: 4 bytes a number.
     F32,
     /// A byte: an index into a code map.
     U8,
@@ -38,9 +38,9 @@ pub struct StateSpec {
     /// The sizes of its dimensions, row-major.
     pub shape: Vec<usize>,
     /// How its numbers are stored.
-    pub dtype: Dtype,
+    pub dtype: StateDtype,
     /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used where
-    /// [`Rule::grain`](super::Rule::grain) keeps the tensor whole.
+    /// [`UpdateRule::grain`](super::UpdateRule::grain) keeps the tensor whole.
     pub each: usize,
 }
 
@@ -52,7 +52,7 @@ impl StateSpec {
 
     /// Floats of a shape of their own.
     pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
-        Self { name, shape, dtype: Dtype::F32, each: 1 }
+        Self { name, shape, dtype: StateDtype::F32, each: 1 }
     }
 
     /// How many numbers it has.
@@ -64,8 +64,8 @@ impl StateSpec {
     pub fn bytes(&self) -> u64 {
         let count = self.count() as u64;
         match self.dtype {
-            Dtype::F32 => 4 * count,
-            Dtype::U8 => count,
+            StateDtype::F32 => 4 * count,
+            StateDtype::U8 => count,
         }
     }
 
@@ -81,17 +81,17 @@ impl StateSpec {
 /// The numbers of a state tensor, such as a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
-    /// Of [`Dtype::F32`].
+    /// The numbers themselves, of [`StateDtype::F32`].
     F32(Vec<f32>),
-    /// Of [`Dtype::U8`].
+    /// Indices into a code map, of [`StateDtype::U8`].
     U8(Vec<u8>),
 }
 
 impl State {
-    pub(super) fn zeros(dtype: Dtype, count: usize) -> Self {
+    pub(super) fn zeros(dtype: StateDtype, count: usize) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32(vec![0.0; count]),
-            Dtype::U8 => Self::U8(vec![0; count]),
+            StateDtype::F32 => Self::F32(vec![0.0; count]),
+            StateDtype::U8 => Self::U8(vec![0; count]),
         }
     }
 

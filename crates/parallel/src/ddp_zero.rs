@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::mpsc::{channel, sync_channel};
 
-use super::grad_buffer::Sums;
+use super::grad_buffer::GradSums;
 use super::plan::ParallelPlan;
 use super::reducer::{Clock, GradientSender, Message, Reducer, send};
 use super::replicas;
@@ -42,7 +42,7 @@ pub struct Sharing {
     plan: ParallelPlan,
     /// The gradients of the step so far, where they are reduced after every pass or kept in bfloat16. Otherwise they are
     /// in the gradient buffer of [`Params`].
-    sums: Sums,
+    sums: GradSums,
     exchange: PartitionedCollectives,
 }
 
@@ -68,7 +68,7 @@ impl Sharing {
     /// Rank `rank` of `partition`, under `plan`.
     pub fn new(plan: &ParallelPlan, partition: Partition, rank: usize) -> Self {
         let bf16 = plan.grad_dtype == GradDtype::Bfloat16;
-        let sums = if bf16 { Sums::Bf16(Vec::new()) } else { Sums::default() };
+        let sums = if bf16 { GradSums::Bf16(Vec::new()) } else { GradSums::default() };
         let exchange = PartitionedCollectives::default();
         Self { partition, timeline: None, compares: None, rank, plan: *plan, sums, exchange }
     }

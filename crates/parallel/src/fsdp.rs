@@ -13,7 +13,7 @@ use tunesmith_comm::{Collectives, Group, Partition, bytes};
 use tunesmith_config::Sharding;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
-use tunesmith_optim::Rule;
+use tunesmith_optim::UpdateRule;
 use tunesmith_optim::optimizer::legal_cuts;
 
 /// Gathers segments of sharded weights. It has communicators of its own, so that its thread can gather a segment while the
@@ -26,7 +26,7 @@ pub struct Gatherer {
     group: Arc<CommThread>,
     sharding: Sharding,
     /// The optimizer's rule, which says where trained values may be cut, if they are sharded.
-    rule: Option<Arc<dyn Rule>>,
+    rule: Option<Arc<dyn UpdateRule>>,
 }
 
 impl Gatherer {
@@ -34,7 +34,7 @@ impl Gatherer {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: the ranks do not meet; [`tunesmith_base::Kind::Io`]: the system has no thread left.
-    pub fn new(plan: &ParallelPlan, rule: &Arc<dyn Rule>, comm: &dyn Collectives) -> Result<Option<Self>> {
+    pub fn new(plan: &ParallelPlan, rule: &Arc<dyn UpdateRule>, comm: &dyn Collectives) -> Result<Option<Self>> {
         let Some(sharding) = plan.weights else { return Ok(None) };
         let thread = |ranks| comm.new_group(ranks).and_then(CommThread::new).map(Arc::new);
         let all = thread(Group::All)?;

@@ -21,22 +21,22 @@ const TASK: usize = 1 << 14;
 
 /// Sums of gradients: all of them, or the rank's own part end to end.
 #[derive(Debug)]
-pub enum Sums {
+pub enum GradSums {
     /// Exact sums of float32 gradients.
     F32(Vec<f32>),
-    /// Rounded after each pass.
+    /// Sums that are rounded to bfloat16 after each pass.
     Bf16(Vec<bf16>),
 }
 
-impl Default for Sums {
+impl Default for GradSums {
     fn default() -> Self {
         Self::F32(Vec::new())
     }
 }
 
-impl Sums {
+impl GradSums {
     /// Whether the sums are bfloat16.
-    pub const fn is_narrow(&self) -> bool {
+    pub(crate) const fn is_narrow(&self) -> bool {
         matches!(self, Self::Bf16(_))
     }
 
@@ -142,7 +142,7 @@ pub fn zeros(spare: Vec<f32>, length: usize) -> Vec<f32> {
 
 /// Adds the buffer of each segment to the sums.
 struct Folder<'g> {
-    sums: &'g mut Sums,
+    sums: &'g mut GradSums,
     spare: &'g mut Vec<f32>,
 }
 
@@ -164,25 +164,23 @@ impl<'g> Collector<'g> for Folder<'g> {
 mod tests {
     use super::*;
 
-    fn floats(sums: &Sums) -> Vec<f32> {
+    fn floats(sums: &GradSums) -> Vec<f32> {
         match sums {
-            Sums::F32(sums) => sums.clone(),
-            Sums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
+            GradSums::F32(sums) => sums.clone(),
+            GradSums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
         }
     }
 
     #[test]
     fn segments_are_added_and_rounded_once_a_pass() {
-        let (mut sums, mut spare) = (Sums::Bf16(Vec::new()), Vec::new());
+        let (mut sums, mut spare) = (GradSums::Bf16(Vec::new()), Vec::new());
         sums.begin(7);
         for pass in 0..2 {
             let mut grads = sums.grads(&mut spare);
             for range in [4..7, 0..4] {
                 grads.open(range.clone());
-                for (at, value) in grads[range.clone()].iter_mut().enumerate() {
-                    assert_eq!(*value, 0.0, "a buffer starts empty");
-                    *value += 0.3 + (at + pass) as f32;
-                }
+                let values: Vec<f32> = (0..range.len()).map(|at| 0.3 + (at + pass) as f32).collect();
+                grads.at(&range).add(&values);
                 grads.close(&range).unwrap();
             }
             grads.finish().unwrap();
@@ -199,7 +197,7 @@ mod tests {
 
     #[test]
     fn sums_are_taken_out_as_they_are() {
-        for mut sums in [Sums::default(), Sums::Bf16(Vec::new())] {
+        for mut sums in [GradSums::default(), GradSums::Bf16(Vec::new())] {
             sums.begin(5);
             sums.add(1, &[1.5, 2.5, -4.0]);
             let mut values = [0.001, 0.002];

@@ -6,7 +6,7 @@ pub mod ddp_zero;
 pub mod fsdp;
 pub mod gather_optimizer;
 pub mod gather_params;
-pub mod grad_buffer;
+pub(crate) mod grad_buffer;
 pub mod optimizer;
 pub mod plan;
 mod reducer;

@@ -6,7 +6,7 @@ use tunesmith_plan::strategies::Strategy;
 /// What each rank keeps, and when gradients are summed. Every rank has the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelPlan {
-    /// The number of ranks.
+    /// The world size: ranks on all machines.
     pub ranks: usize,
     /// The strategy that runs: [`Strategy::Single`] with one rank, [`Strategy::Zero2`] for `hybrid_shard`, and
     /// [`Strategy::Ddp`] for `auto` with several ranks and for `no_shard`.

@@ -2,7 +2,7 @@
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::time::Duration;
 
-use super::grad_buffer::{Sums, zeros};
+use super::grad_buffer::{GradSums, zeros};
 use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
@@ -69,7 +69,7 @@ pub(super) struct Reducer<'r, 'g> {
     /// Every rank needs all sums: an all-reduce, and not a reduce-scatter.
     pub(super) gathers: bool,
     /// Where each segment has a buffer of its own: the sums that it is added to.
-    pub(super) sums: Option<&'r mut Sums>,
+    pub(super) sums: Option<&'r mut GradSums>,
     /// `sums` holds this rank's part of each segment alone, end to end.
     pub(super) packs: bool,
     /// `sums` holds the earlier passes of this rank, which are summed over ranks together with this one.

@@ -9,7 +9,7 @@ use tunesmith_comm::{Collectives, bytes};
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from the majority (of two ranks: from rank 0);
 /// [`tunesmith_base::Kind::Peer`].
-pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
+pub(crate) fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
     if comm.world().size == 1 {
         return Ok(());
     }

@@ -11,14 +11,12 @@ pub struct Timeline {
 
 #[derive(Debug)]
 struct Span {
-    /// Communication, not computation.
     exchange: bool,
     what: String,
     from: Duration,
     to: Duration,
 }
 
-/// Columns of a bar.
 const WIDTH: usize = 48;
 
 impl Default for Timeline {
@@ -44,7 +42,7 @@ impl Timeline {
     }
 
     /// Records communication that began at `from` and ends now.
-    pub fn exchanged(&self, what: impl Into<String>, from: Duration) {
+    pub(crate) fn exchanged(&self, what: impl Into<String>, from: Duration) {
         self.add(true, what.into(), from);
     }
 

@@ -145,7 +145,7 @@ impl Matrices {
                 (shape, experts.per_token)
             }
         };
-        (adapter.numbers(&Shape { out, inputs, trained: false, dropout: false }) * times as u64) as f64
+        (adapter.numbers(&Shape { out, inputs }) * times as u64) as f64
     }
 }
 

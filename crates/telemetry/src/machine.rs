@@ -32,8 +32,8 @@ pub fn usable_memory() -> u64 {
 
 /// What the report says about the machine.
 #[derive(Debug, Clone, Serialize)]
-pub struct Machine {
-    /// The processor's model name.
+pub struct MachineInfo {
+    /// The processor's model name, from `/proc/cpuinfo`.
     pub processor: String,
     /// Logical processors that this process may use.
     pub threads: usize,
@@ -43,7 +43,7 @@ pub struct Machine {
     pub system: String,
 }
 
-impl Machine {
+impl MachineInfo {
     /// Reads what `/proc` says about this machine.
     pub fn detect() -> Self {
         let field = |file: &str, key: &str| {
@@ -89,7 +89,7 @@ mod tests {
     fn sees_this_machine() {
         let block = vec![1u8; 32 << 20];
         assert!(peak_bytes() > std::hint::black_box(block).len() as u64);
-        let machine = Machine::detect();
+        let machine = MachineInfo::detect();
         assert!(machine.threads > 0 && machine.memory > 0, "{machine:?}");
     }
 }

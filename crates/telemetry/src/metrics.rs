@@ -67,10 +67,10 @@ pub struct EvalLine {
 /// A line of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Line {
-    /// An optimizer step.
+pub enum MetricsLine {
+    /// One optimizer step on the training rows.
     Step(StepLine),
-    /// An evaluation.
+    /// One evaluation on the validation split.
     Eval(EvalLine),
 }
 
@@ -79,14 +79,14 @@ pub fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Appends lines to the file; each is in the file when [`Metrics::write`] returns.
+/// Appends lines to the file; each is in the file when [`MetricsWriter::write`] returns.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct MetricsWriter {
     file: File,
     path: PathBuf,
 }
 
-impl Metrics {
+impl MetricsWriter {
     /// An empty file, in place of what was there.
     ///
     /// # Errors
@@ -103,9 +103,9 @@ impl Metrics {
     /// # Errors
     /// The file cannot be read or rewritten.
     pub fn resume(path: &Path, step: u64, evaluated: u64) -> Result<Self> {
-        let known = |line: &Line| match line {
-            Line::Step(line) => line.step <= step,
-            Line::Eval(line) => line.step <= evaluated,
+        let known = |line: &MetricsLine| match line {
+            MetricsLine::Step(line) => line.step <= step,
+            MetricsLine::Eval(line) => line.step <= evaluated,
         };
         // As they are: a number that is read and written again may differ in its last place.
         let mut kept = Vec::new();
@@ -132,7 +132,7 @@ impl Metrics {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&mut self, line: &Line) -> Result<()> {
+    pub fn write(&mut self, line: &MetricsLine) -> Result<()> {
         let written = self.file.write_all(encode(line).as_bytes());
         written.map_err(|source| Error::io("append to", &self.path, &source))
     }
@@ -146,7 +146,7 @@ impl Metrics {
     }
 }
 
-fn encode(line: &Line) -> String {
+fn encode(line: &MetricsLine) -> String {
     let json = serde_json::to_string(line).expect("plain numbers encode as JSON");
     json + "\n"
 }
@@ -156,7 +156,7 @@ fn encode(line: &Line) -> String {
 pub fn begins_as_written(text: &str) -> bool {
     const BEGINNING: &str = "{\"step\":";
     match text.split_once('\n') {
-        Some((first, _)) if !first.contains('\0') => serde_json::from_str::<Line>(first).is_ok(),
+        Some((first, _)) if !first.contains('\0') => serde_json::from_str::<MetricsLine>(first).is_ok(),
         Some(_) => true,
         None => {
             let whole = text.trim_end_matches('\0');
@@ -169,12 +169,12 @@ pub fn begins_as_written(text: &str) -> bool {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn read(path: &Path) -> Result<Vec<Line>> {
+pub fn read(path: &Path) -> Result<Vec<MetricsLine>> {
     Ok(lines(path)?.into_iter().map(|(line, _)| line).collect())
 }
 
 /// The same, with their texts.
-fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
+fn lines(path: &Path) -> Result<Vec<(MetricsLine, Vec<u8>)>> {
     let file = match files::open_own(path) {
         Ok(file) => file,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -183,7 +183,7 @@ fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
     let mut lines = Vec::new();
     for text in BufReader::new(file).split(b'\n') {
         let text = text.map_err(|source| Error::io("read", path, &source))?;
-        if let Ok(line) = serde_json::from_slice::<Line>(&text) {
+        if let Ok(line) = serde_json::from_slice::<MetricsLine>(&text) {
             lines.push((line, text));
         }
     }
@@ -194,8 +194,8 @@ fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
 mod tests {
     use super::*;
 
-    fn step(step: u64) -> Line {
-        Line::Step(StepLine {
+    fn step(step: u64) -> MetricsLine {
+        MetricsLine::Step(StepLine {
             step,
             epoch: step as f64 / 4.0,
             loss: finite(1.0 / step as f64),
@@ -238,14 +238,14 @@ mod tests {
     fn resuming_keeps_every_digit() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("metrics.jsonl");
-        let mut metrics = Metrics::create(&path).unwrap();
+        let mut metrics = MetricsWriter::create(&path).unwrap();
         // A reader that rounds makes ...509 of it.
         for loss in [13.810_967_483_520_507, 11.352_293_008_565_905] {
-            let Line::Step(line) = step(1) else { unreachable!() };
-            metrics.write(&Line::Step(StepLine { loss: Some(loss), ..line })).unwrap();
+            let MetricsLine::Step(line) = step(1) else { unreachable!() };
+            metrics.write(&MetricsLine::Step(StepLine { loss: Some(loss), ..line })).unwrap();
         }
         let before = std::fs::read(&path).unwrap();
-        Metrics::resume(&path, 1, 1).unwrap();
+        MetricsWriter::resume(&path, 1, 1).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), before);
     }
 
@@ -254,7 +254,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("metrics.jsonl");
         let eval = |step| {
-            Line::Eval(EvalLine {
+            MetricsLine::Eval(EvalLine {
                 step,
                 epoch: 0.5,
                 eval_loss: Some(0.25),
@@ -265,15 +265,15 @@ mod tests {
                 eval_confusion: Vec::new(),
             })
         };
-        let mut metrics = Metrics::create(&path).unwrap();
+        let mut metrics = MetricsWriter::create(&path).unwrap();
         for line in [step(1), step(2), eval(2), step(3)] {
             metrics.write(&line).unwrap();
         }
         metrics.file.write_all(b"{\"step\":4,\"epo").unwrap();
-        let mut metrics = Metrics::resume(&path, 2, 2).unwrap();
+        let mut metrics = MetricsWriter::resume(&path, 2, 2).unwrap();
         metrics.write(&step(3)).unwrap();
         assert_eq!(read(&path).unwrap(), [step(1), step(2), eval(2), step(3)]);
-        Metrics::resume(&path, 2, 0).unwrap();
+        MetricsWriter::resume(&path, 2, 0).unwrap();
         assert_eq!(read(&path).unwrap(), [step(1), step(2)], "an evaluation that will be made again");
         assert!(!path.with_extension("jsonl.tmp").exists());
     }

@@ -28,7 +28,7 @@ pub struct Gpu {
 /// A process that uses a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// The process id.
+    /// The process id, as `nvidia-smi` reports it.
     pub pid: u32,
     /// The path of the program.
     pub name: String,

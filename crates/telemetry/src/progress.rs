@@ -35,26 +35,26 @@ pub enum Event<'a> {
     Started,
     /// An optimizer step is done.
     Step {
-        /// The line in `metrics.jsonl`.
+        /// The numbers, as `metrics.jsonl` has them.
         line: &'a StepLine,
-        /// Speed and time left.
-        pace: &'a Pace,
+        /// Speed and time left, over the last steps.
+        pace: &'a Throughput,
         /// Loss or gradients were not finite: nothing was updated.
         skipped: bool,
     },
-    /// An evaluation begins.
+    /// An evaluation on the validation split begins.
     Evaluating {
         /// Rows of the validation split.
         rows: u64,
     },
-    /// An evaluation is done.
+    /// An evaluation on the validation split is done.
     Eval {
-        /// The line in `metrics.jsonl`.
+        /// The numbers, as `metrics.jsonl` has them.
         line: &'a EvalLine,
         /// The lowest loss so far.
         best: bool,
     },
-    /// A checkpoint is durable.
+    /// The checkpoint in this folder is synced to disk.
     Saved(&'a Path),
     /// Held-out rows were answered before and after training.
     Samples(&'a [Sample]),
@@ -68,13 +68,13 @@ pub trait Observer: tunesmith_data::Progress + Sync {
 
 /// Hears nothing: what ranks other than the first are given.
 #[derive(Debug, Clone, Copy)]
-pub struct Quiet;
+pub struct SilentObserver;
 
-impl Observer for Quiet {
+impl Observer for SilentObserver {
     fn event(&self, _: &Event<'_>) {}
 }
 
-impl tunesmith_data::Progress for Quiet {
+impl tunesmith_data::Progress for SilentObserver {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
@@ -115,7 +115,7 @@ struct Recent {
 
 /// How fast the run goes and how long it will take, from its last [`WINDOW`] steps.
 #[derive(Debug, Clone)]
-pub struct Pace {
+pub struct Throughput {
     /// Steps done, those before a resume included.
     pub step: u64,
     /// Steps of the whole run.
@@ -123,7 +123,7 @@ pub struct Pace {
     recent: VecDeque<Recent>,
 }
 
-impl Pace {
+impl Throughput {
     /// A pace without measurements, at `step` of `total_steps`.
     pub fn new(step: u64, total_steps: u64) -> Self {
         Self { step, total_steps, recent: VecDeque::with_capacity(WINDOW) }
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_remaining_time_follows_the_last_steps() {
-        let mut pace = Pace::new(10, 20);
+        let mut pace = Throughput::new(10, 20);
         assert_eq!((pace.eta_seconds(), pace.loss()), (0.0, None));
         pace.advance(100, Some(2.0), Duration::from_millis(500));
         assert_eq!((pace.step, pace.tokens_per_second(), pace.loss()), (11, 200.0, Some(2.0)));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_first_steps_leave_no_trace() {
-        let mut pace = Pace::new(0, 1000);
+        let mut pace = Throughput::new(0, 1000);
         pace.advance(1, Some(12.0), Duration::from_secs(60));
         for _ in 0..WINDOW {
             pace.advance(100, Some(0.5), Duration::from_secs(1));

@@ -23,7 +23,7 @@ use tunesmith_telemetry::progress::{Event, Observer};
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`tunesmith_base::Kind::Config`]: the
 /// configuration sets other values than the adapter has.
-pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
+pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
     let (own, tensors) = peft::open_adapter(dir, arch)?;
     let configured = &resolved.config.tuning;
     let mut tuning = own.settings(arch, configured)?;
@@ -94,7 +94,7 @@ pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> 
 ///
 /// # Errors
 /// Those of the download from the hub.
-pub fn source(
+pub(crate) fn source(
     config: &Config,
     resume: Option<&Checkpoint>,
     progress: &dyn DownloadProgress,
@@ -111,7 +111,7 @@ pub fn source(
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the model already has these tokens, or the adapter was trained with others.
-pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut Arch) -> Result<()> {
+pub(crate) fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut Arch) -> Result<()> {
     let ids = match config.tuning.new_tokens.as_slice() {
         [] => Vec::new(),
         tokens => data::new_token_ids(model_dir, tokens)?,

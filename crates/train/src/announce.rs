@@ -10,7 +10,7 @@ use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::{Event, Observer};
 
 impl Prepared {
-    /// Reports the plan of the run and the warnings about its data.
+    /// Reports the plan of the run, then [`Self::report_notes`].
     pub fn announce(&self, observer: &dyn Observer) {
         let plan = &self.plan;
         let mut facts = vec![
@@ -50,7 +50,12 @@ impl Prepared {
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
         let (rates, scaled) = (&rate_table(plan), plan.lr_scaling.as_deref());
         observer.event(&Event::Plan { facts: &facts, batches: &plan.steps, rates, scaled, resumed_at });
-        if let Some(remark) = backend_note(plan) {
+        self.report_notes(observer);
+    }
+
+    /// Reports a backend name of another toolkit, and the warnings about the data.
+    pub fn report_notes(&self, observer: &dyn Observer) {
+        if let Some(remark) = backend_note(&self.plan) {
             observer.event(&Event::Notice(&remark));
         }
         for warning in &self.dataset.report.warnings {

@@ -7,7 +7,7 @@ use tunesmith_plan::grouped;
 const LISTED: usize = 20;
 
 /// Facts about the data, as pairs of label and value.
-pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
+pub(crate) fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     let Dataset { train, validation, test, report, .. } = dataset;
     let mut facts = Vec::new();
     let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));

@@ -26,7 +26,7 @@ pub fn choose(backend: Backend) {
 ///
 /// # Errors
 /// The configuration and the model's files contradict each other about quantization.
-pub fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> {
+pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> {
     let skip = || config.model.quantization_skip_modules.clone();
     let how = source.quantization()?;
     let held = how.map(|how| Held { how, skip: skip() });

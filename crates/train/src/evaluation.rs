@@ -10,7 +10,7 @@ use tunesmith_config::arch::ScoreHead;
 use tunesmith_data::Split;
 use tunesmith_eval::metrics::Likelihood;
 use tunesmith_eval::metrics::scored::{self, Bootstrap, Scored};
-use tunesmith_telemetry::metrics::{EvalLine, Line, finite};
+use tunesmith_telemetry::metrics::{EvalLine, MetricsLine, finite};
 use tunesmith_telemetry::progress::Event;
 
 pub struct Validation {
@@ -71,7 +71,7 @@ impl Session<'_> {
             eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
-        self.write(&Line::Eval(line.clone()))?;
+        self.write(&MetricsLine::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
             events.scalars(step, &[("eval/loss", loss), ("validation/seconds", line.eval_seconds)])?;
             for (name, score) in &line.eval_scores {
@@ -170,35 +170,51 @@ impl Session<'_> {
 
     /// The mean loss of the validation split and its label tokens; `None` if the run is asked to stop.
     fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
+        let (mut sums, mut label_tokens) = ([0.0, 0.0], [0]);
+        let done = self.for_own_batches(|session, rows| {
+            let (loss, weight, tokens) = session.loss_within(rows)?;
+            sums = [sums[0] + loss, sums[1] + weight];
+            label_tokens[0] += tokens;
+            Ok(())
+        })?;
+        if !done {
+            return Ok(None);
+        }
+        self.comm.all_reduce(&mut sums)?;
+        self.comm.all_reduce(&mut label_tokens)?;
+        let ([sum, weight], [label_tokens]) = (sums, label_tokens);
+        let loss = if weight > 0.0 { sum / weight } else { 0.0 };
+        Ok(Some((loss, label_tokens)))
+    }
+
+    /// Calls `measure` with the rows of each validation batch of this rank: batches go to the ranks in turn. All ranks return
+    /// together: false if any is asked to stop.
+    ///
+    /// # Errors
+    /// Those of `measure`; [`Kind::Memory`]: a row does not fit on some rank.
+    fn for_own_batches(&mut self, mut measure: impl FnMut(&mut Self, &[usize]) -> Result<()>) -> Result<bool> {
         let count = self.dataset.validation.as_ref().map_or(0, Split::len);
         let at_once = self.plan.evaluation.as_ref().map_or(1, |evaluation| evaluation.batch_size);
-        let (mut sum, mut weight, mut label_tokens, mut gave_up, mut failed) = (0.0, 0.0, 0, 0u64, None);
-        let world = self.comm.world();
-        // Batches go to the ranks in turn; their sums are added at the end.
+        let (world, mut gave_up, mut failed) = (self.comm.world(), [0u64], None);
         for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
-                gave_up = 1;
+                gave_up = [1];
                 break;
             }
             let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
-            let of_these = match self.loss_within(&rows) {
+            match measure(self, &rows) {
                 Err(error) if error.kind() == Kind::Memory => {
                     failed = Some(error);
                     break;
                 }
-                of_these => of_these?,
-            };
-            (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
+                measured => measured?,
+            }
         }
         self.model.stand_by()?;
         all_have_room(&*self.comm, failed)?;
-        let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
-        self.comm.all_reduce(&mut sums)?;
-        self.comm.all_reduce(&mut counts)?;
+        self.comm.all_reduce(&mut gave_up)?;
         self.agree_on_passes()?;
-        let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
-        let loss = if weight > 0.0 { sum / weight } else { 0.0 };
-        Ok((gave_up == 0).then_some((loss, label_tokens)))
+        Ok(gave_up == [0])
     }
 
     /// Whether early stopping ends the run here.
@@ -207,43 +223,22 @@ impl Session<'_> {
         patience > 0 && self.state.evaluations_without_improvement >= patience
     }
 
-    /// The loss and the metrics of a classification or regression; `None` if the run is asked to stop. Batches go to the
-    /// ranks in turn, and every rank gets the outputs of all rows.
+    /// The loss and the metrics of a classification or regression; `None` if the run is asked to stop. Every rank gets the
+    /// outputs of all rows.
     fn validate_classification(&mut self, head: &ScoreHead) -> Result<Option<Validation>> {
         let Some(count) = self.dataset.validation.as_ref().map(Split::len) else { return Ok(None) };
-        let at_once = self.plan.evaluation.as_ref().map_or(1, |evaluation| evaluation.batch_size);
-        let world = self.comm.world();
         let mut outputs = vec![0.0f32; count * head.outputs()];
-        let (mut gave_up, mut failed) = ([0u64], None);
-        for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
-            if self.stop.requested().is_some() {
-                gave_up = [1];
-                break;
-            }
-            let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
-            let found = match self.scores_within(&rows) {
-                Err(error) if error.kind() == Kind::Memory => {
-                    failed = Some(error);
-                    break;
-                }
-                found => found?,
-            };
-            outputs[start * head.outputs()..][..found.len()].copy_from_slice(&found);
-        }
-        self.model.stand_by()?;
-        all_have_room(&*self.comm, failed)?;
-        self.comm.all_reduce(&mut gave_up)?;
-        self.agree_on_passes()?;
-        if gave_up != [0] {
+        let done = self.for_own_batches(|session, rows| {
+            let found = session.scores_within(rows)?;
+            outputs[rows[0] * head.outputs()..][..found.len()].copy_from_slice(&found);
+            Ok(())
+        })?;
+        if !done {
             return Ok(None);
         }
         self.comm.all_reduce(&mut outputs)?;
-        let mut scored = Scored::new(head.clone());
-        for (row, outputs) in outputs.chunks_exact(head.outputs()).enumerate() {
-            let labelled = self.dataset.validation.as_ref().map(|split| split.labelled(row)).transpose()?;
-            let (target, weight) = labelled.flatten().ok_or_else(|| Error::data("a validation row has no label"))?;
-            scored.push(outputs, target, weight);
-        }
+        let Some(validation) = &self.dataset.validation else { return Ok(None) };
+        let scored = Scored::of_rows(head, validation, &outputs)?;
         let scores = scored.scores(Bootstrap::NONE).into_iter();
         let mut scores: Scores = scores.map(|score| (score.name, score.value)).collect();
         let loss = scores.remove("loss").unwrap_or_default();

@@ -13,22 +13,22 @@ use super::{data_summary, output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_base::words::count;
-use tunesmith_checkpoint::{TrainState, atomic};
+use tunesmith_checkpoint::{TrainState, own_files};
 use tunesmith_config::Mode;
 use tunesmith_config::Source;
 use tunesmith_data::{Dataset, question};
 use tunesmith_plan::{grouped, human_bytes, human_seconds};
-use tunesmith_telemetry::machine::{Machine, peak_bytes};
-use tunesmith_telemetry::metrics::{self, Line, StepLine};
+use tunesmith_telemetry::machine::{MachineInfo, peak_bytes};
+use tunesmith_telemetry::metrics::{self, MetricsLine, StepLine};
 use tunesmith_telemetry::progress::Event;
-use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
+use tunesmith_telemetry::report::{self, Confusion, RunOutcome, RunReport, Sample, SettingRow, exact_matches};
 
 /// Writes the results of a run. `resume_command` is the command that resumes it.
 ///
 /// # Errors
 /// Those of the disk and the engine. [`tunesmith_base::Kind::Preempted`]: a signal interrupted the samples; the weights are
 /// saved.
-pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, resume_command: &str) -> Result<Summary> {
+pub fn finish(mut session: Session<'_>, outcome: RunOutcome, began: Instant, resume_command: &str) -> Result<Summary> {
     let (observer, stop) = (session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
@@ -90,7 +90,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, resume
     if plan.logging.report {
         let page = report::render(&finished.report(&summary, samples));
         let path = plan.output_dir.join(output::REPORT);
-        atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
+        own_files::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
     }
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
@@ -118,7 +118,7 @@ fn restore_best(session: &mut Session<'_>) -> Result<()> {
 
 /// The part of [`finish`] for ranks that write no files. If weights are sharded, they provide their shards while the first
 /// rank generates.
-fn finish_without_files(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+fn finish_without_files(session: Session<'_>, outcome: RunOutcome, began: Instant) -> Result<Summary> {
     let Session { model, optimizer, source, done, comm, gatherer, .. } = session;
     if let Some(gatherer) = &gatherer {
         model.stand_by()?;
@@ -133,7 +133,7 @@ fn finish_without_files(session: Session<'_>, outcome: Outcome, began: Instant) 
 }
 
 impl Done {
-    fn summary(&self, outcome: Outcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
+    fn summary(&self, outcome: RunOutcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
         let Self { steps, tokens, stepping, .. } = *self;
         Summary {
             outcome,
@@ -164,9 +164,9 @@ struct FinishedRun<'a> {
     dataset: &'a Dataset,
     state: TrainState,
     done: Done,
-    outcome: Outcome,
+    outcome: RunOutcome,
     weights: PathBuf,
-    lines: Vec<Line>,
+    lines: Vec<MetricsLine>,
     sampling: Duration,
     began: Instant,
 }
@@ -174,8 +174,8 @@ struct FinishedRun<'a> {
 impl FinishedRun<'_> {
     fn steps(&self) -> impl DoubleEndedIterator<Item = &StepLine> {
         self.lines.iter().filter_map(|line| match line {
-            Line::Step(line) => Some(line),
-            Line::Eval(_) => None,
+            MetricsLine::Step(line) => Some(line),
+            MetricsLine::Eval(_) => None,
         })
     }
 
@@ -273,7 +273,7 @@ impl FinishedRun<'_> {
         format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
     }
 
-    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
+    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> RunReport {
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
         let hashing = self.done.hashing.as_secs_f64();
         let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
@@ -299,7 +299,7 @@ impl FinishedRun<'_> {
             default: setting.source == Source::Default,
         };
         let lengths = self.dataset.train.lengths();
-        Report {
+        RunReport {
             title: self.plan.logging.run_name.clone(),
             subtitle: self.plan.model.summary.clone(),
             outcome: self.outcome,
@@ -311,7 +311,7 @@ impl FinishedRun<'_> {
             confusion: self.confusion(),
             plan,
             settings: self.plan.settings.iter().map(setting).collect(),
-            machine: Machine::detect(),
+            machine: MachineInfo::detect(),
             facts,
         }
     }
@@ -320,8 +320,8 @@ impl FinishedRun<'_> {
     fn confusion(&self) -> Option<Confusion> {
         let best = best_of(&self.state).filter(|_| self.plan.saving.load_best_at_end);
         let evaluations = self.lines.iter().filter_map(|line| match line {
-            Line::Eval(line) => Some(line),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some(line),
+            MetricsLine::Step(_) => None,
         });
         let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
         let labels = self.source.arch.score.as_ref()?.labels.clone();

@@ -1,4 +1,4 @@
-//! Training: the module `setup` turns a configuration into a [`run_plan::RunPlan`], [`run`] executes the plan, and [`step`] is one
+//! Training: the module `setup` turns a configuration into a `RunPlan`, [`run`] executes the plan, and [`step`] is one
 //! optimizer step. The other modules evaluate, save checkpoints, handle signals, and write metrics, samples, and the report.
 pub mod adapter;
 mod announce;
@@ -27,7 +27,7 @@ mod rank_settings;
 mod ranks;
 mod room;
 pub mod run;
-pub mod run_plan;
+mod run_plan;
 mod samples;
 mod save;
 mod session;

@@ -9,14 +9,14 @@ use super::signals::Stop;
 use super::{output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, atomic, store};
+use tunesmith_checkpoint::{self as checkpoint, Background, Stamp, TrainState, own_files, store};
 use tunesmith_comm::Collectives;
 use tunesmith_config::ConfigValue as _;
 use tunesmith_model::Phases;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_parallel::optimizer;
-use tunesmith_telemetry::metrics::Metrics;
-use tunesmith_telemetry::progress::{Event, Observer, Pace};
+use tunesmith_telemetry::metrics::MetricsWriter;
+use tunesmith_telemetry::progress::{Event, Observer, Throughput};
 use tunesmith_telemetry::resolved_config;
 use tunesmith_telemetry::tensorboard::EventWriter;
 
@@ -94,7 +94,7 @@ impl<'a> Session<'a> {
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
         }
-        let pace = Pace::new(state.step, plan.steps.total_steps);
+        let pace = Throughput::new(state.step, plan.steps.total_steps);
         Ok(Self {
             stop,
             observer,
@@ -143,17 +143,17 @@ impl<'a> Session<'a> {
         checkpoint::clean_stale(output_dir)?;
         let here = store::checkpoint_dir(output_dir, self.state.step);
         let best = save::best_dir(self).filter(|dir| store::is_whole(dir));
-        checkpoint::point(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
+        checkpoint::write_pointers(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
         for aside in output::set_aside_later(output_dir, self.state.step)? {
             let text = format!("later checkpoint renamed to {}: its steps are repeated", aside.display());
             self.observer.event(&Event::Notice(&text));
         }
         let path = output_dir.join(output::METRICS);
         self.metrics = Some(match self.state.step {
-            0 => Metrics::create(&path)?,
-            step => Metrics::resume(&path, step, self.state.evaluated_step)?,
+            0 => MetricsWriter::create(&path)?,
+            step => MetricsWriter::resume(&path, step, self.state.evaluated_step)?,
         });
-        atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
+        own_files::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &self.plan.resolved_yaml)?;
         if let Some(dir) = &self.plan.logging.events_dir {
             let mut events = EventWriter::create(dir, self.state.step)?;
             events.text(self.state.step, "config", &resolved_config::settings_table(&self.plan.settings))?;

@@ -21,7 +21,7 @@ use tunesmith_telemetry::progress::Observer;
 
 /// Bytes of a process during a step, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct StepMemory {
     /// Weights, trained values and their gradients, tokenizer, and data.
     pub loaded: u64,
     /// Activations of the largest pass.
@@ -32,7 +32,7 @@ pub struct Held {
     pub moment: u64,
 }
 
-impl Held {
+impl StepMemory {
     /// The sum of all parts.
     pub const fn total(&self) -> u64 {
         self.loaded + self.activations + self.optimizer + self.moment
@@ -51,13 +51,13 @@ impl Held {
 
 /// Memory of the largest step of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Largest {
+pub struct LargestStep {
     /// Tokens of its largest pass; all have a label.
     pub tokens: usize,
     /// The predicted memory.
-    pub predicted: Held,
+    pub predicted: StepMemory,
     /// The memory counted by the allocator; `None` if the step does not fit.
-    pub measured: Option<Held>,
+    pub measured: Option<StepMemory>,
     /// Memory by tokens of a pass, from this pass and one of half its length.
     pub line: Option<Line>,
     /// The memory budget in bytes; `None` without a limit.
@@ -69,7 +69,7 @@ pub struct Largest {
 ///
 /// # Errors
 /// Those of preparing and loading.
-pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> {
+pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<LargestStep> {
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(limits::usable);
     let _budget = budget.map(Budget::new);
     memory::guarded(|| {
@@ -99,7 +99,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let batch = measurer.worst(tokens)?;
         drop(measurer);
         let pass = Pass { tokens: tokens as u64, longest: longest.min(tokens) as u64, labelled: tokens as u64 };
-        let predicted = Held::of(&source.memory().rank(
+        let predicted = StepMemory::of(&source.memory().rank(
             Way::plain(parallel.strategy),
             config.train.gradient_checkpointing,
             1,
@@ -129,9 +129,9 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
             let stepping = memory::peak().max(loading);
             if let Attempt::Done(_) = done {
                 let moment = stepping.saturating_sub(loaded + state + activations);
-                measured = Some(Held { loaded, activations, optimizer: state, moment });
+                measured = Some(StepMemory { loaded, activations, optimizer: state, moment });
             }
         }
-        Ok(Largest { tokens, predicted, measured, line, budget })
+        Ok(LargestStep { tokens, predicted, measured, line, budget })
     })
 }

@@ -1,6 +1,7 @@
 //! Predicts the memory of a run from its configuration and the model's shape, by the same rules as the training itself.
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::trainable;
 use serde::Serialize;
@@ -9,6 +10,7 @@ use tunesmith_base::{files, memory};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
+use tunesmith_model::Model;
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::WeightFiles;
@@ -18,7 +20,8 @@ use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
-    Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
+    Base, Breakdown, BufferCounts, CountBuffers, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage,
+    Trained, Walk,
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 
@@ -75,11 +78,28 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         narrow: config.train.bf16 || config.train.fp16,
         narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
-        dropout: adapters::of(&config.tuning).is_some_and(|method| method.dropout() > 0.0),
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
+        engine: Arc::new(MetaEngine { arch: arch.clone(), config: config.clone(), model: Mutex::default() }),
     })
+}
+
+/// The engine on the meta device; the model is built for the first pass.
+#[derive(Debug)]
+struct MetaEngine {
+    arch: Arch,
+    config: Config,
+    model: Mutex<Option<Model>>,
+}
+
+impl CountBuffers for MetaEngine {
+    fn count(&self, walk: &Walk) -> BufferCounts {
+        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let built = model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
+        let built = built.expect("what a job was made of can be built without values");
+        model.insert(built).buffer_counts(walk).expect("nothing is read, and no memory is taken")
+    }
 }
 
 /// Numbers of blocks that are recomputed in the backward pass, and that save all activations.
@@ -91,7 +111,7 @@ const fn blocks(checkpointing: Checkpointing) -> (usize, usize) {
 }
 
 /// Number of threads of a rank.
-pub fn threads(config: &Config) -> usize {
+pub(crate) fn threads(config: &Config) -> usize {
     config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
 }
 
@@ -112,7 +132,7 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the optimizer has no such arguments.
-pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
+pub(crate) fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
     let rule = optim::rule(&config.train)?;
     let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
@@ -177,7 +197,7 @@ impl Peak {
 
 /// The settings that limit the size of a pass.
 #[derive(Debug, Clone, Copy)]
-pub struct PassLimits {
+pub(crate) struct PassLimits {
     /// Rows of a micro-batch.
     pub batch_size: usize,
     /// Rows of a validation batch; `None` without validation.
@@ -189,7 +209,7 @@ pub struct PassLimits {
 }
 
 /// The largest pass that a data set leads to.
-pub fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
+pub(crate) fn largest_pass(dataset: &Dataset, limits: &PassLimits) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     // A row of several sequences can be split between them, as a micro-batch can between rows.
     let whole = |split: &Split| split.longest_sequence() as u64;
@@ -238,7 +258,7 @@ impl<'a> MemoryModel<'a> {
     ///
     /// # Errors
     /// As [`job`].
-    pub fn savings(&self, checkpointing: Checkpointing, pass: &Pass) -> Result<Vec<(String, u64)>> {
+    pub(crate) fn savings(&self, checkpointing: Checkpointing, pass: &Pass) -> Result<Vec<(String, u64)>> {
         let need = |config: &Config| {
             let alone = Way::plain(Strategy::Single);
             MemoryModel { config, ..*self }.rank(alone, checkpointing, 1, pass).map(|rank| rank.total())

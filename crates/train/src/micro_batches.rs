@@ -11,7 +11,7 @@ use tunesmith_data::{Split, Step};
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
 pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<Vec<Batch>> {
-    batches_of(split, step, max_tokens, World::ALONE)
+    batches_of_rank(split, step, max_tokens, World::ALONE)
 }
 
 /// The micro-batches of one rank. Ranks take micro-batches in turn, so their numbers differ by one at most. The dropout
@@ -19,7 +19,12 @@ pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<
 ///
 /// # Errors
 /// As [`batches`].
-pub fn batches_of(split: &Split, step: &Step, max_tokens: Option<usize>, world: World) -> Result<Vec<Batch>> {
+pub(crate) fn batches_of_rank(
+    split: &Split,
+    step: &Step,
+    max_tokens: Option<usize>,
+    world: World,
+) -> Result<Vec<Batch>> {
     let limit = max_tokens.unwrap_or(usize::MAX);
     let (mut batches, mut first_row) = (Vec::new(), 0);
     for (number, micro_batch) in step.iter().enumerate() {
@@ -72,9 +77,9 @@ mod tests {
         assert_eq!(labels(&parts), labels(&whole));
         assert_eq!(shape(&batches(&split, &step, Some(12))), shape(&whole), "what fits is not cut");
 
-        let of = |rank| batches_of(&split, &step, None, World { rank, size: 2, ..World::ALONE }).unwrap();
+        let of = |rank| batches_of_rank(&split, &step, None, World { rank, size: 2, ..World::ALONE }).unwrap();
         assert_eq!([of(0), of(1)].concat(), whole, "ranks share the step, and dropout counts on");
-        let third = batches_of(&split, &step, None, World { rank: 2, size: 3, ..World::ALONE }).unwrap();
+        let third = batches_of_rank(&split, &step, None, World { rank: 2, size: 3, ..World::ALONE }).unwrap();
         assert_eq!(third, [], "more ranks than micro-batches");
     }
 }

@@ -11,6 +11,7 @@ use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
 use tunesmith_data as data;
+use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::quantize::{self, How};
@@ -74,7 +75,7 @@ impl Described {
     /// The folder does not exist, the hub fails, or this version does not support the model.
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
-        let hub::Found { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
+        let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();
         // Merged adapters must fit the model as it is on disk, before tokens or a head are added.
@@ -169,7 +170,6 @@ impl Described {
 }
 
 impl ModelSource {
-    /// Number of trained values.
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }
@@ -181,7 +181,13 @@ impl ModelSource {
 
     /// Reads tensors of the base model, with the adapters merged.
     pub const fn base(&self) -> Source<'_> {
-        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
+        Source {
+            arch: &self.arch,
+            weights: self.weights.as_ref(),
+            config: &self.config,
+            stack: &self.stack,
+            device: Device::Cpu,
+        }
     }
 
     /// How the base is quantized; `None` if it is not.

@@ -1,7 +1,7 @@
 //! The options of a run besides its configuration, and its result.
 use tunesmith_comm::env::Launch;
 use tunesmith_data::question;
-use tunesmith_telemetry::report::Outcome;
+use tunesmith_telemetry::report::RunOutcome;
 
 /// The options of a run besides its configuration.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +22,7 @@ pub struct Options {
 #[derive(Debug, Clone)]
 pub struct Summary {
     /// How the run ended.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// Wall time in seconds.
     pub seconds: f64,
     /// Optimizer steps of this process, without those before a resume.

@@ -10,11 +10,11 @@ use tunesmith_config::arch::COMPANIONS;
 /// The metrics, one line per step and per evaluation.
 pub const METRICS: &str = "metrics.jsonl";
 /// The report of the run.
-pub const REPORT: &str = "report.html";
+pub(crate) const REPORT: &str = "report.html";
 /// The configuration of the run: every setting with its source.
 pub const CONFIG: &str = "config.resolved.yaml";
 /// The stamp of the final weights: base model, data, engine, and settings.
-pub const STAMP: &str = "backend.json";
+pub(crate) const STAMP: &str = "backend.json";
 /// The folder of the trained adapter.
 pub const ADAPTER: &str = "adapter";
 /// The folder of the trained model, with `tuning.mode: full` and `freeze`.
@@ -22,22 +22,22 @@ pub const MODEL: &str = "model";
 pub use tunesmith_checkpoint::own_files::EVENTS;
 
 /// The folder of TensorBoard's event files.
-pub fn events_dir(config: &Config) -> PathBuf {
+pub(crate) fn events_dir(config: &Config) -> PathBuf {
     config.logging.logging_dir.clone().unwrap_or_else(|| config.train.output_dir.join(EVENTS))
 }
 
 /// The files of `model_dir` that belong to its tokenizer.
-pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
     COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
 }
 
 /// Bytes of `files` on disk.
-pub fn size_of(files: &[PathBuf]) -> u64 {
+pub(crate) fn size_of(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 /// The checkpoints and trained weights of an earlier run in `directory`, sorted.
-pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn earlier_run(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_worth_keeping(path)).collect();
     found.sort();
@@ -50,10 +50,10 @@ fn is_worth_keeping(path: &Path) -> bool {
 }
 
 /// Files that each run replaces.
-pub const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
+pub(crate) const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
 
 /// Whether runs write folders of this name. A run may replace and remove such a folder if it wrote all files in it.
-pub fn is_ours(name: &str) -> bool {
+pub(crate) fn is_ours(name: &str) -> bool {
     if name.contains(".kept-") {
         return false;
     }
@@ -63,7 +63,7 @@ pub fn is_ours(name: &str) -> bool {
 }
 
 /// Bytes of the checkpoints and trained weights in `directory`.
-pub fn bytes_of_runs(directory: &Path) -> u64 {
+pub(crate) fn bytes_of_runs(directory: &Path) -> u64 {
     let files = |folder: &Path| -> Vec<PathBuf> {
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
     };
@@ -75,7 +75,7 @@ pub fn bytes_of_runs(directory: &Path) -> u64 {
 ///
 /// # Errors
 /// One cannot be renamed.
-pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
+pub(crate) fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
     let mut moved = Vec::new();
     for path in earlier_run(directory) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -106,7 +106,7 @@ fn folders(directory: &Path) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`], naming the file.
-pub fn refuse_foreign(directory: &Path) -> Result<()> {
+pub(crate) fn refuse_foreign(directory: &Path) -> Result<()> {
     for folder in folders(directory) {
         let foreign = own_files::foreign_in(&folder).map_err(|source| Error::io("read", &folder, &source))?;
         if let Some(file) = foreign {
@@ -126,7 +126,7 @@ pub fn refuse_foreign(directory: &Path) -> Result<()> {
 ///
 /// # Errors
 /// As [`refuse_foreign`], or a file cannot be removed.
-pub fn clear(directory: &Path) -> Result<()> {
+pub(crate) fn clear(directory: &Path) -> Result<()> {
     refuse_foreign(directory)?;
     for path in folders(directory) {
         let gone = own_files::discard(&RealDisk, &path, &path);

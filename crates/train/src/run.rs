@@ -14,8 +14,8 @@ use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
-use tunesmith_telemetry::progress::{Event, Observer, Quiet};
-use tunesmith_telemetry::report::Outcome;
+use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
+use tunesmith_telemetry::report::RunOutcome;
 
 /// Trains with the configuration `resolved`, on all ranks of this process. Only rank 0 writes and reports events.
 ///
@@ -50,7 +50,7 @@ pub fn plan(resolved: &Resolved, launch: Option<Launch>, observer: &dyn Observer
     let (options, stop) = (&options, &stop);
     on_ranks(resolved, options, observer, &|resolved, observer, seat| {
         let (prepared, _) = prepare(resolved, options, stop, observer, seat)?;
-        prepared.announce(observer);
+        prepared.report_notes(observer);
         Ok(prepared.plan)
     })
 }
@@ -78,7 +78,7 @@ fn on_ranks<T: Send>(
     let others = seats.split_off(1);
     let first = seats.remove(0);
     let on_threads = |seat: Seat, observer: &dyn Observer| {
-        let observer = if seat.world.is_first() { observer } else { &Quiet };
+        let observer = if seat.world.is_first() { observer } else { &SilentObserver };
         let threads = seat.threads(resolved.config.train.num_threads);
         let act = || memory::guarded(|| of_rank(resolved, observer, seat));
         match threads {
@@ -88,7 +88,8 @@ fn on_ranks<T: Send>(
     };
     std::thread::scope(|scope| {
         let on_threads = &on_threads;
-        let others: Vec<_> = others.into_iter().map(|seat| scope.spawn(move || on_threads(seat, &Quiet))).collect();
+        let others: Vec<_> =
+            others.into_iter().map(|seat| scope.spawn(move || on_threads(seat, &SilentObserver))).collect();
         let mut results = vec![on_threads(first, observer)];
         for other in others {
             results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -113,7 +114,7 @@ fn prepare(
 }
 
 /// Runs all remaining steps, with their evaluations and checkpoints. `resume_command` is for messages.
-fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
+fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> {
     let total = session.plan.steps.total_steps;
     loop {
         let gone = session.output_is_gone()?;
@@ -124,12 +125,12 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<Outcome> {
         // First the evaluation after the last step, which a signal may have interrupted before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
-            save::point_best(session)?;
+            save::update_best_pointer(session)?;
         }
         let stop = session.stop_requested()?;
         let outcome = match session.state.step {
-            step if step >= total => Some(Outcome::Completed),
-            _ if session.stops_early() => Some(Outcome::StoppedEarly),
+            step if step >= total => Some(RunOutcome::Completed),
+            _ if session.stops_early() => Some(RunOutcome::StoppedEarly),
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());

@@ -22,7 +22,6 @@ use super::memory_prediction::Peak;
 pub struct RunPlan {
     /// The model and its trained part.
     pub model: ModelPlan,
-    /// Kernels and data types.
     pub engine: EnginePlan,
     /// The ranks and the hardware they use.
     pub ranks: RanksPlan,
@@ -32,13 +31,11 @@ pub struct RunPlan {
     pub batch: BatchPlan,
     /// Which of these sizes the run chose itself.
     pub chosen: ChosenSizes,
-    /// Steps, epochs and warm-up.
     pub steps: Batches,
     /// The learning rate of each step.
     pub schedule: Schedule,
     /// How the learning rate was scaled to the rows of a step, in words; `None` if it was not.
     pub lr_scaling: Option<String>,
-    /// The value of `train.optim`.
     pub optimizer_name: Optim,
     /// The optimizer with its settings per tensor.
     pub optimizer: OptimizerPlan,
@@ -49,7 +46,7 @@ pub struct RunPlan {
     /// Validation during training; `None` without validation rows or with `eval_strategy: "no"`.
     pub evaluation: Option<EvaluationPlan>,
     /// When the run ends for lack of improvement.
-    pub early_stopping: EarlyStopping,
+    pub early_stopping: EarlyStoppingPlan,
     /// When checkpoints are written and which are kept.
     pub saving: SavingPlan,
     /// Metrics, TensorBoard, and the report.
@@ -66,7 +63,6 @@ pub struct RunPlan {
     pub output_dir: PathBuf,
     /// Every setting as the run uses it, with its source. A run with these settings is the same run.
     pub settings: Vec<Setting>,
-    /// The text of `config.resolved.yaml`.
     pub resolved_yaml: String,
     /// The stamp of the run's checkpoints, still without `base_model`: the base is hashed when it is loaded.
     pub stamp: Stamp,
@@ -93,7 +89,6 @@ pub struct ModelPlan {
     pub adapter: Option<AdapterConfig>,
     /// Adapters to merge into the base in memory.
     pub merged_adapters: Vec<PathBuf>,
-    /// Number of trained values.
     pub trained_values: u64,
     /// Number of values of the whole model.
     pub all_values: u64,
@@ -126,7 +121,6 @@ pub struct EnginePlan {
 /// The ranks of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct RanksPlan {
-    /// Number of ranks.
     pub count: usize,
     /// Number of ranks that are threads of one process; 1 if each rank is a process.
     pub in_process: u64,
@@ -172,7 +166,6 @@ impl When {
 /// Validation during training.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvaluationPlan {
-    /// How often to validate.
     pub when: When,
     /// Whether to validate before step 1, too.
     pub on_start: bool,
@@ -198,7 +191,6 @@ pub struct MetricPlan {
 /// `train.predict_with_generate`.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvalGenerationPlan {
-    /// The generation settings.
     #[serde(serialize_with = "debug")]
     pub settings: GenerationSettings,
     /// Strings that end a generation.
@@ -214,7 +206,7 @@ pub struct EvalGenerationPlan {
 
 /// When a run ends for lack of improvement.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct EarlyStopping {
+pub struct EarlyStoppingPlan {
     /// The run ends after this many validations in a row without improvement; 0 means never.
     pub patience: u64,
     /// The minimum improvement of the metric that counts.
@@ -224,7 +216,6 @@ pub struct EarlyStopping {
 /// When checkpoints are written and which are kept.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct SavingPlan {
-    /// How often to save.
     pub when: When,
     /// Number of newest checkpoints to keep besides the best; `None` keeps all.
     pub keep_last: Option<usize>,
@@ -243,7 +234,6 @@ pub struct LoggingPlan {
     pub steps: u64,
     /// The folder of TensorBoard's event files; `None` without TensorBoard.
     pub events_dir: Option<PathBuf>,
-    /// Whether to write `report.html`.
     pub report: bool,
     /// The name of the run, the title of the report.
     pub run_name: String,
@@ -256,7 +246,6 @@ pub struct LoggingPlan {
 pub struct SamplesPlan {
     /// Number of rows to generate for.
     pub rows: usize,
-    /// The generation settings.
     #[serde(serialize_with = "debug")]
     pub settings: GenerationSettings,
     /// Strings that end a generation.

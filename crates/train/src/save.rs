@@ -10,15 +10,17 @@ use super::run_plan::RunPlan;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_checkpoint::atomic::Staging;
-use tunesmith_checkpoint::{self as checkpoint, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
+use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
+use tunesmith_checkpoint::{
+    self as checkpoint, Retention, ShardedState, Snapshot, Weights, folder, own_files, peft, pissa, store,
+};
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_model::weights::Wrapping;
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
-use tunesmith_telemetry::metrics::Metrics;
+use tunesmith_telemetry::metrics::MetricsWriter;
 
 /// Whether a checkpoint is due after the last step.
 pub fn is_due(session: &Session<'_>) -> bool {
@@ -43,7 +45,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         return Ok(());
     }
     let (began, before) = (Instant::now(), session.done.saving);
-    session.metrics.as_ref().map_or(Ok(()), Metrics::sync)?;
+    session.metrics.as_ref().map_or(Ok(()), MetricsWriter::sync)?;
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.sampler.state())
@@ -51,7 +53,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let adapter = session.plan.model.adapter.clone();
     let tokenizer = grown_tokenizer(session)?;
     let in_background = session.plan.saving.in_background && !wait && !shares;
-    let keep = Keep { last: session.plan.saving.keep_last, best: best_path(session) };
+    let keep = Retention { last: session.plan.saving.keep_last, best: best_path(session) };
     if !in_background {
         session.wait_for_saving()?;
         // No pass runs meanwhile, so its buffers make room for those of writing.
@@ -74,9 +76,10 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let names: Vec<_> =
             specs.iter().filter(|_| of_model.is_some()).map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
         let ask = |name: &str| of_model.map_or_else(|| Ok(Vec::new()), |fetch| fetch.values(name));
-        let rest = folder::Rest { tensors: &names, fetch: &ask };
+        let rest = folder::LazyTensors { tensors: &names, fetch: &ask };
         let values = of_model.map(|_| &rest);
-        let shared = gathered.as_ref().map(|gathered| Shared { tensors: &gathered.tensors, write: &write, values });
+        let shared =
+            gathered.as_ref().map(|gathered| ShardedState { tensors: &gathered.tensors, write: &write, values });
         let lost = |written| match &gathered {
             Some(gathered) => gathered.cause(written),
             None => written,
@@ -127,7 +130,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
 ///
 /// # Errors
 /// Those of the disk.
-pub fn point_best(session: &mut Session<'_>) -> Result<()> {
+pub fn update_best_pointer(session: &mut Session<'_>) -> Result<()> {
     let root = &session.plan.output_dir;
     let Some(best) =
         best_dir(session).filter(|best| session.writes() && store::named(root, "best").as_ref() != Some(best))
@@ -135,7 +138,7 @@ pub fn point_best(session: &mut Session<'_>) -> Result<()> {
         return Ok(());
     };
     session.wait_for_saving()?;
-    store::point(&RealDisk, &session.plan.output_dir, "best", Some(&best))
+    store::write_pointer(&RealDisk, &session.plan.output_dir, "best", Some(&best))
 }
 
 /// The folder of the best checkpoint, which may not be written yet; `None` without `train.load_best_model_at_end`.
@@ -211,7 +214,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let (adapter, tokenizer) = (session.plan.model.adapter.clone(), grown_tokenizer(session)?);
     let source = folder_source(&session.plan, &session.source, &session.dataset, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
-    let published = atomic::publish(&RealDisk, &target, |staging| {
+    let published = publish_folder(&RealDisk, &target, |staging| {
         let Some(adapter) = &adapter else {
             return stage_model(staging, session, source, &tensors, fetch.as_ref());
         };
@@ -278,9 +281,9 @@ fn final_bytes(session: &Session<'_>) -> u64 {
 
 /// Stages the whole model: the trained tensors, and with `mode: freeze` the others unchanged.
 fn stage_model(
-    staging: &mut Staging<'_>,
+    staging: &mut StagedFolder<'_>,
     session: &Session<'_>,
-    source: folder::Source<'_>,
+    source: folder::SourceModel<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
     shares: Option<&Fetch<'_>>,
 ) -> Result<()> {
@@ -294,7 +297,7 @@ fn stage_model(
         Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
         _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
     };
-    folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
+    folder::stage(staging, source, tensors, &folder::LazyTensors { tensors: &rest, fetch: &fetch })
 }
 
 /// The text of `tokenizer.json` with `tuning.new_tokens`; `None` without new tokens.
@@ -310,10 +313,10 @@ fn folder_source<'a>(
     source: &'a ModelSource,
     dataset: &'a Dataset,
     tokenizer: Option<&'a str>,
-) -> folder::Source<'a> {
+) -> folder::SourceModel<'a> {
     // Without a template in the configuration, the tokenizer's own template is copied.
     let template = dataset.template.as_ref().filter(|_| plan.model.saves_chat_template);
-    folder::Source {
+    folder::SourceModel {
         dir: &source.dir,
         grown: tokenizer.map(|text| (text, source.arch.vocab_size)),
         template: template.map(data::ChatTemplate::source),
@@ -325,5 +328,5 @@ fn folder_source<'a>(
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Error::checkpoint(format!("{} cannot be written", path.display())).caused_by(error))?;
-    atomic::replace_file(&RealDisk, path, &(text + "\n"))
+    own_files::replace_file(&RealDisk, path, &(text + "\n"))
 }

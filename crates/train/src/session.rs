@@ -15,8 +15,8 @@ use tunesmith_model::Model;
 use tunesmith_optim::{Ema, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::fsdp::Gatherer;
-use tunesmith_telemetry::metrics::{Line, Metrics};
-use tunesmith_telemetry::progress::{Event, Observer, Pace};
+use tunesmith_telemetry::metrics::{MetricsLine, MetricsWriter};
+use tunesmith_telemetry::progress::{Event, Observer, Throughput};
 use tunesmith_telemetry::tensorboard::EventWriter;
 
 /// The state of a run between two optimizer steps.
@@ -56,13 +56,13 @@ pub struct Session<'a> {
     /// Whether a checkpoint was due while steps were skipped. It is written after the next step that is not skipped.
     pub save_is_owed: bool,
     /// `metrics.jsonl`, once writing has begun.
-    pub metrics: Option<Metrics>,
+    pub metrics: Option<MetricsWriter>,
     /// The file of the run that was removed or replaced, in words.
     pub replaced_file: Option<String>,
     pub events: Option<EventWriter>,
     /// Rows with a correct prediction, and all rows, since the last logged step of a classification.
     pub right_of_rows: [u64; 2],
-    pub pace: Pace,
+    pub pace: Throughput,
     /// Work and times of this process.
     pub done: Done,
     /// The stamp of the checkpoints.
@@ -156,7 +156,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn write(&mut self, line: &Line) -> Result<()> {
+    pub fn write(&mut self, line: &MetricsLine) -> Result<()> {
         self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.write(line))
     }
 

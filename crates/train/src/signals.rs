@@ -55,7 +55,7 @@ impl Stop {
     ///
     /// # Errors
     /// The directory cannot be created or written to, or a live process holds its lock.
-    pub fn acquire(&self, directory: &Path) -> Result<DirLock> {
+    pub(crate) fn acquire(&self, directory: &Path) -> Result<DirLock> {
         let mut state = self.state();
         let lock = DirLock::acquire(directory)?;
         state.leftovers = Some(lock.leftovers());
@@ -66,7 +66,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Preempted`] if a stop was requested before; nothing has been written yet.
-    pub fn enter_loop(&self) -> Result<()> {
+    pub(crate) fn enter_loop(&self) -> Result<()> {
         let mut state = self.state();
         // Another rank in this process may already be in its loop and writing.
         if let (Phase::Preparing, Some(why)) = (state.phase, state.requested) {

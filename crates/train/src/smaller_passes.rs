@@ -30,7 +30,8 @@ impl Session<'_> {
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
     pub(crate) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
         loop {
-            let batches = micro_batches::batches_of(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;
+            let batches =
+                micro_batches::batches_of_rank(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.plan.optimizer.max_grad_norm;
             match attempt(
                 &mut self.model,

@@ -6,7 +6,7 @@ use super::step::StepStats;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_optim::LossScaler;
 use tunesmith_parallel::timeline::Timeline;
-use tunesmith_telemetry::metrics::{Line, StepLine, finite};
+use tunesmith_telemetry::metrics::{MetricsLine, StepLine, finite};
 use tunesmith_telemetry::progress::Event;
 use tunesmith_telemetry::{machine, norms};
 
@@ -77,7 +77,7 @@ impl Session<'_> {
             peak_bytes: machine::peak_bytes(),
             loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
         };
-        self.write(&Line::Step(line.clone()))?;
+        self.write(&MetricsLine::Step(line.clone()))?;
         let total = self.plan.steps.total_steps;
         let shown = step.is_multiple_of(self.plan.logging.steps) || step == total;
         let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };

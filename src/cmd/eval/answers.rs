@@ -9,7 +9,7 @@ use super::evaluation::Evaluation;
 use crate::data::process::{Part, sources};
 use crate::data::question;
 use crate::error::{Error, Result};
-use crate::eval::HeldOut;
+use crate::eval::EvalSplit;
 use crate::eval::metrics::{Difference, Metrics, Score};
 use crate::files::output::Existing;
 use crate::model::Model;
@@ -18,7 +18,7 @@ use crate::words::{are, count};
 
 /// How answers are generated and where they are kept meanwhile.
 pub(super) struct Answers<'a> {
-    held_out: HeldOut<'a>,
+    eval_split: EvalSplit<'a>,
     stop_ids: Vec<u32>,
     /// One text per row for metrics that read the source, else empty.
     sources: Vec<String>,
@@ -38,11 +38,11 @@ impl<'a> Answers<'a> {
     /// # Errors
     /// [`crate::Kind::Config`]: the JSON Schema cannot be read or the scorer not started; [`crate::Kind::Data`]: the rows'
     /// files cannot be read again.
-    pub fn new(held_out: HeldOut<'a>, part: Part, eos_ids: &[u32], dir: &'a Path) -> Result<Self> {
-        let HeldOut { config, dataset, .. } = held_out;
+    pub fn new(eval_split: EvalSplit<'a>, part: Part, eos_ids: &[u32], dir: &'a Path) -> Result<Self> {
+        let EvalSplit { config, dataset, .. } = eval_split;
         Metrics::new(&config.eval, 0)?;
         let sources = if config.eval.reads_sources() { sources(dataset, config, part)? } else { Vec::new() };
-        Ok(Self { held_out, stop_ids: [eos_ids, &dataset.stop_ids()?].concat(), sources, dir })
+        Ok(Self { eval_split, stop_ids: [eos_ids, &dataset.stop_ids()?].concat(), sources, dir })
     }
 }
 
@@ -51,7 +51,7 @@ impl Evaluation for Answers<'_> {
 
     fn measure(&self, model: &Model) -> Result<Measured> {
         let mut lines = AtomicLines::create(&self.dir.join("answers.jsonl"), Existing::Replace, &[])?;
-        let metrics = self.held_out.answer(model, &self.sources, &self.stop_ids, |row| {
+        let metrics = self.eval_split.answer(model, &self.sources, &self.stop_ids, |row| {
             let scores: Map<String, Value> = row.scores.into_iter().map(|(name, score)| (name, json!(score))).collect();
             lines.push(&json!({ "answer": row.answer, "scores": scores }).to_string())
         })?;
@@ -68,7 +68,7 @@ impl Evaluation for Answers<'_> {
     }
 
     fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], measured: &[Measured]) -> Result<Vec<Answered>> {
-        let HeldOut { dataset, split, rows, .. } = self.held_out;
+        let EvalSplit { dataset, split, rows, .. } = self.eval_split;
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
         let (mut shown, mut raw_rows) = (Vec::new(), 0);
@@ -117,11 +117,11 @@ impl Evaluation for Answers<'_> {
     }
 
     fn fields(&self) -> Vec<(&'static str, Value)> {
-        vec![("max_new_tokens", self.held_out.config.generation.max_new_tokens.into())]
+        vec![("max_new_tokens", self.eval_split.config.generation.max_new_tokens.into())]
     }
 
     fn fact(&self) -> Option<(String, String)> {
-        let most = count(self.held_out.config.generation.max_new_tokens, "token");
+        let most = count(self.eval_split.config.generation.max_new_tokens, "token");
         Some(("answers".into(), format!("settings of section gen, at most {most}")))
     }
 }

@@ -10,7 +10,7 @@ use super::candidates::Candidate;
 use super::results::{difference_json, existing, footer, intervals, score_json, table};
 use crate::config::arch::Arch;
 use crate::error::Result;
-use crate::eval::HeldOut;
+use crate::eval::EvalSplit;
 use crate::eval::metrics::{Difference, Score};
 use crate::files::output::{Existing, check_output_file};
 use crate::model::Model;
@@ -89,7 +89,7 @@ impl Outputs {
 }
 
 pub(super) struct Job<'a> {
-    pub held_out: HeldOut<'a>,
+    pub eval_split: EvalSplit<'a>,
     /// The split's name in results.
     pub split_name: &'a str,
     pub candidates: &'a [Candidate],
@@ -105,7 +105,7 @@ pub(super) struct Job<'a> {
 /// The models, the engine, the disk.
 pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Outputs) -> Result<()> {
     let Outputs { dir, existing, mut samples } = outputs;
-    let HeldOut { config, split, rows, .. } = job.held_out;
+    let EvalSplit { config, split, rows, .. } = job.eval_split;
     let (mut results, mut seconds) = (Vec::new(), 0.0);
     for candidate in job.candidates {
         print_text(&format!("asking {} ({})\n", candidate.name, candidate.dir.display()));

@@ -6,7 +6,7 @@ use super::super::classify::prediction;
 use super::evaluation::Evaluation;
 use crate::config::arch::ScoreHead;
 use crate::error::Result;
-use crate::eval::HeldOut;
+use crate::eval::EvalSplit;
 use crate::eval::metrics::scored::{Bootstrap, Scored};
 use crate::eval::metrics::{Difference, Score};
 use crate::model::Model;
@@ -16,14 +16,14 @@ use crate::words::count;
 
 /// Predictions by the head that all models share.
 pub(super) struct Predictions<'a> {
-    pub held_out: HeldOut<'a>,
+    pub eval_split: EvalSplit<'a>,
     pub split_name: &'a str,
     pub head: ScoreHead,
 }
 
 impl Predictions<'_> {
     fn bootstrap(&self) -> Bootstrap {
-        let config = self.held_out.config;
+        let config = self.eval_split.config;
         Bootstrap {
             replicates: config.eval.bootstrap_samples,
             confidence: config.eval.confidence,
@@ -36,7 +36,7 @@ impl Evaluation for Predictions<'_> {
     type Measured = Scored;
 
     fn measure(&self, model: &Model) -> Result<Scored> {
-        self.held_out.classify(model, &self.head)
+        self.eval_split.classify(model, &self.head)
     }
 
     fn scores(&self, scored: &Scored) -> Vec<Score> {
@@ -49,7 +49,7 @@ impl Evaluation for Predictions<'_> {
 
     /// Rows that the last model has wrong come first in the report.
     fn write_samples(&self, samples: &mut AtomicLines, names: &[&str], scored: &[Scored]) -> Result<Vec<Answered>> {
-        let Self { held_out: HeldOut { dataset, split, rows, .. }, head, .. } = self;
+        let Self { eval_split: EvalSplit { dataset, split, rows, .. }, head, .. } = self;
         let (mut right, mut wrong) = (Vec::new(), Vec::new());
         for row in 0..*rows {
             let prompt = dataset.tokenizer.decode(&split.example(row)?.input_ids, false)?;
@@ -84,7 +84,7 @@ impl Evaluation for Predictions<'_> {
     }
 
     fn fields(&self) -> Vec<(&'static str, Value)> {
-        vec![("task", self.held_out.config.task().as_str().into()), ("labels", json!(self.head.labels))]
+        vec![("task", self.eval_split.config.task().as_str().into()), ("labels", json!(self.head.labels))]
     }
 
     fn model_fields(&self, scored: &Scored) -> Vec<(&'static str, Value)> {
@@ -92,7 +92,7 @@ impl Evaluation for Predictions<'_> {
     }
 
     fn picture(&self, name: &str, scored: &Scored) -> Option<String> {
-        let title = format!("{name}: {} ({})", count(self.held_out.rows, "row"), self.split_name);
+        let title = format!("{name}: {} ({})", count(self.eval_split.rows, "row"), self.split_name);
         let confusion = Confusion { title, labels: self.head.labels.clone(), cells: scored.confusion() };
         (!self.head.is_number()).then(|| format!("<h2>Labels</h2>\n{}", confusion.render()))
     }

@@ -15,7 +15,7 @@ use crate::config::arch::Arch;
 use crate::data::process::Part;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
-use crate::eval::HeldOut;
+use crate::eval::EvalSplit;
 use crate::hub;
 use answers::Answers;
 use candidates::{candidates, choices, shared_head};
@@ -30,18 +30,21 @@ pub use options::Args;
 /// model has no classification head.
 pub fn run(args: &Args) -> Result<()> {
     provenance::check_allowed(&args.allow)?;
-    let mut config = args.config.load(&[])?.config;
-    let choices = choices(args, &config)?;
+    let resolved = args.config.load(&[])?;
+    let choices = choices(args, &resolved.config)?;
     let downloads = Downloads::default();
-    let base = hub::model_dir(&config.model, hub::Part::Whole, &downloads)?.dir;
+    let base = hub::model_dir(&resolved.config.model, hub::Part::Whole, &downloads)?.dir;
+    let mut arch = Arch::from_dir(&base)?;
+    let (mut config, note) = resolved.for_model(&arch)?;
+    if let Some(note) = note {
+        print_note(&note);
+    }
     hub::fetch_paths(&mut config.data, &downloads)?;
     let candidates = candidates(choices, &config, &base)?;
     let head = shared_head(&candidates, &config)?;
     if let Some(head) = &head {
         config.data.labels = Labels(head.labels.clone());
     }
-    let mut arch = Arch::from_dir(&base)?;
-    config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
     if !config.tuning.new_tokens.is_empty() {
         arch.grow(data::new_token_ids(&base, &config.tuning.new_tokens)?);
     }
@@ -51,14 +54,14 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (part, split) = held_out_split(args.split.as_deref(), &dataset)?;
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
-    let held_out = HeldOut { config: &config, dataset: &dataset, split, rows };
+    let eval_split = EvalSplit { config: &config, dataset: &dataset, split, rows };
     let dir = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
     let outputs = Outputs::claim(dir.clone(), args.overwrite, &data::named_inputs(&config))?;
     let split_name = part.name();
-    let job = Job { held_out, split_name, candidates: &candidates, base: &base, arch: &arch, allow: &args.allow };
+    let job = Job { eval_split, split_name, candidates: &candidates, base: &base, arch: &arch, allow: &args.allow };
     match head {
-        Some(head) => evaluate(&job, &Predictions { held_out, split_name, head }, outputs),
-        None => evaluate(&job, &Answers::new(held_out, part, &arch.eos_token_ids, &dir)?, outputs),
+        Some(head) => evaluate(&job, &Predictions { eval_split, split_name, head }, outputs),
+        None => evaluate(&job, &Answers::new(eval_split, part, &arch.eos_token_ids, &dir)?, outputs),
     }
 }
 

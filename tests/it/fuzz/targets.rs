@@ -240,12 +240,12 @@ fn rows_compressed(bytes: &[u8]) {
 }
 
 fn docx(bytes: &[u8]) {
-    check(documents::read(&file("fuzz.docx", bytes), documents::Kind::Docx), &[Kind::Data]);
+    check(documents::read(&file("fuzz.docx", bytes), documents::DocumentFormat::Docx), &[Kind::Data]);
 }
 
 fn html(bytes: &[u8]) {
-    check(documents::read(&file("fuzz.html", bytes), documents::Kind::Html), &[Kind::Data]);
-    check(documents::read(&file("fuzz.md", bytes), documents::Kind::Markdown), &[Kind::Data]);
+    check(documents::read(&file("fuzz.html", bytes), documents::DocumentFormat::Html), &[Kind::Data]);
+    check(documents::read(&file("fuzz.md", bytes), documents::DocumentFormat::Markdown), &[Kind::Data]);
 }
 
 fn adapter_config(bytes: &[u8]) {

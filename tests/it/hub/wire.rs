@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tunesmith::hub::{Part, Place, Token};
+use tunesmith::hub::{Destination, HubToken, Part};
 
 use super::program::{Program, good};
 use super::server::Reply;
@@ -17,12 +17,12 @@ use crate::run::fixture::said;
 fn a_renamed_repository_is_found_with_the_token() {
     let mut world = World::new();
     publish(&world, "main");
-    world.settings.token = Some(Token::new("hf_secret", "a test"));
+    world.settings.token = Some(HubToken::new("hf_secret", "a test"));
     world.server.fault(|request, _, reply| {
         let now = request.target.replace("/owner/old/", "/owner/name/");
         if now == request.target { reply } else { Reply::status(307, &[("Location", &now)], "") }
     });
-    world.hub().model("owner/old", None, Part::Whole, Place::Cache).unwrap();
+    world.hub().model("owner/old", None, Part::Whole, Destination::Cache).unwrap();
     for part in ["/revision/", "/tree/", "/resolve/"] {
         assert!(world.server.count("GET", part) >= 2, "{part}");
     }
@@ -36,7 +36,7 @@ fn a_renamed_repository_is_found_with_the_token() {
 fn the_token_goes_to_no_other_port() {
     let (mut world, other) = (World::new(), World::new());
     assert_eq!(publish(&world, "main"), publish(&other, "main"));
-    world.settings.token = Some(Token::new("hf_secret", "a test"));
+    world.settings.token = Some(HubToken::new("hf_secret", "a test"));
     let elsewhere = other.server.endpoint.clone();
     world.server.fault(move |request, _, reply| {
         let moves = request.is("GET", "/config.json") || request.is("GET", "/revision/");

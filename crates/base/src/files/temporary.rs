@@ -46,7 +46,7 @@ impl<'d> Temporary<'d> {
         }
     }
 
-    /// The path until [`Temporary::move_to`].
+    /// The temporary path, valid until [`Temporary::move_to`].
     pub fn path(&self) -> &Path {
         &self.path
     }

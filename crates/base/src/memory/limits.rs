@@ -31,7 +31,7 @@ pub fn available() -> Option<u64> {
 
 /// A control group's limit and what counts against it, both in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Group {
+pub struct Cgroup {
     /// Bytes that it may hold.
     pub limit: u64,
     /// Bytes that it holds, without the cached files that the system would drop first (`inactive_file`).
@@ -40,7 +40,7 @@ pub struct Group {
 
 /// The control group of this process that leaves the least: all from its own up to the root, of version 2 and version
 /// 1.
-pub fn group() -> Option<Group> {
+pub fn group() -> Option<Cgroup> {
     let groups = system("/proc/self/cgroup")?;
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let modern = Path::new("/sys/fs/cgroup").join(ours);
@@ -57,12 +57,12 @@ pub fn group() -> Option<Group> {
     modern.chain([old]).flatten().min_by_key(|group| group.limit.saturating_sub(group.used))
 }
 
-fn read(limit: PathBuf, used: PathBuf, stat: PathBuf, droppable: &str) -> Option<Group> {
+fn read(limit: PathBuf, used: PathBuf, stat: PathBuf, droppable: &str) -> Option<Cgroup> {
     let number = |file: PathBuf| system(file)?.trim().parse::<u64>().ok();
     let limit = number(limit).filter(|&bytes| bytes < UNLIMITED)?;
     let stat = system(stat).unwrap_or_default();
     let cached = stat.lines().find_map(|line| line.strip_prefix(droppable)?.trim().parse::<u64>().ok());
-    Some(Group { limit, used: number(used).unwrap_or(0).saturating_sub(cached.unwrap_or(0)) })
+    Some(Cgroup { limit, used: number(used).unwrap_or(0).saturating_sub(cached.unwrap_or(0)) })
 }
 
 /// Bytes that are left of the limit of this process's address space (`ulimit -v`); `None` without a limit.
@@ -102,7 +102,7 @@ mod tests {
         };
         let (used, stat) = (file("current", "900\n"), file("stat", "anon 500\ninactive_file 300\n"));
         let group = read(file("max", "1000\n"), used.clone(), stat.clone(), "inactive_file");
-        assert_eq!(group, Some(Group { limit: 1000, used: 600 }));
+        assert_eq!(group, Some(Cgroup { limit: 1000, used: 600 }));
         assert_eq!(read(file("none", "max\n"), used, stat, "inactive_file"), None);
     }
 }

@@ -26,7 +26,7 @@ unsafe impl Send for Gpu {}
 
 /// What the driver says, as an error of the configuration: the GPU is not what was asked for.
 fn of_driver(what: &str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::config(format!("train.ddp_backend: nccl: {what}: {error:?}"))
+    move |error| Error::config(format!("train.ddp_backend: nccl: {what}")).caused_by(error)
 }
 
 impl Gpu {
@@ -51,10 +51,10 @@ impl Gpu {
     }
 
     /// Makes the GPU this thread's.
-    pub fn enter(&self) -> std::result::Result<(), String> {
+    pub fn enter(&self) -> std::result::Result<(), DriverError> {
         // SAFETY: the context is retained as long as this value lives; to make it a thread's own touches no memory of
         // this program.
-        unsafe { driver::ctx::set_current(self.context) }.map_err(|error| format!("{error:?}"))
+        unsafe { driver::ctx::set_current(self.context) }
     }
 
     /// Makes the buffer at least so large.
@@ -63,7 +63,8 @@ impl Gpu {
             return Ok(());
         }
         let no_room = |error: DriverError| {
-            Error::memory(format!("{room} bytes of GPU memory for what travels between ranks: {error:?}"))
+            Error::memory(format!("{room} bytes of GPU memory for what travels between ranks"))
+                .caused_by(error)
                 .hint("lower train.ddp_bucket_cap_mb")
         };
         // SAFETY: the context lives as long as this value. Nothing runs on the stream, so that nothing uses the old

@@ -121,7 +121,7 @@ impl Nccl {
     fn operate(&self, operation: &str, act: impl FnOnce(&Functions, &mut Gpu) -> Code) -> Result<()> {
         let began = Instant::now();
         let mut gpu = self.gpu.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = gpu.enter().and_then(|()| {
+        let done = gpu.enter().map_err(Into::into).and_then(|()| {
             let code = act(&self.functions, &mut gpu);
             self.wait(&gpu, code, began)
         });
@@ -133,16 +133,23 @@ impl Nccl {
             let waited = began.elapsed().as_secs_f64();
             let cause = self.rendezvous.find_failed(operation);
             let rank = self.rendezvous.world.rank;
-            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
+            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})"))
+                .hint(LOST)
+                .with_source(why)
         })
     }
 
     /// Waits for NCCL and then for the stream.
-    fn wait(&self, gpu: &Gpu, code: Code, began: Instant) -> std::result::Result<(), String> {
+    fn wait(
+        &self,
+        gpu: &Gpu,
+        code: Code,
+        began: Instant,
+    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         if code != SUCCESS && code != IN_PROGRESS {
-            return Err(self.functions.words(code));
+            return Err(self.functions.words(code).into());
         }
-        let Some(comm) = gpu.comm else { return Err("NCCL gave no communicator".to_owned()) };
+        let Some(comm) = gpu.comm else { return Err("NCCL gave no communicator".into()) };
         let (mut pause, mut asked, mut left) = (Duration::from_micros(5), Instant::now(), None);
         loop {
             let mut state = SUCCESS;
@@ -156,14 +163,14 @@ impl Nccl {
                     match unsafe { sys::cuStreamQuery(gpu.stream) } {
                         CUresult::CUDA_SUCCESS => return Ok(()),
                         CUresult::CUDA_ERROR_NOT_READY => {}
-                        other => return Err(format!("{:?}", DriverError(other))),
+                        other => return Err(DriverError(other).into()),
                     }
                 }
                 (SUCCESS, IN_PROGRESS) => {}
-                (SUCCESS, code) | (code, _) => return Err(self.functions.words(code)),
+                (SUCCESS, code) | (code, _) => return Err(self.functions.words(code).into()),
             }
             if began.elapsed() > self.limits.timeout {
-                return Err(format!("timed out after {:.1?}", self.limits.timeout));
+                return Err(format!("timed out after {:.1?}", self.limits.timeout).into());
             }
             // NCCL itself does not notice a process that has died on the same machine.
             if asked.elapsed() > GONE / 4 {
@@ -173,7 +180,7 @@ impl Nccl {
                 if gone.is_empty() {
                     left = None;
                 } else if since.elapsed() > GONE {
-                    return Err("a peer has ended".to_owned());
+                    return Err("a peer has ended".into());
                 }
             }
             std::thread::sleep(pause);

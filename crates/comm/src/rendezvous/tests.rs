@@ -1,13 +1,13 @@
 //! Ranks that join, disagree, come late or never, over real sockets.
 use super::*;
 
-fn launch(rank: usize, size: usize, endpoint: Endpoint, token: &Token) -> Launch {
+fn launch(rank: usize, size: usize, endpoint: Endpoint, token: &RunToken) -> Launch {
     let world = World { rank, size, local_rank: rank, local_size: size };
     Launch { launcher: "test", world, endpoint, token: Some(token.clone()) }
 }
 
-fn host() -> (Host, Token) {
-    let token = Token::fresh().unwrap();
+fn host() -> (Host, RunToken) {
+    let token = RunToken::fresh().unwrap();
     (Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap(), token)
 }
 
@@ -35,7 +35,7 @@ fn free() -> String {
 
 #[test]
 fn ranks_that_do_not_fit_together_all_hear_of_both_sides() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let facts = |version: &str| Facts::from([("version".to_owned(), version.to_owned())]);
     let both = |launches: Vec<(Launch, Facts)>, named: &[&str]| {
         let began = Instant::now();
@@ -62,7 +62,7 @@ fn ranks_that_do_not_fit_together_all_hear_of_both_sides() {
     let launches = [0, 1, 1].map(|rank| (launch(rank, 3, place.clone(), &token), Facts::new()));
     both(launches.to_vec(), &["rank 1 connected twice: rank 1 (process "]);
     // Another token: the one that has it and those that wait for it.
-    let other = Token::fresh().unwrap();
+    let other = RunToken::fresh().unwrap();
     let place = Endpoint::RankZero(free());
     let launches = [(0, &token), (1, &other), (2, &token)]
         .map(|(rank, token)| (launch(rank, 3, place.clone(), token), Facts::new()));
@@ -98,7 +98,7 @@ fn the_first_of_a_machine_goes_first() {
 
 #[test]
 fn rank_0_holds_the_rendezvous_where_the_launcher_only_names_a_port() {
-    let (token, place) = (Token::fresh().unwrap(), Endpoint::RankZero(free()));
+    let (token, place) = (RunToken::fresh().unwrap(), Endpoint::RankZero(free()));
     let launches = [1, 0].map(|rank| (launch(rank, 2, place.clone(), &token), Facts::new()));
     let ranks: Vec<Rendezvous> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
     ranks[1].store.set("x", b"y").unwrap();
@@ -118,7 +118,7 @@ fn a_rank_of_an_earlier_run_finds_a_complete_one_and_changes_nothing() {
 
 #[test]
 fn whoever_is_missing_is_named_when_the_time_is_over() {
-    let (token, place) = (Token::fresh().unwrap(), Endpoint::RankZero(free()));
+    let (token, place) = (RunToken::fresh().unwrap(), Endpoint::RankZero(free()));
     for (rank, missing) in [(1, "rank 0 did not come within 6 s"), (0, "rank 1 did not connect to 127.0.0.1:")] {
         let told = std::cell::RefCell::new(Vec::new());
         let say = |text: &str| told.borrow_mut().push(text.to_owned());
@@ -137,7 +137,7 @@ fn whoever_is_missing_is_named_when_the_time_is_over() {
 fn who_holds_the_port_and_says_nothing_is_named_within_a_quarter_of_a_minute() {
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let place = Endpoint::RankZero(mute.local_addr().unwrap().to_string());
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let began = Instant::now();
     let busy = Rendezvous::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
     assert!(busy.message().contains("cannot listen on 127.0.0.1:") && began.elapsed() < Duration::from_secs(5));

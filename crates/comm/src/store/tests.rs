@@ -5,7 +5,7 @@ use crate::host::Host;
 use crate::membership::Facts;
 use std::net::TcpListener;
 
-fn local(token: &Token) -> Host {
+fn local(token: &RunToken) -> Host {
     Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap()
 }
 
@@ -15,7 +15,7 @@ fn claim(rank: usize) -> Claim {
 
 #[test]
 fn values_reach_the_others_and_the_dead_are_known() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = local(&token);
     let first = Store::connect(host.address(), &token, &claim(0)).unwrap();
     let second = Store::connect(host.address(), &token, &claim(1)).unwrap();
@@ -36,13 +36,13 @@ fn values_reach_the_others_and_the_dead_are_known() {
 
 #[test]
 fn who_does_not_know_the_token_gets_nothing() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = local(&token);
-    let other = Token::given("not the token of this run").unwrap();
+    let other = RunToken::given("not the token of this run").unwrap();
     let error = Error::from(Store::connect(host.address(), &other, &claim(0)).unwrap_err());
     assert!(error.message().contains("does not have this run's token"), "{error}");
     assert_eq!(error.kind(), tunesmith_base::Kind::Config);
-    assert_eq!(Token::given("short").unwrap_err().kind(), tunesmith_base::Kind::Config);
+    assert_eq!(RunToken::given("short").unwrap_err().kind(), tunesmith_base::Kind::Config);
     // Nor does a host that only repeats what it is told pass for the right one.
     let mirror = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = mirror.local_addr().unwrap();
@@ -80,7 +80,7 @@ impl Write for Recorded<'_> {
 
 #[test]
 fn a_greeting_that_is_said_again_opens_nothing() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = local(&token);
     let stream = TcpStream::connect(host.address()).unwrap();
     let mut recorded = Recorded { stream: &stream, said: Vec::new() };
@@ -99,7 +99,7 @@ fn a_greeting_that_is_said_again_opens_nothing() {
 
 #[test]
 fn noise_neither_ends_the_host_nor_makes_it_take_memory() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let host = local(&token);
     let mut noise = TcpStream::connect(host.address()).unwrap();
     noise.write_all(&[0xff; 4096]).unwrap();
@@ -121,7 +121,7 @@ fn noise_neither_ends_the_host_nor_makes_it_take_memory() {
 
 #[test]
 fn who_listens_and_does_not_speak_the_protocol_is_told_from_who_is_away() {
-    let token = Token::fresh().unwrap();
+    let token = RunToken::fresh().unwrap();
     let speaks = |act: fn(&mut TcpStream)| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -9,7 +9,7 @@ macro_rules! kinds {
         pub const PREFIXES: &[&str] = &[$( $module::PREFIX ),*];
 
         /// Whether a mode can train rows of new tokens with its adapters; `None` for modes without adapters.
-        pub const fn trains_tokens(mode: Mode) -> Option<bool> {
+        pub(crate) const fn trains_tokens(mode: Mode) -> Option<bool> {
             match mode {
                 $( Mode::$mode => Some($module::TRAINS_TOKENS), )*
                 Mode::Full | Mode::Freeze => None,

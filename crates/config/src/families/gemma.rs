@@ -37,7 +37,6 @@ pub(super) fn defaults() -> Defaults {
     }
 }
 
-/// What all Gemmas share.
 pub(super) fn gemma(arch: &mut Arch) {
     arch.norm_offset = 1.0;
     arch.embedding_scale = (arch.hidden_size as f64).sqrt();

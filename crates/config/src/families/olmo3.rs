@@ -15,7 +15,6 @@ pub(super) static FAMILY: Family = Family {
     gguf: Some(Gguf { windows: &[|block| block % 4 != 3], ..Gguf::named("olmo2") }),
 };
 
-/// Rotary base.
 const THETA: f64 = 5e5;
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {

@@ -27,7 +27,6 @@ const GONE: &str = "DeepSpeed itself has removed it; remove the key";
 const OTHER_TRACKER: &str = "only TensorBoard is part of this version: the section tensorboard, or logging.tensorboard";
 const SUMS: &str = "gradients are summed in float32, in the order of the ranks";
 
-/// Every key.
 pub(super) const RULES: Rules = rules! {
     "train_batch_size" => Together; "rows of an optimizer step on all ranks: checked at the start against train.batch_size x train.grad_accum x ranks; if one of the two is missing, it is computed from this, as DeepSpeed does",
     "train_micro_batch_size_per_gpu" => To("train.batch_size"),

@@ -32,9 +32,9 @@ pub use value::{Value, is_off};
 /// The program that a foreign configuration is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// DeepSpeed's JSON.
+    /// DeepSpeed's JSON file, `--deepspeed`.
     DeepSpeed,
-    /// Accelerate's YAML.
+    /// The YAML file of `accelerate config`.
     Accelerate,
     /// Transformers' `fsdp_config`, and the section `fsdp_config` of Accelerate's file.
     Fsdp,

@@ -9,7 +9,6 @@ use tunesmith_base::error::Result;
 pub(super) const CYCLES: &str =
     "OneCycle and LRRangeTest are not part of this version; train.lr_scheduler_type has the schedules that are";
 
-/// `betas: [0.9, 0.999]`.
 pub(super) fn betas(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.is_auto() {
         reader.auto(value, "train.adam_beta1")?;

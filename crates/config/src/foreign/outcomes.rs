@@ -24,7 +24,7 @@ pub struct Foreign {
 /// When a setting of a foreign file counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Always.
+    /// The value has the same effect in every run.
     None,
     /// If this switch of ours is on.
     SwitchedOn(&'static str),
@@ -122,7 +122,7 @@ pub enum Outcome {
     Changed,
     /// It is not given: the toolkit's default, which differs from ours.
     Default,
-    /// `auto`: our key decides.
+    /// The file says `auto`: the run's own key decides.
     Auto,
     /// It has no effect, since it asks for what holds anyway.
     Same,

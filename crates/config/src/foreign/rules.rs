@@ -98,7 +98,7 @@ pub trait Translation {
     fn is_auto(&self, value: &Value) -> bool {
         value.is_auto()
     }
-    /// Called where [`Translation::is_auto`] holds.
+    /// Notes that `ours` decides, where [`Translation::is_auto`] holds.
     fn auto(&mut self, value: &Value, ours: &str) -> Result<()> {
         self.put(value, ours, value.node.clone(), "")
     }

@@ -200,7 +200,6 @@ pub(super) fn find(spelled: &str) -> Option<(&'static str, &'static Rule<Functio
     find_rule(RULES, leaf).filter(|_| here)
 }
 
-/// Every full key.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     let keys = key_names(RULES);
     let alone = keys.clone().filter(|key| key.contains('.')).map(str::to_owned);
@@ -312,7 +311,6 @@ fn report_to(reader: &mut Reader, value: &Value) -> Result<()> {
     reader.put(value, "logging.tensorboard", Node::Bool(tensorboard), "")
 }
 
-/// What `from_pretrained` gets.
 fn init(reader: &mut Reader, value: &Value) -> Result<()> {
     let Node::Map(entries) = &value.node else { return Err(value.expected("keys, indented below it")) };
     for (key, node) in entries {

@@ -10,7 +10,7 @@ use quick_xml::events::{BytesStart, Event};
 
 use super::MAX_BYTES;
 use super::docx_archive::{DocxArchive, broken};
-use super::page::{Line, Page, Table};
+use super::page::{Page, Table, TextLine};
 use tunesmith_base::error::{Error, Result};
 
 const DOCUMENT: &str = "word/document.xml";
@@ -160,7 +160,7 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
 
 #[derive(Default)]
 struct Paragraph {
-    line: Line,
+    line: TextLine,
     style: Style,
 }
 

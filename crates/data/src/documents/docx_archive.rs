@@ -15,7 +15,6 @@ const TAIL: u64 = (64 << 10) + 64;
 /// The signature of a zip64 archive: more than 65,535 entries, or more than 4 GiB.
 const ZIP64: &[u8] = b"PK\x06\x07";
 
-/// An open DOCX file.
 pub(super) struct DocxArchive<'a> {
     path: &'a Path,
     zip: ZipArchive<BufReader<File>>,

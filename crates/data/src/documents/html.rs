@@ -1,6 +1,6 @@
 //! Extracts the text of an HTML page. As in a browser, any input is a page: unclosed and unknown tags do no harm.
 //! Scripts, styles, navigation and controls are left out.
-use super::page::{Line, Page, Table};
+use super::page::{Page, Table, TextLine};
 
 /// Elements whose content is left out.
 const LEFT_OUT: [&str; 13] = [
@@ -55,7 +55,7 @@ pub(super) fn text(html: &str) -> String {
 #[derive(Default)]
 struct Reader {
     page: Page,
-    line: Line,
+    line: TextLine,
     heading: Option<usize>,
     /// The open lists, each with the number of its next item if it is ordered.
     lists: Vec<Option<u32>>,

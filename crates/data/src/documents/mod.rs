@@ -23,8 +23,8 @@ const MAX_DEPTH: usize = 32;
 
 /// The kind of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// Plain text: `.txt`, `.text`.
+pub enum DocumentFormat {
+    /// Plain text, kept as it is: `.txt`, `.text`.
     Text,
     /// Kept as it is, but for front matter and comments: `.md`, `.markdown`.
     Markdown,
@@ -34,7 +34,7 @@ pub enum Kind {
     Docx,
 }
 
-impl Kind {
+impl DocumentFormat {
     /// The kind of a file by its extension; `None` if the extension is not supported.
     pub fn of(path: &Path) -> Option<Self> {
         Some(match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
@@ -59,9 +59,9 @@ impl Kind {
 
 /// The result of a search for documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDocuments {
     /// Supported files, in the order of their names.
-    pub documents: Vec<(PathBuf, Kind)>,
+    pub documents: Vec<(PathBuf, DocumentFormat)>,
     /// The number of other files in the folders, by extension.
     pub others: BTreeMap<String, u64>,
     /// Symbolic links to files outside of their folder, which are not read.
@@ -74,9 +74,9 @@ pub struct Found {
 /// Skips hidden files and folders, links to folders, and links out of a folder.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a path does not exist, or a file is not a supported document.
-pub fn find(paths: &[PathBuf]) -> Result<Found> {
-    let mut found = Found::default();
+/// [`tunesmith_base::DocumentFormat::Data`]: a path does not exist, or a file is not a supported document.
+pub fn find(paths: &[PathBuf]) -> Result<FoundDocuments> {
+    let mut found = FoundDocuments::default();
     for path in paths {
         if path.is_dir() {
             let root = path
@@ -88,7 +88,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
         if let Err(error) = fs::metadata(path) {
             return Err(Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data));
         }
-        let kind = Kind::of(path).ok_or_else(|| {
+        let kind = DocumentFormat::of(path).ok_or_else(|| {
             Error::data(format!("{}: found no known extension, expected .txt, .md, .html or .docx", path.display()))
                 .hint(match path.extension().and_then(|end| end.to_str()) {
                     Some("doc" | "odt" | "rtf") => "save it as .docx",
@@ -108,7 +108,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
 }
 
 /// Searches `folder`, which is `depth` levels below `root`.
-fn walk(folder: &Path, root: &Path, depth: usize, found: &mut Found) -> Result<()> {
+fn walk(folder: &Path, root: &Path, depth: usize, found: &mut FoundDocuments) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("read", folder, &error).with_kind(tunesmith_base::Kind::Data);
     let mut entries: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -136,11 +136,11 @@ fn walk(folder: &Path, root: &Path, depth: usize, found: &mut Found) -> Result<(
             continue;
         }
         let leads_out = || path.canonicalize().is_ok_and(|real| !real.starts_with(root));
-        if path.is_symlink() && Kind::of(&path).is_some() && leads_out() {
+        if path.is_symlink() && DocumentFormat::of(&path).is_some() && leads_out() {
             found.outside.push(path);
             continue;
         }
-        if let (Some(kind), true) = (Kind::of(&path), path.is_file()) {
+        if let (Some(kind), true) = (DocumentFormat::of(&path), path.is_file()) {
             found.documents.push((path, kind));
         } else {
             let end =
@@ -154,13 +154,13 @@ fn walk(folder: &Path, root: &Path, depth: usize, found: &mut Found) -> Result<(
 /// The text of a document, [`normalized`]; empty if the document has no text.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
-pub fn read(path: &Path, kind: Kind) -> Result<String> {
+/// [`tunesmith_base::DocumentFormat::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
+pub fn read(path: &Path, kind: DocumentFormat) -> Result<String> {
     let text = match kind {
-        Kind::Docx => docx::text(path)?,
-        Kind::Text => file(path)?,
-        Kind::Markdown => markdown(&file(path)?),
-        Kind::Html => html::text(&file(path)?),
+        DocumentFormat::Docx => docx::text(path)?,
+        DocumentFormat::Text => file(path)?,
+        DocumentFormat::Markdown => markdown(&file(path)?),
+        DocumentFormat::Html => html::text(&file(path)?),
     };
     Ok(normalized(&text))
 }
@@ -305,7 +305,10 @@ mod tests {
             .iter()
             .map(|(path, kind)| (path.strip_prefix(folder.path()).unwrap().to_str().unwrap(), *kind))
             .collect();
-        assert_eq!(names, [("a/y.docx", Kind::Docx), ("a/z.TXT", Kind::Text), ("b.md", Kind::Markdown)]);
+        assert_eq!(
+            names,
+            [("a/y.docx", DocumentFormat::Docx), ("a/z.TXT", DocumentFormat::Text), ("b.md", DocumentFormat::Markdown)]
+        );
         assert_eq!(found.others, BTreeMap::from([(String::new(), 1), (".pdf".into(), 1)]));
         let error = find(&[folder.path().join("c.pdf")]).unwrap_err();
         assert!(error.to_string().contains("c.pdf") && error.hint_text().unwrap().contains("pdftotext"), "{error}");
@@ -325,7 +328,7 @@ mod tests {
             std::os::unix::fs::symlink(target, at(link)).unwrap();
         }
         let found = find(&[at("docs")]).unwrap();
-        assert_eq!(found.documents, [(at("docs/a.txt"), Kind::Text)]);
+        assert_eq!(found.documents, [(at("docs/a.txt"), DocumentFormat::Text)]);
         assert_eq!((found.outside, found.too_deep), (vec![at("docs/link.txt")], vec![deepest]));
     }
 
@@ -337,7 +340,7 @@ mod tests {
             [(&b"\xff\xfea\0"[..], "UTF-16"), (b"a\0b", "a zero at byte 2"), (b"caf\xe9", "invalid UTF-8 at byte 4")]
         {
             fs::write(&path, bytes).unwrap();
-            let error = read(&path, Kind::Text).unwrap_err();
+            let error = read(&path, DocumentFormat::Text).unwrap_err();
             assert!(
                 error.kind() == tunesmith_base::Kind::Data
                     && error.message().contains("x.txt")
@@ -346,6 +349,6 @@ mod tests {
             );
         }
         fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert!(read(&path, Kind::Html).unwrap_err().message().contains("larger than 128 MiB"));
+        assert!(read(&path, DocumentFormat::Html).unwrap_err().message().contains("larger than 128 MiB"));
     }
 }

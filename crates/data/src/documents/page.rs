@@ -90,9 +90,9 @@ impl Page {
 
 /// Running text: white space becomes single spaces, and explicit line breaks stay.
 #[derive(Debug, Default)]
-pub(super) struct Line(String);
+pub(super) struct TextLine(String);
 
-impl Line {
+impl TextLine {
     pub fn push(&mut self, text: &str) {
         for letter in text.chars() {
             if !letter.is_whitespace() {

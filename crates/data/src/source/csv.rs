@@ -17,19 +17,18 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
     begin(path, reader)?;
     let path: Arc<Path> = path.into();
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(reader);
-    let malformed = |error: &csv::Error| {
+    let malformed = |error: csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
         let what = match error.kind() {
             csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
                 format!("found {len} fields, expected {expected_len} as in the first line")
             }
             csv::ErrorKind::Utf8 { err, .. } => format!("invalid UTF-8 in field {}", err.field() + 1),
-            csv::ErrorKind::Io(error) => error.to_string(),
             _ => error.to_string(),
         };
-        Error::data(format!("{}:{line}: malformed CSV: {what}", path.display()))
+        Error::data(format!("{}:{line}: malformed CSV: {what}", path.display())).with_source(error)
     };
-    let header = reader.headers().map_err(|error| malformed(&error))?.clone();
+    let header = reader.headers().map_err(&malformed)?.clone();
     let other = |mark: char| delimiter == b',' && header.len() == 1 && header[0].contains(mark);
     for (mark, name, hint) in [
         (';', "semicolons", "put commas between the cells, as Excel does with \"CSV UTF-8 (comma delimited)\""),
@@ -45,7 +44,7 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         return Err(Error::data(format!("{}:1: the column {name:?} is there twice", path.display())));
     }
     for record in reader.records() {
-        let record = record.map_err(|error| malformed(&error))?;
+        let record = record.map_err(&malformed)?;
         let line = record.position().map_or(0, csv::Position::line);
         let place = Place { path: path.clone(), line, counts_rows: false };
         let row: Map<String, Value> =

@@ -47,10 +47,11 @@ fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result
         (None, Err(error)) => {
             let place = format!("{}:{}:{}", path.display(), error.line(), error.column());
             if what(&error).starts_with(REPEATED) {
-                return Err(Error::data(format!("{place}: {}", what(&error))));
+                return Err(Error::data(format!("{place}: {}", what(&error))).with_source(error));
             }
             Err(Error::data(format!("{place}: malformed JSON: {}", what(&error)))
-                .hint("expected a list of rows, or {\"data\": [rows]}"))
+                .hint("expected a list of rows, or {\"data\": [rows]}")
+                .with_source(error))
         }
     }
 }

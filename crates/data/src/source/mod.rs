@@ -97,6 +97,7 @@ impl RawRow {
                 let text = std::str::from_utf8(&line).map_err(|error| {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
+                        .with_source(error)
                 })?;
                 // The error of a truncated line is at its end, not at the start of the next one.
                 numbers::parse(text.trim_end()).map_err(|error| {
@@ -106,6 +107,7 @@ impl RawRow {
                     } else {
                         format!("malformed JSON at column {column}: {what}")
                     })
+                    .with_source(error)
                 })
             }
         }

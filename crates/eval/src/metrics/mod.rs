@@ -1,10 +1,10 @@
 //! Metrics of answers. Each metric computes a few numbers for a row, and a score is a function of their sums over rows. So
-//! no corpus is kept in memory, and confidence intervals come from sums too ([`bootstrap`]).
+//! no corpus is kept in memory, and confidence intervals come from sums too.
 pub mod bleu;
-pub mod bootstrap;
+mod bootstrap;
 pub mod chrf;
-pub mod likelihood;
-pub mod matching;
+mod likelihood;
+mod matching;
 pub mod meteor;
 pub mod porter;
 pub mod rouge;
@@ -12,7 +12,7 @@ pub mod sari;
 pub mod schema;
 pub mod scored;
 pub mod scorer;
-pub mod text;
+mod text;
 
 pub use likelihood::Likelihood;
 
@@ -76,11 +76,6 @@ impl Difference {
             interval: interval(replicates, confidence),
         }
     }
-}
-
-/// Whether a lower score is a better one.
-pub fn lower_is_better(name: &str) -> bool {
-    matches!(name, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
 #[derive(Debug)]
@@ -237,7 +232,7 @@ impl Metrics {
     ///
     /// # Errors
     /// As [`Metrics::add`].
-    pub fn add_unanswered(&mut self, likelihood: &Likelihood) -> Result<Vec<(String, f64)>> {
+    pub(crate) fn add_unanswered(&mut self, likelihood: &Likelihood) -> Result<Vec<(String, f64)>> {
         self.count(None, Some(likelihood))
     }
 

@@ -6,8 +6,10 @@ use rayon::prelude::*;
 
 use super::bootstrap::{interval, times};
 use super::{Difference, Score};
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::ScoreHead;
 use tunesmith_config::task::{CLASS_MEASURES, LABEL_MEASURES, NUMBER_MEASURES};
+use tunesmith_data::Split;
 
 /// Settings of bootstrap confidence intervals.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,6 +49,20 @@ impl Scored {
     /// Starts without rows.
     pub const fn new(head: ScoreHead) -> Self {
         Self { head, outputs: Vec::new(), targets: Vec::new(), weights: Vec::new() }
+    }
+
+    /// The first rows of a split with the `outputs` of the head for them, `[rows, outputs]`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a row has no label; [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn of_rows(head: &ScoreHead, split: &Split, outputs: &[f32]) -> Result<Self> {
+        let mut scored = Self::new(head.clone());
+        for (row, outputs) in outputs.chunks_exact(head.outputs()).enumerate() {
+            let labelled = split.labelled(row)?;
+            let (target, weight) = labelled.ok_or_else(|| Error::data(format!("row {} has no label", row + 1)))?;
+            scored.push(outputs, target, weight);
+        }
+        Ok(scored)
     }
 
     /// Adds a row: the head's outputs, the index of its label (in a regression, the bits of its number), and its loss weight.

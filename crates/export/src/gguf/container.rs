@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::Format;
+use super::GgufFormat;
 use tunesmith_base::files::atomic::AtomicFile;
 
 /// Alignment of tensors, in bytes.
@@ -77,7 +77,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) name: String,
-    pub(super) format: Format,
+    pub(super) format: GgufFormat,
     /// Row-major, the longest stride first.
     pub(super) shape: Vec<usize>,
 }

@@ -20,7 +20,6 @@ impl Layout {
         Ok(Self(gguf))
     }
 
-    /// `general.architecture`.
     pub(super) const fn name(&self) -> &'static str {
         self.0.name
     }

@@ -21,22 +21,22 @@ use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::preflight;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_model::weights::Dtype;
-pub use vocabulary::Vocabulary;
+pub use vocabulary::GgufVocabulary;
 
 /// How the numbers of matrices are stored. Vectors and routers are always float32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// 32-bit floats, unquantized.
+pub enum GgufFormat {
+    /// IEEE float32: 4 bytes a weight.
     F32,
-    /// 16-bit IEEE floats.
+    /// IEEE float16: 2 bytes a weight.
     F16,
     /// Blocks of 32 numbers: bytes with a scale.
     Q8_0,
-    /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`Format::Q8_0`].
+    /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`GgufFormat::Q8_0`].
     Q4_0,
 }
 
-impl Format {
+impl GgufFormat {
     /// The format of a flag.
     ///
     /// # Errors
@@ -52,7 +52,6 @@ impl Format {
         }
     }
 
-    /// llama.cpp's `general.file_type`.
     const fn file_type(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -118,7 +117,13 @@ const BLOCK: usize = 32;
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: llama.cpp cannot run it as it is; [`tunesmith_base::Kind::Io`]: the disk.
-pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: &str, format: Format) -> Result<u64> {
+pub fn write_model(
+    path: &Path,
+    merged: &Merged,
+    vocabulary: &GgufVocabulary,
+    name: &str,
+    format: GgufFormat,
+) -> Result<u64> {
     let layout = Layout::of(&merged.arch)?;
     let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("model"));
@@ -130,7 +135,7 @@ pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: 
     let mut sources = Vec::new();
     for (name, values) in layout.extra(&merged.arch) {
         let shape = vec![values.len()];
-        header.tensors.push(Entry { name, format: Format::F32, shape });
+        header.tensors.push(Entry { name, format: GgufFormat::F32, shape });
         sources.push(Source::Ready(values));
     }
     for (name, shape, parts) in layout.tensors(&merged.arch)? {
@@ -153,7 +158,6 @@ pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: 
 
 /// Where a tensor's values come from.
 enum Source {
-    /// Already in memory.
     Ready(Vec<f32>),
     /// From tensors of the model, one after the other.
     Merged(Vec<TensorSpec>),
@@ -163,7 +167,7 @@ enum Source {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`]: it is more than A and B; [`tunesmith_base::Kind::Io`]: the disk.
-pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: Format) -> Result<u64> {
+pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: GgufFormat) -> Result<u64> {
     if let Some(what) = adapter.beyond_matrices() {
         return Err(Error::checkpoint(format!(
             "{}: has {what}, which a GGUF adapter cannot hold",
@@ -171,7 +175,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &LoadedAdapter, format: 
         ))
         .hint("export the merged model: leave --adapter-only out"));
     }
-    let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
+    let format = if format == GgufFormat::F32 { GgufFormat::F32 } else { GgufFormat::F16 };
     let layout = Layout::of(arch)?;
     let alpha = adapter.config.tuning.lora.lora_alpha as f32;
     let mut header = Header::new(layout.name());
@@ -208,7 +212,7 @@ fn write(path: &Path, header: &Header, values: &dyn Fn(usize) -> Result<Vec<f32>
     let failed = RefCell::new(None);
     let encode = |index: usize| {
         let entry: &Entry = &header.tensors[index];
-        let dtype = if entry.format == Format::F16 { Dtype::F16 } else { Dtype::F32 };
+        let dtype = if entry.format == GgufFormat::F16 { Dtype::F16 } else { Dtype::F32 };
         let values = values(index).and_then(|values| fits(&entry.name, values, dtype)).map_err(|error| {
             let message = error.to_string();
             failed.replace(Some(error));

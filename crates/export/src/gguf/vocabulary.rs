@@ -21,7 +21,7 @@ const BYTE: i32 = 6;
 
 /// A tokenizer, read from a model folder.
 #[derive(Debug)]
-pub struct Vocabulary {
+pub struct GgufVocabulary {
     tokens: HashMap<usize, (String, i32)>,
     merges: Vec<String>,
     /// `tokenizer.ggml.pre`; none where the tokens are `SentencePiece`'s.
@@ -36,7 +36,7 @@ pub struct Vocabulary {
     tried: Option<usize>,
 }
 
-impl Vocabulary {
+impl GgufVocabulary {
     /// Reads `dir/tokenizer.json` and the chat template, for which `template` may stand; `pre` names the pre-tokenizer where it is
     /// not recognised.
     ///

@@ -11,7 +11,6 @@ use tunesmith_config::Node;
 
 const TRUNCATION: &str = "data.truncation";
 
-/// Imports a whole configuration.
 pub(super) fn read(import: &mut Import) -> Result<()> {
     for key in ["rl", "reward_model", "process_reward_model"] {
         match import.get(&[key]) {

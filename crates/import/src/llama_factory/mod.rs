@@ -9,7 +9,6 @@ use table::listed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
 
-/// Imports a whole configuration.
 pub(super) fn read(import: &mut Import) -> Result<()> {
     let pretrains = match import.word("stage").as_deref() {
         Some("sft") | None => false,
@@ -58,7 +57,6 @@ pub(super) fn read(import: &mut Import) -> Result<()> {
     Ok(())
 }
 
-/// The training mode (`finetuning_type`).
 fn mode(import: &mut Import) {
     let bits = match import.get(&["quantization_bit"]) {
         Some((_, Node::Int(bits))) => bits,

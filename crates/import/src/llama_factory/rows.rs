@@ -5,6 +5,7 @@ use crate::import::Import;
 use crate::source_file::beside;
 use serde_json::Value as Json;
 use std::path::PathBuf;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
 
 /// The most bytes of a `dataset_info.json`.
@@ -36,7 +37,7 @@ pub(super) fn sets(import: &mut Import, pretrains: bool) {
         if sets.is_empty() || !missing.is_empty() {
             let what = match &known {
                 Ok(_) => "not usable from its dataset_info.json",
-                Err(why) => why,
+                Err(error) => error.message(),
             };
             import.unsupported(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
         } else if key == "dataset" {
@@ -56,17 +57,18 @@ pub(super) fn sets(import: &mut Import, pretrains: bool) {
 
 /// `dataset_info.json` and its folder. `dataset_dir` is relative to the current directory, or else to the configuration's folder. The
 /// error says why there is none.
-fn info(import: &Import, folder: &str) -> Result<(PathBuf, Json), String> {
-    let none = || "there is no dataset_info.json".to_owned();
+fn info(import: &Import, folder: &str) -> Result<(PathBuf, Json)> {
+    let none = || Error::config("there is no dataset_info.json");
     let folder = beside(&import.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
     let folder = folder.or_else(|| import.path.parent().map(PathBuf::from)).ok_or_else(none)?;
     let path = folder.join("dataset_info.json");
     if !path.is_file() {
         return Err(none());
     }
-    let text =
-        tunesmith_base::files::read_text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
-    let json = serde_json::from_str(&text).map_err(|error| format!("{}: malformed JSON: {error}", path.display()))?;
+    let text = tunesmith_base::files::read_text(&path, MAX_BYTES)
+        .map_err(|error| Error::config(path.display().to_string()).caused_by(error))?;
+    let json = serde_json::from_str(&text)
+        .map_err(|error| Error::config(format!("{}: malformed JSON", path.display())).caused_by(error))?;
     Ok((folder, json))
 }
 

@@ -10,6 +10,7 @@ use crate::weight::Weight;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
 use tunesmith_config::arch::LinearSpec;
+use tunesmith_device::Device;
 use tunesmith_plan::memory::Footprint;
 
 /// The rank of an adapter and what its update is scaled by.
@@ -130,6 +131,9 @@ pub trait Attach {
     /// # Errors
     /// Its bias cannot be read.
     fn replace(&mut self, weight: Weight) -> Result<()>;
+
+    /// Where the model is built; values given to [`Attach::push`] on the meta device are not looked at.
+    fn device(&self) -> Device;
 
     /// Sets the values that the adapter's next tensor starts with. Returns its place among the trained values.
     ///

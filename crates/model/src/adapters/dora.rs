@@ -4,16 +4,20 @@
 //! `v = W x' + B (s A x')`. Without dropout `x' = x`, and one product of the base is enough.
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
-use super::low_rank::{Matrices, minus};
+use super::low_rank::Matrices;
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved};
 use crate::weight::Weight;
-use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use tunesmith_ops::elementwise::sub;
 use tunesmith_ops::gain;
 use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
-use tunesmith_ops::panel::{Act, LANES, Pool};
+use tunesmith_ops::low_rank::{Update, row_norms};
+use tunesmith_ops::panel::{Act, Pool};
+
+/// The most tokens of a pass for which norms are kept.
+const FEW_TOKENS: usize = 16;
 
 /// The magnitudes of one module.
 #[derive(Debug, Clone)]
@@ -40,7 +44,7 @@ impl Magnitude {
         Self { range, squares, known: Arc::default() }
     }
 
-    /// As [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A
+    /// The norms of [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A
     /// or B is another: they cost a product with the whole base.
     pub fn norms(
         &self,
@@ -51,16 +55,16 @@ impl Magnitude {
         tokens: usize,
     ) -> Vec<f32> {
         let fresh = || row_norms(pool, weight, &self.squares, update, in_features);
-        if tokens > LANES {
+        if tokens > FEW_TOKENS {
             return fresh();
         }
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().as_ref().filter(|known| known.a == update.a && known.b == update.b) {
+        if let Some(known) = lock().as_ref().filter(|known| update.a.equal(&known.a) && update.b.equal(&known.b)) {
             return known.norms.clone();
         }
         // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
         let norms = fresh();
-        *lock() = Some(Known { a: update.a.to_vec(), b: update.b.to_vec(), norms: norms.clone() });
+        *lock() = Some(Known { a: update.a.read(), b: update.b.read(), norms: norms.clone() });
         norms
     }
 }
@@ -84,7 +88,7 @@ impl Formula for Dora {
         let (b, row, col) = matrices.b(base.pass.values);
         matmul(&mut v, Init::Zero, &[whole(x_low), Term { matrix: Matrix::strided(b, row, col), x: &low }]);
         match &dropped {
-            Some(dropped) => base.sum(&mut y, residual, &[whole(&minus(x, dropped))]),
+            Some(dropped) => base.sum(&mut y, residual, &[whole(&sub(x, dropped))]),
             None => base.sum(&mut y, residual, &[]),
         }
         let update = Update {
@@ -95,8 +99,8 @@ impl Formula for Dora {
         };
         let norm = self.magnitude.norms(x.pool(), weight.store(), update, inputs, x.tokens());
         let magnitudes = base.pass.values.at(&self.magnitude.range);
-        let gain: Vec<f32> = magnitudes.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-        gain::add(&mut y, &v, &gain);
+        let gain: Vec<f32> = magnitudes.read().iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+        gain::add(&mut y, &v, (&gain).into());
         (y, Some(Saved { acts: vec![low, v], numbers: vec![norm, gain] }))
     }
 
@@ -113,9 +117,9 @@ impl Formula for Dora {
         let ([low, v], [norm, gain]) = (&acts[..], &numbers[..]) else { return };
         let (d_low, dv) = {
             let dropped = self.matrices.drop_some(base, input.x);
-            gain::backward(dy, v, norm, &mut grads[self.magnitude.range.clone()]);
+            gain::backward(dy, v, norm.into(), grads.at(&self.magnitude.range));
             // The gradient of `W x' + B (s A x')`.
-            let dv = gain::times(dy, gain);
+            let dv = gain::times(dy, gain.into());
             (self.matrices.gradients(base, low, &dv, dropped.as_ref().unwrap_or(input.x), grads), dv)
         };
         base.gradients(input, dy, grads);
@@ -143,18 +147,6 @@ pub fn set_norm(row: &mut [f32], magnitude: f32) {
     }
 }
 
-/// The low-rank update of a weight: `scale * B A`.
-#[derive(Debug, Clone, Copy)]
-pub struct Update<'a> {
-    /// A `[rank, in_features]`.
-    pub a: &'a [f32],
-    /// B `[out_features, rank]`.
-    pub b: &'a [f32],
-    pub rank: usize,
-    /// What the product is multiplied by.
-    pub scale: f32,
-}
-
 /// `||W_j||²` of each row.
 pub fn row_squares(weight: &Weight, values: &[f32], in_features: usize) -> Vec<f64> {
     let (view, mut row) = (weight.view(values.into()), vec![0.0f32; in_features]);
@@ -164,35 +156,6 @@ pub fn row_squares(weight: &Weight, values: &[f32], in_features: usize) -> Vec<f
         row.iter().map(|&value| f64::from(value) * f64::from(value)).sum()
     };
     (0..store.len() / in_features).map(square).collect()
-}
-
-/// `||W_j + s (B A)_j||` of each row, for a base whose rows have these squares.
-pub fn row_norms(
-    pool: &Arc<Pool>,
-    weight: Store<'_>,
-    squares: &[f64],
-    update: Update<'_>,
-    in_features: usize,
-) -> Vec<f32> {
-    let Update { a, b, rank, scale } = update;
-    let rows = Act::from_rows(pool, a, in_features);
-    // A W^T `[rank, out_features]` and A A^T `[rank, rank]`.
-    let (mut aw, mut aa) = (pool.act(rank, squares.len()), pool.act(rank, rank));
-    matmul(&mut aw, Init::Zero, &[Term { matrix: Matrix::rows(weight, in_features), x: &rows }]);
-    matmul(&mut aa, Init::Zero, &[Term { matrix: Matrix::rows(a, in_features), x: &rows }]);
-    let gram: Vec<f64> = aa.to_rows().into_iter().map(f64::from).collect();
-    let scale = f64::from(scale);
-    let norm = |(row, square): (usize, &f64)| {
-        let b = &b[row * rank..][..rank];
-        let (mut cross, mut own) = (0.0, 0.0);
-        for (k, &value) in b.iter().enumerate() {
-            let value = f64::from(value);
-            cross += value * f64::from(aw.at(k, row));
-            own += value * gram[k * rank..][..rank].iter().zip(b).map(|(g, &b)| g * f64::from(b)).sum::<f64>();
-        }
-        (square + scale * (2.0 * cross + scale * own)).max(0.0).sqrt() as f32
-    };
-    squares.par_iter().with_min_len(64).enumerate().map(norm).collect()
 }
 
 #[cfg(test)]
@@ -281,7 +244,7 @@ mod tests {
                 let ones = Act::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
                 let mask =
                     pass.dropout.map_or_else(|| ones.to_rows(), |drops| drops.of(5, TOKENS).apply(&ones).to_rows());
-                let update = Update { a: &a, b: &b, rank: RANK, scale: SCALE as f32 };
+                let update = Update { a: (&a).into(), b: (&b).into(), rank: RANK, scale: SCALE as f32 };
                 let norms = row_norms(&pool, (&w).into(), &squares, update, IN);
                 let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
                 let norms = wide(&norms);
@@ -313,14 +276,14 @@ mod tests {
         let (w, a, b) = (numbers(1, out * inputs), numbers(2, rank * inputs), numbers(3, out * rank));
         let weight = Weight::frozen(w.clone(), &[out, inputs]).unwrap();
         let squares = row_squares(&weight, &[], inputs);
-        let update = Update { a: &a, b: &b, rank, scale };
+        let update = Update { a: (&a).into(), b: (&b).into(), rank, scale };
         let magnitude = Magnitude::new(0..out, squares);
         let found = |update, tokens| {
             magnitude.norms(&Pool::new(), weight.view(Values::default()).store(), update, inputs, tokens)
         };
         let norms = found(update, 1);
         let other = numbers(4, out * rank);
-        let moved = Update { b: &other, ..update };
+        let moved = Update { b: (&other).into(), ..update };
         assert_ne!(found(moved, 1), norms, "what is kept is of A and B");
         assert_eq!(found(update, 1), found(update, 17), "kept as found");
         assert_eq!(found(update, 1), norms);

@@ -9,6 +9,7 @@ use crate::linear::{Base, Formula, Input, Saved};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
+use tunesmith_ops::elementwise;
 use tunesmith_ops::gain;
 use tunesmith_ops::panel::Act;
 use tunesmith_plan::memory::{self, Footprint};
@@ -182,7 +183,7 @@ impl Formula for Scaled {
         let v = base.forward(x, None);
         let mut y = gain::times(&v, factors);
         if let Some(residual) = residual {
-            y.add(residual);
+            elementwise::add(&mut y, residual);
         }
         (y, Some(v.into()))
     }
@@ -200,7 +201,7 @@ impl Formula for Scaled {
         let ones = vec![1.0; factors.len()];
         if self.side == Side::Output {
             if let Some([v]) = saved.map(|saved| &saved.acts[..]) {
-                gain::backward(dy, v, &ones, &mut grads[self.factors.clone()]);
+                gain::backward(dy, v, (&ones).into(), grads.at(&self.factors));
             }
             return base.backward(input, &gain::times(dy, factors), dx, grads);
         }
@@ -208,7 +209,7 @@ impl Formula for Scaled {
         let mut d_scaled = input.x.like();
         let x = Input::new(scaled.as_ref().unwrap_or(input.x));
         base.backward(&x, dy, Some((&mut d_scaled, false)), grads);
-        gain::backward(&d_scaled, input.x, &ones, &mut grads[self.factors.clone()]);
+        gain::backward(&d_scaled, input.x, (&ones).into(), grads.at(&self.factors));
         let Some((dx, add)) = dx else { return };
         if !add {
             dx.zero();

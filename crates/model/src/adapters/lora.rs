@@ -17,6 +17,8 @@ use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
+use tunesmith_device::Device;
+use tunesmith_ops::low_rank;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
 /// What is the same of all LoRA adapters.
@@ -201,9 +203,16 @@ impl Adapter for Update {
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
         let (rank, scale) = (self.rank.r, self.rank.scale);
-        let magnitudes = if self.magnitudes {
+        let magnitudes = if self.magnitudes && at.device() != Device::Cpu {
+            Some((vec![1.0; self.outputs], Vec::new()))
+        } else if self.magnitudes {
             let (weight, values) = at.base()?;
-            Some(dora::start(weight, values, dora::Update { a: &a, b: &b, rank, scale }, self.inputs))
+            Some(dora::start(
+                weight,
+                values,
+                low_rank::Update { a: (&a).into(), b: (&b).into(), rank, scale },
+                self.inputs,
+            ))
         } else {
             None
         };

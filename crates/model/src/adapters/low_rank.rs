@@ -5,6 +5,8 @@ use crate::linear::{Base, Formula, Input, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;
+use tunesmith_ops::elementwise::{self, scale, sub};
+use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use tunesmith_ops::panel::Act;
 
@@ -25,19 +27,15 @@ pub struct Matrices {
     pub expert: Option<(usize, usize)>,
 }
 
-fn scale(x: &mut Act, factor: f32) {
-    x.data_mut().iter_mut().for_each(|value| *value *= factor);
-}
-
 impl Matrices {
     fn first_column(&self) -> usize {
         self.expert.map_or(0, |(expert, _)| expert)
     }
 
     /// B's values from its first one on, and the strides of its rows and columns.
-    pub(super) fn b<'a>(&self, values: Values<'a>) -> (&'a [f32], usize, usize) {
+    pub(super) fn b<'a>(&self, values: Values<'a>) -> (Floats<'a>, usize, usize) {
         let experts = self.expert.map_or(1, |(_, experts)| experts);
-        (&values.at(&self.b)[self.first_column()..], self.rank * experts, experts)
+        (values.at(&self.b).slice(self.first_column()..self.b.len()), self.rank * experts, experts)
     }
 
     /// The adapter's input after dropout; `None` in a pass without dropout.
@@ -61,9 +59,9 @@ impl Matrices {
         let (b, row, col) = self.b(base.pass.values);
         matmul(&mut d_low, Init::Zero, &[Term { matrix: Matrix::strided(b, col, row), x: dy }]);
         scale(&mut d_low, self.scale);
-        let to = Target::Strided(&mut grads[self.b.clone()][self.first_column()..], row, col);
+        let to = Target::Strided(grads.at(&self.b).slice(self.first_column()..self.b.len()), row, col);
         outer(to, dy, &Transposed::new(low));
-        outer(Target::Transposed(&mut grads[self.a.clone()]), x, &Transposed::new(&d_low));
+        outer(Target::Transposed(grads.at(&self.a)), x, &Transposed::new(&d_low));
         d_low
     }
 
@@ -87,7 +85,7 @@ impl Matrices {
         };
         let mut through = dx.pool().act(dx.tokens(), inputs);
         if let Some(beside) = beside {
-            matmul(&mut through, Init::Zero, &[Term { matrix: whole, x: &minus(beside, dy) }, a]);
+            matmul(&mut through, Init::Zero, &[Term { matrix: whole, x: &sub(beside, dy) }, a]);
         } else {
             matmul(&mut through, Init::Zero, &[a]);
         }
@@ -98,13 +96,7 @@ impl Matrices {
 
 fn add_dropped(dx: &mut Act, through: &Act, drops: Drops<'_>, module: u64) {
     let through = drops.of(module, through.tokens()).apply(through);
-    dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
-}
-
-pub(super) fn minus(left: &Act, right: &Act) -> Act {
-    let mut out = left.copy();
-    out.data_mut().iter_mut().zip(right.data()).for_each(|(out, right)| *out -= right);
-    out
+    elementwise::add(dx, &through);
 }
 
 impl Formula for Matrices {

@@ -17,11 +17,12 @@ use cayley::Blocks;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
+use tunesmith_device::Device;
 use tunesmith_ops::blocks::{outer, times};
+use tunesmith_ops::floats::Floats;
 use tunesmith_ops::panel::{self, Act};
-use tunesmith_plan::memory::footprint::{self, Shape};
-use tunesmith_plan::memory::pool::{self, Pool};
-use tunesmith_plan::memory::{Factors, Footprint};
+use tunesmith_plan::memory::Footprint;
+use tunesmith_plan::memory::footprint::Shape;
 
 /// What is the same of all rotations.
 pub static ABOUT: About = About {
@@ -142,7 +143,7 @@ impl Adapter for Rotation {
         for rows in values.chunks_mut(MERGED_ROWS * self.inputs) {
             let old = Act::from_rows(&pool, rows, self.inputs);
             let mut new = old.like();
-            times(self.blocks.diagonal(&made), &old, true, &mut new, false);
+            times(self.blocks.diagonal((&made).into()), &old, true, &mut new, false);
             rows.copy_from_slice(&new.to_rows());
         }
     }
@@ -161,14 +162,6 @@ struct Memory {
 }
 
 impl Footprint for Memory {
-    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (pool::Activation, Vec<pool::Activation>) {
-        Factors { inputs: true }.forward(pool, shape)
-    }
-
-    fn backward(&self, pool: &mut Pool, shape: &Shape, input: &mut footprint::Input, want_dx: bool) {
-        Factors { inputs: true }.backward(pool, shape, input, want_dx);
-    }
-
     fn numbers(&self, shape: &Shape) -> u64 {
         shape.inputs * self.size
     }
@@ -188,6 +181,21 @@ struct Rotated {
     known: Mutex<Option<Known>>,
 }
 
+/// The matrices of a module, `[blocks, size, size]`.
+enum Matrices {
+    Host(Arc<Vec<f32>>),
+    Meta(usize),
+}
+
+impl Matrices {
+    fn floats(&self) -> Floats<'_> {
+        match self {
+            Self::Host(values) => Floats::from(&**values),
+            Self::Meta(len) => Floats::meta(*len),
+        }
+    }
+}
+
 /// Matrices, and the trained values that they were made of.
 #[derive(Debug)]
 struct Known {
@@ -196,15 +204,24 @@ struct Known {
 }
 
 impl Rotated {
-    /// The matrices, made once for all passes of a step.
-    fn matrices(&self, weight: &[f32]) -> Arc<Vec<f32>> {
+    /// The matrices, made once for all passes of a step; none on the meta device.
+    fn matrices(&self, weight: Floats<'_>) -> Matrices {
+        let len = self.blocks.count * self.blocks.size * self.blocks.size;
+        match weight.device() {
+            Device::Cpu => Matrices::Host(self.host_matrices(weight)),
+            Device::Meta => Matrices::Meta(len),
+        }
+    }
+
+    fn host_matrices(&self, weight: Floats<'_>) -> Arc<Vec<f32>> {
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().as_ref().filter(|known| known.weight == weight) {
+        if let Some(known) = lock().as_ref().filter(|known| weight.equal(&known.weight)) {
             return Arc::clone(&known.made);
         }
         // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
-        let made = Arc::new(self.blocks.make(weight));
-        *lock() = Some(Known { weight: weight.to_vec(), made: Arc::clone(&made) });
+        let weight = weight.read();
+        let made = Arc::new(self.blocks.make(&weight));
+        *lock() = Some(Known { weight, made: Arc::clone(&made) });
         made
     }
 
@@ -226,7 +243,7 @@ impl Formula for Rotated {
     fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
         let matrices = self.matrices(base.pass.values.at(&self.weight));
         let mut rotated = x.like();
-        times(self.blocks.diagonal(&matrices), x, false, &mut rotated, false);
+        times(self.blocks.diagonal(matrices.floats()), x, false, &mut rotated, false);
         (base.forward(&rotated, residual), None)
     }
 
@@ -243,20 +260,29 @@ impl Formula for Rotated {
         let matrices = self.matrices(weight);
         let rotated = base.linear.weight.trained().map(|_| {
             let mut rotated = input.x.like();
-            times(self.blocks.diagonal(&matrices), input.x, false, &mut rotated, false);
+            times(self.blocks.diagonal(matrices.floats()), input.x, false, &mut rotated, false);
             rotated
         });
         let mut d_rotated = input.x.like();
         base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
-        let d_matrices = self.d_matrices(input.x, &d_rotated);
+        if let Matrices::Host(_) = matrices {
+            self.add_gradient(weight, input.x, &d_rotated, grads);
+        }
+        if let Some((dx, add)) = dx {
+            times(self.blocks.diagonal(matrices.floats()), &d_rotated, true, dx, add);
+        }
+    }
+}
+
+impl Rotated {
+    /// Adds the gradient of the trained values, given the inputs and the gradient of the rotated ones.
+    fn add_gradient(&self, weight: Floats<'_>, x: &Act, d_rotated: &Act, grads: &mut Grads<'_>) {
+        let d_matrices = self.d_matrices(x, d_rotated);
         let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
+        let weight = weight.read();
         let blocks = weight.par_chunks_exact(trained).zip(d_matrices.par_chunks_exact(length));
         let each: Vec<Vec<f32>> = blocks.map(|(weight, d)| self.blocks.gradient(weight, d)).collect();
-        let to = grads[self.weight.clone()].iter_mut();
-        to.zip(each.into_iter().flatten()).for_each(|(sum, value)| *sum += value);
-        if let Some((dx, add)) = dx {
-            times(self.blocks.diagonal(&matrices), &d_rotated, true, dx, add);
-        }
+        grads.at(&self.weight).add(&each.concat());
     }
 }
 

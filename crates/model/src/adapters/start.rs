@@ -8,12 +8,16 @@ use crate::svd;
 use crate::weight::Weight;
 use tunesmith_base::error::Result;
 use tunesmith_config::InitLora;
+use tunesmith_device::Device;
 
 /// A and B of a module, which gets the weight that belongs to them where it is not the checkpoint's.
 ///
 /// # Errors
 /// The weight cannot be read.
 pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
+    if at.device() != Device::Cpu {
+        return Ok([Vec::new(), Vec::new()]);
+    }
     let (lora, Rank { r, scale, .. }) = (&at.config().tuning.lora, rank);
     match (lora.init_lora_weights, at.how()) {
         (InitLora::Pissa | InitLora::PissaRounds(_), _) => {
@@ -39,6 +43,9 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
 
 /// A and B of all experts of a block.
 pub(super) fn of_experts(at: &dyn Attach, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
+    if at.device() != Device::Cpu {
+        return [Vec::new(), Vec::new()];
+    }
     let how = at.config().tuning.lora.init_lora_weights;
     let mut start = fresh(how, at, r * experts, shape);
     if how == InitLora::Gaussian {

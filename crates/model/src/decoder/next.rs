@@ -10,7 +10,7 @@ use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::Batch;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::best::best;
-use tunesmith_ops::panel::{Act, LANES, Pool};
+use tunesmith_ops::panel::{Act, Pool};
 use tunesmith_ops::par;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
@@ -66,7 +66,7 @@ impl Logits {
     /// The logits of one text, `[vocabulary]`.
     pub fn row(&self, text: usize) -> Vec<f32> {
         let (part, row) = self.place(text);
-        part.panel(row / LANES)[row % LANES..].iter().step_by(LANES).copied().collect()
+        part.row(row)
     }
 
     /// Each text's most probable token, the first of several.
@@ -148,12 +148,12 @@ impl Model {
                 }
                 let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.blocks[index]).collect();
                 let mixed = if single {
-                    (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
+                    (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
                 } else if fresh {
-                    attention::forward(q, k, v, &rows.outputs.spans, heads, how)
+                    attention::forward(q, k, v, None, &rows.outputs.spans, heads, how)
                 } else {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
-                    attention::forward(q, &k, &v, &rows.outputs.spans, heads, how)
+                    attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 for text in texts.iter_mut() {
                     text.blocks[index].trim();

@@ -2,7 +2,7 @@
 use super::{Model, labelled};
 use crate::block::Saved;
 use crate::grads::Grads;
-use crate::head::Walked;
+use crate::head::HeadResult;
 use crate::kept::Kept;
 use crate::params::Params;
 use crate::pass::{Drops, Layout, Pass};
@@ -12,6 +12,7 @@ use tunesmith_base::error::Result;
 use tunesmith_base::memory;
 use tunesmith_config::Policy;
 use tunesmith_data::batch::Batch;
+use tunesmith_device::Device;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::narrow::{Half, Narrow};
 use tunesmith_ops::noise;
@@ -72,13 +73,14 @@ impl Model {
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
         let values = params.values();
-        self.pool.reserve(batch.tokens.len());
+        let tokens = batch.tokens.len();
+        self.pool.reserve(tokens);
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
         uneven = Vec::new();
         let mut pass = Pass {
-            values: values.into(),
+            values: self.values(values),
             pool: &self.pool,
             balance: None,
             dropout: (self.dropout > 0.0).then_some(drops),
@@ -105,7 +107,7 @@ impl Model {
                 .shards
                 .at(index + 1, values, &pass, |pass| block.forward_keeping(pass, &x, rows_of(index), whole))?;
             if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
-                uneven.push(routing.use_of_experts().collect());
+                uneven.push(routing.load().collect());
             }
             let saved = (policy != Policy::Full || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
@@ -116,6 +118,9 @@ impl Model {
             x = x.gather(&rows);
         }
         self.phases.forward += lap();
+        if self.pool.device() != Device::Cpu {
+            self.at_head = self.buffers(tokens, rows.len());
+        }
 
         // Head and loss, both directions.
         let (embedding, head) = (params.segment(0), params.segment(self.blocks.len() + 1));
@@ -125,14 +130,15 @@ impl Model {
             grads.open(embedding.clone());
         }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let Walked { mut total, right, dx: mut dy } =
+        let HeadResult { mut total, right, dx: mut dy } =
             self.shards.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
                 self.head.weight.refresh(pass.values);
-                if self.terms.is_plain() && batch.weights.is_empty() {
-                    return self.head.forward_backward(pass, &x, &targets, scale, grads);
-                }
-                let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
-                self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
+                let weights: Vec<f32> = if batch.weights.is_empty() {
+                    Vec::new()
+                } else {
+                    rows.iter().map(|&row| batch.weight(row)).collect()
+                };
+                self.head.forward_backward(pass, &x, &targets, self.terms, &weights, scale, grads)
             })?;
         drop(x);
         self.right += if self.head.counts { right as u64 } else { 0 };

@@ -4,6 +4,7 @@
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
 use super::Heads;
 use crate::panel::{Act, LANES, Pool};
+use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tunesmith_base::memory;
@@ -13,7 +14,7 @@ use tunesmith_base::memory;
 #[repr(align(64))]
 struct Line([f32; LANES]);
 
-/// Keys `[kv head][dim][16 positions]`, then values `[kv head][16 positions][dim, filled up to whole lines]`.
+/// Keys `[kv head][head_dim][16 positions]`, then values `[kv head][16 positions][v_head_dim, filled up to whole lines]`.
 #[derive(Debug)]
 pub(super) struct Page(Vec<Line>);
 
@@ -44,7 +45,7 @@ impl Page {
 #[derive(Debug, Clone)]
 pub struct KeyValues {
     heads: Heads,
-    window: Option<usize>,
+    window: Option<Window>,
     /// The front page's number: it holds the positions from `16 first` on.
     first: usize,
     pages: VecDeque<Arc<Page>>,
@@ -52,8 +53,8 @@ pub struct KeyValues {
 }
 
 impl KeyValues {
-    /// Of no positions yet. With a `window` a query at position i sees only keys `i - window < j`.
-    pub const fn new(heads: Heads, window: Option<usize>) -> Self {
+    /// Of no positions yet. Keys that a `window` has left behind may be given up ([`KeyValues::trim`]).
+    pub const fn new(heads: Heads, window: Option<Window>) -> Self {
         Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
     }
 
@@ -84,12 +85,12 @@ impl KeyValues {
 
     /// A value's floats in a page.
     pub(super) const fn value_floats(&self) -> usize {
-        self.heads.dim.next_multiple_of(LANES)
+        self.heads.v_head_dim.next_multiple_of(LANES)
     }
 
     /// Where a page's values start.
     pub(super) const fn key_floats(&self) -> usize {
-        self.heads.kv * self.heads.dim * LANES
+        self.heads.kv * self.heads.head_dim * LANES
     }
 
     const fn page_floats(&self) -> usize {
@@ -101,10 +102,12 @@ impl KeyValues {
         self.pages.get(number.checked_sub(self.first)?).map(|page| &**page)
     }
 
-    /// Appends tokens `start..start + count` of `k` and `v`, `[tokens, kv * dim]`. Nothing is given up yet.
+    /// Appends tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`. Nothing is
+    /// given up yet.
     pub fn append(&mut self, k: &Act, v: &Act, start: usize, count: usize) {
-        let (Heads { kv, dim, .. }, padded, values) = (self.heads, self.value_floats(), self.key_floats());
-        assert_eq!((k.features(), v.features()), (kv * dim, kv * dim), "keys and values of all heads");
+        let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
+        let (keys, values) = (kv * head_dim, self.key_floats());
+        assert_eq!((k.features(), v.features()), (keys, kv * v_head_dim), "keys and values of all heads");
         assert!(start + count <= k.tokens().min(v.tokens()), "tokens of the batch");
         for token in start..start + count {
             let lane = self.length % LANES;
@@ -115,9 +118,11 @@ impl KeyValues {
             let Some(page) = self.pages.back_mut() else { return };
             let page = Arc::make_mut(page).floats();
             let of = |act: &Act, feature: usize| act.panel(token / LANES)[feature * LANES + token % LANES];
-            for feature in 0..kv * dim {
+            for feature in 0..keys {
                 page[feature * LANES + lane] = of(k, feature);
-                let (head, inner) = (feature / dim, feature % dim);
+            }
+            for feature in 0..kv * v_head_dim {
+                let (head, inner) = (feature / v_head_dim, feature % v_head_dim);
                 page[values + (head * LANES + lane) * padded + inner] = of(v, feature);
             }
             self.length += 1;
@@ -127,7 +132,7 @@ impl KeyValues {
     /// Gives up the pages that no later query sees.
     pub fn trim(&mut self) {
         let Some(window) = self.window else { return };
-        let first = (self.length + 1).saturating_sub(window) / LANES;
+        let first = window.first(self.length) / LANES;
         while self.first < first && !self.pages.is_empty() {
             self.pages.pop_front();
             self.first += 1;
@@ -139,7 +144,7 @@ impl KeyValues {
         if length >= self.length {
             return true;
         }
-        let needed = self.window.map_or(0, |window| (length + 1).saturating_sub(window)) / LANES;
+        let needed = self.window.map_or(0, |window| window.first(length)) / LANES;
         if self.first > needed {
             return false;
         }
@@ -150,25 +155,29 @@ impl KeyValues {
 
     /// Writes the keys and values of all positions to tokens `start..` of `k` and `v`; those given up are zero.
     pub fn write(&self, k: &mut Act, v: &mut Act, start: usize) {
-        let (Heads { kv, dim, .. }, padded, values) = (self.heads, self.value_floats(), self.key_floats());
+        let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
+        let values = self.key_floats();
         for position in 0..self.length {
             let (token, lane) = (start + position, position % LANES);
             let page = self.page(position / LANES).map(|page| &page.0);
             let at = |float: usize| page.map_or(0.0, |lines| lines[float / LANES].0[float % LANES]);
-            for feature in 0..kv * dim {
-                let (head, inner) = (feature / dim, feature % dim);
-                let place = feature * LANES + token % LANES;
-                k.panel_mut(token / LANES)[place] = at(feature * LANES + lane);
-                v.panel_mut(token / LANES)[place] = at(values + (head * LANES + lane) * padded + inner);
+            for feature in 0..kv * head_dim {
+                k.panel_mut(token / LANES)[feature * LANES + token % LANES] = at(feature * LANES + lane);
+            }
+            for feature in 0..kv * v_head_dim {
+                let (head, inner) = (feature / v_head_dim, feature % v_head_dim);
+                let value = at(values + (head * LANES + lane) * padded + inner);
+                v.panel_mut(token / LANES)[feature * LANES + token % LANES] = value;
             }
         }
     }
 
-    /// Keys and values of several texts, end to end: `[positions, kv * dim]` each.
+    /// Keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]` of several texts, end to end.
     pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Act, Act) {
-        let width = texts.first().map_or(0, |text| text.heads.kv * text.heads.dim);
+        let widths = |text: &&Self| (text.heads.kv * text.heads.head_dim, text.heads.kv * text.heads.v_head_dim);
+        let (keys, values) = texts.first().map_or((0, 0), widths);
         let total = texts.iter().map(|text| text.length).sum();
-        let (mut k, mut v) = (pool.act(total, width), pool.act(total, width));
+        let (mut k, mut v) = (pool.act(total, keys), pool.act(total, values));
         let mut start = 0;
         for text in texts {
             text.write(&mut k, &mut v, start);
@@ -185,30 +194,32 @@ mod tests {
 
     #[test]
     fn pages_give_back_what_was_written_and_forget_what_the_window_left() {
-        let (pool, heads) = (Pool::new(), Heads { query: 4, kv: 2, dim: 10 });
-        let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 20));
-        let (k, v) = (Act::from_rows(&pool, &keys, 20), Act::from_rows(&pool, &values, 20));
-        for window in [None, Some(20)] {
+        let (pool, heads) = (Pool::new(), Heads { query: 4, kv: 2, head_dim: 10, v_head_dim: 7 });
+        let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 14));
+        let (k, v) = (Act::from_rows(&pool, &keys, 20), Act::from_rows(&pool, &values, 14));
+        // A query at position 70 sees the keys from 51 or from 60 on; their page begins at 48.
+        for (window, kept) in [(None, 0), (Some(Window::Sliding(20)), 48), (Some(Window::Chunked(30)), 48)] {
             let mut cache = KeyValues::new(heads, window);
             for (start, count) in [(0, 18), (18, 1), (19, 40), (59, 11)] {
                 cache.append(&k, &v, start, count);
                 cache.trim();
             }
             let (k_back, v_back) = KeyValues::concat(&pool, &[&cache]);
-            // A query at position 70 sees the keys from 51 on; their page begins at 48.
-            let kept = if window.is_some() { 48 } else { 0 };
             for (back, rows) in [(k_back, &keys), (v_back, &values)] {
-                let back = back.to_rows();
-                assert!(back[..kept * 20].iter().all(|&value| value == 0.0));
-                assert_eq!(back[kept * 20..], rows[kept * 20..]);
+                let (back, width) = (back.to_rows(), back.features());
+                assert!(back[..kept * width].iter().all(|&value| value == 0.0));
+                assert_eq!(back[kept * width..], rows[kept * width..]);
             }
-            assert_eq!(cache.bytes(), (if window.is_some() { 2 } else { 5 }) * (20 + 2 * 16) * 16 * 4);
+            assert_eq!(cache.bytes(), (5 - kept / 16) * (20 + 2 * 16) * 16 * 4);
+            // Back within the window, but not to before what it has left.
+            assert!(cache.truncate(69) && cache.len() == 69);
+            assert_eq!(cache.truncate(40), window.is_none());
         }
     }
 
     #[test]
     fn a_copy_goes_its_own_way() {
-        let (pool, heads) = (Pool::new(), Heads { query: 1, kv: 1, dim: 4 });
+        let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
         let act = |seed| Act::from_rows(&pool, &numbers(seed, 20 * 4), 4);
         let (k, other) = (act(1), act(2));
         let mut cache = KeyValues::new(heads, None);

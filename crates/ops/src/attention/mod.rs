@@ -1,175 +1,176 @@
-//! Causal attention over padding-free sequences, tiled both ways: no `[tokens, tokens]` matrix ever exists.
+//! Softmax attention over padding-free sequences, forward, backward, and one token at a time ([`decode`]).
 //!
-//! Forward: strips of 16 or 32 queries walk over blocks of keys with a running maximum (online softmax) and keep the
-//! log-sum-exp. Backward: strips of keys walk over blocks of queries, with the probabilities made anew from it
-//! (Dao et al., "FlashAttention-2", 2023, algorithms 1 and 2). Queries may be a subset of the tokens (the last
-//! block needs only the rows that carry a loss). Several query heads may share a key/value head.
-use super::gemm::tile;
-use super::panel::{Act, LANES};
-use super::simd::Simd;
-use super::spans::Span;
-use std::cell::RefCell;
-use tunesmith_base::memory;
-
-mod backward;
+//! For a query q at position i of a sequence and one of its heads:
+//!
+//! ```text
+//! s[j] = cap(scale * <q, k[j]>)                      for each key j that the query sees
+//! lse  = ln(exp(sink) + sum over j of exp(s[j]))
+//! o    = sum over j of exp(s[j] - lse) * v[j]
+//! ```
+//!
+//! Without a soft cap `cap` is the identity; without a sink `exp(sink)` is 0. Which keys a query sees is said by the
+//! causal rule, by a layer's [`Window`], or by ranges that a [`Span`] carries. `query / kv` query heads in a row share a
+//! key/value head. Heads may have any sizes; those up to 512 are tested. Queries may be a subset of the tokens: the last
+//! block needs only the rows that carry a loss.
 mod cache;
-mod decode;
-mod forward;
-mod realign;
+mod cpu;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{Saved, backward};
+use super::floats::{Floats, FloatsMut};
+use super::panel::Act;
+use super::spans::{Span, Window};
 pub use cache::KeyValues;
-pub use decode::decode;
-pub use forward::forward;
+use tunesmith_device::Device;
 
-/// Counts of heads and their width.
+/// Numbers of heads and their sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// The number of query heads.
     pub query: usize,
     /// The number of key and value heads, which divides `query`.
     pub kv: usize,
-    /// The number of features of a head.
-    pub dim: usize,
+    /// Features of a query and of a key.
+    pub head_dim: usize,
+    /// Features of a value, and so of a head's output. Differs from `head_dim` in `DeepSeek`'s MLA: 192 and 128.
+    pub v_head_dim: usize,
 }
 
-/// How scores are made and which keys a query sees.
+impl Heads {
+    /// Heads whose values have as many features as their keys.
+    pub const fn new(query: usize, kv: usize, head_dim: usize) -> Self {
+        Self { query, kv, head_dim, v_head_dim: head_dim }
+    }
+}
+
+/// How scores are made, and which keys a query sees unless its [`Span`] carries ranges.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scores {
-    /// What the products of queries and keys are multiplied by.
+    /// The factor on the products of queries and keys.
     pub scale: f32,
-    /// Then they go through `cap * tanh(score / cap)`. Gemma 2.
+    /// Then scores become `cap * tanh(score / cap)`. Gemma 2. Sinks do not.
     pub softcap: Option<f32>,
-    /// The query at position i sees the keys `i - window < j <= i`; none means all up to i.
-    pub window: Option<usize>,
+    /// With `None`, the query at position i sees the keys `0..=i`.
+    pub window: Option<Window>,
 }
 
-impl Scores {
-    /// The first position that the query at `position` sees.
-    fn first(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
-    }
+/// What [`forward`] took and returned.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// Queries `[rows, query heads * head_dim]`.
+    pub q: &'a Act,
+    /// Keys `[tokens, kv heads * head_dim]`.
+    pub k: &'a Act,
+    /// Values `[tokens, kv heads * v_head_dim]`.
+    pub v: &'a Act,
+    /// Sinks `[query heads]`.
+    pub sinks: Option<Floats<'a>>,
+    /// The mixed values `[rows, query heads * v_head_dim]`.
+    pub o: &'a Act,
+    /// The logarithm of the softmax's denominator, sink included: `[rows, query heads]`.
+    pub lse: &'a Act,
 }
 
-const BLOCK: usize = LANES * LANES;
-
-thread_local! {
-    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Lends `floats` floats of this thread's scratch memory, their values undefined, where the memory budget has room for them
-/// ([`memory::admit`]).
-fn with_scratch<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
-    SCRATCH.with_borrow_mut(|scratch| {
-        if scratch.len() < floats {
-            *scratch = Vec::new();
-            *scratch = memory::admit(floats * size_of::<f32>(), || vec![0.0; floats]);
-        }
-        f(&mut scratch[..floats])
-    })
-}
-
-/// Cuts a scratch into parts.
-struct Cutter<'a>(&'a mut [f32]);
-
-impl Cutter<'_> {
-    fn take(&mut self, floats: usize) -> *mut f32 {
-        let (part, rest) = std::mem::take(&mut self.0).split_at_mut(floats);
-        self.0 = rest;
-        part.as_mut_ptr()
-    }
-}
-
-/// The tasks of a batch, longest first, so that the last ones to finish are short.
-fn tasks(spans: &[Span], kv: usize) -> Vec<(usize, usize)> {
-    let mut order: Vec<usize> =
-        (0..spans.len()).filter(|&s| !spans[s].positions.is_empty() || spans[s].keys > 0).collect();
-    order.sort_by_key(|&s| std::cmp::Reverse(spans[s].keys * spans[s].positions.len().max(1)));
-    order.into_iter().flat_map(|s| (0..kv).map(move |head| (s, head))).collect()
-}
-
-/// `to[panel j][row i] = sum_k matrix[i, k] x[k, panel j]`: matrix rows lie `row` floats apart, columns 16.
+/// Attention of `q [rows, query heads * head_dim]` over `k [tokens, kv heads * head_dim]` and
+/// `v [tokens, kv heads * v_head_dim]`. `sinks [query heads]` join the softmax's denominators only (gpt-oss).
 ///
-/// # Safety
-/// The features of `S`; `matrix` and `x` are as [`tile`] asks, columns 16 apart; `to` has room for `ROWS` vectors in
-/// each of `PANELS` panels, `to_stride` floats apart.
-#[inline(always)]
-unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
-    depth: usize,
-    matrix: *const f32,
-    row: usize,
-    x: *const f32,
-    stride: usize,
-    to: *mut f32,
-    to_stride: usize,
-) {
-    // SAFETY: `tile` asks of `matrix` and `x` what this function asks; row and panel of `to` are below ROWS and PANELS.
-    unsafe {
-        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
-        tile::<S, ROWS, PANELS>(depth, matrix, row, LANES, x, stride, &mut acc);
-        for (index, sums) in acc.iter().enumerate() {
-            for (panel, sum) in sums.iter().enumerate() {
-                S::store(to.add(panel * to_stride + index * LANES), *sum);
-            }
+/// Returns the mixed values `[rows, query heads * v_head_dim]` and the log-sum-exp `[rows, query heads]`.
+///
+/// # Panics
+/// If shapes, spans or ranges do not fit.
+pub fn forward(
+    q: &Act,
+    k: &Act,
+    v: &Act,
+    sinks: Option<Floats<'_>>,
+    spans: &[Span],
+    heads: Heads,
+    how: Scores,
+) -> (Act, Act) {
+    check(q, k, v, sinks, spans, heads);
+    match q.device() {
+        Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::host), spans, heads, how),
+        Device::Meta => {
+            let of = |features| q.pool().act(q.tokens(), features);
+            (of(heads.query * heads.v_head_dim), of(heads.query))
         }
     }
 }
 
-/// `to[panel j][row i] (+)= sum over blocks b, lanes t of matrix[b][i][t] x[b][t][panel j]`.
+/// The gradients `(dq, dk, dv)` of [`forward`] from `d_o`, the gradient of its first result `o`. That of the sinks,
+/// `[query heads]`, is added to `d_sinks`.
 ///
-/// # Safety
-/// The features of `S`. In each of `blocks` blocks `matrix` reaches `ROWS` vectors, and `x` 16 vectors in each of
-/// `PANELS` panels, `x_stride` apart. `to` holds `ROWS` vectors in each of `PANELS` panels, `to_stride` floats apart,
-/// and does not overlap them.
-#[inline(always)]
-unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
-    blocks: usize,
-    matrix: *const f32,
-    matrix_step: usize,
-    x: *const f32,
-    x_step: usize,
-    x_stride: usize,
-    to: *mut f32,
-    to_stride: usize,
-    add: bool,
-) {
-    // SAFETY: a block below `blocks` has the 16 columns that `tile` is asked for; row and panel of `to` are below ROWS
-    // and PANELS.
-    unsafe {
-        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
-        if add {
-            for (index, sums) in acc.iter_mut().enumerate() {
-                for (panel, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::load(to.add(panel * to_stride + index * LANES));
-                }
-            }
-        }
-        for block in 0..blocks {
-            let (matrix, x) = (matrix.add(block * matrix_step), x.add(block * x_step));
-            tile::<S, ROWS, PANELS>(LANES, matrix, LANES, 1, x, x_stride, &mut acc);
-        }
-        for (index, sums) in acc.iter().enumerate() {
-            for (panel, sum) in sums.iter().enumerate() {
-                S::store(to.add(panel * to_stride + index * LANES), *sum);
-            }
-        }
+/// # Panics
+/// As [`forward`], if two sequences share keys, or if the gradient of sinks is asked for where there are none.
+pub fn backward(
+    saved: Saved<'_>,
+    d_o: &Act,
+    spans: &[Span],
+    heads: Heads,
+    how: Scores,
+    d_sinks: Option<FloatsMut<'_>>,
+) -> (Act, Act, Act) {
+    let Saved { q, k, v, sinks, o, lse } = saved;
+    check(q, k, v, sinks, spans, heads);
+    let shape = (q.tokens(), heads.query * heads.v_head_dim);
+    assert_eq!((o.tokens(), o.features()), shape, "o holds a value for each query");
+    assert_eq!((d_o.tokens(), d_o.features()), shape, "d_o is shaped as o");
+    assert_eq!((lse.tokens(), lse.features()), (q.tokens(), heads.query), "one sum for each head");
+    let apart = |pair: &[Span]| pair[0].key_start + pair[0].keys <= pair[1].key_start;
+    assert!(spans.windows(2).all(apart), "keys of one sequence after the other");
+    if let Some(d_sinks) = &d_sinks {
+        assert_eq!(sinks.map(Floats::len), Some(d_sinks.len()), "a gradient for each sink");
     }
+    match q.device() {
+        Device::Cpu => cpu::backward(saved, d_o, spans, heads, how, d_sinks.map(FloatsMut::host)),
+        Device::Meta => (q.like(), k.like(), v.like()),
+    }
+}
+
+/// Attention of `q [texts, query heads * head_dim]`, the newest token of each text, over the text's cache, which holds
+/// that token too. The query sees its cache by the causal rule and the window. Returns the mixed values
+/// `[texts, query heads * v_head_dim]`, those of [`forward`] to the last bit.
+///
+/// # Panics
+/// If shapes do not fit, or a cache is empty or has given up what its last position sees.
+pub fn decode(q: &Act, caches: &[&KeyValues], sinks: Option<Floats<'_>>, heads: Heads, how: Scores) -> Act {
+    check_heads(heads, sinks);
+    assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.head_dim), "a query for each text");
+    assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
+    let kept = |cache: &&KeyValues| {
+        let seen = Window::causal(how.window, cache.len() - 1);
+        cache.page(seen.start / super::panel::LANES).is_some()
+    };
+    assert!(caches.iter().all(kept), "caches that keep what their last position sees");
+    cpu::decode(q, caches, sinks.map(Floats::host), heads, how)
+}
+
+fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
+    assert!(sinks.is_none_or(|sinks| sinks.len() == heads.query), "a sink for each query head");
 }
 
 /// Checks shapes and spans before any pointer is made of them. What tasks read lies within the operands. What one task
 /// writes no other does, for no row is a query of two spans.
-fn check(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads) {
-    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
-    assert_eq!(q.features(), heads.query * heads.dim, "q holds the query heads");
-    assert_eq!((k.features(), v.features()), (heads.kv * heads.dim, heads.kv * heads.dim), "k and v hold theirs");
+fn check(q: &Act, k: &Act, v: &Act, sinks: Option<Floats<'_>>, spans: &[Span], heads: Heads) {
+    check_heads(heads, sinks);
+    assert_eq!(q.features(), heads.query * heads.head_dim, "q holds the query heads");
+    let wanted = (heads.kv * heads.head_dim, heads.kv * heads.v_head_dim);
+    assert_eq!((k.features(), v.features()), wanted, "k and v hold theirs");
     assert_eq!(k.tokens(), v.tokens(), "a value for each key");
     let within = |start: usize, count: usize, all: usize| start.checked_add(count).is_some_and(|end| end <= all);
     for span in spans {
+        let queries = span.positions.len();
         assert!(within(span.key_start, span.keys, k.tokens()), "keys inside the batch");
-        assert!(within(span.query_start, span.positions.len(), q.tokens()), "queries inside the batch");
+        assert!(within(span.query_start, queries, q.tokens()), "queries inside the batch");
         assert!(span.positions.iter().all(|&position| position < span.keys), "positions inside the sequence");
+        if let Some(ranges) = &span.ranges {
+            assert_eq!((ranges.first.len(), ranges.end.len()), (queries, queries), "a range for each query");
+            let inside = |(&first, &end): (&u32, &u32)| first < end && end as usize <= span.keys;
+            assert!(ranges.first.iter().zip(&ranges.end).all(inside), "ranges of keys inside the sequence");
+        }
     }
     let apart = |pair: &[Span]| pair[0].query_start + pair[0].positions.len() <= pair[1].query_start;
     assert!(spans.windows(2).all(apart), "queries of one sequence after the other");

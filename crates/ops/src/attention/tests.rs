@@ -1,101 +1,251 @@
 //! Both passes against the definition, in f64.
+use super::reference::{self, Operands};
 use super::*;
 use crate::panel::Pool;
-use crate::spans::{full_spans, row_spans};
+use crate::spans::{KeyRanges, Mask, full_spans, row_spans};
 use crate::testing::{check_gradient, each_level, numbers};
 
-/// The plain definition on row-major f64: softmax over the visible keys of each query, then their values' mean.
-fn reference(q: &[f64], k: &[f64], v: &[f64], spans: &[Span], heads: Heads, how: Scores) -> Vec<f64> {
-    let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
-    let mut out = vec![0.0; q.len()];
-    for span in spans {
-        for (index, &position) in span.positions.iter().enumerate() {
-            let row = span.query_start + index;
-            for head in 0..heads.query {
-                let kv = head / (heads.query / heads.kv);
-                let score = |j: usize| {
-                    let key = &k[(span.key_start + j) * narrow + kv * heads.dim..][..heads.dim];
-                    let query = &q[row * wide + head * heads.dim..][..heads.dim];
-                    let score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * f64::from(how.scale);
-                    how.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
-                };
-                let first = how.window.map_or(0, |window| (position + 1).saturating_sub(window));
-                let scores: Vec<f64> = (first..=position).map(score).collect();
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
-                for (j, s) in scores.iter().enumerate() {
-                    for d in 0..heads.dim {
-                        out[row * wide + head * heads.dim + d] +=
-                            (s - top).exp() / total * v[(span.key_start + first + j) * narrow + kv * heads.dim + d];
-                    }
-                }
-            }
+const PLAIN: Scores = Scores { scale: 0.7, softcap: None, window: None };
+
+/// Operands of a batch whose spans are given, and a weight on each output, which makes a loss.
+struct Case {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    sinks: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+impl Case {
+    fn new(heads: Heads, spans: &[Span]) -> Self {
+        let last = &spans[spans.len() - 1];
+        let (queries, keys) = (last.query_tokens().end, last.key_tokens().end);
+        Self {
+            q: numbers(1, queries * heads.query * heads.head_dim).iter().map(|x| x * 2.0).collect(),
+            k: numbers(2, keys * heads.kv * heads.head_dim),
+            v: numbers(3, keys * heads.kv * heads.v_head_dim),
+            sinks: numbers(5, heads.query).iter().map(|x| x * 3.0).collect(),
+            weight: numbers(4, queries * heads.query * heads.v_head_dim),
         }
     }
-    out
+
+    /// What the fast version gives: o, lse, dq, dk, dv, and the gradient of the sinks.
+    fn run(&self, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
+        let pool = Pool::new();
+        let act = |x: &[f32], features| Act::from_rows(&pool, x, features);
+        let q = act(&self.q, heads.query * heads.head_dim);
+        let (k, v) = (act(&self.k, heads.kv * heads.head_dim), act(&self.v, heads.kv * heads.v_head_dim));
+        let sinks = sinks.then(|| Floats::from(&self.sinks));
+        let (o, lse) = forward(&q, &k, &v, sinks, spans, heads, how);
+        let mut d_sinks = vec![0.5; sinks.map_or(0, Floats::len)];
+        let saved = Saved { q: &q, k: &k, v: &v, sinks, o: &o, lse: &lse };
+        let weight = act(&self.weight, heads.query * heads.v_head_dim);
+        let d_sinks_to = sinks.map(|_| FloatsMut::from(&mut d_sinks));
+        let (dq, dk, dv) = backward(saved, &weight, spans, heads, how, d_sinks_to);
+        // It was added to what was there.
+        for value in &mut d_sinks {
+            *value -= 0.5;
+        }
+        [o.to_rows(), lse.to_rows(), dq.to_rows(), dk.to_rows(), dv.to_rows(), d_sinks]
+    }
+}
+
+fn check_spans(heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
+    let case = Case::new(heads, spans);
+    let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let operands = Operands {
+        q: double(&case.q),
+        k: double(&case.k),
+        v: double(&case.v),
+        sinks: sinks.then(|| double(&case.sinks)),
+    };
+    let (wanted, wanted_lse) = reference::forward(&operands, spans, heads, how);
+    let [o, lse, dq, dk, dv, d_sinks] = case.run(spans, heads, how, sinks);
+    for (got, want) in o.iter().zip(&wanted).chain(lse.iter().zip(&wanted_lse)) {
+        assert!((f64::from(*got) - want).abs() < 2e-5, "{got} != {want} {heads:?} {how:?}");
+    }
+    let loss = |operands: &Operands| -> f64 {
+        let (out, _) = reference::forward(operands, spans, heads, how);
+        out.iter().zip(&case.weight).map(|(o, &w)| o * f64::from(w)).sum()
+    };
+    check_gradient("dq", &case.q, &dq, |q| loss(&Operands { q: q.to_vec(), ..operands.clone() }));
+    check_gradient("dk", &case.k, &dk, |k| loss(&Operands { k: k.to_vec(), ..operands.clone() }));
+    check_gradient("dv", &case.v, &dv, |v| loss(&Operands { v: v.to_vec(), ..operands.clone() }));
+    if sinks {
+        let of = |sinks: &[f64]| loss(&Operands { sinks: Some(sinks.to_vec()), ..operands.clone() });
+        check_gradient("d_sinks", &case.sinks, &d_sinks, of);
+    }
 }
 
 fn check(heads: Heads, cu_seqlens: &[usize], rows: Option<&[usize]>, how: Scores) {
-    let tokens = cu_seqlens[cu_seqlens.len() - 1];
     let spans = rows.map_or_else(|| full_spans(cu_seqlens), |rows| row_spans(cu_seqlens, rows));
-    let queries = rows.map_or(tokens, <[usize]>::len);
-    let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
-    let q = numbers(1, queries * wide).iter().map(|x| x * 2.0).collect::<Vec<_>>();
-    let (k, v, weight) = (numbers(2, tokens * narrow), numbers(3, tokens * narrow), numbers(4, queries * wide));
-    let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let expected = reference(&double(&q), &double(&k), &double(&v), &spans, heads, how);
-    let pool = Pool::new();
-    let act = |x: &[f32], features| Act::from_rows(&pool, x, features);
-    let (qa, ka, va) = (act(&q, wide), act(&k, narrow), act(&v, narrow));
-    let (o, lse) = forward(&qa, &ka, &va, &spans, heads, how);
-    for (got, want) in o.to_rows().iter().zip(&expected) {
-        assert!((f64::from(*got) - want).abs() < 2e-5, "{got} != {want}");
-    }
-    let weights = act(&weight, wide);
-    let (dq, dk, dv) = backward(Saved { q: &qa, k: &ka, v: &va, o: &o, lse: &lse }, &weights, &spans, heads, how);
-    let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
-        let out = reference(q, k, v, &spans, heads, how);
-        out.iter().zip(&weight).map(|(o, &w)| o * f64::from(w)).sum()
-    };
-    check_gradient("dq", &q, &dq.to_rows(), |q| loss(q, &double(&k), &double(&v)));
-    check_gradient("dk", &k, &dk.to_rows(), |k| loss(&double(&q), k, &double(&v)));
-    check_gradient("dv", &v, &dv.to_rows(), |v| loss(&double(&q), &double(&k), v));
+    check_spans(heads, &spans, how, false);
 }
-
-const PLAIN: Scores = Scores { scale: 0.7, softcap: None, window: None };
 
 #[test]
 fn equals_the_definition_and_its_finite_differences_on_odd_sizes() {
     each_level(|_| {
-        check(Heads { query: 1, kv: 1, dim: 2 }, &[0, 1], None, PLAIN);
-        check(Heads { query: 4, kv: 2, dim: 6 }, &[0, 5, 6, 23, 40], None, PLAIN);
-        check(Heads { query: 3, kv: 1, dim: 24 }, &[0, 37], None, PLAIN);
-        check(Heads { query: 2, kv: 2, dim: 10 }, &[0, 17, 50], Some(&[2, 9, 16, 30, 31, 49]), PLAIN);
-        check(Heads { query: 2, kv: 1, dim: 4 }, &[0, 9, 20], Some(&[12, 13]), PLAIN);
+        check(Heads::new(1, 1, 2), &[0, 1], None, PLAIN);
+        check(Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, PLAIN);
+        check(Heads::new(3, 1, 24), &[0, 37], None, PLAIN);
+        check(Heads::new(2, 2, 10), &[0, 17, 50], Some(&[2, 9, 16, 30, 31, 49]), PLAIN);
+        check(Heads::new(2, 1, 4), &[0, 9, 20], Some(&[12, 13]), PLAIN);
     });
 }
 
 #[test]
 fn windows_and_caps_equal_the_definition() {
     each_level(|_| {
-        for window in [1, 6, 17, 40] {
-            let how = Scores { window: Some(window), ..PLAIN };
-            check(Heads { query: 2, kv: 1, dim: 6 }, &[0, 5, 6, 50], None, how);
-            check(Heads { query: 2, kv: 2, dim: 4 }, &[0, 17, 70], Some(&[2, 9, 16, 30, 69]), how);
+        for size in [1, 6, 17, 40] {
+            for window in [Window::Sliding(size), Window::Chunked(size)] {
+                let how = Scores { window: Some(window), ..PLAIN };
+                check(Heads::new(2, 1, 6), &[0, 5, 6, 50], None, how);
+                check(Heads::new(2, 2, 4), &[0, 17, 70], Some(&[2, 9, 16, 30, 69]), how);
+            }
         }
         let capped = Scores { softcap: Some(0.5), ..PLAIN };
-        check(Heads { query: 4, kv: 2, dim: 6 }, &[0, 5, 6, 23, 40], None, capped);
-        check(Heads { query: 1, kv: 1, dim: 4 }, &[0, 37], None, Scores { window: Some(6), ..capped });
+        check(Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, capped);
+        check(Heads::new(1, 1, 4), &[0, 37], None, Scores { window: Some(Window::Sliding(6)), ..capped });
     });
 }
 
 #[test]
 fn long_sequences_cross_every_block() {
     each_level(|_| {
-        let heads = Heads { query: 1, kv: 1, dim: 4 };
+        let heads = Heads::new(1, 1, 4);
         check(heads, &[0, 300], None, PLAIN);
-        check(heads, &[0, 600], None, Scores { window: Some(20), ..PLAIN });
+        check(heads, &[0, 600], None, Scores { window: Some(Window::Sliding(20)), ..PLAIN });
+        check(heads, &[0, 330], None, Scores { window: Some(Window::Chunked(290)), ..PLAIN });
         // Queries so far apart that blocks between them are hidden from all.
-        check(heads, &[0, 600], Some(&[3, 290, 599]), Scores { window: Some(9), ..PLAIN });
+        let how = Scores { window: Some(Window::Sliding(9)), ..PLAIN };
+        check(heads, &[0, 600], Some(&[3, 290, 599]), how);
     });
+}
+
+#[test]
+fn values_of_a_size_of_their_own_and_large_heads_equal_the_definition() {
+    each_level(|_| {
+        for (head_dim, v_head_dim) in [(6, 10), (5, 3), (1, 17), (33, 1), (192, 128), (72, 72), (512, 512), (511, 257)]
+        {
+            let heads = Heads { query: 2, kv: 1, head_dim, v_head_dim };
+            let how = Scores { scale: 1.0 / (head_dim as f32).sqrt(), ..PLAIN };
+            check_spans(heads, &full_spans(&[0, 5, 23]), how, true);
+            check_spans(heads, &row_spans(&[0, 19, 37], &[3, 20, 36]), how, false);
+        }
+    });
+}
+
+#[test]
+fn sinks_equal_the_definition_and_their_finite_differences() {
+    each_level(|_| {
+        for window in [None, Some(Window::Sliding(7)), Some(Window::Chunked(11))] {
+            for softcap in [None, Some(0.5)] {
+                let how = Scores { softcap, window, ..PLAIN };
+                check_spans(Heads::new(4, 2, 6), &full_spans(&[0, 5, 6, 23, 40]), how, true);
+                check_spans(Heads::new(3, 1, 5), &row_spans(&[0, 17, 50], &[2, 9, 16, 30, 31, 49]), how, true);
+            }
+        }
+        check_spans(Heads::new(1, 1, 4), &full_spans(&[0, 300]), PLAIN, true);
+    });
+}
+
+#[test]
+fn a_sink_far_below_the_scores_is_none_and_one_far_above_takes_all() {
+    each_level(|_| {
+        let (heads, spans) = (Heads::new(2, 1, 6), full_spans(&[0, 20]));
+        let case = Case::new(heads, &spans);
+        let without = case.run(&spans, heads, PLAIN, false);
+        for low in [f32::NEG_INFINITY, f32::MIN, -1e4] {
+            let low = Case { sinks: vec![low; 2], ..Case::new(heads, &spans) };
+            let with = low.run(&spans, heads, PLAIN, true);
+            assert_eq!(with[..5], without[..5]);
+            assert_eq!(with[5], [0.0; 2]);
+        }
+        let high = Case { sinks: vec![1e4; 2], ..Case::new(heads, &spans) };
+        let [o, lse, rest @ ..] = high.run(&spans, heads, PLAIN, true);
+        assert!(o.iter().all(|&value| value == 0.0) && lse.iter().all(|&value| value == 1e4));
+        assert!(rest.iter().flatten().all(|&value| value == 0.0));
+    });
+}
+
+#[test]
+fn every_mask_equals_the_definition_and_its_finite_differences() {
+    let blocks = [2..7, 7..8, 11..30];
+    let window = Some(Window::Sliding(6));
+    let masks = [
+        Mask::Full,
+        Mask::Prefix(9),
+        Mask::Local { before: 4, after: 4 },
+        Mask::Local { before: 0, after: 20 },
+        Mask::Blocks { blocks: &blocks, window: None },
+        Mask::Blocks { blocks: &blocks, window },
+        Mask::Blocks { blocks: &blocks, window: Some(Window::Chunked(8)) },
+    ];
+    let heads = Heads { query: 4, kv: 2, head_dim: 6, v_head_dim: 5 };
+    each_level(|_| {
+        for mask in &masks {
+            let masked = |spans: Vec<Span>| spans.into_iter().map(|span| span.masked(mask)).collect::<Vec<Span>>();
+            check_spans(heads, &masked(full_spans(&[0, 5, 6, 49])), PLAIN, false);
+            let rows = masked(row_spans(&[0, 17, 50], &[2, 9, 16, 30, 31, 49]));
+            // The window of the layer does not matter where a span has ranges.
+            let how = Scores { softcap: Some(0.8), window: Some(Window::Sliding(3)), ..PLAIN };
+            check_spans(heads, &rows, how, true);
+        }
+        // A sequence with ranges beside one with the causal rule.
+        let mut mixed = full_spans(&[0, 20, 43]);
+        mixed[1] = mixed[1].clone().masked(&Mask::Full);
+        check_spans(heads, &mixed, Scores { window, ..PLAIN }, true);
+    });
+}
+
+#[test]
+fn masks_of_long_sequences_cross_every_block() {
+    let heads = Heads::new(1, 1, 4);
+    let images = [2..9, 120..290];
+    let masks = [
+        Mask::Full,
+        Mask::Local { before: 30, after: 140 },
+        Mask::Blocks { blocks: &images, window: Some(Window::Sliding(20)) },
+    ];
+    each_level(|_| {
+        for mask in &masks {
+            let spans = [full_spans(&[0, 300]).remove(0).masked(mask)];
+            check_spans(heads, &spans, PLAIN, false);
+            let spans = [row_spans(&[0, 600], &[3, 290, 599]).remove(0).masked(mask)];
+            check_spans(heads, &spans, PLAIN, false);
+        }
+        // Ranges in no order, with gaps between what the queries of a strip see.
+        let mut span = row_spans(&[0, 600], &[3, 4, 5]).remove(0);
+        span.ranges = Some(KeyRanges { first: vec![597, 1, 300], end: vec![600, 2, 345] });
+        check_spans(heads, &[span], PLAIN, true);
+    });
+}
+
+#[test]
+fn ranges_of_the_causal_rule_are_the_rule_to_the_bit() {
+    each_level(|_| {
+        let heads = Heads::new(2, 1, 12);
+        for window in [None, Some(Window::Sliding(40)), Some(Window::Chunked(100))] {
+            let how = Scores { window, ..PLAIN };
+            for spans in [full_spans(&[0, 21, 320]), row_spans(&[0, 21, 320], &[1, 20, 30, 100, 319])] {
+                let case = Case::new(heads, &spans);
+                let masked = |span: &Span| span.clone().masked(&Mask::Causal(window));
+                let by_ranges: Vec<Span> = spans.iter().map(masked).collect();
+                let bits =
+                    |results: [Vec<f32>; 6]| results.map(|of| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                let wanted = bits(case.run(&spans, heads, how, true));
+                assert_eq!(bits(case.run(&by_ranges, heads, how, true)), wanted, "{window:?}");
+                // The window of a layer that is not the ranges' changes nothing.
+                assert_eq!(bits(case.run(&by_ranges, heads, PLAIN, true)), wanted, "{window:?}");
+            }
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "ranges of keys inside the sequence")]
+fn a_query_that_sees_no_key_is_refused() {
+    let mut span = full_spans(&[0, 2]).remove(0);
+    span.ranges = Some(KeyRanges { first: vec![0, 1], end: vec![1, 1] });
+    Case::new(Heads::new(1, 1, 4), &[span.clone()]).run(&[span], Heads::new(1, 1, 4), PLAIN, false);
 }

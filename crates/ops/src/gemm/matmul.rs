@@ -299,6 +299,7 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
             Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
+            Store::Meta(_) => unreachable!("operands of the CPU"),
         };
         RawTerm {
             matrix,
@@ -318,6 +319,9 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         }
     };
     assert!((1..=2).contains(&terms.len()), "one or two terms");
+    if out.is_meta() {
+        return;
+    }
     let second_is_wide = terms.get(1).is_none_or(|term| matches!(term.matrix.data, Store::F32(_)));
     assert!(second_is_wide, "only the first term's matrix may be narrower than f32");
     let mut job = Job {
@@ -333,7 +337,7 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         Init::Zero => job.zero = true,
         Init::Bias(bias) => {
             assert_eq!(bias.len(), rows, "a bias for each row");
-            job.bias = bias.as_ptr();
+            job.bias = bias.host().as_ptr();
         }
         Init::Out => {}
         Init::Add(other) => {

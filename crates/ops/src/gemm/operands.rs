@@ -1,8 +1,10 @@
 //! What a matrix product takes: matrices as they are stored, terms, what the product is added to; and the sizes of its blocks.
+use crate::floats::Floats;
 use crate::panel::Act;
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
+use tunesmith_device::Device;
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
 pub(super) const DEPTH: usize = 512;
@@ -18,6 +20,17 @@ pub enum Store<'a> {
     Bf16(&'a [bf16]),
     /// 4 or 8 bits a number, widened tile by tile too.
     Quantized(&'a Quantized),
+    /// So many numbers on the meta device.
+    Meta(usize),
+}
+
+impl<'a> From<Floats<'a>> for Store<'a> {
+    fn from(values: Floats<'a>) -> Self {
+        match values.device() {
+            Device::Cpu => Self::F32(values.host()),
+            Device::Meta => Self::Meta(values.len()),
+        }
+    }
 }
 
 impl<'a> From<&'a [f32]> for Store<'a> {
@@ -40,6 +53,7 @@ impl Store<'_> {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
             Self::Quantized(matrix) => matrix.len(),
+            Self::Meta(len) => len,
         }
     }
 
@@ -49,6 +63,7 @@ impl Store<'_> {
             Self::F32(values) => out.copy_from_slice(&values[start..start + out.len()]),
             Self::Bf16(values) => values[start..start + out.len()].convert_to_f32_slice(out),
             Self::Quantized(matrix) => matrix.widen(start, out),
+            Self::Meta(_) => out.fill(0.0),
         }
     }
 }
@@ -68,8 +83,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// Element (m, k) is `data[m * row + k * col]`.
-    pub fn strided(data: &'a [f32], row: usize, col: usize) -> Self {
-        Self { data: Store::F32(data), row, col }
+    pub fn strided(data: impl Into<Store<'a>>, row: usize, col: usize) -> Self {
+        Self { data: data.into(), row, col }
     }
 
     /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.
@@ -84,7 +99,7 @@ pub enum Init<'a> {
     /// The result starts at zero.
     Zero,
     /// The result starts as a bias `[m]` for each token.
-    Bias(&'a [f32]),
+    Bias(Floats<'a>),
     /// The result is added to `out`.
     Out,
     /// Another activation of `out`'s shape: the residual stream.

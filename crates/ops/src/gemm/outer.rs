@@ -1,6 +1,7 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
 use super::operands::holds;
 use super::{tile, tile_rows, transpose, with_tile};
+use crate::floats::FloatsMut;
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
@@ -18,6 +19,9 @@ impl Transposed {
     pub fn new(x: &Act) -> Self {
         let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
         let mut act = x.pool().act(x.panels() * LANES, blocks * LANES);
+        if x.is_meta() {
+            return Self { act, features };
+        }
         let (to, stride) = (act.shared(), act.stride());
         par::run(x.panels(), |panel| {
             let from = x.panel(panel);
@@ -114,11 +118,11 @@ dispatch! { fn outer_rows_at = outer_rows(job: &OuterJob, m0: usize, m1: usize);
 #[derive(Debug)]
 pub enum Target<'a> {
     /// Row-major `[m, n]`.
-    Rows(&'a mut [f32]),
+    Rows(FloatsMut<'a>),
     /// Row-major `[n, m]`: the transposed result.
-    Transposed(&'a mut [f32]),
+    Transposed(FloatsMut<'a>),
     /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
-    Strided(&'a mut [f32], usize, usize),
+    Strided(FloatsMut<'a>, usize, usize),
 }
 
 /// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
@@ -128,10 +132,13 @@ pub enum Target<'a> {
 pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
     let (rows, cols) = (y.features(), x.features);
     assert_eq!(x.act.panels(), y.panels(), "the same tokens");
+    if y.is_meta() {
+        return;
+    }
     let (out, row, col) = match out {
-        Target::Rows(out) => (out, cols, 1),
-        Target::Transposed(out) => (out, 1, rows),
-        Target::Strided(out, row, col) => (out, row, col),
+        Target::Rows(out) => (out.host(), cols, 1),
+        Target::Transposed(out) => (out.host(), 1, rows),
+        Target::Strided(out, row, col) => (out.host(), row, col),
     };
     assert!(rows > 0 && cols > 0 && holds([rows, cols], [row, col], out.len()), "out holds [{rows}, {cols}]");
     assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");

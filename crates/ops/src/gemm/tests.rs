@@ -17,7 +17,9 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
             let (xa, za) = (Act::from_rows(&pool, &x, depth), Act::from_rows(&pool, &z, 5));
             let added = Act::from_rows(&pool, &addend, rows);
             let wt: Vec<f32> = (0..depth * rows).map(|i| w[i % rows * depth + i / rows]).collect();
-            for (case, init) in [Init::Zero, Init::Bias(&bias), Init::Add(&added), Init::Out].into_iter().enumerate() {
+            for (case, init) in
+                [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out].into_iter().enumerate()
+            {
                 for matrix in [Matrix::rows(&w[..], depth), Matrix::transposed(&wt[..], rows)] {
                     let mut out = added.copy();
                     let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }];
@@ -76,8 +78,8 @@ fn outer_equals_the_plain_sum_on_odd_sizes() {
             let (ya, xa) = (Act::from_rows(&pool, &y, rows), Act::from_rows(&pool, &x, cols));
             let xt = Transposed::new(&xa);
             let (mut plain, mut turned) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
-            outer(Target::Rows(&mut plain), &ya, &xt);
-            outer(Target::Transposed(&mut turned), &ya, &xt);
+            outer(Target::Rows((&mut plain).into()), &ya, &xt);
+            outer(Target::Transposed((&mut turned).into()), &ya, &xt);
             for m in 0..rows {
                 for n in 0..cols {
                     let sum: f64 =
@@ -151,7 +153,7 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
                 for case in 0..4 {
                     let run = |tokens: usize| {
                         let (xa, za, added) = (act(tokens, &x, depth), act(tokens, &z, 5), act(tokens, &rest, rows));
-                        let init = [Init::Zero, Init::Bias(&bias), Init::Add(&added), Init::Out][case];
+                        let init = [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out][case];
                         let mut out = added.copy();
                         let matrix = Matrix::rows(store, depth);
                         matmul(

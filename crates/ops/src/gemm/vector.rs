@@ -159,7 +159,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
         for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {
             *lane = match job.init {
                 Init::Zero => 0.0,
-                Init::Bias(bias) => bias[row],
+                Init::Bias(bias) => bias.host()[row],
                 Init::Out => *job.out.add(row * LANES),
                 Init::Add(other) => *other.ptr().add(row * LANES),
             };
@@ -172,6 +172,8 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
             let (row, depth, at) = (matrix.row, x.len(), m * matrix.row);
             let left = matrix.data.len() - at;
             match matrix.data {
+                // An op on the CPU has operands of the CPU.
+                Store::Meta(_) => {}
                 Store::F32(values) => {
                     let rows = Rows { from: values.as_ptr().add(at), row, count, depth, left };
                     add_rows::<S, f32, TURNS>(&rows, x.as_ptr(), &mut sums);

@@ -1,6 +1,6 @@
 //! `cosine`: half a cosine down to 0, `(1 + cos(2 pi num_cycles p)) / 2` (without restarts; Loshchilov and Hutter,
 //! "SGDR", 2017, <https://arxiv.org/abs/1608.03983>).
-use super::{Form, Run, cycles, wave};
+use super::{ScheduleForm, ScheduleSteps, cycles, wave};
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;
 
@@ -10,12 +10,12 @@ pub(super) struct Cosine {
     cycles: f64,
 }
 
-impl Form for Cosine {
-    fn of(args: &mut Reader<'_>, _: &mut Run) -> Result<Self> {
+impl ScheduleForm for Cosine {
+    fn of(args: &mut Reader<'_>, _: &mut ScheduleSteps) -> Result<Self> {
         Ok(Self { cycles: cycles(args)? })
     }
 
-    fn after(&self, step: u64, run: &Run) -> f64 {
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64 {
         wave(self.cycles, run.progress(step)).max(0.0)
     }
 }

@@ -1,6 +1,6 @@
 //! `cosine_warmup_with_min_lr`: as `cosine_with_min_lr`, but one step ahead of it, and its warm-up begins at
 //! `warmup_lr_rate` of the highest rate (or one step up a line from 0). Both are so in Transformers.
-use super::{Form, Run, above, cycles, lowest, one_lowest, share, wave};
+use super::{ScheduleForm, ScheduleSteps, above, cycles, lowest, one_lowest, share, wave};
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;
 
@@ -13,13 +13,13 @@ pub(super) struct CosineWarmupWithMinLr {
     start: Option<f64>,
 }
 
-impl Form for CosineWarmupWithMinLr {
-    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+impl ScheduleForm for CosineWarmupWithMinLr {
+    fn of(args: &mut Reader<'_>, run: &mut ScheduleSteps) -> Result<Self> {
         let (cycles, floor) = (cycles(args)?, lowest(args, run.peak)?.ok_or_else(one_lowest)?);
         Ok(Self { cycles, floor, start: share(args, "warmup_lr_rate")? })
     }
 
-    fn rising(&self, step: u64, run: &Run) -> f64 {
+    fn rising(&self, step: u64, run: &ScheduleSteps) -> f64 {
         let (at, warmup) = (step as f64, run.warmup as f64);
         match self.start {
             None => (at + 1.0) / warmup,
@@ -27,7 +27,7 @@ impl Form for CosineWarmupWithMinLr {
         }
     }
 
-    fn after(&self, step: u64, run: &Run) -> f64 {
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64 {
         let progress = (step as f64 - run.warmup as f64 + 1.0) / run.span();
         above(self.floor, wave(self.cycles, progress))
     }

@@ -1,5 +1,5 @@
 //! `cosine_with_min_lr`: half a cosine down to `min_lr`, or to the share `min_lr_rate` of the highest rate.
-use super::{Form, Run, above, cycles, lowest, one_lowest, wave};
+use super::{ScheduleForm, ScheduleSteps, above, cycles, lowest, one_lowest, wave};
 use tunesmith_base::error::Result;
 use tunesmith_config::arguments::Reader;
 
@@ -10,12 +10,12 @@ pub(super) struct CosineWithMinLr {
     floor: f64,
 }
 
-impl Form for CosineWithMinLr {
-    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+impl ScheduleForm for CosineWithMinLr {
+    fn of(args: &mut Reader<'_>, run: &mut ScheduleSteps) -> Result<Self> {
         Ok(Self { cycles: cycles(args)?, floor: lowest(args, run.peak)?.ok_or_else(one_lowest)? })
     }
 
-    fn after(&self, step: u64, run: &Run) -> f64 {
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64 {
         above(self.floor, wave(self.cycles, run.progress(step)))
     }
 }

@@ -11,14 +11,14 @@ use tunesmith_config::{LrScheduler, TrainConfig};
 /// The learning rate of every step of a run.
 #[derive(Debug)]
 pub struct Schedule {
-    form: Box<dyn Form>,
-    run: Run,
+    form: Box<dyn ScheduleForm>,
+    run: ScheduleSteps,
 }
 
 /// What a form knows of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Run {
-    /// The highest rate: `train.learning_rate`.
+pub(crate) struct ScheduleSteps {
+    /// The highest learning rate, `train.learning_rate`.
     pub peak: f64,
     /// Warm-up: steps over which the rate rises, from 0 unless the form says otherwise.
     pub warmup: u64,
@@ -28,7 +28,7 @@ pub struct Run {
     pub averages: bool,
 }
 
-impl Run {
+impl ScheduleSteps {
     /// Steps after the warm-up, at least 1.
     fn span(&self) -> f64 {
         (self.total as f64 - self.warmup as f64).max(1.0)
@@ -41,29 +41,29 @@ impl Run {
 }
 
 /// A form of schedule. Its arguments are named as in Transformers, and its rates are factors of the highest one.
-pub trait Form: std::fmt::Debug + Send + Sync {
+pub(crate) trait ScheduleForm: std::fmt::Debug + Send + Sync {
     /// Reads the arguments of `train.lr_scheduler_kwargs`. A form may change `run`: `constant` has no warm-up.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a value that an argument cannot have, or one that is needed.
-    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self>
+    fn of(args: &mut Reader<'_>, run: &mut ScheduleSteps) -> Result<Self>
     where
         Self: Sized;
 
     /// The factor in a step before `run.warmup`.
-    fn rising(&self, step: u64, run: &Run) -> f64 {
+    fn rising(&self, step: u64, run: &ScheduleSteps) -> f64 {
         step as f64 / run.warmup as f64
     }
 
     /// The factor in a step from `run.warmup` on.
-    fn after(&self, step: u64, run: &Run) -> f64;
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64;
 }
 
 macro_rules! forms {
     ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
         $( mod $module; )+
 
-        fn of(form: LrScheduler, args: &mut Reader<'_>, run: &mut Run) -> Result<Box<dyn Form>> {
+        fn of(form: LrScheduler, args: &mut Reader<'_>, run: &mut ScheduleSteps) -> Result<Box<dyn ScheduleForm>> {
             Ok(match form { $( LrScheduler::$name => Box::new($module::$name::of(args, run)?), )+ })
         }
     };
@@ -89,7 +89,7 @@ impl Schedule {
         let owner = format!("lr_scheduler_type = {}", train.lr_scheduler_type);
         let mut args = train.lr_scheduler_kwargs.reader("train.lr_scheduler_kwargs", &owner);
         let averages = train.optim.averages();
-        let mut run = Run { peak: train.learning_rate, warmup, total, averages };
+        let mut run = ScheduleSteps { peak: train.learning_rate, warmup, total, averages };
         let form = of(train.lr_scheduler_type, &mut args, &mut run)?;
         args.finish()?;
         Ok(Self { form, run })

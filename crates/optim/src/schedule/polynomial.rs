@@ -1,5 +1,5 @@
 //! `polynomial`: falls to `lr_end` as `(peak - lr_end) (1 - p)^power + lr_end`, divided by the highest rate `peak`.
-use super::{Form, Run};
+use super::{ScheduleForm, ScheduleSteps};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arguments::Reader;
 
@@ -10,8 +10,8 @@ pub(super) struct Polynomial {
     power: f64,
 }
 
-impl Form for Polynomial {
-    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+impl ScheduleForm for Polynomial {
+    fn of(args: &mut Reader<'_>, run: &mut ScheduleSteps) -> Result<Self> {
         let end = args.number("lr_end", "a number of at least 0", |number| number >= 0.0)?.unwrap_or(1e-7);
         let power = args.number("power", "a number above 0", |number| number > 0.0)?.unwrap_or(1.0);
         if run.peak <= end {
@@ -24,7 +24,7 @@ impl Form for Polynomial {
         Ok(Self { end, power })
     }
 
-    fn after(&self, step: u64, run: &Run) -> f64 {
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64 {
         if step > run.total {
             return self.end / run.peak;
         }

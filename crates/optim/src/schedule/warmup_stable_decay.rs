@@ -1,7 +1,7 @@
 //! `warmup_stable_decay` (WSD): the rate rises, stays, and falls over the last steps. Hu et al., `MiniCPM`, 2024,
 //! <https://arxiv.org/abs/2404.06395>; the fall `1-sqrt` is that of Hägele et al., 2024,
 //! <https://arxiv.org/abs/2405.18392>.
-use super::{Form, Run, above, cycles, share, wave};
+use super::{ScheduleForm, ScheduleSteps, above, cycles, share, wave};
 use std::f64::consts::PI;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
@@ -29,12 +29,11 @@ pub(super) struct WarmupStableDecay {
 enum Shape {
     Linear,
     Cosine,
-    /// `1 - sqrt(progress)`.
     OneMinusSqrt,
 }
 
-impl Form for WarmupStableDecay {
-    fn of(args: &mut Reader<'_>, &mut Run { warmup, total, .. }: &mut Run) -> Result<Self> {
+impl ScheduleForm for WarmupStableDecay {
+    fn of(args: &mut Reader<'_>, &mut ScheduleSteps { warmup, total, .. }: &mut ScheduleSteps) -> Result<Self> {
         let shapes = [("linear", Shape::Linear), ("cosine", Shape::Cosine), ("1-sqrt", Shape::OneMinusSqrt)];
         let falls = [shapes[1], shapes[0], shapes[2]];
         let Some(decay) = args.count("num_decay_steps", 0)? else {
@@ -63,7 +62,7 @@ impl Form for WarmupStableDecay {
         })
     }
 
-    fn rising(&self, step: u64, run: &Run) -> f64 {
+    fn rising(&self, step: u64, run: &ScheduleSteps) -> f64 {
         let progress = step as f64 / run.warmup as f64;
         let risen = match self.rise {
             Shape::Linear => progress,
@@ -73,7 +72,7 @@ impl Form for WarmupStableDecay {
         above(self.floor, risen)
     }
 
-    fn after(&self, step: u64, run: &Run) -> f64 {
+    fn after(&self, step: u64, run: &ScheduleSteps) -> f64 {
         let since = step - run.warmup;
         if since < self.stable {
             return 1.0;

@@ -1,5 +1,6 @@
 //! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
 use super::footprint::{Footprint, Shape};
+use super::pool::CountBuffers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_config::arch::{Arch, TensorSpec};
@@ -130,14 +131,14 @@ pub struct Job<'a> {
     pub narrow_gradients: bool,
     /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
-    /// Whether adapters apply dropout to their inputs.
-    pub dropout: bool,
     /// Threads that a rank computes on.
     pub threads: usize,
     /// Bytes that the process holds beside all that: the tokenizer.
     pub companions: u64,
     /// Bytes of gradients that travel between ranks at a time.
     pub bucket: u64,
+    /// Counts the buffers of a pass.
+    pub engine: Arc<dyn CountBuffers>,
 }
 
 /// The tokens that go through the model in one pass.
@@ -192,7 +193,7 @@ impl Job<'_> {
         self.arch.linear_modules().into_iter().chain(self.arch.routers()).filter_map(|linear| {
             let adapter = self.trained.adapters.get(&linear.name)?;
             let (out, inputs) = (linear.out_features as u64, linear.in_features as u64);
-            Some((adapter.as_ref(), Shape { out, inputs, trained: false, dropout: self.dropout }))
+            Some((adapter.as_ref(), Shape { out, inputs }))
         })
     }
 

@@ -1,24 +1,23 @@
 //! The most memory that a rank needs while it trains, in bytes, part by part. It follows from the model's `config.json`
 //! and the configuration alone.
 //!
-//! On the CPU the figures are those of the engine. A walk over the blocks (`walk`, `block`, `parts`) takes and gives
-//! back the same activations as a training step, without their numbers, so that each buffer of `ops::panel::Pool` is
-//! counted. On a GPU they are a prediction: the same walk with two bytes a number, and the constants of this file.
-mod block;
+//! On the CPU the figures are those of the engine: it walks a training step on the meta device, which counts each buffer
+//! and computes nothing ([`CountBuffers`]). On a GPU they are a prediction: the same buffers with two bytes a number, and
+//! the constants of this file.
 pub mod footprint;
 mod job;
-mod parts;
-pub mod pool;
-mod walk;
+mod pool;
 
 pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
-pub use walk::Walked;
+pub use pool::{BufferCounts, CountBuffers, Counts, ExpertCounts, Walk};
 
+use pool::{LANES, Layout, bytes};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tunesmith_config::arch::Arch;
+use tunesmith_ops::loss::linear::chunk_tokens;
 
 /// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
 pub const PROGRAM: u64 = 16 << 20;
@@ -28,17 +27,6 @@ pub const CUDA_CONTEXT: u64 = 600 << 20;
 pub const NCCL: u64 = 200 << 20;
 /// Bytes of a token in a batch: its id, target, position and share of the spans.
 const TOKEN: u64 = 64;
-
-/// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
-const CHUNK_BYTES: usize = 64 << 20;
-/// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
-const CHUNK_TOKENS: usize = 512;
-
-/// Tokens of a chunk: the logits `[chunk, vocabulary]` of so many exist at once.
-pub fn head_chunk(vocabulary: usize) -> usize {
-    let lanes = pool::LANES as usize;
-    (CHUNK_BYTES / (vocabulary * size_of::<f32>()) / lanes * lanes).clamp(lanes, CHUNK_TOKENS)
-}
 
 /// What a rank computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -127,6 +115,26 @@ pub struct Segment {
     pub trained: u64,
 }
 
+/// How tokens choose experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routing {
+    /// Each expert sees as many.
+    Balanced,
+    /// All tokens choose the same experts.
+    Worst,
+}
+
+/// The bytes of a pass's activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walked {
+    /// Bytes that are saved for the backward pass when the head begins.
+    pub kept: u64,
+    /// Bytes of all buffers of the walk, the saved ones included.
+    pub pools: u64,
+    /// Bytes of a chunk of logits, and of the head's other buffers for it.
+    pub head: u64,
+}
+
 /// Predicts the memory of one job for passes of any size. It walks the model once for each number of experts in use.
 #[derive(Debug)]
 pub struct Predictor<'a> {
@@ -138,14 +146,14 @@ pub struct Predictor<'a> {
     loading: u64,
     /// Bytes of the largest quantized matrix in bf16.
     dequantized: u64,
-    shapes: RefCell<BTreeMap<[u64; 2], Rc<walk::Shape>>>,
+    counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
 }
 
 impl<'a> Predictor<'a> {
     /// Reads the base's tensors of a job.
     pub fn new(job: Job<'a>, device: Device) -> Self {
         let mut this =
-            Self { job, device, segments: Vec::new(), loading: 0, dequantized: 0, shapes: RefCell::default() };
+            Self { job, device, segments: Vec::new(), loading: 0, dequantized: 0, counts: RefCell::default() };
         this.read_base();
         this
     }
@@ -194,19 +202,95 @@ impl<'a> Predictor<'a> {
         &self.segments
     }
 
-    /// Bytes of a pass's activations.
+    /// Bytes of a pass's activations, if tokens spread evenly over experts.
     pub fn activations(&self, pass: &Pass) -> Walked {
+        self.activations_routed(pass, Routing::Balanced)
+    }
+
+    /// Bytes of a pass's activations.
+    pub fn activations_routed(&self, pass: &Pass, routing: Routing) -> Walked {
         // A classification head looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
-        let key = walk::experts_in_use(&self.job, pass);
-        let shape = self.shapes.borrow().get(&key).cloned();
-        let shape = shape.unwrap_or_else(|| {
-            let shape = Rc::new(walk::walk(&self.job, pass));
-            self.shapes.borrow_mut().insert(key, Rc::clone(&shape));
-            shape
+        // One token takes as many experts as all tokens that choose the same.
+        let walked = match routing {
+            Routing::Balanced => *pass,
+            Routing::Worst => Pass { tokens: 1, longest: 1, labelled: 1 },
+        };
+        // Sizes of buffers follow from the tokens, their number does not, but for experts that see no token.
+        let key = [walked.tokens, walked.labelled].map(|tokens| self.experts_in_use(tokens));
+        let known = self.counts.borrow().get(&key).cloned();
+        let counts = known.unwrap_or_else(|| {
+            let counts = Rc::new(self.count(&walked));
+            self.counts.borrow_mut().insert(key, Rc::clone(&counts));
+            counts
         });
-        shape.bytes(&self.job, pass, self.device)
+        self.bytes(&counts, pass, routing)
+    }
+
+    /// The bytes that a pass needs more where all tokens choose the same experts than where they spread evenly; `None` for
+    /// a model without experts.
+    pub fn uneven_routing(&self, pass: &Pass) -> Option<u64> {
+        self.job.arch.experts.as_ref()?;
+        let pools = |routing| self.activations_routed(pass, routing).pools;
+        Some(pools(Routing::Worst).saturating_sub(pools(Routing::Balanced)))
+    }
+
+    /// How many experts see tokens, at most all.
+    fn experts_in_use(&self, tokens: u64) -> u64 {
+        let experts = self.job.arch.experts.as_ref();
+        experts.map_or(0, |experts| (tokens * experts.per_token as u64).min(experts.count as u64))
+    }
+
+    /// Tokens that every buffer has room for, because adapters multiply as many rows of a matrix.
+    fn room(&self) -> u64 {
+        self.job.trained.adapters.values().map(|adapter| adapter.rows()).max().unwrap_or(0)
+    }
+
+    /// Walks a pass with the buffers of `pass`, and with no more tokens than that takes.
+    fn count(&self, pass: &Pass) -> BufferCounts {
+        let job = &self.job;
+        let few = job.arch.experts.as_ref().map_or(0, |experts| experts.count as u64).max(2 * LANES);
+        job.engine.count(&Walk {
+            tokens: pass.tokens.min(few) as usize,
+            labelled: pass.labelled.clamp(1, few) as usize,
+            room: self.room() as usize,
+            full: job.full,
+            none: job.none,
+            narrow: job.narrow,
+            rounds_gradients: job.rounds_gradients,
+        })
+    }
+
+    /// The bytes of buffers for `pass`.
+    fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing) -> Walked {
+        let (layout, logits) = match self.device {
+            Device::Cpu => (Layout::Panels, Layout::Panels),
+            Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
+        };
+        let tokens = pass.tokens.max(self.room());
+        let (mut kept, mut pools) = (bytes(&counts.saved, layout, tokens), bytes(&counts.all, layout, tokens));
+        for expert in &counts.experts {
+            let seen = if expert.labelled { pass.labelled } else { pass.tokens };
+            let each = match routing {
+                Routing::Balanced => self.tokens_of_an_expert(seen),
+                Routing::Worst => seen,
+            };
+            let each = match self.device {
+                Device::Cpu => each.div_ceil(LANES).next_power_of_two() * LANES,
+                Device::Gpu => each,
+            };
+            kept += bytes(&expert.saved, layout, each);
+            pools += bytes(&expert.all, layout, each);
+        }
+        let chunk = chunk_tokens(self.job.arch.outputs()) as u64;
+        Walked { kept, pools, head: bytes(&counts.head, logits, chunk.min(pass.labelled)) }
+    }
+
+    /// Tokens that an expert sees if `tokens` are spread evenly.
+    fn tokens_of_an_expert(&self, tokens: u64) -> u64 {
+        let experts = self.job.arch.experts.as_ref();
+        experts.map_or(0, |experts| (tokens * experts.per_token as u64).div_ceil(experts.count as u64)).max(1)
     }
 
     /// Bytes of the gradients of a rank that trains alone. Where gradients have two bytes each, those of the segment
@@ -267,8 +351,8 @@ pub(super) fn block_of(tensor: &str) -> Option<usize> {
 /// Bytes of a thread's scratch memory in attention's backward pass, for rows of `longest` tokens
 /// (`ops::attention::backward`).
 fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
-    let tokens = longest.next_multiple_of(pool::LANES);
-    let block = 2 * 8 * pool::LANES * pool::LANES;
+    let tokens = longest.next_multiple_of(LANES);
+    let block = 2 * 8 * LANES * LANES;
     4 * (8 * tokens * arch.head_dim as u64 + 2 * tokens + 3 * block)
 }
 
@@ -285,6 +369,19 @@ pub(super) mod testing {
             "num_key_value_heads": 4, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
         Arch::from_json(text, Path::new("a test")).expect("a shape")
+    }
+
+    /// Ten buffers for each block that saves anything, one for the others.
+    #[derive(Debug)]
+    struct Engine(usize);
+
+    impl CountBuffers for Engine {
+        fn count(&self, walk: &Walk) -> BufferCounts {
+            let full = walk.full.min(self.0);
+            let saved = Counts::from([(1024, (10 * (self.0 - full) + full) as u64)]);
+            let all = Counts::from([(1024, saved[&1024] + 20), (4096, 4)]);
+            BufferCounts { saved, all, experts: Vec::new(), head: Counts::from([(1024, 2), (32000, 1)]) }
+        }
     }
 
     /// Everything trained, or adapters of rank 8 on every linear module; the state is `AdamW`'s.
@@ -315,10 +412,10 @@ pub(super) mod testing {
             narrow: false,
             narrow_gradients: false,
             rounds_gradients: false,
-            dropout: false,
             threads: 2,
             companions: 0,
             bucket: 25 << 20,
+            engine: Arc::new(Engine(arch.num_hidden_layers)),
         }
     }
 }

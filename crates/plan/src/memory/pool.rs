@@ -1,108 +1,63 @@
-//! The bytes of a pool of activations. The engine's pool (`ops::panel::Pool`) reuses buffers of the same size. So it
-//! holds as many buffers of each size as were ever in use at once, which this pool counts along a walk.
+//! The bytes of the buffers that a pass takes. The engine reuses buffers of the same size. So it holds as many of each as
+//! were ever in use at once, which it counts itself, in a pass on the meta device.
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use tunesmith_device::buffer_bytes;
 
 /// Tokens in a panel, as in `ops::panel`.
 pub const LANES: u64 = 16;
-/// Bytes of a huge page. Buffers of at least two consist of whole ones.
-const HUGE: u64 = 2 << 20;
 
-/// Bytes of a buffer for `numbers` of four bytes each.
-pub const fn buffer(numbers: u64) -> u64 {
-    let bytes = if numbers == 0 { 4 } else { 4 * numbers };
-    if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
+/// How many buffers there are for activations of so many features, by features.
+pub type Counts = BTreeMap<u64, u64>;
+
+/// The buffers of a pass of training. Those of `saved`, `all`, and experts have room for its tokens, those of `head` for a
+/// chunk of labelled tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BufferCounts {
+    /// In use when the head begins: what is saved for the backward pass.
+    pub saved: Counts,
+    /// The most that are in use at once.
+    pub all: Counts,
+    /// Of each block with experts.
+    pub experts: Vec<ExpertCounts>,
+    /// For chunks of logits.
+    pub head: Counts,
 }
 
-/// A buffer of the pool that is in use.
-#[must_use = "what is taken is given back"]
-#[derive(Debug)]
-pub struct Activation {
-    /// Numbers of four bytes that a token takes.
-    held: u64,
-    /// Features of a token: twice as many as `held` where they are stored in two bytes each.
-    features: u64,
-    narrow: bool,
+/// The buffers of one block's experts, each with room for the tokens of one expert.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// As [`BufferCounts::saved`].
+    pub saved: Counts,
+    /// As [`BufferCounts::all`].
+    pub all: Counts,
+    /// Whether the block computes labelled tokens only.
+    pub labelled: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Class {
-    out: u64,
-    most: u64,
+/// A pass whose buffers are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walk {
+    /// Tokens of the pass.
+    pub tokens: usize,
+    /// Tokens that carry a label, at least one.
+    pub labelled: usize,
+    /// Every buffer has room for at least so many tokens.
+    pub room: usize,
+    /// How many of the first blocks save nothing.
+    pub full: usize,
+    /// How many of the last blocks save everything.
+    pub none: usize,
+    /// Whether saved activations have two bytes a number.
+    pub narrow: bool,
+    /// Whether gradients between blocks are rounded to float16.
+    pub rounds_gradients: bool,
 }
 
-/// Counts of buffers by the features of their activations, all of the same tokens.
-#[derive(Debug, Clone, Default)]
-pub struct Pool {
-    classes: BTreeMap<u64, Class>,
-}
-
-impl Pool {
-    /// Takes an activation of so many features into use.
-    pub fn take(&mut self, features: u64) -> Activation {
-        self.out(features);
-        Activation { held: features, features, narrow: false }
-    }
-
-    fn out(&mut self, held: u64) {
-        let class = self.classes.entry(held).or_default();
-        class.out += 1;
-        class.most = class.most.max(class.out);
-    }
-
-    /// Returns a buffer, which the next of its size reuses.
-    #[allow(clippy::needless_pass_by_value)] // what is given back is gone
-    pub fn give(&mut self, act: Activation) {
-        if let Some(class) = self.classes.get_mut(&act.held) {
-            class.out -= 1;
-        }
-    }
-
-    /// Returns several buffers.
-    pub fn give_all(&mut self, acts: impl IntoIterator<Item = Activation>) {
-        acts.into_iter().for_each(|act| self.give(act));
-    }
-
-    /// Takes activations of so many features each, all at once, and gives them back.
-    pub fn pass(&mut self, features: impl IntoIterator<Item = u64>) {
-        let acts: Vec<Activation> = features.into_iter().map(|features| self.take(features)).collect();
-        self.give_all(acts);
-    }
-
-    /// Replaces an activation by one of two bytes a number, in a buffer of half the size.
-    pub(super) fn narrow(&mut self, act: Activation) -> Activation {
-        let narrow = Activation { held: act.features.div_ceil(2), features: act.features, narrow: true };
-        self.out(narrow.held);
-        self.give(act);
-        narrow
-    }
-
-    /// Replaces an activation of [`Pool::narrow`] by one of four bytes a number.
-    pub(super) fn widen(&mut self, act: Activation) -> Activation {
-        if !act.narrow {
-            return act;
-        }
-        let wide = self.take(act.features);
-        self.give(act);
-        wide
-    }
-
-    /// Bytes of all buffers that the pool holds, each for so many tokens.
-    pub(super) fn bytes(&self, layout: Layout, tokens: u64) -> u64 {
-        self.sum(|class| class.most, layout, tokens)
-    }
-
-    /// Bytes of the buffers that are in use now.
-    pub(super) fn bytes_out(&self, layout: Layout, tokens: u64) -> u64 {
-        self.sum(|class| class.out, layout, tokens)
-    }
-
-    fn sum(&self, count: impl Fn(&Class) -> u64, layout: Layout, tokens: u64) -> u64 {
-        let bytes = |features: u64| match layout {
-            Layout::Panels => buffer(features * tokens.next_multiple_of(LANES)),
-            Layout::Rows(bytes) => features * tokens * bytes,
-        };
-        self.classes.iter().map(|(features, class)| count(class) * bytes(*features)).sum()
-    }
+/// The engine, which walks a pass on the meta device.
+pub trait CountBuffers: Debug + Send + Sync {
+    /// The buffers that the pass takes.
+    fn count(&self, walk: &Walk) -> BufferCounts;
 }
 
 /// How an activation lies in memory.
@@ -114,32 +69,23 @@ pub(super) enum Layout {
     Rows(u64),
 }
 
+/// Bytes of buffers, each for so many tokens.
+pub(super) fn bytes(counts: &Counts, layout: Layout, tokens: u64) -> u64 {
+    let one = |features: u64| match layout {
+        Layout::Panels => buffer_bytes((features * tokens.next_multiple_of(LANES)) as usize) as u64,
+        Layout::Rows(bytes) => features * tokens * bytes,
+    };
+    counts.iter().map(|(&features, count)| count * one(features)).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_size_counts_as_often_as_it_was_out_at_once() {
-        let mut pool = Pool::default();
-        let (a, b) = (pool.take(8), pool.take(8));
-        pool.give(a);
-        let c = pool.take(8);
-        let d = pool.take(3);
-        assert_eq!(pool.bytes(Layout::Panels, 17), (2 * 8 + 3) * 32 * 4);
-        assert_eq!(pool.bytes(Layout::Rows(2), 17), (2 * 8 + 3) * 17 * 2);
-        pool.give_all([b, c]);
-        assert_eq!(pool.bytes_out(Layout::Panels, 32), 3 * 32 * 4);
-        let d = pool.narrow(d);
-        assert_eq!(pool.bytes_out(Layout::Panels, 1), 2 * LANES * 4, "two numbers in the place of one, rounded up");
-        let d = pool.widen(d);
-        pool.give(d);
-        assert_eq!(pool.bytes_out(Layout::Panels, 1), 0);
-        assert_eq!(pool.bytes(Layout::Panels, 1), (2 * 8 + 3 + 2) * LANES * 4);
-    }
-
-    #[test]
-    fn large_buffers_are_whole_huge_pages() {
-        assert_eq!([0, 1, 1 << 20].map(buffer), [4, 4, 4 << 20]);
-        assert_eq!(buffer((1 << 20) + 1), 6 << 20);
+    fn a_buffer_counts_in_whole_panels_on_the_cpu_and_in_rows_on_a_gpu() {
+        let counts = Counts::from([(8, 2), (3, 1)]);
+        assert_eq!(bytes(&counts, Layout::Panels, 17), (2 * 8 + 3) * 32 * 4);
+        assert_eq!(bytes(&counts, Layout::Rows(2), 17), (2 * 8 + 3) * 17 * 2);
     }
 }

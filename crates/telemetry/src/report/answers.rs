@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use super::html::{clipped, escape, pairs};
 use super::{SAMPLE_CHARACTERS, question, text};
 use tunesmith_base::words;
-use tunesmith_eval::metrics::{Difference, Score, lower_is_better};
+use tunesmith_config::greater_is_better;
+use tunesmith_eval::metrics::{Difference, Score};
 
 /// Rows that are seen at once; the others unfold.
 const OPEN: usize = 20;
@@ -124,7 +125,7 @@ fn scores(out: &mut String, asked: &[Asked], differences: &[Difference]) {
         }
         if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
             let by = difference.second - difference.first;
-            let better = if lower_is_better(&score.name) { by < 0.0 } else { by > 0.0 };
+            let better = if greater_is_better(&score.name) { by > 0.0 } else { by < 0.0 };
             // Only what is no accident of the rows has a colour.
             let sure = difference.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0);
             let class = match (sure, better) {

@@ -30,7 +30,7 @@ pub struct Series {
 
 /// How a chart is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum ChartMarks {
     /// As wide as the page, its axis from the smallest to the largest value.
     Wide,
     /// Half the page, its axis from zero.
@@ -38,7 +38,7 @@ pub enum Shape {
 }
 
 /// A line chart over steps. Empty series are left out; nothing to draw gives an empty string.
-pub fn lines(title: &str, series: &[Series], shape: Shape) -> String {
+pub fn lines(title: &str, series: &[Series], shape: ChartMarks) -> String {
     let series: Vec<Series> = series.iter().filter(|series| !series.points.is_empty()).cloned().collect();
     let all = || series.iter().flat_map(|series| &series.points);
     let Some(x_max) = all().map(|point| point.0).reduce(f64::max) else { return String::new() };
@@ -47,8 +47,8 @@ pub fn lines(title: &str, series: &[Series], shape: Shape) -> String {
     let y_min = all().map(|point| point.1).fold(largest, f64::min);
     let y_max = top(&series).unwrap_or(largest);
     let (width, y_min) = match shape {
-        Shape::Wide => (WIDE, y_min),
-        Shape::Small => (WIDTH, y_min.min(0.0)),
+        ChartMarks::Wide => (WIDE, y_min),
+        ChartMarks::Small => (WIDTH, y_min.min(0.0)),
     };
     let y_ticks = ticks(y_min, y_max, 5);
     let (low, high) = (y_ticks[0].min(y_min), y_ticks[y_ticks.len() - 1].max(y_max));
@@ -266,10 +266,10 @@ mod tests {
     #[test]
     fn a_chart_of_one_point_or_of_equal_values_has_no_nan() {
         for points in [vec![(1.0, 0.5)], vec![(1.0, 0.5), (2.0, 0.5)], vec![(1.0, 0.0), (2.0, 0.0)]] {
-            let svg = lines("loss", &[Series { name: "loss", class: "raw", points, dots: false }], Shape::Small);
+            let svg = lines("loss", &[Series { name: "loss", class: "raw", points, dots: false }], ChartMarks::Small);
             assert!(svg.contains("<svg") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
-        assert_eq!(lines("loss", &[], Shape::Wide), "");
+        assert_eq!(lines("loss", &[], ChartMarks::Wide), "");
         let bars = histogram("lengths", "tokens", &[5, 5, 5], 20);
         assert!(bars.contains("3 rows of 5 to 5 tokens"), "{bars}");
     }
@@ -288,7 +288,7 @@ mod tests {
         let at_60 = falling()[59].1;
         let last = falling()[499].1;
         assert!((at_60 - last) / (end - last) > 0.3, "{at_60} {last} {end}");
-        let svg = lines("Loss", &[series(falling())], Shape::Wide);
+        let svg = lines("Loss", &[series(falling())], ChartMarks::Wide);
         assert!(svg.contains("points above the axis, up to 11"), "{svg}");
         // What falls evenly is shown whole, and so are few points.
         let even: Vec<_> = (0..500).map(|step| (f64::from(step), 5.0 - f64::from(step) / 100.0)).collect();

@@ -7,11 +7,11 @@ mod html;
 
 use std::fmt::Write as _;
 
-use self::chart::{Series, Shape, number, smooth};
+use self::chart::{ChartMarks, Series, number, smooth};
 pub use self::confusion::Confusion;
 use self::html::{clipped, escape, pairs};
-use super::machine::Machine;
-use super::metrics::Line;
+use super::machine::MachineInfo;
+use super::metrics::MetricsLine;
 use tunesmith_base::words::count;
 use tunesmith_eval::exact_match;
 
@@ -23,14 +23,14 @@ const SAMPLES_OPEN: usize = 8;
 
 /// How the run ended, for the pill beside the title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RunOutcome {
     /// Every planned step was done.
     Completed,
     /// The evaluation loss no longer fell.
     StoppedEarly,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// The words of the pill, such as `completed`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -92,17 +92,17 @@ pub struct SettingRow {
 
 /// Everything that the page shows.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub struct RunReport {
     /// The run's name, the title of the page.
     pub title: String,
     /// One line below it: model, mode, size.
     pub subtitle: String,
-    /// How the run ended.
-    pub outcome: Outcome,
+    /// How the run ended, shown beside the title.
+    pub outcome: RunOutcome,
     /// The key figures: name, value, remark.
     pub cards: Vec<(String, String, String)>,
     /// The lines of `metrics.jsonl`, for the curves.
-    pub lines: Vec<Line>,
+    pub lines: Vec<MetricsLine>,
     /// Counts of the data set.
     pub data: Vec<(String, String)>,
     /// Tokens of each training row.
@@ -116,13 +116,13 @@ pub struct Report {
     /// Every configuration key, those at the default included.
     pub settings: Vec<SettingRow>,
     /// The machine that the run was on.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// Wall time by phase, and file locations.
     pub facts: Vec<(String, String)>,
 }
 
 /// Renders the page as HTML.
-pub fn render(report: &Report) -> String {
+pub fn render(report: &RunReport) -> String {
     let status = report.outcome.as_str();
     let title = escape(&report.title);
     let mut page = format!(
@@ -152,7 +152,7 @@ pub fn render(report: &Report) -> String {
     page
 }
 
-fn cards(page: &mut String, report: &Report) {
+fn cards(page: &mut String, report: &RunReport) {
     page.push_str("<div class=\"cards\">");
     if !report.samples.is_empty() {
         let (before, after) = exact_matches(&report.samples);
@@ -171,19 +171,19 @@ fn cards(page: &mut String, report: &Report) {
     page.push_str("</div>\n");
 }
 
-fn curves(page: &mut String, lines: &[Line]) {
+fn curves(page: &mut String, lines: &[MetricsLine]) {
     let of_steps = |value: fn(&super::metrics::StepLine) -> Option<f64>| -> Vec<(f64, f64)> {
-        let step = |line: &Line| match line {
-            Line::Step(line) => Some((line.step as f64, value(line)?)),
-            Line::Eval(_) => None,
+        let step = |line: &MetricsLine| match line {
+            MetricsLine::Step(line) => Some((line.step as f64, value(line)?)),
+            MetricsLine::Eval(_) => None,
         };
         lines.iter().filter_map(step).collect()
     };
     let evaluations: Vec<_> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Eval(line) => Some((line.step as f64, line.eval_loss?)),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some((line.step as f64, line.eval_loss?)),
+            MetricsLine::Step(_) => None,
         })
         .collect();
     let line = |name, class, points| Series { name, class, points, dots: false };
@@ -199,16 +199,16 @@ fn curves(page: &mut String, lines: &[Line]) {
             line("smoothed", "smooth", smoothed),
             Series { name: "evaluation", class: "eval", points: evaluations, dots: true },
         ],
-        Shape::Wide,
+        ChartMarks::Wide,
     );
-    let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], Shape::Small);
+    let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], ChartMarks::Small);
     // Of a classification.
     let accuracies = of_steps(|line| line.accuracy);
     let evaluated: Vec<_> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
-            Line::Step(_) => None,
+            MetricsLine::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
+            MetricsLine::Step(_) => None,
         })
         .collect();
     let accuracy = if accuracies.is_empty() {
@@ -222,7 +222,7 @@ fn curves(page: &mut String, lines: &[Line]) {
                 line("smoothed", "smooth", smoothed),
                 Series { name: "evaluation", class: "eval", points: evaluated, dots: true },
             ],
-            Shape::Small,
+            ChartMarks::Small,
         )
     };
     let rate = single("Learning rate", of_steps(|line| Some(line.learning_rate)));
@@ -231,7 +231,7 @@ fn curves(page: &mut String, lines: &[Line]) {
     let norm = chart::lines(
         "Gradient norm",
         &[line("each step", "raw", norm), line("smoothed", "smooth", smoothed)],
-        Shape::Small,
+        ChartMarks::Small,
     );
     let speed = single("Tokens per second", of_steps(|line| Some(line.tokens_per_second)));
     let memory = single("Peak memory, MiB", of_steps(|line| Some((line.peak_bytes >> 20) as f64)));
@@ -289,14 +289,14 @@ fn question(question: &str, prompt: &str) -> String {
     format!("{}<details><summary>whole prompt</summary>{}</details>", text(question), text(prompt))
 }
 
-fn data(page: &mut String, report: &Report) {
+fn data(page: &mut String, report: &RunReport) {
     let chart = chart::histogram("Tokens per training row", "tokens", &report.lengths, 24);
     let table = pairs(&report.data);
     let _ = writeln!(page, "<h2>Data</h2>\n<div class=\"split\"><div class=\"panel\">{table}</div>{chart}</div>");
 }
 
-fn run(page: &mut String, report: &Report) {
-    let Machine { processor, threads, memory, system } = &report.machine;
+fn run(page: &mut String, report: &RunReport) {
+    let MachineInfo { processor, threads, memory, system } = &report.machine;
     let mut facts = report.facts.clone();
     facts.extend([
         ("processor".to_owned(), format!("{processor}, {}", count(threads, "thread"))),

@@ -3,11 +3,11 @@ use super::*;
 use crate::metrics::{EvalLine, StepLine};
 use std::collections::BTreeMap;
 
-pub(crate) fn example() -> Report {
+pub(crate) fn example() -> RunReport {
     let step = |step: u64| {
         let progress = step as f64 / 150.0;
         let noise = (f64::from(step as u32 * 7919 % 101) / 101.0 - 0.5) * 0.5;
-        Line::Step(StepLine {
+        MetricsLine::Step(StepLine {
             step,
             epoch: progress * 3.0,
             loss: Some(0.25 + 3.4 * (-5.0 * progress).exp() + noise * (1.1 - progress)),
@@ -22,7 +22,7 @@ pub(crate) fn example() -> Report {
         })
     };
     let eval = |step: u64| {
-        Line::Eval(EvalLine {
+        MetricsLine::Eval(EvalLine {
             step,
             epoch: step as f64 / 50.0,
             eval_loss: Some(0.3 + 3.2 * (step as f64 / -30.0).exp()),
@@ -37,11 +37,11 @@ pub(crate) fn example() -> Report {
     lines.extend([25, 50, 75, 100, 125, 150].map(eval));
     let pair = |label: &str, value: &str| (label.to_owned(), value.to_owned());
     let card = |name: &str, value: &str, remark: &str| (name.to_owned(), value.to_owned(), remark.to_owned());
-    Report {
+    RunReport {
         title: "quickstart <script>alert(1)</script>".to_owned(),
         subtitle: "examples/quickstart/model · llama · LoRA r 16 on 28 modules · 229,376 of 3,412,480 weights trained"
             .to_owned(),
-        outcome: Outcome::Completed,
+        outcome: RunOutcome::Completed,
         cards: vec![
             card("final loss", "0.112", "first 3.42"),
             card("best evaluation loss", "0.298", "at step 150"),
@@ -90,7 +90,7 @@ pub(crate) fn example() -> Report {
             },
             SettingRow { key: "train.seed".into(), value: "42".into(), source: "default".into(), default: true },
         ],
-        machine: Machine {
+        machine: MachineInfo {
             processor: "A processor".into(),
             threads: 2,
             memory: 8 << 30,
@@ -127,6 +127,6 @@ fn the_page_is_whole_self_contained_and_escaped() {
 
 #[test]
 fn a_run_without_lines_or_samples_still_has_a_page() {
-    let page = render(&Report { lines: Vec::new(), samples: Vec::new(), lengths: Vec::new(), ..example() });
+    let page = render(&RunReport { lines: Vec::new(), samples: Vec::new(), lengths: Vec::new(), ..example() });
     assert!(page.contains("Configuration") && !page.contains("Learning</h2>"));
 }

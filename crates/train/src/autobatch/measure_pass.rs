@@ -19,7 +19,7 @@ use tunesmith_plan::{grouped, human_bytes};
 /// The reciprocal of the share of the budget that passes leave free for the update, evaluations, and checkpoint files.
 const MARGIN: u64 = 32;
 /// Tokens of the shortest pass that is worth measuring: activations come in panels of 16 tokens.
-pub const MIN_TOKENS: usize = 16;
+pub(crate) const MIN_TOKENS: usize = 16;
 /// Seconds after which a pass is not repeated any more.
 const ENOUGH_SECONDS: f64 = 3.0;
 /// Maximum repetitions of a pass.
@@ -72,7 +72,7 @@ impl Line {
     }
 
     /// The maximum tokens of a pass that stays within `bytes`.
-    pub fn tokens_within(&self, bytes: u64) -> usize {
+    pub(crate) fn tokens_within(&self, bytes: u64) -> usize {
         ((bytes as f64 - self.fixed) / self.per_token).max(0.0) as usize
     }
 }
@@ -152,12 +152,12 @@ impl<'a> PassMeasurer<'a> {
     }
 
     /// Tokens of the longest sequence. A pass has at least one whole sequence.
-    pub fn longest(&self) -> usize {
+    pub(crate) fn longest(&self) -> usize {
         self.split.longest_sequence()
     }
 
     /// Decoder blocks of the model.
-    pub const fn blocks(&self) -> usize {
+    pub(crate) const fn blocks(&self) -> usize {
         self.model.blocks()
     }
 
@@ -275,7 +275,12 @@ impl<'a> PassMeasurer<'a> {
     ///
     /// # Errors
     /// The data cannot be read, or a rank is gone.
-    pub fn too_long(&mut self, tokens: usize, checkpointing: Checkpointing, memory: &MemoryModel<'_>) -> Result<Error> {
+    pub(crate) fn too_long(
+        &mut self,
+        tokens: usize,
+        checkpointing: Checkpointing,
+        memory: &MemoryModel<'_>,
+    ) -> Result<Error> {
         let mut help = Vec::new();
         let full = self.pass(tokens, Checkpointing::FULL)?;
         if let Some(bytes) = full.bytes.filter(|_| checkpointing != Checkpointing::FULL) {

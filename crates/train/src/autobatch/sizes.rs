@@ -13,7 +13,7 @@ use tunesmith_checkpoint::Checkpoint;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Dataset, Sampler};
-use tunesmith_optim::Rule;
+use tunesmith_optim::UpdateRule;
 use tunesmith_parallel::ParallelPlan;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_plan::memory::OptimizerBytes;
@@ -27,7 +27,7 @@ pub struct Measurement<'a> {
     pub sampler: &'a Sampler,
     pub parallel: &'a ParallelPlan,
     /// The optimizer's update rule, which decides where tensors may be split between ranks.
-    pub rule: &'a Arc<dyn Rule>,
+    pub rule: &'a Arc<dyn UpdateRule>,
     /// Bytes that the run allocates after loading; see [`later_bytes`].
     pub later: u64,
     /// The file of the cached choice; `None` without a cache folder.

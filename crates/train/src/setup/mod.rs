@@ -21,7 +21,7 @@ use super::model_source::{Described, ModelSource};
 use super::options::Options;
 use super::prepared::Prepared;
 use super::ranks::Seat;
-use super::run_plan::{ChosenSizes, EarlyStopping, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
+use super::run_plan::{ChosenSizes, EarlyStoppingPlan, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
 use super::signals::Stop;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory::{self, limits};
@@ -38,7 +38,7 @@ use tunesmith_parallel::ParallelPlan;
 use tunesmith_plan::batches::{Batches, Request};
 use tunesmith_plan::platform;
 use tunesmith_plan::strategies::Way;
-use tunesmith_telemetry::machine::{self, Machine};
+use tunesmith_telemetry::machine::{self, MachineInfo};
 use tunesmith_telemetry::progress::{Event, Observer};
 use tunesmith_telemetry::resolved_config;
 
@@ -201,7 +201,7 @@ impl Checked {
             replica_check_steps: config.train.replica_check_steps,
             max_nonfinite_steps: config.train.max_nonfinite_steps as u64,
             evaluation: plan_parts::evaluation(&config, &self.source, &self.dataset, ranks)?,
-            early_stopping: EarlyStopping {
+            early_stopping: EarlyStoppingPlan {
                 patience: config.train.early_stopping_patience as u64,
                 threshold: config.train.early_stopping_threshold,
             },
@@ -283,7 +283,7 @@ impl Checked {
     ) -> blake3::Hash {
         let Config { model, train, data, tuning, .. } = &self.config;
         let ModelSource { arch, optimizer, .. } = &self.source;
-        let machine = Machine::detect();
+        let machine = MachineInfo::detect();
         let memory = train.memory_budget.map_or_else(|| limits::total().unwrap_or(0), |bytes| bytes.0);
         let group = limits::group().map_or(0, |group| group.limit);
         let parts = [

@@ -6,7 +6,7 @@ use crate::run_plan::{
 use crate::{output, trainable};
 use tunesmith_base::error::Result;
 use tunesmith_base::words::count;
-use tunesmith_checkpoint::stamp::{Engine, Hashes};
+use tunesmith_checkpoint::stamp::{Hashes, KernelInfo};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
 use tunesmith_config::{Config, EvalStrategy, Mode, Quantization, greater_is_better};
 use tunesmith_data::Dataset;
@@ -93,7 +93,7 @@ pub fn stamp(
         data: &dataset.fingerprint,
     };
     let EnginePlan { kernels, simd, quantization, base_dtype, activations, .. } = engine;
-    let engine = Engine {
+    let engine = KernelInfo {
         backend: kernels,
         simd,
         quantization: quantization.clone(),

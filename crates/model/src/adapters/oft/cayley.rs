@@ -2,6 +2,7 @@
 use rayon::prelude::*;
 
 use tunesmith_ops::blocks::Diagonal;
+use tunesmith_ops::floats::Floats;
 /// The shape of the rotation of a module's inputs: blocks along the diagonal.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blocks {
@@ -19,7 +20,7 @@ impl Blocks {
     }
 
     /// The matrices `[count, size, size]` as a block-diagonal operand.
-    pub(super) const fn diagonal(self, matrices: &[f32]) -> Diagonal<'_> {
+    pub(super) const fn diagonal(self, matrices: Floats<'_>) -> Diagonal<'_> {
         Diagonal { matrices, size: self.size }
     }
 

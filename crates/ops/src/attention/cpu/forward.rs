@@ -1,11 +1,13 @@
 //! The forward pass: strips of queries walk over blocks of keys.
 use super::realign::{realign, unalign};
-use super::{BLOCK, Cutter, Heads, Scores, check, score_tile, sum_tile, tasks, with_scratch};
+use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
+use crate::attention::{Heads, Scores};
 use crate::gemm::{tile_rows, with_tile};
 use crate::panel::{Act, LANES, Pool};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
-use crate::spans::Span;
+use crate::spans::{Span, Visibility};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Below every score, above minus infinity: a running maximum that starts here never gives `inf - inf`, even where a
@@ -14,20 +16,41 @@ pub(super) const LOWEST: f32 = -1e30;
 
 /// Key panels in a block of the forward pass.
 pub(super) const KEY_PANELS: usize = 16;
-/// Positions of a strip of `panels` query panels as lanes; lanes past the end repeat the last query.
-fn lane_positions(
-    positions: &[usize],
-    first_panel: usize,
-    panels: usize,
-    out: &mut [[f32; LANES]; 2],
-) -> (usize, usize) {
-    let last = positions.len() - 1;
-    for (panel, lanes) in out.iter_mut().enumerate().take(panels) {
-        for (lane, value) in lanes.iter_mut().enumerate() {
-            *value = positions[((first_panel + panel) * LANES + lane).min(last)] as f32;
+
+/// Where the running maximum and the running sum of a query's softmax start: at its sink. None is a sink of minus
+/// infinity.
+pub(super) fn start(sink: f32) -> (f32, f32) {
+    let most = sink.max(LOWEST);
+    (most, (sink - most).exp())
+}
+
+/// The keys that the queries of a strip see. Lanes past the last query repeat it.
+struct Visible {
+    /// The last key of each query, and the one before its first, which may be -1.
+    last: [[f32; LANES]; 2],
+    before: [[f32; LANES]; 2],
+    /// The keys that all queries see, and those that any sees.
+    all: Range<usize>,
+    any: Range<usize>,
+}
+
+impl Visible {
+    /// For `panels` query panels from number `strip` on.
+    fn new(visibility: Visibility<'_>, strip: usize, panels: usize) -> Self {
+        let last_query = visibility.queries() - 1;
+        let (mut last, mut before) = ([[0.0; LANES]; 2], [[0.0; LANES]; 2]);
+        let mut all = visibility.keys_of(strip * LANES);
+        let mut any = all.clone();
+        for (panel, (last, before)) in last.iter_mut().zip(&mut before).enumerate().take(panels) {
+            for (lane, (last, before)) in last.iter_mut().zip(before).enumerate() {
+                let seen = visibility.keys_of(((strip + panel) * LANES + lane).min(last_query));
+                (*last, *before) = (seen.end as f32 - 1.0, seen.start as f32 - 1.0);
+                all = all.start.max(seen.start)..all.end.min(seen.end);
+                any = any.start.min(seen.start)..any.end.max(seen.end);
+            }
         }
+        Self { last, before, all, any }
     }
-    (positions[(first_panel * LANES).min(last)], positions[((first_panel + panels) * LANES - 1).min(last)])
 }
 
 struct Forward<'a> {
@@ -40,34 +63,36 @@ struct Forward<'a> {
     o: *mut f32,
     lse: *mut f32,
     scores: *mut f32,
+    sink: f32,
 }
 
-/// One head of one sequence: `q`, `o` are `[query panels][dim][16]`, `k`, `v` `[key panels][dim][16]`, all aligned,
-/// `lse` is `[query panels][16]`, `scores` has room for `S::PANELS * KEY_PANELS * 256`.
+/// One head of one sequence: `q` is `[query panels][head_dim][16]`, `o` `[query panels][v_head_dim][16]`, `k`
+/// `[key panels][head_dim][16]`, `v` `[key panels][v_head_dim][16]`, all aligned. `lse` is `[query panels][16]`,
+/// `scores` has room for `S::PANELS * KEY_PANELS * 256`, `sink` is minus infinity for none.
 ///
 /// # Safety
-/// The features of `S`; the arrays are as large as said above and do not overlap; the span has queries, whose positions
-/// are below its `keys`.
+/// The features of `S`; the arrays are as large as said above and do not overlap; the span has queries, each of which
+/// sees keys below the span's `keys`, at least one.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
-    let (dim, positions) = (job.heads.dim, job.span.positions.as_slice());
-    let query_panels = positions.len().div_ceil(LANES);
-    let panel_floats = dim * LANES;
+    let Heads { head_dim, v_head_dim, .. } = job.heads;
+    let visibility = job.span.visibility(job.how.window);
+    let query_panels = visibility.queries().div_ceil(LANES);
+    let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
+    let (most_at_first, total_at_first) = start(job.sink);
     let score_stride = KEY_PANELS * BLOCK;
     let mut strip = 0;
     while strip < query_panels {
         let panels = S::PANELS.min(query_panels - strip);
-        let mut lanes = [[0.0f32; LANES]; 2];
-        let (lowest, highest) = lane_positions(positions, strip, panels, &mut lanes);
-        let key_panels = highest / LANES + 1;
-        let first_panel = job.how.first(lowest) / LANES;
+        let visible = Visible::new(visibility, strip, panels);
+        let (first_panel, key_panels) = (visible.any.start / LANES, visible.any.end.div_ceil(LANES));
         // SAFETY: a strip is `panels` query panels below `query_panels`. A block is at most KEY_PANELS key panels, the
-        // last of them `highest / LANES`, which holds a key, for positions are below `keys`. Score rows are below LANES
-        // in each of them, features below `dim`.
+        // last of them below `key_panels`, which holds a key, for visible keys are below `keys`. Score rows are below
+        // LANES in each of them, features below `head_dim` or `v_head_dim`.
         unsafe {
-            let (q, o) = (job.q.add(strip * panel_floats), job.o.add(strip * panel_floats));
-            let mut most = [S::splat(LOWEST); 2];
-            let mut total = [S::splat(0.0); 2];
+            let (q, o) = (job.q.add(strip * key_panel), job.o.add(strip * value_panel));
+            let mut most = [S::splat(most_at_first); 2];
+            let mut total = [S::splat(total_at_first); 2];
             let mut block = first_panel;
             while block < key_panels {
                 // Blocks end at the same keys wherever a strip's window begins: a query's sums do not depend on its strip.
@@ -77,9 +102,9 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                     let mut row = 0;
                     while row < LANES {
                         let rows = tile_rows(LANES - row, S::ROWS);
-                        let from = job.k.add((block + kp) * panel_floats + row);
+                        let from = job.k.add((block + kp) * key_panel + row);
                         let to = job.scores.add(kp * BLOCK + row * LANES);
-                        with_tile!(rows, panels, score_tile::<S>(dim, from, 1, q, panel_floats, to, score_stride));
+                        with_tile!(rows, panels, score_tile::<S>(head_dim, from, 1, q, key_panel, to, score_stride));
                         row += rows;
                     }
                     if let Some(cap) = job.how.softcap {
@@ -90,23 +115,21 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                             }
                         }
                     }
-                    if key + LANES - 1 > lowest {
-                        for (panel, positions) in lanes.iter().enumerate().take(panels) {
-                            let at = S::load(positions.as_ptr());
+                    let hidden = S::splat(f32::NEG_INFINITY);
+                    if key + LANES > visible.all.end {
+                        for (panel, last) in visible.last.iter().enumerate().take(panels) {
+                            let last = S::load(last.as_ptr());
                             for row in 0..LANES {
                                 let to = job.scores.add(panel * score_stride + kp * BLOCK + row * LANES);
-                                let hidden = S::splat(f32::NEG_INFINITY);
-                                S::store(to, S::if_gt(S::splat((key + row) as f32), at, hidden, S::load(to)));
+                                S::store(to, S::if_gt(S::splat((key + row) as f32), last, hidden, S::load(to)));
                             }
                         }
                     }
-                    if let Some(window) = job.how.window.filter(|_| key < job.how.first(highest)) {
-                        for (panel, positions) in lanes.iter().enumerate().take(panels) {
-                            // Visible while position - window < key.
-                            let before = S::sub(S::load(positions.as_ptr()), S::splat(window as f32));
+                    if key < visible.all.start {
+                        for (panel, before) in visible.before.iter().enumerate().take(panels) {
+                            let before = S::load(before.as_ptr());
                             for row in 0..LANES {
                                 let to = job.scores.add(panel * score_stride + kp * BLOCK + row * LANES);
-                                let hidden = S::splat(f32::NEG_INFINITY);
                                 S::store(to, S::if_gt(S::splat((key + row) as f32), before, S::load(to), hidden));
                             }
                         }
@@ -129,16 +152,16 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                     total[panel] = S::fma(total[panel], shrink, sum);
                     most[panel] = new;
                     if block > first_panel {
-                        for feature in 0..dim {
-                            let to = o.add(panel * panel_floats + feature * LANES);
+                        for feature in 0..v_head_dim {
+                            let to = o.add(panel * value_panel + feature * LANES);
                             S::store(to, S::mul(S::load(to), shrink));
                         }
                     }
                 }
                 let mut row = 0;
-                while row < dim {
-                    let rows = tile_rows(dim - row, S::ROWS);
-                    let from = job.v.add(block * panel_floats + row * LANES);
+                while row < v_head_dim {
+                    let rows = tile_rows(v_head_dim - row, S::ROWS);
+                    let from = job.v.add(block * value_panel + row * LANES);
                     let to = o.add(row * LANES);
                     with_tile!(
                         rows,
@@ -146,12 +169,12 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                         sum_tile::<S>(
                             count,
                             from,
-                            panel_floats,
+                            value_panel,
                             job.scores,
                             BLOCK,
                             score_stride,
                             to,
-                            panel_floats,
+                            value_panel,
                             block > first_panel
                         )
                     );
@@ -161,8 +184,8 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
             }
             for panel in 0..panels {
                 let inverse = S::div(S::splat(1.0), total[panel]);
-                for feature in 0..dim {
-                    let to = o.add(panel * panel_floats + feature * LANES);
+                for feature in 0..v_head_dim {
+                    let to = o.add(panel * value_panel + feature * LANES);
                     S::store(to, S::mul(S::load(to), inverse));
                 }
                 let (mut top, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
@@ -179,13 +202,19 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
 
 dispatch! { fn forward_head = forward_kernel(job: &Forward<'_>); }
 
-/// Attention of `q [rows, query * dim]` over `k`, `v [tokens, kv * dim]`.
-///
-/// Returns the mixed values `[rows, query * dim]` and the log-sum-exp of the scaled scores `[rows, query]`.
-pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Scores) -> (Act, Act) {
-    check(q, k, v, spans, heads);
+/// [`crate::attention::forward`], whose checks have passed.
+pub(in crate::attention) fn forward(
+    q: &Act,
+    k: &Act,
+    v: &Act,
+    sinks: Option<&[f32]>,
+    spans: &[Span],
+    heads: Heads,
+    how: Scores,
+) -> (Act, Act) {
+    let Heads { head_dim, v_head_dim, .. } = heads;
     let pool: &Arc<Pool> = q.pool();
-    let mut o = pool.act(q.tokens(), q.features());
+    let mut o = pool.act(q.tokens(), heads.query * v_head_dim);
     let mut lse = pool.act(q.tokens(), heads.query);
     let (o_to, lse_to): (Shared<f32>, Shared<f32>) = (o.shared(), lse.shared());
     let (o_stride, lse_stride) = (o.stride(), lse.stride());
@@ -196,29 +225,27 @@ pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Sco
         if span.positions.is_empty() {
             return;
         }
-        let (queries, dim) = (span.positions.len(), heads.dim);
         let (query_tokens, key_tokens) = (span.query_tokens(), span.key_tokens());
-        let features = |head: usize| head * dim..(head + 1) * dim;
-        let (key_floats, query_floats) =
-            (span.keys.div_ceil(LANES) * LANES * dim, queries.div_ceil(LANES) * LANES * dim);
+        let features = |head: usize, dim: usize| head * dim..(head + 1) * dim;
+        let (queries, keys) = (query_tokens.len().next_multiple_of(LANES), key_tokens.len().next_multiple_of(LANES));
         let score_floats = 2 * KEY_PANELS * BLOCK;
-        let floats = 2 * key_floats + 2 * query_floats + query_floats / dim + score_floats;
+        let floats = (keys + queries) * (head_dim + v_head_dim) + queries + score_floats;
         with_scratch(floats, |scratch| {
             let mut scratch = Cutter(scratch);
-            let (ks, vs) = (scratch.take(key_floats), scratch.take(key_floats));
-            let (qs, os) = (scratch.take(query_floats), scratch.take(query_floats));
-            let (lses, scores) = (scratch.take(query_floats / dim), scratch.take(score_floats));
-            // SAFETY: `check` has held heads and spans against the activations. `scratch` has cut parts of the lengths
+            let (ks, vs) = (scratch.take(keys * head_dim), scratch.take(keys * v_head_dim));
+            let (qs, os) = (scratch.take(queries * head_dim), scratch.take(queries * v_head_dim));
+            let (lses, scores) = (scratch.take(queries), scratch.take(score_floats));
+            // SAFETY: heads and spans have been held against the activations. `scratch` has cut parts of the lengths
             // that `realign` and the kernel ask for, which do not overlap. `o` and `lse` have the rows of `q` and live
             // until all tasks are done; no other task writes these rows of these heads.
             unsafe {
-                realign(k.ptr(), k.stride(), features(kv), key_tokens.clone(), 1.0, ks);
-                realign(v.ptr(), v.stride(), features(kv), key_tokens, 1.0, vs);
+                realign(k.ptr(), k.stride(), features(kv, head_dim), key_tokens.clone(), 1.0, ks);
+                realign(v.ptr(), v.stride(), features(kv, v_head_dim), key_tokens, 1.0, vs);
                 for head in kv * group..(kv + 1) * group {
-                    realign(q.ptr(), q.stride(), features(head), query_tokens.clone(), how.scale, qs);
-                    let job = Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores };
-                    forward_head(&job);
-                    unalign(os, o_to.get(), o_stride, features(head), query_tokens.clone());
+                    realign(q.ptr(), q.stride(), features(head, head_dim), query_tokens.clone(), how.scale, qs);
+                    let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+                    forward_head(&Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores, sink });
+                    unalign(os, o_to.get(), o_stride, features(head, v_head_dim), query_tokens.clone());
                     unalign(lses, lse_to.get(), lse_stride, head..head + 1, query_tokens.clone());
                 }
             }

@@ -23,14 +23,14 @@ use tunesmith_base::files::temporary::{self, TemporaryFolder, without_signals};
 use tunesmith_base::files::{self, atomic, parent};
 
 /// A folder with a temporary name beside its final place, open for writing.
-pub struct Staging<'d> {
+pub struct StagedFolder<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
     files: BTreeMap<String, FileSum>,
     hashing: Duration,
 }
 
-impl Staging<'_> {
+impl StagedFolder<'_> {
     /// Writes the file `name` with what `fill` streams, syncs it, and adds its size and hash to the manifest.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Write for Summing {
     }
 }
 
-/// What [`publish`] did besides writing the folder.
+/// What [`publish_folder`] did besides writing the folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Published {
     /// Time spent on the hashes of the manifest.
@@ -119,7 +119,11 @@ pub struct Published {
 ///
 /// # Errors
 /// Those of `fill`, and [`tunesmith_base::Kind::Io`].
-pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<Published> {
+pub fn publish_folder(
+    disk: &dyn Disk,
+    target: &Path,
+    fill: impl FnOnce(&mut StagedFolder<'_>) -> Result<()>,
+) -> Result<Published> {
     let staged = beside(target, "tmp");
     if staged.exists() {
         // Of an earlier process with this number: a live one would hold the output directory.
@@ -127,7 +131,7 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
     }
     disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
     let _temporary = TemporaryFolder::new(staged.clone());
-    let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
+    let mut staging = StagedFolder { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
         .and_then(|()| without_signals(|| put_in_place(disk, &staged, target)));
@@ -165,7 +169,7 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`].
-pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
+pub fn recover_folder(disk: &dyn Disk, target: &Path) -> Result<()> {
     temporary::sweep(target);
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
     for entry in fs::read_dir(parent(target)).into_iter().flatten().flatten() {
@@ -186,19 +190,6 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Replaces a small text file of a run in one step ([`atomic::write_on`]). Refuses to replace a folder, a link or a
-/// device: the program did not put it there.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Io`].
-pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
-    if let Some(found) = files::obstacle(path) {
-        let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
-        return Err(Error::new(tunesmith_base::Kind::Io, message).hint("move it away, or set another train.output_dir"));
-    }
-    atomic::write_on(disk, path, text.as_bytes()).map_err(|error| Error::io("write", path, &error))
 }
 
 /// `target` with `.KIND-PID` after its name.

@@ -1,9 +1,12 @@
 //! Measures a model on held-out rows: generates an answer to each prompt, or reads the outputs of its classification head.
+use std::collections::BTreeMap;
+
 use super::metrics::scored::Scored;
 use super::metrics::{Likelihood, Metrics, Row};
+use super::row_generator::{EvalExample, RowGenerator};
 use super::settings::Settings;
 use super::stop_strings::AnswerDecoder;
-use tunesmith_base::error::{Error, Result};
+use tunesmith_base::error::Result;
 use tunesmith_config::Config;
 use tunesmith_config::arch::ScoreHead;
 use tunesmith_data::{Dataset, Split};
@@ -14,7 +17,7 @@ const PROMPTS: usize = 64;
 
 /// The first rows of a validation or test split.
 #[derive(Debug, Clone, Copy)]
-pub struct HeldOut<'a> {
+pub struct EvalSplit<'a> {
     /// Sections `gen`, `eval` and `train` say how to answer and what to measure.
     pub config: &'a Config,
     /// Source of the tokenizer and the chat template.
@@ -34,7 +37,7 @@ pub struct AnsweredRow {
     pub scores: Vec<(String, f64)>,
 }
 
-impl HeldOut<'_> {
+impl EvalSplit<'_> {
     /// Answers all rows, passes each to `record` in row order, and returns the metrics over all of them.
     ///
     /// `sources` holds one text per row for metrics that read the source ([`Row::source`]), else nothing. A token of `stop_ids`
@@ -50,32 +53,26 @@ impl HeldOut<'_> {
         mut record: impl FnMut(AnsweredRow) -> Result<()>,
     ) -> Result<Metrics> {
         let Self { config, dataset, .. } = *self;
-        let tokenizer = &dataset.tokenizer;
         let mut metrics = Metrics::new(&config.eval, config.train.seed)?.with_likelihood();
         let settings = Settings::new(config, model.arch.max_position_embeddings, stop_ids.to_vec());
-        let decoder = AnswerDecoder { tokenizer, stop_strings: &config.generation.stop_strings };
-        let mut answered = 0;
+        let decoder = AnswerDecoder { tokenizer: &dataset.tokenizer, stop_strings: &config.generation.stop_strings };
+        let mut generator = RowGenerator { dataset, split: self.split, sources, settings, decoder };
         for start in (0..self.rows).step_by(PROMPTS) {
             let chunk = start..self.rows.min(start + PROMPTS);
-            let questions: Vec<Option<(Vec<u32>, Vec<u32>)>> =
-                chunk.clone().map(|index| dataset.question(self.split, index)).collect::<Result<_>>()?;
-            let prompts: Vec<Vec<u32>> = questions.iter().flatten().map(|(prompt, _)| prompt.clone()).collect();
-            let settings = Settings { first_text: answered, ..settings.clone() };
-            let answers = decoder.answer(model, &prompts, &settings, &mut || true)?.unwrap_or_default();
-            let mut answers = answers.into_iter();
-            answered += prompts.len() as u64;
-            for (index, question) in chunk.zip(questions) {
+            let mut answered: BTreeMap<usize, (EvalExample, String)> = BTreeMap::new();
+            generator.generate(model, chunk.clone(), &mut || true, &mut |example, answer| {
+                answered.insert(example.row, (example, decoder.text(answer)?));
+                Ok(())
+            })?;
+            for index in chunk {
                 let likelihood = self.likelihood(model, index)?;
-                let answer = question.as_ref().and_then(|_| answers.next());
-                let scores = match (&question, &answer) {
-                    (Some((_, reference)), Some(answer)) => {
-                        let reference = tokenizer.decode(reference, true)?;
-                        let source = sources.get(index).map_or("", String::as_str);
-                        metrics.add(&Row { source, answer, reference: &reference }, Some(&likelihood))?
-                    }
-                    _ => metrics.add_unanswered(&likelihood)?,
+                let Some((EvalExample { source, reference, .. }, answer)) = answered.remove(&index) else {
+                    record(AnsweredRow { answer: None, scores: metrics.add_unanswered(&likelihood)? })?;
+                    continue;
                 };
-                record(AnsweredRow { answer, scores })?;
+                let scores =
+                    metrics.add(&Row { source: &source, answer: &answer, reference: &reference }, Some(&likelihood))?;
+                record(AnsweredRow { answer: Some(answer), scores })?;
             }
         }
         Ok(metrics)
@@ -97,18 +94,12 @@ impl HeldOut<'_> {
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a row has no label; those of the engine and the disk.
     pub fn classify(&self, model: &Model, head: &ScoreHead) -> Result<Scored> {
-        let mut scored = Scored::new(head.clone());
+        let mut outputs = Vec::with_capacity(self.rows * head.outputs());
         let batch_size = self.config.train.eval_batch_size;
         for start in (0..self.rows).step_by(batch_size) {
-            let chunk = start..self.rows.min(start + batch_size);
-            let batch = self.split.batch(chunk.clone())?;
-            let outputs = model.logits(&batch, &batch.ends())?;
-            for (row, outputs) in chunk.zip(outputs.chunks_exact(head.outputs())) {
-                let labelled = self.split.labelled(row)?;
-                let (target, weight) = labelled.ok_or_else(|| Error::data(format!("row {} has no label", row + 1)))?;
-                scored.push(outputs, target, weight);
-            }
+            let batch = self.split.batch(start..self.rows.min(start + batch_size))?;
+            outputs.extend(model.logits(&batch, &batch.ends())?);
         }
-        Ok(scored)
+        Scored::of_rows(head, self.split, &outputs)
     }
 }

@@ -1,11 +1,13 @@
 //! One query of each text against its cache. The result is that of [`super::forward`] to the last bit: the same sums
 //! in the same order, only with keys and features in the vector's lanes where the batch has queries.
-use super::cache::{KeyValues, Page};
-use super::forward::{KEY_PANELS, LOWEST};
-use super::{Cutter, Heads, Scores, with_scratch};
+use super::forward::{KEY_PANELS, start};
+use super::{Cutter, with_scratch};
+use crate::attention::cache::{KeyValues, Page};
+use crate::attention::{Heads, Scores};
 use crate::panel::{Act, LANES};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
+use crate::spans::Window;
 use std::ops::Range;
 
 /// Pages whose scores are summed at once, so that the sums' latency is hidden.
@@ -18,13 +20,14 @@ struct Job<'a> {
     how: Scores,
     /// The key/value head, and how many query heads of its group are asked.
     head: (usize, usize),
-    dim: usize,
-    /// Queries, scaled: `[heads][dim]`.
+    /// Queries, scaled: `[heads][head_dim]`.
     q: *const f32,
-    /// `[heads][dim, filled up]`.
+    /// `[heads][v_head_dim, filled up]`.
     o: *mut f32,
     /// `[heads][KEYS]`.
     scores: *mut f32,
+    /// The sinks of these heads.
+    sinks: Option<&'a [f32]>,
 }
 
 /// The scores of one query on `PANELS` pages: `to[page][16 keys]`.
@@ -64,14 +67,16 @@ unsafe fn lane<S: Simd>(value: S::V) -> f32 {
 /// pages from that of the first key which its last position sees.
 #[inline(always)]
 unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
-    let (dim, padded) = (job.dim, job.cache.value_floats());
+    let (dim, padded) = (job.cache.heads().head_dim, job.cache.value_floats());
     let (kv, heads) = job.head;
     let position = job.cache.len() - 1;
-    let first_key = job.how.first(position);
+    let first_key = Window::causal(job.how.window, position).start;
     let (mut block, last) = (first_key / LANES, position / LANES);
     let first_block = block;
-    let mut most = [LOWEST; MAX_GROUP];
-    let mut total = [0.0f32; MAX_GROUP];
+    let (mut most, mut total) = ([0.0f32; MAX_GROUP], [0.0f32; MAX_GROUP]);
+    for (head, (most, total)) in most.iter_mut().zip(&mut total).enumerate().take(heads) {
+        (*most, *total) = start(job.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]));
+    }
     // SAFETY: pages `block..=last` are kept, as the caller says, so that `page` is never null; each holds the keys and
     // values of all key/value heads. A block is at most KEY_PANELS pages, `KEYS` scores of a head; heads are below
     // those of `q`, `o` and `scores`.
@@ -164,18 +169,17 @@ const MAX_GROUP: usize = 16;
 
 dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 
-/// Attention of `q [texts, query * dim]`, each text's newest token, over its cache, which holds that token too.
-/// Returns the mixed values `[texts, query * dim]`.
-///
-/// # Panics
-/// If the shapes do not fit, or a cache is empty or has given up what its last position sees.
-pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act {
-    assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.dim), "a query for each text");
-    assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
-    let kept = |cache: &&KeyValues| cache.page(how.first(cache.len() - 1) / LANES).is_some();
-    assert!(caches.iter().all(kept), "caches that keep what their last position sees");
-    let mut o = q.pool().act(q.tokens(), q.features());
-    let (to, stride, dim): (Shared<f32>, usize, usize) = (o.shared(), o.stride(), heads.dim);
+/// [`crate::attention::decode`], whose checks have passed.
+pub(in crate::attention) fn decode(
+    q: &Act,
+    caches: &[&KeyValues],
+    sinks: Option<&[f32]>,
+    heads: Heads,
+    how: Scores,
+) -> Act {
+    let Heads { head_dim, v_head_dim, .. } = heads;
+    let mut o = q.pool().act(q.tokens(), heads.query * v_head_dim);
+    let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
     let group = heads.query / heads.kv;
     // Few texts: a group is cut, so that every thread has work.
     let few = caches.len() * heads.kv < 2 * rayon::current_num_threads();
@@ -187,26 +191,29 @@ pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act 
         let (text, queries) = (task / parts.len(), &parts[task % parts.len()]);
         let cache = caches[text];
         let (padded, count) = (cache.value_floats(), queries.len());
-        with_scratch(count * (dim.next_multiple_of(LANES) + padded + KEYS) + 2 * LANES, |scratch| {
+        with_scratch(count * (head_dim + padded + KEYS) + LANES, |scratch| {
             // Vectors on cache lines of their own.
             let skip = scratch.as_ptr().align_offset(64).min(LANES);
             let mut scratch = Cutter(&mut scratch[skip..]);
             let (scores, os) = (scratch.take(count * KEYS), scratch.take(count * padded));
-            let qs = scratch.take(count * dim);
-            let lane = text / LANES * stride + text % LANES;
-            // SAFETY: the assertions hold the queries against heads and caches, and say that visible pages are kept.
-            // `scratch` has cut parts as large as `Job` says, which do not overlap. `lane` is the text's in a panel of
-            // `q` and of `o`, which has its shape and lives until all tasks are done; no other task has these heads of
-            // this text.
+            let qs = scratch.take(count * head_dim);
+            let (panel, lane) = (text / LANES, text % LANES);
+            // SAFETY: queries have been held against heads and caches, and visible pages are kept. `scratch` has cut
+            // parts as large as `Job` says, which do not overlap. `panel` and `lane` are the text's in `q` and in `o`,
+            // which has a token for each text and lives until all tasks are done; no other task has these heads of this
+            // text.
             unsafe {
-                for (index, feature) in (queries.start * dim..queries.end * dim).enumerate() {
-                    *qs.add(index) = *q.ptr().add(lane + feature * LANES) * how.scale;
+                let from = q.ptr().add(panel * q_stride + lane);
+                for (index, feature) in (queries.start * head_dim..queries.end * head_dim).enumerate() {
+                    *qs.add(index) = *from.add(feature * LANES) * how.scale;
                 }
                 let head = (queries.start / group, count);
-                decode_heads(&Job { cache, how, head, dim, q: qs, o: os, scores });
+                let sinks = sinks.map(|sinks| &sinks[queries.clone()]);
+                decode_heads(&Job { cache, how, head, q: qs, o: os, scores, sinks });
+                let to = to.get().add(panel * o_stride + lane);
                 for (index, head) in queries.clone().enumerate() {
-                    for feature in 0..dim {
-                        *to.get().add(lane + (head * dim + feature) * LANES) = *os.add(index * padded + feature);
+                    for feature in 0..v_head_dim {
+                        *to.add((head * v_head_dim + feature) * LANES) = *os.add(index * padded + feature);
                     }
                 }
             }
@@ -217,37 +224,48 @@ pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::attention::forward;
-    use crate::panel::Pool;
-    use crate::spans::full_spans;
+    use crate::attention::{Heads, KeyValues, Scores, decode, forward};
+    use crate::floats::Floats;
+    use crate::panel::{Act, Pool};
+    use crate::spans::{Mask, Window, full_spans};
     use crate::testing::{each_level, numbers};
 
     #[test]
     fn a_token_at_a_time_equals_all_at_once_to_the_bit() {
         each_level(|level| {
             for (heads, length) in [
-                (Heads { query: 6, kv: 2, dim: 24 }, 300),
-                (Heads { query: 3, kv: 3, dim: 16 }, 40),
-                (Heads { query: 2, kv: 1, dim: 7 }, 620),
+                (Heads::new(6, 2, 24), 300),
+                (Heads::new(3, 3, 16), 40),
+                (Heads::new(2, 1, 7), 620),
+                (Heads { query: 4, kv: 2, head_dim: 19, v_head_dim: 5 }, 290),
+                (Heads { query: 20, kv: 1, head_dim: 192, v_head_dim: 128 }, 20),
+                (Heads::new(1, 1, 512), 20),
             ] {
-                for (softcap, window) in [(None, None), (Some(2.0), Some(7)), (None, Some(270)), (None, Some(33))] {
+                for (softcap, window, with_sinks) in [
+                    (None, None, false),
+                    (None, None, true),
+                    (Some(2.0), Some(Window::Sliding(7)), false),
+                    (None, Some(Window::Sliding(270)), true),
+                    (None, Some(Window::Sliding(33)), false),
+                    (Some(2.0), Some(Window::Chunked(38)), true),
+                    (None, Some(Window::Chunked(280)), false),
+                ] {
                     let how = Scores { scale: 0.3, softcap, window };
                     let pool = Pool::new();
-                    let act = |seed, heads: usize, dim: usize| {
-                        Act::from_rows(&pool, &numbers(seed, length * heads * dim), heads * dim)
-                    };
-                    let (q, k, v) =
-                        (act(1, heads.query, heads.dim), act(2, heads.kv, heads.dim), act(3, heads.kv, heads.dim));
-                    let (whole, _) = forward(&q, &k, &v, &full_spans(&[0, length]), heads, how);
+                    let act = |seed, width: usize| Act::from_rows(&pool, &numbers(seed, length * width), width);
+                    let q = act(1, heads.query * heads.head_dim);
+                    let (k, v) = (act(2, heads.kv * heads.head_dim), act(3, heads.kv * heads.v_head_dim));
+                    let sinks: Vec<f32> = numbers(4, heads.query).iter().map(|x| x * 3.0).collect();
+                    let sinks = with_sinks.then(|| Floats::from(&sinks));
+                    let (whole, _) = forward(&q, &k, &v, sinks, &full_spans(&[0, length]), heads, how);
                     let mut cache = KeyValues::new(heads, window);
                     cache.append(&k, &v, 0, 1);
                     let other = cache.clone();
                     for token in 1..length {
                         cache.append(&k, &v, token, 1);
                         // Beside another text, whose company changes nothing.
-                        let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], heads, how);
-                        for feature in 0..q.features() {
+                        let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], sinks, heads, how);
+                        for feature in 0..whole.features() {
                             assert_eq!(mixed.at(0, feature), whole.at(0, feature));
                             let (got, want) = (mixed.at(1, feature), whole.at(token, feature));
                             assert_eq!(got.to_bits(), want.to_bits(), "{level:?} {how:?} token {token}");
@@ -260,13 +278,33 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_after_a_prefix_equals_all_at_once_to_the_bit() {
+        each_level(|_| {
+            let (heads, how) = (Heads::new(2, 1, 8), Scores { scale: 0.3, softcap: None, window: None });
+            let pool = Pool::new();
+            let act = |seed, width: usize| Act::from_rows(&pool, &numbers(seed, 50 * width), width);
+            let (q, k, v) = (act(1, 16), act(2, 8), act(3, 8));
+            let spans = [full_spans(&[0, 50]).remove(0).masked(&Mask::Prefix(21))];
+            let (whole, _) = forward(&q, &k, &v, None, &spans, heads, how);
+            let mut cache = KeyValues::new(heads, None);
+            cache.append(&k, &v, 0, 21);
+            for token in 21..50 {
+                cache.append(&k, &v, token, 1);
+                let mixed = decode(&q.gather(&[token]), &[&cache], None, heads, how);
+                assert_eq!(mixed.to_rows(), whole.gather(&[token]).to_rows());
+            }
+        });
+    }
+
+    #[test]
     #[should_panic(expected = "caches that keep what their last position sees")]
     fn a_cache_that_gave_up_visible_keys_is_refused() {
-        let (pool, heads) = (Pool::new(), Heads { query: 1, kv: 1, dim: 4 });
+        let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
         let act = Act::from_rows(&pool, &numbers(1, 40 * 4), 4);
-        let mut cache = KeyValues::new(heads, Some(4));
+        let mut cache = KeyValues::new(heads, Some(Window::Sliding(4)));
         cache.append(&act, &act, 0, 40);
         cache.trim();
-        decode(&act.gather(&[39]), &[&cache], heads, Scores { scale: 1.0, softcap: None, window: None });
+        let how = Scores { scale: 1.0, softcap: None, window: None };
+        decode(&act.gather(&[39]), &[&cache], None, heads, how);
     }
 }

@@ -1,0 +1,106 @@
+//! Memory for activations.
+use super::Device;
+use super::usage::{Held, Usage};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr;
+use tunesmith_base::memory;
+
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Bytes of a buffer for so many values, at least one. A buffer of at least two huge pages consists of whole ones.
+pub const fn buffer_bytes(values: usize) -> usize {
+    let bytes = (if values == 0 { 1 } else { values }) * size_of::<f32>();
+    if bytes >= 2 * HUGE_PAGE { bytes.next_multiple_of(HUGE_PAGE) } else { bytes }
+}
+
+/// Uninitialised memory for f32 on the CPU, aligned to cache lines, or to huge pages where it is large. On the meta device
+/// it has a size and no memory.
+#[derive(Debug)]
+pub struct Buffer {
+    /// Null on the meta device.
+    start: *mut f32,
+    values: usize,
+    device: Device,
+    held: Held,
+}
+
+// SAFETY: a Buffer owns its memory, which belongs to no thread, and holds plain numbers.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared reference gives the place and the length; whoever reads there holds what owns the Buffer.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]); `usage` counts it.
+    pub fn new(device: Device, values: usize, usage: &Usage) -> Self {
+        let bytes = buffer_bytes(values);
+        let start = match device {
+            Device::Cpu => allocate(layout(bytes)),
+            Device::Meta => ptr::null_mut(),
+        };
+        Self { start, values, device, held: usage.hold(bytes as u64) }
+    }
+
+    /// The first value; null on the meta device. The memory lives as long as the buffer.
+    pub const fn start(&self) -> *mut f32 {
+        self.start
+    }
+
+    /// How many values it has room for.
+    pub const fn values(&self) -> usize {
+        self.values
+    }
+
+    /// Its size in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.held.bytes()
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    let align = if bytes >= 2 * HUGE_PAGE { HUGE_PAGE } else { 64 };
+    Layout::from_size_align(bytes, align).expect("an activation fits the address space")
+}
+
+fn allocate(layout: Layout) -> *mut f32 {
+    // SAFETY: the layout's size is not zero, for `buffer_bytes` counts at least one value.
+    let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
+    if start.is_null() {
+        handle_alloc_error(layout);
+    }
+    #[cfg(target_os = "linux")]
+    if layout.align() == HUGE_PAGE {
+        // SAFETY: the range was just allocated and begins at a page; the advice does not change what it holds. A refusal
+        // costs only speed.
+        unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
+    }
+    start.cast()
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.device == Device::Cpu {
+            // SAFETY: `new` allocated it with this layout, which follows from `values`, and nothing but this frees it.
+            unsafe { dealloc(self.start.cast(), layout(buffer_bytes(self.values))) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_buffers_are_whole_huge_pages() {
+        assert_eq!([0, 1, 1 << 20].map(buffer_bytes), [4, 4, 4 << 20]);
+        assert_eq!(buffer_bytes((1 << 20) + 1), 6 << 20);
+    }
+
+    #[test]
+    fn the_meta_device_counts_and_takes_nothing() {
+        let usage = Usage::default();
+        let buffer = Buffer::new(Device::Meta, 1 << 50, &usage);
+        assert!(buffer.start().is_null());
+        assert_eq!((usage.now(), buffer.bytes()), (1 << 52, 1 << 52));
+    }
+}

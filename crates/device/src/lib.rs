@@ -1,0 +1,17 @@
+//! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
+mod buffer;
+mod usage;
+
+pub use buffer::{Buffer, buffer_bytes};
+pub use usage::{Held, Usage};
+
+/// Where tensors lie and ops compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Device {
+    /// Main memory and the processor.
+    #[default]
+    Cpu,
+    /// Tensors have sizes and no memory, ops do nothing, as on PyTorch's device of this name: what a pass needs is counted
+    /// without computing it.
+    Meta,
+}

@@ -1,0 +1,86 @@
+//! A pass on the meta device: which buffers it takes.
+use super::{Feed, Model};
+use crate::grads::Grads;
+use crate::moe::Moe;
+use tunesmith_base::error::Result;
+use tunesmith_config::Checkpointing;
+use tunesmith_data::batch::{Batch, IGNORE};
+use tunesmith_ops::narrow::Half;
+use tunesmith_ops::panel::BufferCount;
+use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, Walk};
+
+/// The buffers of the walk and of each block's experts, as they are now.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    main: Vec<BufferCount>,
+    experts: Vec<Vec<BufferCount>>,
+}
+
+fn in_use(counts: &[BufferCount]) -> Counts {
+    self::counts(counts.iter().map(|it| (it.features, it.in_use)))
+}
+
+fn all(counts: &[BufferCount]) -> Counts {
+    self::counts(counts.iter().map(|it| (it.features, it.all)))
+}
+
+fn counts(counts: impl Iterator<Item = (usize, usize)>) -> Counts {
+    counts.filter(|(_, count)| *count > 0).map(|(features, count)| (features as u64, count as u64)).collect()
+}
+
+impl Model {
+    fn moes(&self) -> impl Iterator<Item = (usize, &Moe)> {
+        self.blocks.iter().enumerate().filter_map(|(index, block)| match &block.feed {
+            Feed::Sparse(moe) => Some((index, &**moe)),
+            Feed::Dense(_) => None,
+        })
+    }
+
+    /// Whether a block's second branch computes labelled tokens only.
+    fn computes_labelled(&self, block: usize) -> bool {
+        let balances = self.arch.experts.as_ref().is_some_and(|it| it.balance.is_some()) && self.arch.score.is_none();
+        block + 1 == self.blocks.len() && !balances
+    }
+
+    /// The buffers of a pass of so many tokens as they are now.
+    pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
+        let experts = self.moes().map(|(index, moe)| {
+            let tokens = if self.computes_labelled(index) { labelled } else { tokens };
+            moe.pool.counts((tokens * moe.per_token).div_ceil(moe.experts.len()).max(1))
+        });
+        Buffers { main: self.pool.counts(tokens), experts: experts.collect() }
+    }
+
+    /// Walks a pass forward and backward on the meta device.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn buffer_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
+        let Walk { tokens, labelled, full, none, .. } = *walk;
+        self.checkpointing = Checkpointing::Blocks { full, none };
+        self.narrow = match (walk.narrow, walk.rounds_gradients) {
+            (true, true) => Some(Half::F16),
+            (true, false) => Some(Half::Bf16),
+            (false, _) => None,
+        };
+        self.release();
+        self.pool.reserve(walk.room);
+        let targets = (0..tokens).map(|token| if token < labelled { 0 } else { IGNORE }).collect();
+        let batch = Batch { tokens: vec![0; tokens], targets, cu_seqlens: vec![0, tokens], ..Batch::default() };
+        self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::on_meta())?;
+        let (then, now) = (std::mem::take(&mut self.at_head), self.buffers(tokens, labelled));
+        let experts = self.moes().zip(then.experts.iter().zip(&now.experts));
+        let experts = experts.map(|((index, _), (then, now))| ExpertCounts {
+            saved: in_use(then),
+            all: all(now),
+            labelled: self.computes_labelled(index),
+        });
+        let head = self.head.pool.counts(labelled);
+        Ok(BufferCounts {
+            saved: in_use(&then.main),
+            all: all(&now.main),
+            experts: experts.collect(),
+            head: all(&head),
+        })
+    }
+}

@@ -1,0 +1,279 @@
+//! The loss of a linear head (LM head or classification head) on some rows, without their logits at once: rows are cut
+//! into chunks, and a chunk's gradient is made in the forward pass, so that logits of more than one chunk never exist.
+//! Elsewhere known as fused linear cross-entropy (Hsu et al., "Liger Kernel", 2024, <https://arxiv.org/abs/2410.10989>).
+//!
+//! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to a row `h` is
+//! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
+use super::{Terms, cross_entropy, gradient, squared};
+use crate::floats::FloatsMut;
+use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
+use crate::panel::{Act, LANES, Pool};
+use crate::softcap;
+use std::sync::Arc;
+
+/// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
+const CHUNK_BYTES: usize = 64 << 20;
+/// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
+const CHUNK_TOKENS: usize = 512;
+
+/// Tokens of a chunk: the logits `[chunk, outputs]` of so many exist at once.
+pub fn chunk_tokens(outputs: usize) -> usize {
+    (CHUNK_BYTES / (outputs * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
+}
+
+/// `logits = cap(W h)`.
+#[derive(Debug, Clone, Copy)]
+pub struct Projection<'a> {
+    /// W, `[outputs, hidden]`.
+    pub weight: Store<'a>,
+    /// The vocabulary, or the labels of a classification.
+    pub outputs: usize,
+    /// `cap(x) = c tanh(x / c)`; without one, `cap(x) = x`.
+    pub softcap: Option<f32>,
+    /// Where chunks of logits come from. A pool of their own, because the pool of a pass would size them for all tokens.
+    pub pool: &'a Arc<Pool>,
+}
+
+/// What is minimised beside plain cross-entropy.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Objective<'a> {
+    /// Label smoothing and z-loss.
+    pub terms: Terms,
+    /// The loss is the squared error of one number; targets are the bits of numbers.
+    pub squared: bool,
+    /// How often each row's loss counts; empty where each counts once.
+    pub weights: &'a [f32],
+}
+
+/// Where the gradient of `W` is added.
+#[derive(Debug)]
+pub enum WeightGradient<'a> {
+    /// `W` is frozen.
+    None,
+    /// `[outputs, hidden]`.
+    Whole(FloatsMut<'a>),
+    /// Of the rows `ids` alone: `[ids.len(), hidden]`.
+    Rows {
+        /// Trained rows of `W`.
+        ids: &'a [u32],
+        /// Their gradients.
+        gradients: FloatsMut<'a>,
+    },
+}
+
+/// The result of [`Projection::forward_backward`].
+#[derive(Debug)]
+pub struct LossGradient {
+    /// The sum of the rows' plain losses, each by its weight.
+    pub total: f64,
+    /// Rows whose target has the largest logit, or one of several equal ones.
+    pub right: usize,
+    /// The gradient with respect to the rows, `[rows, hidden]`.
+    pub dh: Act,
+}
+
+impl<'a> Projection<'a> {
+    fn project(&self, h: &Act) -> Act {
+        let mut logits = self.pool.blank(h.tokens(), self.outputs);
+        matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(self.weight, h.features()), x: h }]);
+        if let Some(cap) = self.softcap {
+            softcap::forward(&mut logits, cap);
+        }
+        logits
+    }
+
+    /// Logits of the rows `h [rows, hidden]`, in parts `[some rows, outputs]`.
+    pub fn logits(&self, h: &Act) -> Vec<Act> {
+        let all: Vec<usize> = (0..h.tokens()).collect();
+        all.chunks(chunk_tokens(self.outputs)).map(|part| self.project(&h.gather(part))).collect()
+    }
+
+    /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
+    /// `squares` the loss is the squared error of one number, of which none is right.
+    pub fn losses(&self, h: &Act, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
+        let mut losses = Vec::with_capacity(targets.len());
+        let (all, chunk): (Vec<usize>, usize) = ((0..h.tokens()).collect(), chunk_tokens(self.outputs));
+        for (part, targets) in all.chunks(chunk).zip(targets.chunks(chunk)) {
+            let mut logits = self.project(&h.gather(part));
+            if squares {
+                let errors = squared(&mut logits, targets, &vec![0.0; targets.len()]);
+                losses.extend(errors.into_iter().map(|error| (error, false)));
+                continue;
+            }
+            losses.extend(cross_entropy(&mut logits, targets).into_iter().map(|loss| (loss.nll, loss.right)));
+        }
+        losses
+    }
+
+    /// The sum of the rows' losses, and the gradient of `scale` times the objective with respect to `h [rows, hidden]`;
+    /// that of `W` is added to `d_weight`. `targets` has one of `outputs` for each row.
+    pub fn forward_backward(
+        &self,
+        h: &Act,
+        targets: &[u32],
+        objective: Objective<'_>,
+        scale: f32,
+        mut d_weight: WeightGradient<'_>,
+    ) -> LossGradient {
+        let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs));
+        let mut found = LossGradient { total: 0.0, right: 0, dh: h.pool().act(h.tokens(), hidden) };
+        let plain =
+            objective.terms.is_plain() && objective.weights.is_empty() && !objective.squared && self.softcap.is_none();
+        for first in (0..h.tokens()).step_by(chunk) {
+            let rows = first..h.tokens().min(first + chunk);
+            let targets = &targets[rows.clone()];
+            let part = h.rows(self.pool, rows.clone());
+            let d_part = if plain {
+                let chunk = Chunk { h, rows, part, targets };
+                self.plain(chunk, scale, &mut d_weight, &mut found)
+            } else {
+                let ones;
+                let weights = if objective.weights.is_empty() {
+                    ones = vec![1.0; targets.len()];
+                    &ones[..]
+                } else {
+                    &objective.weights[rows]
+                };
+                self.weighted(&part, targets, weights, objective, scale, &mut d_weight, &mut found)
+            };
+            found.dh.put_rows(first, &d_part);
+        }
+        found
+    }
+
+    /// A chunk's plain cross-entropy. The gradient of its logits is never formed: the exponentials are multiplied by `W`,
+    /// and each token is corrected by a factor and one row of `W`.
+    fn plain(&self, chunk: Chunk<'_>, scale: f32, d_weight: &mut WeightGradient<'_>, found: &mut LossGradient) -> Act {
+        let Chunk { h, rows, mut part, targets } = chunk;
+        let hidden = part.features();
+        let mut e = self.project(&part);
+        let losses = cross_entropy(&mut e, targets);
+        found.total += losses.iter().map(|loss| f64::from(loss.nll)).sum::<f64>();
+        found.right += losses.iter().filter(|loss| loss.right).count();
+        let mut d_part = self.pool.act(part.tokens(), hidden);
+        matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &e }]);
+        if e.is_meta() {
+            if let WeightGradient::Rows { ids, gradients } = d_weight {
+                add_rows(ids, gradients.reborrow(), &e, &part);
+            }
+            if let WeightGradient::Whole(gradients) = d_weight {
+                outer(Target::Rows(gradients.reborrow()), &e, &Transposed::new(&part));
+            }
+            return d_part;
+        }
+        let mut row = vec![0.0; hidden];
+        for panel in 0..d_part.panels() {
+            let mut factor = [0.0f32; LANES];
+            for (lane, loss) in losses[panel * LANES..].iter().take(LANES).enumerate() {
+                factor[lane] = scale / loss.sum;
+            }
+            let values = d_part.panel_mut(panel);
+            for lanes in values.chunks_exact_mut(LANES) {
+                lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
+            }
+            for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
+                self.weight.widen(target as usize * hidden, &mut row);
+                for (feature, w) in row.iter().enumerate() {
+                    values[feature * LANES + lane] -= scale * w;
+                }
+            }
+            if !matches!(d_weight, WeightGradient::None) {
+                // `h / s` for the gradient of W; lanes past the end become zero.
+                for lanes in part.panel_mut(panel).chunks_exact_mut(LANES) {
+                    lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
+                }
+            }
+        }
+        match d_weight {
+            WeightGradient::None => {}
+            WeightGradient::Rows { ids, gradients } => {
+                let first = rows.start;
+                add_rows(ids, gradients.reborrow(), &e, &part);
+                let gradients = gradients.reborrow().host();
+                for (token, target) in targets.iter().enumerate() {
+                    if let Some(at) = ids.iter().position(|id| id == target) {
+                        subtract_row(&mut gradients[at * hidden..][..hidden], scale, h, first + token);
+                    }
+                }
+            }
+            WeightGradient::Whole(gradients) => {
+                outer(Target::Rows(gradients.reborrow()), &e, &Transposed::new(&part));
+                let gradients = gradients.reborrow().host();
+                for (row, &target) in rows.zip(targets) {
+                    subtract_row(&mut gradients[target as usize * hidden..][..hidden], scale, h, row);
+                }
+            }
+        }
+        d_part
+    }
+
+    /// A chunk's objective with further terms, weights, capped logits, or squared errors. The gradient of the logits is
+    /// formed: one pass more over a chunk.
+    #[allow(clippy::too_many_arguments, reason = "the plain case's, and what makes it not plain")]
+    fn weighted(
+        &self,
+        part: &Act,
+        targets: &[u32],
+        weights: &[f32],
+        objective: Objective<'_>,
+        scale: f32,
+        d_weight: &mut WeightGradient<'_>,
+        found: &mut LossGradient,
+    ) -> Act {
+        let hidden = part.features();
+        let mut logits = self.project(part);
+        // The cap's slope is found from the capped logits, which the gradient overwrites.
+        let capped = self.softcap.map(|cap| (logits.columns(0..self.outputs), cap));
+        let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
+        let losses = if objective.squared {
+            squared(&mut logits, targets, &scales)
+        } else {
+            let losses = gradient(&mut logits, targets, &scales, objective.terms);
+            found.right += losses.iter().filter(|loss| loss.right).count();
+            losses.into_iter().map(|loss| loss.nll).collect()
+        };
+        if let Some((capped, cap)) = &capped {
+            softcap::backward(capped, *cap, &mut logits);
+        }
+        let terms = losses.iter().zip(weights);
+        found.total += terms.map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
+        let mut d_part = self.pool.act(part.tokens(), hidden);
+        matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &logits }]);
+        match d_weight {
+            WeightGradient::None => {}
+            WeightGradient::Rows { ids, gradients } => add_rows(ids, gradients.reborrow(), &logits, part),
+            WeightGradient::Whole(gradients) => {
+                outer(Target::Rows(gradients.reborrow()), &logits, &Transposed::new(part))
+            }
+        }
+        d_part
+    }
+}
+
+/// Some of the rows `h`.
+struct Chunk<'a> {
+    h: &'a Act,
+    rows: std::ops::Range<usize>,
+    /// A copy of these rows.
+    part: Act,
+    targets: &'a [u32],
+}
+
+/// `gradients[i] += sum_t d[t, ids[i]] x[t]`.
+fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Act, x: &Act) {
+    let columns: Vec<f32> = if d.is_meta() {
+        vec![0.0; d.tokens() * ids.len()]
+    } else {
+        (0..d.tokens()).flat_map(|token| ids.iter().map(move |&id| d.at(token, id as usize))).collect()
+    };
+    let columns = Act::from_rows(d.pool(), &columns, ids.len());
+    outer(Target::Rows(gradients), &columns, &Transposed::new(x));
+}
+
+/// `out -= scale h[token]`.
+fn subtract_row(out: &mut [f32], scale: f32, h: &Act, token: usize) {
+    let from = &h.panel(token / LANES)[token % LANES..];
+    for (feature, value) in out.iter_mut().enumerate() {
+        *value -= scale * from[feature * LANES];
+    }
+}

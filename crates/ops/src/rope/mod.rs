@@ -1,0 +1,172 @@
+//! Rotary position embedding (Su et al., 2021): pairs of features of a head turn by angles that grow with the token's
+//! position.
+//!
+//! ```text
+//! angle[t, i] = positions[components[i]][t] * inv_freq[i]
+//! y[a] = x[a] * cos(angle[t, i]) - x[b] * sin(angle[t, i])      (a, b) is pair i of the head: see Pairing
+//! y[b] = x[b] * cos(angle[t, i]) + x[a] * sin(angle[t, i])
+//! ```
+//!
+//! Of each head `2 * frequencies` features turn, from an offset on, and the rest stay. The backward pass turns the other
+//! way. A [`Rope`] holds the cosines and sines of a batch, so that the passes know nothing of positions.
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::panel::{Act, LANES, Pool};
+use super::par;
+use std::ops::Range;
+use std::sync::Arc;
+use tunesmith_device::Device;
+
+/// Which two features of the part that turns are pair i of n.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// `i` and `i + n`: Hugging Face's Llama, and most others.
+    Half,
+    /// `2i` and `2i + 1`: GPT-J, GLM, Cohere, and the complex form of Llama 4 and `DeepSeek`.
+    Interleaved,
+}
+
+/// Cosines and sines of each token, times the rule's factor.
+#[derive(Debug)]
+pub struct Rope {
+    /// `[tokens, frequencies]`.
+    cos: Act,
+    sin: Act,
+    pairing: Pairing,
+}
+
+impl Rope {
+    /// The table for sequences of the lengths `sequences`, end to end, whose positions count from 0. `frequencies`
+    /// gives each length its rule: `inv_freq` and a factor. Angles are f32 products, as in `transformers`.
+    pub fn new<'a>(
+        pool: &Arc<Pool>,
+        sequences: impl IntoIterator<Item = usize>,
+        mut frequencies: impl FnMut(usize) -> (&'a [f32], f32),
+    ) -> Self {
+        Self::at(pool, sequences.into_iter().map(|length| (0..length, frequencies(length))))
+    }
+
+    /// The table for parts of sequences, end to end: the positions of each, and its rule.
+    ///
+    /// # Panics
+    /// If the rules turn different numbers of features.
+    pub fn at<'a>(pool: &Arc<Pool>, parts: impl IntoIterator<Item = (Range<usize>, (&'a [f32], f32))>) -> Self {
+        let (mut positions, mut rules) = (Vec::new(), Vec::new());
+        for (range, rule) in parts {
+            rules.extend(std::iter::repeat_n(rule, range.len()));
+            positions.extend(range);
+        }
+        Self::build(pool, &rules, |token, _| positions[token])
+    }
+
+    /// The table for tokens with several positions each, such as time, row and column: `positions` is
+    /// `[components][tokens]`. Frequency i turns by component `components[i]` ([`sections`],
+    /// [`interleaved_sections`]). `parts` gives runs of tokens, end to end, their rule.
+    ///
+    /// A table of rows and columns only (the vision towers of Qwen2-VL and Pixtral) is of this form too: half of the
+    /// frequencies take component 0, the others component 1. Where both halves turn alike, `inv_freq` repeats itself.
+    ///
+    /// # Panics
+    /// If the rules differ in their number of frequencies, or the positions in their number of tokens.
+    pub fn with_components<'a>(
+        pool: &Arc<Pool>,
+        positions: &[&[u32]],
+        components: &[usize],
+        parts: impl IntoIterator<Item = (usize, (&'a [f32], f32))>,
+    ) -> Self {
+        let rules: Vec<_> = parts.into_iter().flat_map(|(tokens, rule)| std::iter::repeat_n(rule, tokens)).collect();
+        assert!(positions.iter().all(|of| of.len() == rules.len()), "a position of each component for each token");
+        assert!(components.iter().all(|&component| component < positions.len()), "components that have positions");
+        assert!(rules.iter().all(|(inv_freq, _)| inv_freq.len() == components.len()), "a component for each frequency");
+        Self::build(pool, &rules, |token, feature| positions[components[feature]][token] as usize)
+    }
+
+    /// The table whose token t turns by `rules[t]` and, at frequency i, by `position(t, i)`.
+    fn build(pool: &Arc<Pool>, rules: &[(&[f32], f32)], position: impl Fn(usize, usize) -> usize + Sync) -> Self {
+        let pairs = rules.first().map_or(1, |(inv_freq, _)| inv_freq.len());
+        assert!(rules.iter().all(|(inv_freq, _)| inv_freq.len() == pairs), "rules of one width");
+        let (mut cos, mut sin) = (pool.act(rules.len(), pairs), pool.act(rules.len(), pairs));
+        if cos.is_meta() {
+            return Self { cos, sin, pairing: Pairing::Half };
+        }
+        let (stride, cos_to, sin_to) = (cos.stride(), cos.shared(), sin.shared());
+        par::run(cos.panels(), |panel| {
+            for (lane, &(inv_freq, factor)) in rules[panel * LANES..].iter().take(LANES).enumerate() {
+                for (feature, &frequency) in inv_freq.iter().enumerate() {
+                    let position = position(panel * LANES + lane, feature);
+                    let (s, c) = f64::from(position as f32 * frequency).sin_cos();
+                    let at = panel * stride + feature * LANES + lane;
+                    // SAFETY: both tables have `pairs` features, and `feature` is below that, as the assertion above
+                    // says; no other task has this panel.
+                    unsafe {
+                        *cos_to.get().add(at) = c as f32 * factor;
+                        *sin_to.get().add(at) = s as f32 * factor;
+                    }
+                }
+            }
+        });
+        Self { cos, sin, pairing: Pairing::Half }
+    }
+
+    /// The same table for another pairing; constructors make [`Pairing::Half`].
+    #[must_use]
+    pub fn paired(self, pairing: Pairing) -> Self {
+        Self { pairing, ..self }
+    }
+
+    /// The table of the tokens `rows` only.
+    #[must_use]
+    pub fn gather(&self, rows: &[usize]) -> Self {
+        Self { cos: self.cos.gather(rows), sin: self.sin.gather(rows), pairing: self.pairing }
+    }
+
+    /// Turns every head of `x [tokens, heads * head_dim]` in place: its `2 * frequencies` features from `offset` on.
+    ///
+    /// The offset is 0 but for multi-head latent attention, whose queries turn in their last features only: 64 from 128
+    /// on. What turns of its keys is one part for all heads, here `x [tokens, 64]` before it is copied to each.
+    ///
+    /// # Panics
+    /// If `x` does not hold whole heads, or what turns is not within a head.
+    pub fn forward(&self, x: &mut Act, head_dim: usize, offset: usize) {
+        self.turn(x, head_dim, offset, 1.0);
+    }
+
+    /// The gradient of [`Rope::forward`], in place: the same turn backwards.
+    ///
+    /// # Panics
+    /// As [`Rope::forward`].
+    pub fn backward(&self, dx: &mut Act, head_dim: usize, offset: usize) {
+        self.turn(dx, head_dim, offset, -1.0);
+    }
+
+    fn turn(&self, x: &mut Act, head_dim: usize, offset: usize, sign: f32) {
+        assert!(x.features().is_multiple_of(head_dim), "whole heads");
+        assert!(offset + 2 * self.cos.features() <= head_dim, "what turns lies within a head");
+        assert!(x.tokens() <= self.cos.tokens(), "a position for each token");
+        match x.device() {
+            Device::Cpu => cpu::turn(self, x, head_dim, offset, sign),
+            Device::Meta => {}
+        }
+    }
+}
+
+/// The component of each frequency where the frequencies are cut into sections, one a component: `[16, 24, 24]` gives
+/// 16 frequencies to component 0, the next 24 to component 1, the last 24 to component 2. `mrope_section` of Qwen2-VL.
+pub fn sections(counts: &[usize]) -> Vec<usize> {
+    let of = |(component, &count): (usize, &usize)| std::iter::repeat_n(component, count);
+    counts.iter().enumerate().flat_map(of).collect()
+}
+
+/// The component of each frequency where components take turns, as long as each has some left; the rest are component
+/// 0's: `[4, 3, 2]` gives `0 1 2 0 1 2 0 1 0`. `mrope_section` of Qwen3-VL, which is `mrope_interleaved`.
+pub fn interleaved_sections(counts: &[usize]) -> Vec<usize> {
+    let component = |frequency: usize| {
+        let (round, component) = (frequency / counts.len(), frequency % counts.len());
+        if round < counts[component] { component } else { 0 }
+    };
+    (0..counts.iter().sum()).map(component).collect()
+}
