@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::FAMILIES;
-use tunesmith::config::arch::{Activation, Arch, QkNorm, RopeScaling};
+use tunesmith::config::arch::{Arch, HiddenAct, QkNorm, RopeScaling};
 
 use crate::parity::families;
 
@@ -155,11 +155,11 @@ fn keys_that_a_class_does_not_read_change_nothing() {
         parse(&value).unwrap()
     };
     let llama = with("llama", "hidden_activation", json!("gelu_pytorch_tanh"));
-    assert_eq!(llama.activation, Activation::Silu, "only Gemma 2 and 3 read this key");
-    assert_eq!(with("gemma", "hidden_act", json!("gelu")).activation, Activation::GeluTanh, "as the first files say");
-    assert_eq!(with("gemma", "hidden_act", json!("silu")).activation, Activation::Silu);
-    assert_eq!(with("gemma2", "hidden_act", json!("silu")).activation, Activation::GeluTanh);
-    assert_eq!(with("gemma2", "hidden_activation", json!(null)).activation, Activation::GeluTanh);
+    assert_eq!(llama.activation, HiddenAct::Silu, "only Gemma 2 and 3 read this key");
+    assert_eq!(with("gemma", "hidden_act", json!("gelu")).activation, HiddenAct::GeluTanh, "as the first files say");
+    assert_eq!(with("gemma", "hidden_act", json!("silu")).activation, HiddenAct::Silu);
+    assert_eq!(with("gemma2", "hidden_act", json!("silu")).activation, HiddenAct::GeluTanh);
+    assert_eq!(with("gemma2", "hidden_activation", json!(null)).activation, HiddenAct::GeluTanh);
     let mistral = with("mistral", "layer_types", json!(["full_attention", "sliding_attention"]));
     assert!(mistral.blocks[0].window.is_none() && mistral.blocks[1].window.is_some());
 }

@@ -1,6 +1,6 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
-pub use super::arch_parts::{Activation, BlockKind, Experts, NormPlacement, QkNorm};
+pub use super::arch_parts::{BlockKind, Experts, HiddenAct, NormPlacement, QkNorm};
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
@@ -97,7 +97,7 @@ pub struct Arch {
     /// Factor on the output of the head.
     pub logit_scale: f64,
     /// Activation on the gate of the MLP.
-    pub activation: Activation,
+    pub activation: HiddenAct,
     /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.

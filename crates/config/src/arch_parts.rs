@@ -40,7 +40,7 @@ pub enum QkNorm {
 
 /// The activation on the gate of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
+pub enum HiddenAct {
     /// SiLU, also called swish: `x sigmoid(x)`.
     Silu,
     /// GELU in the tanh approximation, `gelu_pytorch_tanh`.

@@ -2,7 +2,7 @@
 //! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
-use super::arch::{Activation, Arch, BlockKind, Experts, NormPlacement, QkNorm};
+use super::arch::{Arch, BlockKind, Experts, HiddenAct, NormPlacement, QkNorm};
 use super::family::Family;
 use super::hf_json::{Source, brief};
 use super::vocabulary::TokenRows;
@@ -74,13 +74,13 @@ impl Source<'_> {
         Ok(())
     }
 
-    fn activation(&self, key: &str, default: Activation) -> Result<Activation> {
+    fn activation(&self, key: &str, default: HiddenAct) -> Result<HiddenAct> {
         match self.text(key)? {
             None => Ok(default),
-            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("silu" | "swish") => Ok(HiddenAct::Silu),
             // The first files of Gemma said so and meant the tanh form, which is what Transformers takes.
-            Some("gelu") if key == "hidden_act" && default == Activation::GeluTanh => Ok(default),
-            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some("gelu") if key == "hidden_act" && default == HiddenAct::GeluTanh => Ok(default),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(HiddenAct::GeluTanh),
             Some(act) => Err(self.not_yet(format!("{key} {act:?}")).hint("supported: \"silu\", \"gelu_pytorch_tanh\"")),
         }
     }
@@ -306,7 +306,7 @@ pub(super) struct Defaults {
     pub pad: Option<u32>,
     /// The key that names the activation.
     pub activation_key: &'static str,
-    pub activation: Activation,
+    pub activation: HiddenAct,
     /// Whether the class supports `partial_rotary_factor`.
     pub partial_rotary: bool,
 }
@@ -322,7 +322,7 @@ impl Default for Defaults {
             tied: false,
             pad: None,
             activation_key: "hidden_act",
-            activation: Activation::Silu,
+            activation: HiddenAct::Silu,
             partial_rotary: false,
         }
     }

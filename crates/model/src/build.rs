@@ -20,7 +20,7 @@ use super::targets::{Targets, placed};
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, ScoreHead};
+use tunesmith_config::arch::{Arch, Experts, HiddenAct, LinearSpec, QkNorm, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::Device;
 use tunesmith_ops::activation::Pool;
@@ -312,7 +312,7 @@ impl Builder<'_> {
 
 fn gate(arch: &Arch) -> Gate {
     match arch.activation {
-        Activation::Silu => Gate::Silu,
-        Activation::GeluTanh => Gate::GeluTanh,
+        HiddenAct::Silu => Gate::Silu,
+        HiddenAct::GeluTanh => Gate::GeluTanh,
     }
 }

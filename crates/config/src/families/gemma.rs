@@ -1,5 +1,5 @@
 //! Gemma (the first): GeGLU, norm weights counted from 1, embeddings scaled by the root of the width.
-use crate::arch::{Activation, Arch};
+use crate::arch::{Arch, HiddenAct};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
@@ -32,7 +32,7 @@ pub(super) fn defaults() -> Defaults {
         tied: true,
         pad: Some(0),
         activation_key: "hidden_activation",
-        activation: Activation::GeluTanh,
+        activation: HiddenAct::GeluTanh,
         ..Defaults::default()
     }
 }
