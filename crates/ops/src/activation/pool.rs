@@ -103,12 +103,15 @@ impl Pool {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many buffers of each size there are, given that each has room for so many tokens.
+    /// How many buffers of each size there are. Those of a stepped pool have room for so many `tokens` each; those of any
+    /// other pool for as many as it has come to.
     pub fn counts(&self, tokens: usize) -> Vec<BufferCount> {
-        let (buffers, each) = (self.buffers(), self.sized(tokens) * LANES);
+        let stepped = tokens.div_ceil(LANES).next_power_of_two();
+        let panels = if self.stepped { stepped } else { self.panels.load(Ordering::Relaxed) };
+        let buffers = self.buffers();
         let count = |(&values, &all): (&usize, &usize)| {
             let idle = buffers.idle.get(&values).map_or(0, Vec::len);
-            BufferCount { features: values / each, in_use: all - idle, all }
+            BufferCount { features: values / (panels * LANES).max(1), in_use: all - idle, all }
         };
         buffers.all.iter().filter(|(_, all)| **all > 0).map(count).collect()
     }
@@ -170,5 +173,19 @@ mod tests {
         assert_eq!(idle(&pool), 0, "a buffer of the old size does not come back");
         drop(pool.act(5, 7));
         assert_eq!(idle(&pool), 16 * 7);
+    }
+    #[test]
+    fn buffers_are_counted_by_their_features_whatever_tokens_are_asked_for() {
+        let pool = Pool::on(Device::Meta);
+        let held = pool.act(100, 3);
+        drop((pool.act(90, 3), pool.act(7, 5)));
+        let mut counts = pool.counts(100_000);
+        counts.sort_by_key(|count| count.features);
+        let expected = [(3, 1, 2), (5, 0, 1)];
+        assert_eq!(counts.iter().map(|it| (it.features, it.in_use, it.all)).collect::<Vec<_>>(), expected);
+        drop(held);
+        let stepped = Pool::stepped_on(Device::Meta);
+        drop(stepped.act(33, 4));
+        assert_eq!(stepped.counts(33), [BufferCount { features: 4, in_use: 0, all: 1 }]);
     }
 }
