@@ -109,7 +109,7 @@ fn report(args: &Args) -> Result<Report> {
     let at = plan.recommended.unwrap_or_default();
     let chosen = plan.rows.get(at).or_else(|| plan.rows.first()).copied();
     let checkpointing = chosen.map(|row| policies(&predictor, &machine, &batch, row)).unwrap_or_default();
-    let optimizers = optimizers(&config, &arch, &predictor)?;
+    let optimizers = optimizers(&config, &arch)?;
     let time = match chosen {
         Some(row) => time(args, &config, &predictor, &machine, &batch, row)?,
         None => None,
@@ -280,7 +280,7 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     let one = |(name, full, none): (&str, usize, usize)| {
         let mut job = predictor.job.clone();
         (job.full, job.none) = (full, none);
-        let rank = strategies::rank(&Predictor::new(job, machine.device), machine, row.way, &batch.pass());
+        let rank = strategies::rank(&predictor.with_job(job), machine, row.way, &batch.pass());
         (name.to_owned(), rank.kept + rank.work, rank.total())
     };
     [
@@ -294,7 +294,7 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     .collect()
 }
 
-fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
+fn optimizers(config: &Config, arch: &Arch) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
     let mut states = Vec::new();
     for &optim in Optim::ALL {
@@ -302,8 +302,8 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
         }
-        match memory_prediction::job(&other, arch, predictor.job.base.matrices, None) {
-            Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
+        match memory_prediction::optimizer_bytes(&other, arch) {
+            Ok(bytes) => states.push((optim.to_string(), bytes.state + bytes.average)),
             Err(error) if optim == config.train.optim => return Err(error),
             // Another optimizer may contradict other settings; it is left out.
             Err(_) => {}

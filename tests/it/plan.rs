@@ -208,12 +208,16 @@ fn stdout(words: &[&str]) -> String {
 }
 
 /// Public shapes with the shipped configurations, and the file that holds what `plan` says of them.
-const TABLES: [(&str, &str); 4] = [
+const TABLES: [(&str, &str); 5] = [
     ("qwen2.5-7b", "configs/rtx4090_sli.yaml --model tests/golden/plan/qwen2.5-7b --gpus 2 --vram 24GiB --tflops 60"),
     ("gemma-27b", "configs/a100_pair.yaml --model tests/golden/plan/gemma-27b --gpus 2 --vram 80GiB --tflops 150"),
     (
         "llama-70b",
         "configs/h200_quad.yaml --model tests/golden/plan/llama-70b/config.json --gpus 4 --vram 141GB --tflops 400",
+    ),
+    (
+        "qwen3-moe-235b",
+        "configs/h200_quad.yaml --model tests/golden/plan/qwen3-moe-235b --gpus 8 --vram 141GB --tflops 400",
     ),
     ("projection-4.4b", "tests/golden/plan/projection.yaml --gpus 4 --vram 24GiB --tflops 60"),
 ];

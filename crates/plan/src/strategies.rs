@@ -286,7 +286,7 @@ fn help(predictor: &Predictor<'_>, machine: &Machine, way: Way, batch: &Batch) -
     let half = batch.length / 2;
     changes.push((format!("model.max_seq_len: {half}"), job.clone(), Pass::of(batch.rows, half, batch.most)));
     let need = |(text, job, pass): (String, Job<'_>, Pass)| {
-        (text, rank(&Predictor::new(job, machine.device), machine, way, &pass).total())
+        (text, rank(&predictor.with_job(job), machine, way, &pass).total())
     };
     let mut helps: Vec<(String, u64)> = changes.into_iter().map(need).filter(|(_, total)| *total < now).collect();
     helps.sort_by_key(|(_, total)| *total);

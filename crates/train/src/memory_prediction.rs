@@ -85,6 +85,15 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     })
 }
 
+/// Bytes of the optimizer of a configuration.
+///
+/// # Errors
+/// As [`job`].
+pub fn optimizer_bytes(config: &Config, arch: &Arch) -> Result<OptimizerBytes> {
+    let placements = targets::placed(arch, &config.tuning)?;
+    optimizer(config, trainable::tensors(config, arch, &placements)?, threads(config))
+}
+
 /// The engine on the meta device; the model is built for the first pass.
 #[derive(Debug)]
 struct MetaEngine {

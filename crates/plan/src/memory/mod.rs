@@ -158,6 +158,16 @@ impl<'a> Predictor<'a> {
         this
     }
 
+    /// The same for another job, such as one that saves less for the backward pass.
+    #[must_use]
+    pub fn with_job(&self, job: Job<'a>) -> Self {
+        let Self { device, loading, dequantized, .. } = *self;
+        if job.base != self.job.base || job.trained.values != self.job.trained.values {
+            return Self::new(job, device);
+        }
+        Self { job, device, segments: self.segments.clone(), loading, dequantized, counts: RefCell::default() }
+    }
+
     /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
