@@ -241,7 +241,7 @@ impl Row {
 ///
 /// # Errors
 /// Those of [`Row::parse`].
-pub(crate) fn source_of(row: Value, forms: &[Form]) -> Result<String> {
+pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
     let field = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
         form.and_then(|form| (form.shape().source_text)(row)).map(str::to_owned)

@@ -44,8 +44,8 @@ impl Hub<'_> {
     /// the cache has it.
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Config`]: no such name is possible; [`tunesmith_base::RepoKind::Model`] or [`tunesmith_base::RepoKind::Data`]: the hub
-    /// refuses it or its file list; [`tunesmith_base::RepoKind::Io`]: no way to the hub, and nothing in the cache.
+    /// [`tunesmith_base::Kind::Config`]: no such name is possible; [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`]: the hub
+    /// refuses it or its file list; [`tunesmith_base::Kind::Io`]: no way to the hub, and nothing in the cache.
     pub fn open(&self, repo: Repo, revision: Option<&str>, place: Destination) -> Result<Checkout<'_>> {
         let revision = revision.unwrap_or("main");
         check_revision(revision)?;
@@ -158,7 +158,7 @@ impl Checkout<'_> {
     /// Fetches those of its files that are not here yet.
     ///
     /// # Errors
-    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::RepoKind::Model`] or [`tunesmith_base::RepoKind::Data`] for a
+    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`] for a
     /// file that the cache lacks.
     pub fn fetch(&self, paths: &[&str]) -> Result<()> {
         let is_missing = |file: &&Listed| self.place != Destination::Cache || !self.path(&file.path).is_file();

@@ -62,7 +62,7 @@ pub(super) fn fetch_matching(checkout: &Checkout<'_>, path: &str) -> Result<Vec<
 /// repository's card.
 ///
 /// # Errors
-/// [`tunesmith_base::RepoKind::Data`]: there is no such configuration or split, with those that there are; [`tunesmith_base::RepoKind::Config`]:
+/// [`tunesmith_base::Kind::Data`]: there is no such configuration or split, with those that there are; [`tunesmith_base::Kind::Config`]:
 /// a split that is not a name.
 pub fn choose<'a>(
     paths: &[&'a str],

@@ -123,7 +123,7 @@ impl<'a> Hub<'a> {
     /// said).
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::RepoKind::Io`]: no way to the hub.
+    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::Kind::Io`]: no way to the hub.
     pub fn dataset(
         &self,
         name: &str,
@@ -155,8 +155,8 @@ impl<'a> Hub<'a> {
     /// message; the repository is made if it is not there.
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
-    /// [`tunesmith_base::RepoKind::Model`]: the hub refuses; [`tunesmith_base::RepoKind::Io`]: no way to the hub, or a file that cannot be read.
+    /// [`tunesmith_base::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
+    /// [`tunesmith_base::Kind::Model`]: the hub refuses; [`tunesmith_base::Kind::Io`]: no way to the hub, or a file that cannot be read.
     pub fn push(&self, name: &str, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
         let repo = Repo::new(RepoKind::Model, name)?;
         if !name.contains('/') {
@@ -233,7 +233,7 @@ pub struct ModelDir {
 /// fetched as far as `part` says.
 ///
 /// # Errors
-/// [`tunesmith_base::RepoKind::Model`] when there is no such folder or repository; those of the hub.
+/// [`tunesmith_base::Kind::Model`] when there is no such folder or repository; those of the hub.
 pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgress) -> Result<ModelDir> {
     match (&model.local_dir, &model.name) {
         (None, Some(name)) if is_hub_name(name) => {

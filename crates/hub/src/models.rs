@@ -28,7 +28,7 @@ impl Hub<'_> {
     /// A model: `part` of its files.
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Model`]: no such repository, or none with what is needed; those of [`Hub::open`].
+    /// [`tunesmith_base::Kind::Model`]: no such repository, or none with what is needed; those of [`Hub::open`].
     pub fn model(&self, name: &str, revision: Option<&str>, part: Part, place: Destination) -> Result<Snapshot> {
         let checkout = self.open(Repo::new(RepoKind::Model, name)?, revision, place)?;
         if !checkout.has(CONFIG) {

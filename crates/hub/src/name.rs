@@ -35,7 +35,7 @@ impl Repo {
     /// Checks the name's form.
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Config`] where no repository can have this name.
+    /// [`tunesmith_base::Kind::Config`] where no repository can have this name.
     pub fn new(kind: RepoKind, id: &str) -> Result<Self> {
         let word = |word: &str| {
             (1..=96).contains(&word.len())
@@ -126,7 +126,7 @@ impl HubPath {
     /// Understands a path; nothing where it is a local one.
     ///
     /// # Errors
-    /// [`tunesmith_base::RepoKind::Config`]: it begins with `hf://` and goes on wrongly.
+    /// [`tunesmith_base::Kind::Config`]: it begins with `hf://` and goes on wrongly.
     pub fn parse(path: &Path) -> Result<Option<Self>> {
         let Some(rest) = path.to_str().and_then(|text| text.strip_prefix(SCHEME)) else { return Ok(None) };
         let fail = || {

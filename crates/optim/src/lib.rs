@@ -2,7 +2,7 @@
 //! average of the weights.
 //!
 //! To add an optimizer, write a file with a [`UpdateRule`], which also reads its arguments, and a line in
-//! [`tunesmith_base::registry`]. To add a schedule, write a file with a [`schedule::ScheduleForm`] and a line there.
+//! [`tunesmith_base::registry`]. To add a schedule, write a file with a `ScheduleForm` and a line there.
 pub mod clip;
 pub mod ema;
 pub mod loss_scale;

@@ -259,7 +259,7 @@ impl Sharing {
     /// which copies the owner's values to all ranks, be they right or wrong.
     ///
     /// # Errors
-    /// As [`replicas::compare_replicas`].
+    /// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ; [`tunesmith_base::Kind::Peer`].
     pub fn compare(&mut self, comm: &dyn Collectives, model: &Model) -> Result<()> {
         self.compares.take().map_or(Ok(()), |step| replicas::compare_replicas(comm, model.params.values(), step))
     }

@@ -74,7 +74,7 @@ pub struct FoundDocuments {
 /// Skips hidden files and folders, links to folders, and links out of a folder.
 ///
 /// # Errors
-/// [`tunesmith_base::DocumentFormat::Data`]: a path does not exist, or a file is not a supported document.
+/// [`tunesmith_base::Kind::Data`]: a path does not exist, or a file is not a supported document.
 pub fn find(paths: &[PathBuf]) -> Result<FoundDocuments> {
     let mut found = FoundDocuments::default();
     for path in paths {
@@ -154,7 +154,7 @@ fn walk(folder: &Path, root: &Path, depth: usize, found: &mut FoundDocuments) ->
 /// The text of a document, [`normalized`]; empty if the document has no text.
 ///
 /// # Errors
-/// [`tunesmith_base::DocumentFormat::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
+/// [`tunesmith_base::Kind::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
 pub fn read(path: &Path, kind: DocumentFormat) -> Result<String> {
     let text = match kind {
         DocumentFormat::Docx => docx::text(path)?,
