@@ -12,7 +12,7 @@
 //! plan          batch arithmetic, learning rates, predictions of memory and time
 //! data          sources, chat templates, label masks, packing, sampler state
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
-//! device        where tensors lie (CPU, or meta: counted and not computed), buffers, memory in use
+//! device        where tensors lie (CPU, or meta: counted and not computed), and their buffers
 //! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
 //! optim         optimizers as pure updates of tensors, schedules, clipping
 //! model         decoder segments from parts (norms, attention, MLP or experts), weights, adapters

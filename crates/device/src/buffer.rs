@@ -1,6 +1,5 @@
 //! Memory for activations.
 use super::Device;
-use super::usage::{Held, Usage};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr;
 use tunesmith_base::memory;
@@ -22,7 +21,6 @@ pub struct Buffer {
     start: *mut f32,
     values: usize,
     device: Device,
-    held: Held,
 }
 
 // SAFETY: a Buffer owns its memory, which belongs to no thread, and holds plain numbers.
@@ -31,14 +29,13 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]); `usage` counts it.
-    pub fn new(device: Device, values: usize, usage: &Usage) -> Self {
-        let bytes = buffer_bytes(values);
+    /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]).
+    pub fn new(device: Device, values: usize) -> Self {
         let start = match device {
-            Device::Cpu => allocate(layout(bytes)),
+            Device::Cpu => allocate(layout(buffer_bytes(values))),
             Device::Meta => ptr::null_mut(),
         };
-        Self { start, values, device, held: usage.hold(bytes as u64) }
+        Self { start, values, device }
     }
 
     /// The first value; null on the meta device. The memory lives as long as the buffer.
@@ -53,7 +50,7 @@ impl Buffer {
 
     /// Its size in bytes.
     pub const fn bytes(&self) -> u64 {
-        self.held.bytes()
+        buffer_bytes(self.values) as u64
     }
 }
 
@@ -98,9 +95,8 @@ mod tests {
 
     #[test]
     fn the_meta_device_counts_and_takes_nothing() {
-        let usage = Usage::default();
-        let buffer = Buffer::new(Device::Meta, 1 << 50, &usage);
+        let buffer = Buffer::new(Device::Meta, 1 << 50);
         assert!(buffer.start().is_null());
-        assert_eq!((usage.now(), buffer.bytes()), (1 << 52, 1 << 52));
+        assert_eq!(buffer.bytes(), 1 << 52);
     }
 }

@@ -1,9 +1,7 @@
 //! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
 mod buffer;
-mod usage;
 
 pub use buffer::{Buffer, buffer_bytes};
-pub use usage::{Held, Usage};
 
 /// Where tensors lie and ops compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

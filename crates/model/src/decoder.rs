@@ -206,6 +206,11 @@ impl Model {
         })
     }
 
+    /// The coefficient of the experts' load-balancing loss. Classifiers have none, as in Transformers.
+    fn balance(&self) -> Option<f64> {
+        self.arch.experts.as_ref().filter(|_| self.arch.score.is_none())?.balance
+    }
+
     /// The values that a pass begins with.
     fn values<'v>(&self, all: &'v [f32]) -> Values<'v> {
         match self.pool.device() {

@@ -38,8 +38,7 @@ impl Model {
 
     /// Whether a block's second branch computes labelled tokens only.
     fn computes_labelled(&self, block: usize) -> bool {
-        let balances = self.arch.experts.as_ref().is_some_and(|it| it.balance.is_some()) && self.arch.score.is_none();
-        block + 1 == self.blocks.len() && !balances
+        block + 1 == self.blocks.len() && self.balance().is_none()
     }
 
     /// The buffers of a pass of so many tokens as they are now.

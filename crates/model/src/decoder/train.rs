@@ -88,8 +88,7 @@ impl Model {
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         // The loss for uneven use of experts looks at every token, in the last block too.
-        // Classifiers have none, as in Transformers.
-        let balance = self.arch.experts.as_ref().filter(|_| self.arch.score.is_none()).and_then(|it| it.balance);
+        let balance = self.balance();
         let rows_of = |index| if index == last && balance.is_none() { layout.last_block() } else { layout.block() };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.

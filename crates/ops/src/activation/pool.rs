@@ -3,7 +3,7 @@ use super::{Activation, LANES};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tunesmith_device::{Buffer, Device, Usage};
+use tunesmith_device::{Buffer, Device};
 
 /// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
 #[derive(Debug, Default)]
@@ -13,7 +13,6 @@ pub struct Pool {
     panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
     stepped: bool,
-    usage: Usage,
 }
 
 /// The buffers of a pool, by how many values they have room for.
@@ -68,11 +67,6 @@ impl Pool {
     /// Where its activations are.
     pub const fn device(&self) -> Device {
         self.device
-    }
-
-    /// Bytes of all its buffers, idle ones included, and their high-water mark.
-    pub const fn usage(&self) -> &Usage {
-        &self.usage
     }
 
     /// Panels of a buffer for so many tokens.
@@ -136,7 +130,7 @@ impl Pool {
         let values = self.sized(tokens) * features * LANES;
         let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| {
-            let buffer = Buffer::new(self.device, values, &self.usage);
+            let buffer = Buffer::new(self.device, values);
             *self.buffers().all.entry(values).or_default() += 1;
             buffer
         });

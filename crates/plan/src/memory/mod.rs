@@ -7,6 +7,8 @@
 pub mod footprint;
 mod job;
 mod pool;
+#[cfg(test)]
+pub(super) mod testing;
 
 pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
@@ -364,68 +366,4 @@ fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);
     let block = 2 * 8 * LANES * LANES;
     4 * (8 * tokens * arch.head_dim as u64 + 2 * tokens + 3 * block)
-}
-
-#[cfg(test)]
-pub(super) mod testing {
-    use super::*;
-    use std::collections::BTreeSet;
-    use std::path::Path;
-    use std::sync::Arc;
-
-    /// Three blocks of Llama's form, with a large vocabulary.
-    pub fn arch() -> Arch {
-        let text = r#"{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 16,
-            "num_key_value_heads": 4, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
-        Arch::from_json(text, Path::new("a test")).expect("a shape")
-    }
-
-    /// Ten buffers for each block that saves anything, one for the others.
-    #[derive(Debug)]
-    struct Engine(usize);
-
-    impl CountBuffers for Engine {
-        fn count(&self, walk: &Walk) -> BufferCounts {
-            let full = walk.full.min(self.0);
-            let saved = Counts::from([(1024, (10 * (self.0 - full) + full) as u64)]);
-            let all = Counts::from([(1024, saved[&1024] + 20), (4096, 4)]);
-            BufferCounts { saved, all, experts: Vec::new(), head: Counts::from([(1024, 2), (32000, 1)]) }
-        }
-    }
-
-    /// Everything trained, or adapters of rank 8 on every linear module; the state is `AdamW`'s.
-    pub fn job(arch: &Arch, full: bool) -> Job<'_> {
-        let mut trained = Trained::default();
-        if full {
-            trained.values = arch.tensors().iter().map(|spec| spec.len() as u64).sum();
-            trained.tensors = arch.tensors().into_iter().map(|spec| spec.name).collect();
-        } else {
-            for linear in arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some()) {
-                trained.values += 8 * (linear.in_features + linear.out_features) as u64;
-                trained.adapters.insert(linear.name, Arc::new(LowRank { rank: 8, magnitudes: false }));
-            }
-        }
-        Job {
-            arch,
-            base: Base {
-                matrices: Storage::Bf16,
-                quantized: None,
-                quantized_tensors: BTreeSet::new(),
-                wide: BTreeSet::new(),
-                through_f32: false,
-            },
-            optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },
-            trained,
-            full: 0,
-            none: 0,
-            narrow: false,
-            narrow_gradients: false,
-            rounds_gradients: false,
-            threads: 2,
-            companions: 0,
-            bucket: 25 << 20,
-            engine: Arc::new(Engine(arch.num_hidden_layers)),
-        }
-    }
 }
