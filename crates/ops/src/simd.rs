@@ -2,6 +2,7 @@
 //!
 //! A kernel is written once, generic over [`Simd`] and `#[inline(always)]`; `dispatch!`
 //! makes an entry that calls it inside a function with the right `#[target_feature]`.
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 mod turn;
@@ -41,6 +42,11 @@ impl Level {
 
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
+thread_local! {
+    /// The code of the level that [`use_on_thread`] set for this thread; 0: none.
+    static OF_THREAD: Cell<u8> = const { Cell::new(0) };
+}
+
 /// The best level of this processor.
 pub fn detect() -> Level {
     #[cfg(target_arch = "x86_64")]
@@ -55,8 +61,15 @@ pub fn detect() -> Level {
     Level::Portable
 }
 
-/// The level in use: the best one, unless [`force`] lowered it.
+/// The level in use: the best one, unless [`force`] or, on this thread, [`use_on_thread`] lowered it.
 pub fn level() -> Level {
+    match OF_THREAD.get() {
+        0 => of_process(),
+        code => Level::from_code(code),
+    }
+}
+
+fn of_process() -> Level {
     match LEVEL.load(Ordering::Relaxed) {
         0 => {
             let best = detect();
@@ -67,8 +80,14 @@ pub fn level() -> Level {
     }
 }
 
+/// Uses `wanted` on the current thread from now on, or the best level of this processor if that is lower. For tests,
+/// which run side by side in one process: another test's level would change a sum's last bits.
+pub(crate) fn use_on_thread(wanted: Level) {
+    OF_THREAD.set(wanted.min(detect()) as u8);
+}
+
 /// Uses `wanted` from now on, or the best level of this processor if that is lower; returns what is in use.
-/// For `tuning.backend`, `bench --simd` and tests: results differ between levels by rounding only.
+/// For `tuning.backend` and `bench --simd`: results differ between levels by rounding only.
 pub fn force(wanted: Level) -> Level {
     let used = wanted.min(detect());
     LEVEL.store(used as u8, Ordering::Relaxed);

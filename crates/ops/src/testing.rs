@@ -1,8 +1,5 @@
 //! What tests of kernels share, here and in the crates above: pseudo-random numbers, every SIMD level in turn, finite differences.
 use super::simd::{self, Level};
-use std::sync::{Mutex, PoisonError};
-
-static LEVELS: Mutex<()> = Mutex::new(());
 
 /// `count` numbers in -1..1, the same for the same `seed`.
 pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -14,15 +11,18 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Runs `test` at each level that this processor has, one test at a time.
-pub fn each_level(test: impl Fn(Level)) {
-    let _one_at_a_time = LEVELS.lock().unwrap_or_else(PoisonError::into_inner);
-    for wanted in [Level::Portable, Level::Avx2, Level::Avx512] {
-        if simd::force(wanted) == wanted {
-            test(wanted);
+/// Runs `test` at each level that this processor has, on two threads that only it uses.
+///
+/// # Panics
+/// The system does not give the threads.
+pub fn each_level(test: impl Fn(Level) + Sync) {
+    for level in [Level::Portable, Level::Avx2, Level::Avx512] {
+        if level <= simd::detect() {
+            let threads =
+                rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(move |_| simd::use_on_thread(level));
+            threads.build().expect("two threads").install(|| test(level));
         }
     }
-    simd::force(Level::Avx512);
 }
 
 /// Holds the gradient `got` of `f` at `at` against central differences in f64, for up to 40 entries.
