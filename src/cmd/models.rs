@@ -78,8 +78,15 @@ fn describe(arch: &Arch) -> String {
     line("parameters", format!("{:.1} M", parameters as f64 / 1e6));
     line("blocks", arch.num_hidden_layers.to_string());
     line("widths", format!("{} hidden, {} in the MLP", arch.hidden_size, arch.intermediate_size));
-    let (query, key) = (arch.num_attention_heads, arch.num_key_value_heads);
-    line("heads", format!("{query} query, {key} key/value, {} wide", arch.head_dim));
+    let mut heads: Vec<String> = Vec::new();
+    for attention in arch.attentions() {
+        let (query, key, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+        let text = format!("{query} query, {key} key/value, {width} wide");
+        if !heads.contains(&text) {
+            heads.push(text);
+        }
+    }
+    line("heads", heads.join("; "));
     let head = match &arch.score {
         Some(scores) if scores.is_number() => "the head gives one number".to_owned(),
         Some(scores) => format!("the head gives scores for {}", count(scores.labels.len(), "label")),
@@ -88,19 +95,17 @@ fn describe(arch: &Arch) -> String {
     };
     line("vocabulary", format!("{}, {head}", arch.vocab_size));
     line("context", count(arch.max_position_embeddings, "token"));
-    let sliding: Vec<usize> = arch.blocks.iter().filter_map(|block| block.window).collect();
+    let sliding: Vec<usize> = arch.attentions().filter_map(|attention| attention.window).collect();
     if let Some(window) = sliding.first() {
         line("sliding window", format!("{window} tokens in {} of {} blocks", sliding.len(), arch.num_hidden_layers));
     }
-    let still = arch.blocks.iter().filter(|block| block.rope.is_none()).count();
+    let still = arch.attentions().filter(|attention| attention.rope.is_none()).count();
     if still > 0 {
         line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
     }
-    for rope in &arch.ropes {
-        line(
-            "rotary",
-            format!("base {}, {} of {} features, {}", rope.theta, rope.rotary_dim, arch.head_dim, rope.scaling),
-        );
+    for (index, rope) in arch.ropes.iter().enumerate() {
+        let width = arch.attentions().find(|it| it.rope == Some(index)).map_or(rope.rotary_dim, |it| it.head_dim);
+        line("rotary", format!("base {}, {} of {width} features, {}", rope.theta, rope.rotary_dim, rope.scaling));
     }
     if arch.qk_norm != QkNorm::None {
         line("norms on q and k", if arch.qk_norm == QkNorm::Head { "a head" } else { "all heads" }.to_string());

@@ -41,8 +41,9 @@ fn every_family_has_a_golden_model() {
 #[test]
 fn golden_families_have_their_features() {
     let llama = Arch::from_dir(&model_dir("llama")).unwrap();
-    assert_eq!((llama.family.model_type, llama.hidden_size, llama.head_dim), ("llama", 64, 16));
-    assert_eq!((llama.num_attention_heads, llama.num_key_value_heads), (4, 2));
+    assert_eq!((llama.family.model_type, llama.hidden_size), ("llama", 64));
+    let attention = llama.uniform_attention().unwrap();
+    assert_eq!((attention.num_heads, attention.num_kv_heads, attention.head_dim), (4, 2, 16));
     assert!(!llama.tie_word_embeddings && !llama.qkv_bias && llama.qk_norm == QkNorm::None);
     assert_eq!(llama.ropes[0].theta, 10_000.0);
     assert_eq!(
@@ -59,7 +60,7 @@ fn golden_families_have_their_features() {
     assert!(qwen2.tie_word_embeddings && qwen2.qkv_bias && !qwen2.o_bias && qwen2.qk_norm == QkNorm::None);
     let qwen3 = Arch::from_dir(&model_dir("qwen3")).unwrap();
     assert!(qwen3.qk_norm == QkNorm::Head && !qwen3.qkv_bias);
-    assert_eq!(qwen3.head_dim, 24);
+    assert_eq!(qwen3.uniform_attention().unwrap().head_dim, 24);
 }
 
 #[test]
@@ -161,7 +162,8 @@ fn keys_that_a_class_does_not_read_change_nothing() {
     assert_eq!(with("gemma2", "hidden_act", json!("silu")).activation, HiddenAct::GeluTanh);
     assert_eq!(with("gemma2", "hidden_activation", json!(null)).activation, HiddenAct::GeluTanh);
     let mistral = with("mistral", "layer_types", json!(["full_attention", "sliding_attention"]));
-    assert!(mistral.blocks[0].window.is_none() && mistral.blocks[1].window.is_some());
+    let windows: Vec<bool> = mistral.attentions().map(|attention| attention.window.is_some()).collect();
+    assert_eq!(windows[..2], [false, true]);
 }
 
 #[test]
@@ -197,7 +199,7 @@ fn harmless_keys_pass() {
     value["layer_types"] = json!(null);
     assert!(parse(&value).is_ok(), "max_window_layers 28 of 2 blocks");
     value["max_window_layers"] = json!(1);
-    let windows = |arch: Arch| arch.blocks.iter().map(|block| block.window).collect::<Vec<_>>();
+    let windows = |arch: Arch| arch.attentions().map(|attention| attention.window).collect::<Vec<_>>();
     assert_eq!(windows(parse(&value).unwrap()), [None, Some(131_072)]);
     let mut value = config("llama", "config.json");
     value["pad_token_id"] = json!(-1);

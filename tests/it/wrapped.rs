@@ -179,7 +179,8 @@ fn what_text_config_leaves_out_is_what_its_class_assumes() {
     let config = json!({ "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text,
         "eos_token_id": [1, 106], "vision_config": {} });
     let arch = Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap();
-    assert_eq!((arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim), (8, 4, 256));
+    let attention = arch.uniform_attention().unwrap();
+    assert_eq!((attention.num_heads, attention.num_kv_heads, attention.head_dim), (8, 4, 256));
     assert_eq!((arch.vocab_size, arch.tie_word_embeddings, arch.eos_token_ids), (262_208, true, vec![1, 106]));
 }
 

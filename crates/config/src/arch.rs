@@ -1,6 +1,8 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
-pub use super::arch_parts::{BlockKind, Experts, HiddenAct, NormPlacement, QkNorm};
+pub use super::arch_parts::{
+    AttentionSpec, BlockSpec, BranchSpec, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm, SharedExpert,
+};
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
@@ -57,29 +59,21 @@ pub struct Arch {
     pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the hidden layer of a dense MLP.
+    /// `intermediate_size` of `config.json`: the width of an MLP whose block does not say otherwise.
     pub intermediate_size: usize,
     /// Number of decoder blocks, and of entries in `blocks`.
     pub num_hidden_layers: usize,
-    /// Query heads of an attention layer.
-    pub num_attention_heads: usize,
-    /// Key and value heads; divides `num_attention_heads`.
-    pub num_key_value_heads: usize,
-    /// Width of an attention head; even.
-    pub head_dim: usize,
     /// Rows of the embedding, which may exceed the tokens of the tokenizer.
     pub vocab_size: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
     /// Added to every norm weight: 1 in Gemma, whose weights count from 1; else 0.
     pub norm_offset: f64,
-    /// Places of the norms in every block.
-    pub norms: NormPlacement,
     /// Norms on queries and keys.
     pub qk_norm: QkNorm,
     /// One entry for each of the `num_hidden_layers` blocks.
-    pub blocks: Vec<BlockKind>,
-    /// The rotary embeddings that [`BlockKind::rope`] refers to.
+    pub blocks: Vec<BlockSpec>,
+    /// The rotary embeddings that [`AttentionSpec::rope`] refers to.
     pub ropes: Vec<Rope>,
     /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
@@ -177,43 +171,40 @@ impl Arch {
 
     pub(super) fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let prefix = format!("model.layers.{layer}");
-        let [before_attention, after_attention, before_mlp, after_mlp] = self.norms.names();
         let mut tensors = Vec::new();
         let norm = |tensors: &mut Vec<TensorSpec>, name: Option<&str>, size: usize| {
             tensors.extend(name.map(|name| tensor(&format!("{prefix}.{name}.weight"), &[size])));
         };
-        norm(&mut tensors, before_attention, self.hidden_size);
-        let mut inside = false;
-        for linear in self.layer_linears(layer) {
-            if !inside && !linear.name.contains(".self_attn.") {
-                inside = true;
-                norm(&mut tensors, after_attention, self.hidden_size);
-                norm(&mut tensors, before_mlp, self.hidden_size);
+        for branch in &self.blocks[layer].branches {
+            norm(&mut tensors, branch.norm, self.hidden_size);
+            for linear in self.part_linears(layer, &branch.part) {
+                tensors.push(tensor(&format!("{}.weight", linear.name), &[linear.out_features, linear.in_features]));
+                if linear.bias {
+                    tensors.push(tensor(&format!("{}.bias", linear.name), &[linear.out_features]));
+                }
+                if let PartSpec::Attention(attention) = &branch.part {
+                    let [query, key] = self.qk_norm_sizes(attention);
+                    // Queries of a block without keys of its own have a norm too.
+                    let last = if attention.kv_from.is_some() { ".q_proj" } else { ".k_proj" };
+                    if linear.name.ends_with(last) {
+                        norm(&mut tensors, query.map(|_| "self_attn.q_norm"), query.unwrap_or_default());
+                        let key = key.filter(|_| attention.kv_from.is_none());
+                        norm(&mut tensors, key.map(|_| "self_attn.k_norm"), key.unwrap_or_default());
+                    }
+                }
             }
-            tensors.push(tensor(&format!("{}.weight", linear.name), &[linear.out_features, linear.in_features]));
-            if linear.bias {
-                tensors.push(tensor(&format!("{}.bias", linear.name), &[linear.out_features]));
+            if let (PartSpec::Experts, Some(experts)) = (&branch.part, &self.experts) {
+                let hidden = self.hidden_size;
+                tensors.push(tensor(&format!("{prefix}.{}", experts.router()), &[experts.count, hidden]));
+                for expert in 0..experts.count {
+                    let [gate, up, down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
+                    tensors.push(tensor(&gate, &[experts.width, hidden]));
+                    tensors.push(tensor(&up, &[experts.width, hidden]));
+                    tensors.push(tensor(&down, &[hidden, experts.width]));
+                }
             }
-            if let Some([query, key]) = self.qk_norm_sizes().filter(|_| linear.name.ends_with(".k_proj")) {
-                norm(&mut tensors, Some("self_attn.q_norm"), query);
-                norm(&mut tensors, Some("self_attn.k_norm"), key);
-            }
+            norm(&mut tensors, branch.post_norm, self.hidden_size);
         }
-        if !inside {
-            norm(&mut tensors, after_attention, self.hidden_size);
-            norm(&mut tensors, before_mlp, self.hidden_size);
-        }
-        if let Some(experts) = self.experts_of(layer) {
-            let hidden = self.hidden_size;
-            tensors.push(tensor(&format!("{prefix}.{}", experts.router()), &[experts.count, hidden]));
-            for expert in 0..experts.count {
-                let [gate, up, down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
-                tensors.push(tensor(&gate, &[experts.width, hidden]));
-                tensors.push(tensor(&up, &[experts.width, hidden]));
-                tensors.push(tensor(&down, &[hidden, experts.width]));
-            }
-        }
-        norm(&mut tensors, after_mlp, self.hidden_size);
         tensors
     }
 
@@ -234,7 +225,30 @@ impl Arch {
 
     /// The experts of block `layer`; `None` for a dense block.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
-        self.experts.as_ref().filter(|_| self.blocks[layer].sparse)
+        self.experts.as_ref().filter(|_| self.blocks[layer].has_experts())
+    }
+
+    /// The attention of each block that has one, in order.
+    pub fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.blocks.iter().filter_map(BlockSpec::attention)
+    }
+
+    /// As [`Arch::attentions`], to change them.
+    pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut AttentionSpec> {
+        self.blocks.iter_mut().filter_map(BlockSpec::attention_mut)
+    }
+
+    /// The attention that all blocks have, but for windows and rotary embeddings; `None` where they differ.
+    pub fn uniform_attention(&self) -> Option<&AttentionSpec> {
+        let first = self.blocks.first()?.attention()?;
+        let like =
+            |it: &AttentionSpec| AttentionSpec { window: first.window, rope: first.rope, ..it.clone() } == *first;
+        self.blocks.iter().all(|block| block.attention().is_some_and(like)).then_some(first)
+    }
+
+    /// Names the norms of every block.
+    pub fn set_norms(&mut self, norms: NormPlacement) {
+        self.blocks.iter_mut().for_each(|block| block.set_norms(norms));
     }
 
     /// The routers of sparse blocks, under their module names in Transformers 5.
@@ -252,14 +266,12 @@ impl Arch {
         (0..self.num_hidden_layers).filter_map(of)
     }
 
-    /// Lengths of the q and k norm weights.
-    fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
+    /// Lengths of the q and k norm weights of a block.
+    fn qk_norm_sizes(&self, attention: &AttentionSpec) -> [Option<usize>; 2] {
         match self.qk_norm {
-            QkNorm::None => None,
-            QkNorm::Head => Some([self.head_dim; 2]),
-            QkNorm::Whole => {
-                Some([self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim))
-            }
+            QkNorm::None => [None; 2],
+            QkNorm::Head => [Some(attention.head_dim); 2],
+            QkNorm::Whole => [Some(attention.query_size()), Some(attention.kv_size())],
         }
     }
 
@@ -277,42 +289,58 @@ impl Arch {
         modules
     }
 
-    fn layer_linears(&self, layer: usize) -> Vec<LinearSpec> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let experts = self.experts_of(layer);
-        let shared = experts.and_then(|experts| experts.shared);
-        let (query, key) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
-        let o = ("self_attn.o_proj", hidden, query, self.o_bias);
-        let down = ("mlp.down_proj", hidden, inner, self.mlp_bias);
-        let mut linears = if self.fused {
-            vec![
-                ("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias),
-                o,
-                ("mlp.gate_up_proj", 2 * inner, hidden, self.mlp_bias),
-                down,
-            ]
-        } else {
-            vec![
-                ("self_attn.q_proj", query, hidden, self.qkv_bias),
-                ("self_attn.k_proj", key, hidden, self.qkv_bias),
-                ("self_attn.v_proj", key, hidden, self.qkv_bias),
-                o,
-                ("mlp.gate_proj", inner, hidden, self.mlp_bias),
-                ("mlp.up_proj", inner, hidden, self.mlp_bias),
-                down,
-            ]
+    fn layer_linears(&self, layer: usize) -> impl Iterator<Item = LinearSpec> {
+        self.blocks[layer].branches.iter().flat_map(move |branch| self.part_linears(layer, &branch.part))
+    }
+
+    /// The linear modules of a part of block `layer`.
+    fn part_linears(&self, layer: usize, part: &PartSpec) -> Vec<LinearSpec> {
+        let hidden = self.hidden_size;
+        let linears = match part {
+            PartSpec::Attention(attention) => {
+                let (query, key) = (attention.query_size(), attention.kv_size());
+                let mut linears = if self.fused {
+                    vec![("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias)]
+                } else {
+                    vec![
+                        ("self_attn.q_proj", query, hidden, self.qkv_bias),
+                        ("self_attn.k_proj", key, hidden, self.qkv_bias),
+                        ("self_attn.v_proj", key, hidden, self.qkv_bias),
+                    ]
+                };
+                if attention.kv_from.is_some() {
+                    linears.truncate(1);
+                }
+                linears.push(("self_attn.o_proj", hidden, query, self.o_bias));
+                linears
+            }
+            PartSpec::Mlp { intermediate_size: inner } => {
+                let mut linears = if self.fused {
+                    vec![("mlp.gate_up_proj", 2 * inner, hidden, self.mlp_bias)]
+                } else {
+                    vec![
+                        ("mlp.gate_proj", *inner, hidden, self.mlp_bias),
+                        ("mlp.up_proj", *inner, hidden, self.mlp_bias),
+                    ]
+                };
+                linears.push(("mlp.down_proj", hidden, *inner, self.mlp_bias));
+                linears
+            }
+            PartSpec::Experts => match self.experts.as_ref().and_then(|experts| experts.shared) {
+                Some(SharedExpert { width, gated }) => {
+                    let mut linears = vec![
+                        ("mlp.shared_expert.gate_proj", width, hidden, false),
+                        ("mlp.shared_expert.up_proj", width, hidden, false),
+                        ("mlp.shared_expert.down_proj", hidden, width, false),
+                    ];
+                    if gated {
+                        linears.push(("mlp.shared_expert_gate", 1, hidden, false));
+                    }
+                    linears
+                }
+                None => Vec::new(),
+            },
         };
-        if experts.is_some() {
-            linears.retain(|(name, ..)| name.starts_with("self_attn."));
-        }
-        if let Some(width) = shared {
-            linears.extend([
-                ("mlp.shared_expert.gate_proj", width, hidden, false),
-                ("mlp.shared_expert.up_proj", width, hidden, false),
-                ("mlp.shared_expert.down_proj", hidden, width, false),
-                ("mlp.shared_expert_gate", 1, hidden, false),
-            ]);
-        }
         let spec = |(name, out_features, in_features, bias)| LinearSpec {
             name: format!("model.layers.{layer}.{name}"),
             out_features,

@@ -56,21 +56,26 @@ impl Arch {
 
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, source: &Source<'_>) -> Result<()> {
-        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
-        if !heads.is_multiple_of(kv) {
-            return Err(
-                source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
-            );
-        }
-        if heads * self.head_dim > MAX_SIZE {
-            let found = heads * self.head_dim;
-            return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
+        for attention in self.attentions() {
+            let (heads, kv, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+            if !heads.is_multiple_of(kv) {
+                return Err(
+                    source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
+                );
+            }
+            if heads * width > MAX_SIZE {
+                let found = heads * width;
+                return Err(
+                    source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}"))
+                );
+            }
         }
         // The largest block; its experts are counted, since a list of them could be huge.
         let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
         let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
         let dense = Self { experts: None, ..self.clone() };
-        let layer: usize = dense.layer_tensors(0).iter().map(TensorSpec::len).sum();
+        let numbers = |layer| dense.layer_tensors(layer).iter().map(TensorSpec::len).sum();
+        let layer: usize = (0..self.num_hidden_layers).map(numbers).max().unwrap_or(0);
         let rest = 2 * self.vocab_size * self.hidden_size;
         let layer = experts.and_then(|experts| layer.checked_add(experts));
         let bytes =

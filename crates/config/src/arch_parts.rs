@@ -47,7 +47,7 @@ pub enum HiddenAct {
     GeluTanh,
 }
 
-/// The mixture of experts that takes the place of the MLP in sparse blocks ([`BlockKind::sparse`]).
+/// The mixture of experts of the blocks that have one ([`PartSpec::Experts`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     /// Number of routed experts in a block.
@@ -58,12 +58,21 @@ pub struct Experts {
     pub width: usize,
     /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
     pub normalised: bool,
-    /// Intermediate size of the shared expert, which every token goes through; `None` without one.
-    pub shared: Option<usize>,
+    /// The MLP beside the experts, which every token goes through; `None` without one.
+    pub shared: Option<SharedExpert>,
     /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
     pub balance: Option<f64>,
     /// Whether tensors are named as in Mixtral (`block_sparse_moe`).
     pub mixtral: bool,
+}
+
+/// An MLP beside the experts of a block: every token goes through it, and its output is added to theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Width of its hidden layer.
+    pub width: usize,
+    /// Whether its output is multiplied by the sigmoid of a linear module of one output (`shared_expert_gate`).
+    pub gated: bool,
 }
 
 impl Experts {
@@ -82,13 +91,115 @@ impl Experts {
     }
 }
 
-/// What may differ from one decoder block to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockKind {
-    /// Whether the MLP is a mixture of [`super::arch::Arch::experts`].
-    pub sparse: bool,
+/// A block of the model: branches beside the residual stream, one after the other. Each adds its output to the stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockSpec {
+    /// In Llama attention, then the MLP.
+    pub branches: Vec<BranchSpec>,
+}
+
+/// A branch: `x + post_norm(part(norm(x)))`, where both norms may be absent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BranchSpec {
+    /// Name of the norm before the part, within the block.
+    pub norm: Option<&'static str>,
+    /// What the branch computes.
+    pub part: PartSpec,
+    /// Name of the norm on the part's output, within the block.
+    pub post_norm: Option<&'static str>,
+}
+
+/// What a branch computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PartSpec {
+    /// Causal self-attention.
+    Attention(AttentionSpec),
+    /// A gated MLP.
+    Mlp {
+        /// Width of its hidden layer.
+        intermediate_size: usize,
+    },
+    /// The mixture of experts [`super::arch::Arch::experts`], with an MLP beside it where that has a shared one.
+    Experts,
+}
+
+/// The attention of a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
     /// Sliding window: a query sees this many keys, its own included. `None`: it sees all earlier keys.
     pub window: Option<usize>,
     /// Index into [`super::arch::Arch::ropes`]; `None` for a block without a rotary embedding (`NoPE`).
     pub rope: Option<usize>,
+    /// An earlier block whose keys and values it takes (Gemma 4); `None`: it computes its own.
+    pub kv_from: Option<usize>,
+}
+
+impl AttentionSpec {
+    /// Width of the queries of all heads, and of the mixed values.
+    pub const fn query_size(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Width of the keys of all heads, and of the values.
+    pub const fn kv_size(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+}
+
+impl BlockSpec {
+    /// Attention and an MLP, with norms where Llama has them.
+    pub fn new(attention: AttentionSpec, intermediate_size: usize) -> Self {
+        let branch = |part| BranchSpec { norm: None, part, post_norm: None };
+        let parts = [PartSpec::Attention(attention), PartSpec::Mlp { intermediate_size }];
+        let mut block = Self { branches: parts.map(branch).into() };
+        block.set_norms(NormPlacement::Pre);
+        block
+    }
+
+    /// Names the norms of attention and of the MLP or the experts.
+    pub fn set_norms(&mut self, norms: NormPlacement) {
+        let [before_attention, after_attention, before_mlp, after_mlp] = norms.names();
+        for branch in &mut self.branches {
+            (branch.norm, branch.post_norm) = match branch.part {
+                PartSpec::Attention(_) => (before_attention, after_attention),
+                PartSpec::Mlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
+            };
+        }
+    }
+
+    /// Puts experts in the place of the MLP.
+    pub fn set_experts(&mut self) {
+        for branch in &mut self.branches {
+            if let PartSpec::Mlp { .. } = branch.part {
+                branch.part = PartSpec::Experts;
+            }
+        }
+    }
+
+    /// Whether it has a mixture of experts.
+    pub fn has_experts(&self) -> bool {
+        self.branches.iter().any(|branch| branch.part == PartSpec::Experts)
+    }
+
+    /// Its attention, if it has one.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        self.branches.iter().find_map(|branch| match &branch.part {
+            PartSpec::Attention(attention) => Some(attention),
+            PartSpec::Mlp { .. } | PartSpec::Experts => None,
+        })
+    }
+
+    /// As [`BlockSpec::attention`], to change it.
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
+        self.branches.iter_mut().find_map(|branch| match &mut branch.part {
+            PartSpec::Attention(attention) => Some(attention),
+            PartSpec::Mlp { .. } | PartSpec::Experts => None,
+        })
+    }
 }

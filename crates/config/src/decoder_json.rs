@@ -2,7 +2,7 @@
 //! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
-use super::arch::{Arch, BlockKind, Experts, HiddenAct, NormPlacement, QkNorm};
+use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, HiddenAct, QkNorm, SharedExpert};
 use super::family::Family;
 use super::hf_json::{Source, brief};
 use super::vocabulary::TokenRows;
@@ -105,20 +105,25 @@ impl Source<'_> {
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
                 .hint("the class in Transformers always rotates whole heads: remove the key"));
         }
+        let intermediate_size = self.size("intermediate_size", None)?;
+        let attention = AttentionSpec {
+            num_heads: num_attention_heads,
+            num_kv_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
+            head_dim,
+            window: None,
+            rope: Some(0),
+            kv_from: None,
+        };
         Ok(Arch {
             family,
             hidden_size,
-            intermediate_size: self.size("intermediate_size", None)?,
+            intermediate_size,
             num_hidden_layers,
-            num_attention_heads,
-            num_key_value_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
-            head_dim,
             vocab_size: self.size("vocab_size", None)?,
             rms_norm_eps: self.positive("rms_norm_eps", defaults.eps)?,
             norm_offset: 0.0,
-            norms: NormPlacement::Pre,
             qk_norm: QkNorm::None,
-            blocks: vec![BlockKind { sparse: false, window: None, rope: Some(0) }; num_hidden_layers],
+            blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
             experts: None,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
@@ -191,8 +196,9 @@ impl Source<'_> {
             _ => None,
         })?;
         for (layer, block) in arch.blocks.iter_mut().enumerate() {
+            let Some(attention) = block.attention_mut() else { continue };
             if slides.as_ref().map_or_else(|| default(layer), |slides| slides[layer]) {
-                block.window = Some(window.ok_or_else(|| {
+                attention.window = Some(window.ok_or_else(|| {
                     self.error(format!("layer {layer} has a sliding window, and sliding_window is not set or not used"))
                 })?);
             }
@@ -242,7 +248,7 @@ impl Source<'_> {
         let key = if self.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
         arch.experts = Some(Experts {
             normalised: self.flag("norm_topk_prob", false)?,
-            shared,
+            shared: shared.map(|width| SharedExpert { width, gated: true }),
             ..self.experts(key, "moe_intermediate_size", defaults)?
         });
         let step = self.size("decoder_sparse_step", Some(1))?;
@@ -254,7 +260,9 @@ impl Source<'_> {
         };
         for (layer, block) in arch.blocks.iter_mut().enumerate() {
             let listed = dense.iter().any(|number| number.as_u64() == Some(layer as u64));
-            block.sparse = !listed && (layer + 1) % step == 0;
+            if !listed && (layer + 1) % step == 0 {
+                block.set_experts();
+            }
         }
         Ok(())
     }

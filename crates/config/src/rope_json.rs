@@ -29,7 +29,8 @@ impl Source<'_> {
     /// `rope_local_base_freq`. `theta` is the base where neither sets one.
     pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
         let theta = self.positive("rope_local_base_freq", theta)?;
-        let mut around = self.around(arch.head_dim, arch.max_position_embeddings, theta)?;
+        let head_dim = arch.attentions().next().map_or(0, |attention| attention.head_dim);
+        let mut around = self.around(head_dim, arch.max_position_embeddings, theta)?;
         around.theta = theta;
         match self.rope_object()? {
             Some(object) if object.is_nested() => match object.inner("sliding_attention")? {

@@ -27,6 +27,8 @@ pub struct Attention {
     pub how: Scores,
     /// Which rotary table turns q and k.
     pub rope: Option<usize>,
+    /// Its number among the model's attentions, from 0: where caches hold its keys and values.
+    pub layer: usize,
 }
 
 /// What forward keeps for backward; sums and roots of sums stay in f32.

@@ -2,7 +2,8 @@
 use super::adapters::{self, Method, Placement};
 use super::attach::Module;
 use super::attention::{Attention, Qkv};
-use super::block::{Block, Feed, Join};
+use super::block::Block;
+use super::branch::{Branch, Join, Part};
 use super::decoder::Model;
 use super::freeze;
 use super::head::Head;
@@ -10,6 +11,7 @@ use super::linear::{Formula, Linear};
 use super::mlp::{GateUp, Mlp};
 use super::moe::Moe;
 use super::names::peft_name;
+use super::norm::Norm;
 use super::params::Params;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -20,7 +22,9 @@ use super::targets::{Targets, placed};
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, Experts, HiddenAct, LinearSpec, QkNorm, ScoreHead};
+use tunesmith_config::arch::{
+    Arch, AttentionSpec, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, QkNorm, ScoreHead,
+};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::Device;
 use tunesmith_ops::activation::Pool;
@@ -251,26 +255,55 @@ impl Builder<'_> {
     }
 
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
-        let (arch, prefix) = (self.arch, format!("model.layers.{layer}"));
-        let linear = |this: &mut Self, linears: &mut BTreeMap<String, LinearSpec>, name: &str| {
-            this.named(&format!("{prefix}.{name}"), linears)
-        };
-        let norm = |this: &mut Self, name: &str| this.tensors.norm(&format!("{prefix}.{name}.weight"));
-        let [before_attention, after_attention, before_mlp, after_mlp] = arch.norms.names();
-        let join = |this: &mut Self, name: Option<&str>| match name {
-            Some(name) => norm(this, name).map(Join::Normed),
-            None if arch.residual_scale == 1.0 => Ok(Join::Plain),
-            None => Ok(Join::Scaled(arch.residual_scale as f32)),
-        };
+        let arch = self.arch;
+        let branches = arch.blocks[layer].branches.iter().map(|spec| self.branch(layer, spec, linears));
+        Ok(Block { branches: branches.collect::<Result<_>>()? })
+    }
 
-        let attention_norm = before_attention.map(|name| norm(self, name)).transpose()?;
-        let qkv = if arch.fused {
-            Qkv::Fused(Box::new(linear(self, linears, "self_attn.qkv_proj")?))
-        } else {
-            let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
-            Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
+    fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
+        self.tensors.norm(&format!("model.layers.{layer}.{name}.weight"))
+    }
+
+    fn branch(
+        &mut self,
+        layer: usize,
+        spec: &BranchSpec,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<Branch> {
+        let norm = spec.norm.map(|name| self.norm(layer, name)).transpose()?;
+        let part = match &spec.part {
+            PartSpec::Attention(attention) => Part::Attention(Box::new(self.attention(layer, attention, linears)?)),
+            PartSpec::Mlp { .. } => Part::Mlp(Box::new(self.mlp(layer, linears)?)),
+            PartSpec::Experts => {
+                let experts = self.arch.experts.as_ref();
+                let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
+                Part::Experts(Box::new(self.moe(layer, experts, linears)?))
+            }
         };
-        let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
+        let join = match spec.post_norm {
+            Some(name) => Join::Normed(self.norm(layer, name)?),
+            None if self.arch.residual_scale == 1.0 => Join::Plain,
+            None => Join::Scaled(self.arch.residual_scale as f32),
+        };
+        Ok(Branch { norm, part, join })
+    }
+
+    fn attention(
+        &mut self,
+        layer: usize,
+        spec: &AttentionSpec,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<Attention> {
+        let arch = self.arch;
+        let mut linear =
+            |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.self_attn.{name}"), linears);
+        let qkv = if arch.fused {
+            Qkv::Fused(Box::new(linear(self, "qkv_proj")?))
+        } else {
+            let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
+            Qkv::Apart(Box::new([q, k, linear(self, "v_proj")?]))
+        };
+        let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
         let groups = match arch.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
@@ -278,35 +311,30 @@ impl Builder<'_> {
         };
         let qk_norm = match groups {
             Some([query, key]) => {
-                Some([(norm(self, "self_attn.q_norm")?, query), (norm(self, "self_attn.k_norm")?, key)])
+                Some([(self.norm(layer, "self_attn.q_norm")?, query), (self.norm(layer, "self_attn.k_norm")?, key)])
             }
             None => None,
         };
-        let kind = arch.blocks[layer];
         let how = Scores {
             scale: arch.attention_scale as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
-            window: kind.window.map(Window::Sliding),
+            window: spec.window.map(Window::Sliding),
         };
-        let o = linear(self, linears, "self_attn.o_proj")?;
-        let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };
-        let attention_join = join(self, after_attention)?;
+        let o = linear(self, "o_proj")?;
+        let number = arch.blocks[..layer].iter().filter(|block| block.attention().is_some()).count();
+        Ok(Attention { qkv, qk_norm, o, heads, how, rope: spec.rope, layer: number })
+    }
 
-        let mlp_norm = before_mlp.map(|name| norm(self, name)).transpose()?;
-        let feed = if let Some(experts) = arch.experts_of(layer) {
-            Feed::Sparse(Box::new(self.moe(layer, experts, linears)?))
+    fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
+        let mut linear = |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.mlp.{name}"), linears);
+        let gate_up = if self.arch.fused {
+            GateUp::Fused(Box::new(linear(self, "gate_up_proj")?))
         } else {
-            let gate_up = if arch.fused {
-                GateUp::Fused(Box::new(linear(self, linears, "mlp.gate_up_proj")?))
-            } else {
-                let gate = linear(self, linears, "mlp.gate_proj")?;
-                GateUp::Apart(Box::new([gate, linear(self, linears, "mlp.up_proj")?]))
-            };
-            let down = linear(self, linears, "mlp.down_proj")?;
-            Feed::Dense(Box::new(Mlp { gate_up, down, gate: gate(arch) }))
+            let gate = linear(self, "gate_proj")?;
+            GateUp::Apart(Box::new([gate, linear(self, "up_proj")?]))
         };
-        let mlp_join = join(self, after_mlp)?;
-        Ok(Block { attention_norm, attention, attention_join, mlp_norm, feed, mlp_join })
+        let down = linear(self, "down_proj")?;
+        Ok(Mlp { gate_up, down, gate: gate(self.arch) })
     }
 }
 

@@ -1,7 +1,8 @@
 //! The model: segments in a row, and the walks over them: forward and backward for training, forward for
 //! evaluation, forward for the next token.
 use super::adapters::{self, Method};
-use super::block::{Block, Feed};
+use super::block::Block;
+use super::blocks::{Blocks, Walk};
 use super::head::Head;
 use super::params::Params;
 use super::pass::{Layout, Pass};
@@ -44,21 +45,15 @@ pub struct Model {
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
-    blocks: Vec<Block>,
+    blocks: Blocks,
     head: Head,
     pool: Arc<Pool>,
-    /// What each block keeps for backward.
-    checkpointing: Checkpointing,
-    /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
-    narrow: Option<Half>,
     dropout: f32,
     seed: u64,
     /// What the objective has beside plain cross-entropy.
     terms: Terms,
     /// The alpha of `NEFTune`'s noise on embeddings, if above 0.
     noise: Option<f64>,
-    /// The lowest block that trains anything: backward stops there.
-    lowest: usize,
     /// Gathers the weights of a segment before a pass is there, where ranks shard them. Segment 0 is the embedding, which is
     /// the head too where the model ties them, then come the blocks, then the head.
     shards: Shards,
@@ -88,10 +83,15 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
-        let lowest = if embedding.trains() { 0 } else { lowest };
-        let backward: Vec<usize> = (lowest..blocks.len()).rev().map(|block| block + 1).collect();
-        shards.set_route((0..=blocks.len()).chain([Self::segment_of_head(&arch)]).collect(), &backward);
+        let narrow = match (config.train.bf16, config.train.fp16) {
+            (_, true) => Some(Half::F16),
+            (true, false) => Some(Half::Bf16),
+            (false, false) => None,
+        };
+        let blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        let [forward, backward] = blocks.route();
+        let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
+        shards.set_route(forward.collect(), &backward);
         Self {
             arch,
             params,
@@ -99,19 +99,12 @@ impl Model {
             loss_scale: 1.0,
             right: 0,
             notes: Vec::new(),
-            lowest,
             shards,
             at_head: counts::Buffers::default(),
             embedding,
             blocks,
             head,
             pool: Pool::on(device),
-            checkpointing: config.train.gradient_checkpointing,
-            narrow: match (config.train.bf16, config.train.fp16) {
-                (_, true) => Some(Half::F16),
-                (true, false) => Some(Half::Bf16),
-                (false, false) => None,
-            },
             dropout: adapters::of(&config.tuning).map_or(0.0, Method::dropout) as f32,
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
@@ -131,17 +124,14 @@ impl Model {
 
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
     pub fn idle_bytes(&self) -> [u64; 2] {
-        let experts = self.blocks.iter().filter_map(|block| match &block.feed {
-            Feed::Sparse(moe) => Some(moe.pool.idle_bytes()),
-            Feed::Dense(_) => None,
-        });
-        [self.pool.idle_bytes() + experts.sum::<u64>(), self.head.pool.idle_bytes()]
+        let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
+        [self.pool.idle_bytes() + experts, self.head.pool.idle_bytes()]
     }
 
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
     /// rounds what is kept).
     pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
-        self.checkpointing = checkpointing;
+        self.blocks.checkpointing = checkpointing;
     }
 
     /// How many blocks there are.
@@ -154,11 +144,7 @@ impl Model {
         self.pool.release();
         self.head.pool.release();
         self.shards.release();
-        for block in &self.blocks {
-            if let Feed::Sparse(moe) = &block.feed {
-                moe.pool.release();
-            }
-        }
+        self.blocks.experts().for_each(|(_, moe)| moe.pool.release());
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -188,12 +174,9 @@ impl Model {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
             let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
-            let last = self.blocks.len() - 1;
-            let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
-            for (index, block) in self.blocks.iter().enumerate() {
-                let rows = if index == last { layout.last_block() } else { layout.block() };
-                x = self.shards.at(index + 1, values, &pass, |pass| block.forward(pass, &x, rows).0)?;
-            }
+            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
+            let x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
+            let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })
     }

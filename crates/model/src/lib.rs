@@ -4,6 +4,8 @@ pub mod adapters;
 mod attach;
 mod attention;
 mod block;
+mod blocks;
+mod branch;
 mod build;
 mod decoder;
 pub mod freeze;

@@ -76,6 +76,11 @@ impl Layout {
         BlockRows { all: &self.all, outputs: &self.all }
     }
 
+    /// The tokens that the head looks at, where they are not all.
+    pub fn picked(&self) -> Option<&[usize]> {
+        self.last.picked.as_deref()
+    }
+
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
         BlockRows { all: &self.all, outputs: &self.last }

@@ -67,22 +67,23 @@ impl Costs {
         let blocks = arch.num_hidden_layers;
         let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
         let lowest = if embeds { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
-        let width = (arch.num_attention_heads * arch.head_dim) as f64;
         let mut costs = Self { token: Flops::default(), label: 0.0, pairs: Vec::new() };
-        for (block, kind) in arch.blocks.iter().enumerate() {
+        for (block, spec) in arch.blocks.iter().enumerate() {
             let (passed, adapters) = (matrices.blocks[block], adapters(block));
             let back = if block >= lowest { 1.0 } else { 0.0 };
             let again =
                 if job.policy(block) == Policy::Full && block >= lowest && block + 1 < blocks { 1.0 } else { 0.0 };
             costs.token.useful += 2.0 * passed * (1.0 + back) + 2.0 * weights(Some(block)) + 6.0 * adapters;
             costs.token.again += again * 2.0 * (passed + adapters);
+            let Some(attention) = spec.attention() else { continue };
+            let width = attention.query_size() as f64;
             let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
-            match costs.pairs.iter_mut().find(|(window, _)| *window == kind.window) {
+            match costs.pairs.iter_mut().find(|(window, _)| *window == attention.window) {
                 Some((_, sum)) => {
                     sum.useful += pair.useful;
                     sum.again += pair.again;
                 }
-                None => costs.pairs.push((kind.window, pair)),
+                None => costs.pairs.push((attention.window, pair)),
             }
         }
         let full = trained.tensors.contains(arch.head_tensor());

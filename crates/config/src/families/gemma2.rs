@@ -20,7 +20,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);
-    arch.norms = NormPlacement::Sandwich;
+    arch.set_norms(NormPlacement::Sandwich);
     arch.attention_scale = source.positive("query_pre_attn_scalar", 256.0)?.powf(-0.5);
     arch.attention_softcap = source.optional_positive("attn_logit_softcapping", Some(50.0))?;
     arch.logit_softcap = source.optional_positive("final_logit_softcapping", Some(30.0))?;

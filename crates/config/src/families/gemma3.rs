@@ -23,7 +23,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);
-    arch.norms = NormPlacement::Sandwich;
+    arch.set_norms(NormPlacement::Sandwich);
     arch.qk_norm = QkNorm::Head;
     arch.attention_scale = source.positive("query_pre_attn_scalar", 256.0)?.powf(-0.5);
     if source.optional_positive("attn_logit_softcapping", None)?.is_some() {
@@ -37,8 +37,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     source.layer_windows(&mut arch, window, |layer| (layer + 1) % pattern != 0)?;
     // The window's blocks turn by a base of their own.
     arch.ropes.push(source.local_rope(&arch, 1e4)?);
-    for block in &mut arch.blocks {
-        block.rope = Some(usize::from(block.window.is_some()));
+    for attention in arch.attentions_mut() {
+        attention.rope = Some(usize::from(attention.window.is_some()));
     }
     Ok(arch)
 }

@@ -1,5 +1,5 @@
 //! Mixtral: Mistral with experts in every block, two of them a token.
-use crate::arch::{Arch, Experts};
+use crate::arch::{Arch, BlockSpec, Experts};
 use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
@@ -25,8 +25,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         ExpertDefaults { count: 8, per_token: 2, width: 14_336 },
     )?;
     arch.experts = Some(Experts { mixtral: true, ..experts });
-    for block in &mut arch.blocks {
-        (block.window, block.sparse) = (window, true);
-    }
+    arch.attentions_mut().for_each(|attention| attention.window = window);
+    arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
     Ok(arch)
 }

@@ -19,7 +19,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 2048, eps: 1e-5, pad: Some(1), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
-    arch.norms = NormPlacement::Post;
+    arch.set_norms(NormPlacement::Post);
     arch.qk_norm = QkNorm::Whole;
     Ok(arch)
 }

@@ -21,13 +21,13 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 2048, theta: THETA, eps: 1e-5, pad: Some(1), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
-    arch.norms = NormPlacement::Post;
+    arch.set_norms(NormPlacement::Post);
     arch.qk_norm = QkNorm::Whole;
     let window = source.window(Some(4096))?;
     source.layer_windows(&mut arch, window, |block| block % 4 != 3)?;
     arch.ropes.push(source.local_rope(&arch, THETA)?);
-    for block in &mut arch.blocks {
-        block.rope = Some(usize::from(block.window.is_some()));
+    for attention in arch.attentions_mut() {
+        attention.rope = Some(usize::from(attention.window.is_some()));
     }
     Ok(arch)
 }

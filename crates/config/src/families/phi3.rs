@@ -21,6 +21,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     arch.fused = true;
     let window = source.window(None)?;
-    arch.blocks.iter_mut().for_each(|block| block.window = window);
+    arch.attentions_mut().for_each(|attention| attention.window = window);
     Ok(arch)
 }

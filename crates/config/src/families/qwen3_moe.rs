@@ -21,7 +21,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     arch.qk_norm = QkNorm::Head;
     if source.flag("use_sliding_window", false)? {
         let window = source.window(Some(4096))?;
-        arch.blocks.iter_mut().for_each(|block| block.window = window);
+        arch.attentions_mut().for_each(|attention| attention.window = window);
     }
     source.qwen_experts(&mut arch, None, ExpertDefaults { count: 128, per_token: 8, width: 768 })?;
     Ok(arch)

@@ -34,8 +34,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     arch.mlp_bias = source.flag("mlp_bias", false)?;
     let interval = source.size("no_rope_layer_interval", Some(4))?;
     let turned = source.layer_flags("no_rope_layers", &arch, |layer| (layer + 1) % interval != 0)?;
-    for (block, turned) in arch.blocks.iter_mut().zip(&turned) {
-        block.rope = turned.then_some(0);
+    for (attention, turned) in arch.attentions_mut().zip(&turned) {
+        attention.rope = turned.then_some(0);
     }
     let window = if source.flag("use_sliding_window", false)? { source.window(None)? } else { None };
     source.layer_windows(&mut arch, window, |layer| window.is_some() && !turned[layer])?;

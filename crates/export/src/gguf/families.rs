@@ -2,7 +2,7 @@
 //! differently are refused; each family's file lists its reasons.
 use super::container::{Header, Value};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, Gguf, NormPlacement, RopeScaling, TensorSpec};
+use tunesmith_config::arch::{Arch, BlockSpec, Gguf, PartSpec, RopeScaling, TensorSpec};
 
 /// A model family as llama.cpp knows it.
 #[derive(Debug, Clone, Copy)]
@@ -31,10 +31,12 @@ impl Layout {
         put("context_length", Value::count(arch.max_position_embeddings));
         put("embedding_length", Value::count(arch.hidden_size));
         put("feed_forward_length", Value::count(arch.intermediate_size));
-        put("attention.head_count", Value::count(arch.num_attention_heads));
-        put("attention.head_count_kv", Value::count(arch.num_key_value_heads));
-        put("attention.key_length", Value::count(arch.head_dim));
-        put("attention.value_length", Value::count(arch.head_dim));
+        if let Some(attention) = arch.uniform_attention() {
+            put("attention.head_count", Value::count(attention.num_heads));
+            put("attention.head_count_kv", Value::count(attention.num_kv_heads));
+            put("attention.key_length", Value::count(attention.head_dim));
+            put("attention.value_length", Value::count(attention.head_dim));
+        }
         put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
         put("vocab_size", Value::count(arch.vocab_size));
         if let Some(cap) = arch.attention_softcap {
@@ -43,7 +45,7 @@ impl Layout {
         if let Some(cap) = arch.logit_softcap {
             put("final_logit_softcapping", Value::F32(cap as f32));
         }
-        if let Some(window) = arch.blocks.iter().find_map(|block| block.window) {
+        if let Some(window) = arch.attentions().find_map(|attention| attention.window) {
             put("attention.sliding_window", Value::count(window));
         }
         if self.0.scales {
@@ -57,7 +59,7 @@ impl Layout {
             put("expert_used_count", Value::count(experts.per_token));
             put("expert_feed_forward_length", Value::count(experts.width));
             if let Some(shared) = experts.shared {
-                put("expert_shared_feed_forward_length", Value::count(shared));
+                put("expert_shared_feed_forward_length", Value::count(shared.width));
             }
         }
         let Some(rope) = arch.ropes.first() else { return };
@@ -143,7 +145,7 @@ impl Layout {
         let (module, kind) = rest.rsplit_once('.').ok_or_else(unknown)?;
         let part = match module {
             "input_layernorm" => "attn_norm",
-            "post_attention_layernorm" if arch.norms == NormPlacement::Pre => "ffn_norm",
+            "post_attention_layernorm" if is_before_mlp(arch, module) => "ffn_norm",
             "post_attention_layernorm" => "post_attention_norm",
             "pre_feedforward_layernorm" => "ffn_norm",
             "post_feedforward_layernorm" => "post_ffw_norm",
@@ -181,16 +183,16 @@ impl Layout {
                 *value += arch.norm_offset as f32;
             }
         }
+        let Some(attention) = arch.uniform_attention().filter(|_| self.0.pairs) else { return };
         let heads = match name {
-            _ if !self.0.pairs => return,
-            _ if name.contains(".self_attn.q_proj.") => arch.num_attention_heads,
-            _ if name.contains(".self_attn.k_proj.") => arch.num_key_value_heads,
+            _ if name.contains(".self_attn.q_proj.") => attention.num_heads,
+            _ if name.contains(".self_attn.k_proj.") => attention.num_kv_heads,
             _ => return,
         };
-        let half = arch.head_dim / 2;
-        let width = values.len() / (heads * arch.head_dim);
+        let half = attention.head_dim / 2;
+        let width = values.len() / (heads * attention.head_dim);
         let mut out = Vec::with_capacity(values.len());
-        for head in values.chunks_exact(arch.head_dim * width) {
+        for head in values.chunks_exact(attention.head_dim * width) {
             for pair in 0..half {
                 out.extend_from_slice(&head[pair * width..][..width]);
                 out.extend_from_slice(&head[(half + pair) * width..][..width]);
@@ -198,6 +200,12 @@ impl Layout {
         }
         *values = out;
     }
+}
+
+/// Whether the norm of that name stands before the MLP or the experts.
+fn is_before_mlp(arch: &Arch, norm: &str) -> bool {
+    let mut branches = arch.blocks.iter().flat_map(|block| &block.branches);
+    branches.any(|branch| branch.norm == Some(norm) && !matches!(branch.part, PartSpec::Attention(_)))
 }
 
 const HINT: &str = "serve the merged folder with Transformers or vLLM instead";
@@ -210,7 +218,8 @@ fn refuse(family: &str, what: &str, hint: &str) -> Error {
 fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     let no = |what: &str| Err(refuse(arch.family.model_type, what, HINT));
     let wide = gguf.wide == Some(arch.num_hidden_layers);
-    let side = if wide { arch.hidden_size / arch.num_attention_heads } else { arch.head_dim };
+    let Some(attention) = arch.uniform_attention() else { return no("heads that differ from block to block") };
+    let side = if wide { arch.hidden_size / attention.num_heads } else { attention.head_dim };
     if !gguf.scales && (arch.attention_scale - (side as f64).powf(-0.5)).abs() > 1e-6 {
         return no(&format!("scores scaled by {}", arch.attention_scale));
     }
@@ -218,18 +227,18 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         return no("an output head with its own matrix");
     }
     let windows = |rule: &fn(usize) -> bool| {
-        arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
+        arch.attentions().enumerate().all(|(layer, attention)| attention.window.is_some() == rule(layer))
     };
     // A window at least as long as the context has no effect.
-    let none = || arch.blocks.iter().all(|block| block.window.is_none_or(|it| it >= arch.max_position_embeddings));
+    let none = || arch.attentions().all(|it| it.window.is_none_or(|window| window >= arch.max_position_embeddings));
     if !(gguf.windows.iter().any(windows) || gguf.windows.is_empty() && none()) {
         return no("a sliding window in these blocks");
     }
-    if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == (gguf.turns)(layer)) {
+    if !arch.attentions().enumerate().all(|(layer, attention)| attention.rope.is_some() == (gguf.turns)(layer)) {
         return no("positions in only some blocks");
     }
     if let Some(experts) = &arch.experts {
-        if !arch.blocks.iter().all(|block| block.sparse) {
+        if !arch.blocks.iter().all(BlockSpec::has_experts) {
             return no("dense blocks between expert blocks");
         }
         if experts.normalised != gguf.normalised {
@@ -242,7 +251,7 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
         RopeScaling::LongRope { .. } if lacks("longrope") => no("rope_type longrope"),
         RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
-        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("partial rotary embeddings"),
+        _ if rope.rotary_dim != attention.head_dim && lacks("partial") => no("partial rotary embeddings"),
         _ => Ok(()),
     }
 }

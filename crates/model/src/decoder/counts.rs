@@ -1,7 +1,6 @@
 //! A pass on the meta device: which buffers it takes.
-use super::{Feed, Model};
+use super::Model;
 use crate::grads::Grads;
-use crate::moe::Moe;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::{Batch, IGNORE};
@@ -29,21 +28,14 @@ fn counts(counts: impl Iterator<Item = (usize, usize)>) -> Counts {
 }
 
 impl Model {
-    fn moes(&self) -> impl Iterator<Item = (usize, &Moe)> {
-        self.blocks.iter().enumerate().filter_map(|(index, block)| match &block.feed {
-            Feed::Sparse(moe) => Some((index, &**moe)),
-            Feed::Dense(_) => None,
-        })
-    }
-
     /// Whether a block's second branch computes labelled tokens only.
     fn computes_labelled(&self, block: usize) -> bool {
-        block + 1 == self.blocks.len() && self.balance().is_none()
+        self.blocks.picks_rows(block, self.balance().is_some())
     }
 
     /// The buffers of a pass of so many tokens as they are now.
     pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
-        let experts = self.moes().map(|(index, moe)| {
+        let experts = self.blocks.experts().map(|(index, moe)| {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
             moe.pool.counts((tokens * moe.per_token).div_ceil(moe.experts.len()).max(1))
         });
@@ -56,8 +48,8 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn buffer_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
         let Walk { tokens, labelled, full, none, .. } = *walk;
-        self.checkpointing = Checkpointing::Blocks { full, none };
-        self.narrow = match (walk.narrow, walk.rounds_gradients) {
+        self.blocks.checkpointing = Checkpointing::Blocks { full, none };
+        self.blocks.narrow = match (walk.narrow, walk.rounds_gradients) {
             (true, true) => Some(Half::F16),
             (true, false) => Some(Half::Bf16),
             (false, _) => None,
@@ -68,7 +60,7 @@ impl Model {
         let batch = Batch { tokens: vec![0; tokens], targets, cu_seqlens: vec![0, tokens], ..Batch::default() };
         self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::on_meta())?;
         let (then, now) = (std::mem::take(&mut self.at_head), self.buffers(tokens, labelled));
-        let experts = self.moes().zip(then.experts.iter().zip(&now.experts));
+        let experts = self.blocks.experts().zip(then.experts.iter().zip(&now.experts));
         let experts = experts.map(|((index, _), (then, now))| ExpertCounts {
             saved: in_use(then),
             all: all(now),

@@ -1,8 +1,9 @@
 //! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
 //! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
 use super::Model;
-use crate::block::Block;
-use crate::pass::Layout;
+use crate::attention::Attention;
+use crate::blocks::Walk;
+use crate::pass::{BlockRows, Layout, Pass};
 use std::ops::Range;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
@@ -17,7 +18,8 @@ use tunesmith_ops::par;
 #[derive(Debug, Clone)]
 pub struct TextCache {
     tokens: Vec<u32>,
-    blocks: Vec<KeyValues>,
+    /// Of each attention, in the order of the blocks.
+    layers: Vec<KeyValues>,
 }
 
 impl TextCache {
@@ -28,19 +30,19 @@ impl TextCache {
 
     /// Bytes of keys and values.
     pub fn bytes(&self) -> usize {
-        self.blocks.iter().map(KeyValues::bytes).sum()
+        self.layers.iter().map(KeyValues::bytes).sum()
     }
 
     /// Gives up what it holds, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
-        self.blocks.iter_mut().for_each(KeyValues::clear);
+        self.layers.iter_mut().for_each(KeyValues::clear);
         std::mem::take(&mut self.tokens)
     }
 
     /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
     pub fn truncate(&mut self, length: usize) -> bool {
         self.tokens.truncate(length);
-        self.blocks.iter_mut().all(|block| block.truncate(length))
+        self.layers.iter_mut().all(|layer| layer.truncate(length))
     }
 }
 
@@ -78,8 +80,8 @@ impl Logits {
 impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
-        let of = |block: &Block| KeyValues::new(block.attention.heads, block.attention.how.window);
-        TextCache { tokens: Vec::new(), blocks: self.blocks.iter().map(of).collect() }
+        let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
+        TextCache { tokens: Vec::new(), layers: self.blocks.attentions().map(of).collect() }
     }
 
     /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
@@ -104,10 +106,10 @@ impl Model {
             let mut start = cache.tokens.len();
             cache.tokens.extend(*new);
             if self.turns_otherwise(start, cache.tokens.len()) {
-                cache.blocks = self.cache().blocks;
+                cache.layers = self.cache().layers;
                 start = 0;
             }
-            growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
+            growth.push(Growth { layers: &mut cache.layers, tokens: &cache.tokens, start });
         }
         if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -133,20 +135,19 @@ impl Model {
         let fresh = positions.iter().all(|range| range.start == 0);
         let single = positions.iter().all(|range| range.len() == 1);
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
-        let last = self.blocks.len() - 1;
         let values = self.params.values();
-        let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
-        for (index, block) in self.blocks.iter().enumerate() {
-            let rows = if index == last { layout.last_block() } else { layout.block() };
-            let (heads, how) = (block.attention.heads, block.attention.how);
-            let mix = |q: &Activation, k: &Activation, v: &Activation| {
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
+        let x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
+        let mut attend = |attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>| {
+            let (layer, heads, how) = (attention.layer, attention.heads, attention.how);
+            attention.forward_by(pass, h, rows, |q, k, v| {
                 let mut start = 0;
                 for text in texts.iter_mut() {
                     let count = text.fresh().len();
-                    text.blocks[index].append(k, v, start, count);
+                    text.layers[layer].append(k, v, start, count);
                     start += count;
                 }
-                let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.blocks[index]).collect();
+                let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.layers[layer]).collect();
                 let mixed = if single {
                     (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
                 } else if fresh {
@@ -156,22 +157,19 @@ impl Model {
                     attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 for text in texts.iter_mut() {
-                    text.blocks[index].trim();
+                    text.layers[layer].trim();
                 }
                 mixed
-            };
-            x = self.shards.at(index + 1, values, &pass, |pass| {
-                let attend = |h: &Activation| block.attention.forward_by(pass, h, rows, mix);
-                block.forward_by(pass, &x, attend, rows.outputs, false).0
-            })?;
-        }
+            })
+        };
+        let x = self.blocks.forward_by(&walk, &pass, x, &mut attend)?;
         self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
 }
 
 /// A text in a walk: what its blocks hold reaches to `start`.
 struct Growth<'a> {
-    blocks: &'a mut [KeyValues],
+    layers: &'a mut [KeyValues],
     tokens: &'a [u32],
     start: usize,
 }

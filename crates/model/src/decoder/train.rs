@@ -1,21 +1,17 @@
 //! Forward and backward for training.
 use super::{Model, labelled};
-use crate::block::Saved;
+use crate::blocks::Walk;
 use crate::grads::Grads;
 use crate::head::HeadResult;
-use crate::kept::Kept;
 use crate::params::Params;
 use crate::pass::{Drops, Layout, Pass};
 use crate::shards::Kind;
 use std::time::Instant;
 use tunesmith_base::error::Result;
 use tunesmith_base::memory;
-use tunesmith_config::Policy;
 use tunesmith_data::batch::Batch;
 use tunesmith_device::Device;
-use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
-use tunesmith_ops::narrow::{Half, Narrow};
 use tunesmith_ops::noise;
 
 impl Model {
@@ -77,8 +73,7 @@ impl Model {
         self.pool.reserve(tokens);
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
-        let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
-        uneven = Vec::new();
+        let slopes: Vec<f32>;
         let mut pass = Pass {
             values: self.values(values),
             pool: &self.pool,
@@ -86,36 +81,18 @@ impl Model {
             dropout: (self.dropout > 0.0).then_some(drops),
         };
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
-        let last = self.blocks.len() - 1;
         // The loss for uneven use of experts looks at every token, in the last block too.
         let balance = self.balance();
-        let rows_of = |index| if index == last && balance.is_none() { layout.last_block() } else { layout.block() };
+        let every_token = balance.is_some();
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token };
 
-        // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
+        // Forward.
         let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
         if let Some(alpha) = self.noise {
             let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
             noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
         }
-        let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
-        for (index, block) in self.blocks.iter().enumerate() {
-            let policy = self.checkpointing.of(index, self.blocks.len());
-            // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
-            let whole = policy == Policy::None && (self.narrow.is_none() || index == last);
-            let (y, saved) = self
-                .shards
-                .at(index + 1, values, &pass, |pass| block.forward_keeping(pass, &x, rows_of(index), whole))?;
-            if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
-                uneven.push(routing.load().collect());
-            }
-            let saved = (policy != Policy::Full || index == last).then_some(saved);
-            let input = std::mem::replace(&mut x, y);
-            let keep = |act| Kept::new(act, self.narrow.filter(|_| index != last));
-            kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
-        }
-        if balance.is_some() {
-            x = x.gather(&rows);
-        }
+        let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
         if self.pool.device() != Device::Cpu {
             self.at_head = self.buffers(tokens, rows.len());
@@ -129,7 +106,7 @@ impl Model {
             grads.open(embedding.clone());
         }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let HeadResult { mut total, right, dx: mut dy } =
+        let HeadResult { mut total, right, dx: dy } =
             self.shards.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
                 self.head.weight.refresh(pass.values);
                 let weights: Vec<f32> = if batch.weights.is_empty() {
@@ -142,54 +119,28 @@ impl Model {
         drop(x);
         self.right += if self.head.counts { right as u64 } else { 0 };
         if let Some(coefficient) = balance {
-            dy = dy.scatter(&rows, batch.tokens.len());
-            let (loss, slope) = balance_loss(&uneven, batch.tokens.len());
+            let (loss, slope) = balance_loss(&trace.loads, batch.tokens.len());
             let weight = coefficient * f64::from(share);
             total += loss * weight / f64::from(plain_scale);
             let weight = weight * f64::from(self.loss_scale);
             slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
             pass.balance = Some(&slopes);
         }
-        dy = self.rounded(dy);
         grads.close(&head)?;
         self.phases.head += lap();
 
         // Backward.
         let trains_embedding = self.embedding.trains();
-        for (index, block) in self.blocks.iter().enumerate().rev() {
-            let Some((x, saved)) = kept.pop().flatten() else { break };
-            let segment = params.segment(index + 1);
-            grads.open(segment.clone());
-            let x = x.restore();
-            let want_dx = index > self.lowest || trains_embedding;
-            // None only at the lowest block, where nothing below is trained.
-            let dx = self.shards.at(index + 1, values, &pass, |pass| {
-                let saved = match saved {
-                    Some(saved) => saved.map(&Kept::restore),
-                    None => block.forward(pass, &x, rows_of(index)).1,
-                };
-                block.backward(pass, &x, saved, dy, rows_of(index), want_dx, grads)
-            })?;
-            dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
-            grads.close(&segment)?;
-        }
-        if trains_embedding {
+        let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_embedding, grads)?;
+        if let Some(dx) = dx.filter(|_| trains_embedding) {
             let scale = self.arch.embedding_scale as f32;
             grads.open(embedding.clone());
-            self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
+            self.embedding.add_embedding_gradient(&dx, &batch.tokens, scale, self.arch.pad_token_id, grads);
             grads.close(&embedding)?;
         }
-        drop((dy, layout));
+        drop(layout);
         self.phases.backward += lap();
         Ok(total)
-    }
-
-    /// A gradient between blocks as it is kept: in float16 where activations are.
-    fn rounded(&self, gradient: Activation) -> Activation {
-        match self.narrow {
-            Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
-            _ => gradient,
-        }
     }
 }
 

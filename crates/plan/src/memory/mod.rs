@@ -18,7 +18,7 @@ use pool::{LANES, Layout, bytes};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use tunesmith_config::arch::Arch;
+use tunesmith_config::arch::AttentionSpec;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
 /// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
@@ -322,12 +322,16 @@ impl<'a> Predictor<'a> {
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
         let Walked { kept, pools, head } = self.activations(pass);
-        let query = (arch.num_attention_heads * arch.head_dim) as u64;
+        let query = arch.attentions().map(AttentionSpec::query_size).max().unwrap_or(0) as u64;
         let values = 4 * job.trained.values;
         let (attention, program, trained) = match self.device {
             Device::Cpu => {
-                let threads = job.threads.min(arch.num_key_value_heads * pass.tokens.div_ceil(pass.longest) as usize);
-                (threads as u64 * attention_scratch(arch, pass.longest), PROGRAM + job.companions, values)
+                let scratch = |attention: &AttentionSpec| {
+                    let tasks = attention.num_kv_heads * pass.tokens.div_ceil(pass.longest) as usize;
+                    job.threads.min(tasks) as u64 * attention_scratch(attention.head_dim, pass.longest)
+                };
+                let most = arch.attentions().map(scratch).max().unwrap_or(0);
+                (most, PROGRAM + job.companions, values)
             }
             // The gradient of the queries is summed in f32; products take a copy of the trained values in bf16.
             Device::Gpu => (4 * query * pass.tokens + self.dequantized, CUDA_CONTEXT, values + values / 2),
@@ -360,10 +364,10 @@ pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
-/// Bytes of a thread's scratch memory in attention's backward pass, for rows of `longest` tokens
+/// Bytes of a thread's scratch memory in attention's backward pass, for heads of that size and rows of `longest` tokens
 /// (`ops::attention::backward`).
-fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
+fn attention_scratch(head_dim: usize, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);
     let block = 2 * 8 * LANES * LANES;
-    4 * (8 * tokens * arch.head_dim as u64 + 2 * tokens + 3 * block)
+    4 * (8 * tokens * head_dim as u64 + 2 * tokens + 3 * block)
 }

@@ -1,0 +1,229 @@
+//! Blocks in a row on one residual stream: those of a decoder or of an encoder. Here is the walk over them, in all its
+//! forms: for evaluation, for text that grows, and forward and backward for training.
+use super::attention::Attention;
+use super::block::{Block, Saved};
+use super::branch::{Attend, Part};
+use super::grads::Grads;
+use super::kept::Kept;
+use super::moe::Moe;
+use super::params::Params;
+use super::pass::{BlockRows, Layout, Pass};
+use super::shards::Shards;
+use tunesmith_base::error::Result;
+use tunesmith_config::{Checkpointing, Policy};
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::narrow::{Half, Narrow};
+
+#[derive(Debug)]
+pub struct Blocks {
+    blocks: Vec<Block>,
+    /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow.
+    first_segment: usize,
+    /// The lowest block that trains anything: backward stops there.
+    lowest: usize,
+    /// What each block keeps for backward.
+    pub checkpointing: Checkpointing,
+    /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
+    pub narrow: Option<Half>,
+}
+
+/// What a walk needs beside its pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Walk<'a> {
+    pub shards: &'a Shards,
+    /// The trained values that this rank keeps.
+    pub values: &'a [f32],
+    pub layout: &'a Layout,
+    /// Whether the last block computes every token, though only some are asked for: a loss looks at its experts.
+    pub every_token: bool,
+}
+
+/// What a training walk keeps for its way back.
+#[derive(Debug)]
+pub struct Trace {
+    /// The tokens of the walk.
+    tokens: usize,
+    /// Of each block its input, and what it computed unless that is done again; none where backward does not come.
+    blocks: Vec<Option<(Kept, Option<Saved<Kept>>)>>,
+    /// Of each block with experts, where a balance loss asks for it: each expert's tokens and summed probabilities.
+    pub loads: Vec<Vec<(f64, f64)>>,
+}
+
+/// Attention over the batch.
+fn over_batch(attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> super::attention::Saved {
+    attention.forward(pass, h, rows)
+}
+
+impl Blocks {
+    /// `blocks` have the segments from `first_segment` on. Backward goes down to the lowest that trains, or to the first
+    /// where `trains_below`.
+    pub fn new(
+        blocks: Vec<Block>,
+        first_segment: usize,
+        trains_below: bool,
+        checkpointing: Checkpointing,
+        narrow: Option<Half>,
+    ) -> Self {
+        let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
+        let lowest = if trains_below { 0 } else { lowest };
+        Self { blocks, first_segment, lowest, checkpointing, narrow }
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The segments that the forward walk reaches, in order, and then those that the backward walk reaches.
+    pub fn route(&self) -> [Vec<usize>; 2] {
+        let segment = |block: usize| self.first_segment + block;
+        [(0..self.len()).map(segment).collect(), (self.lowest..self.len()).rev().map(segment).collect()]
+    }
+
+    /// The attention of each block that has one, in order.
+    pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
+        let branches = self.blocks.iter().flat_map(|block| &block.branches);
+        branches.filter_map(|branch| match &branch.part {
+            Part::Attention(attention) => Some(&**attention),
+            Part::Mlp(_) | Part::Experts(_) => None,
+        })
+    }
+
+    /// The blocks with experts: their numbers and the experts.
+    pub fn experts(&self) -> impl Iterator<Item = (usize, &Moe)> {
+        self.blocks.iter().enumerate().filter_map(|(index, block)| Some((index, block.experts()?)))
+    }
+
+    /// Whether a block computes the tokens that are asked for and no others.
+    pub fn picks_rows(&self, index: usize, every_token: bool) -> bool {
+        index + 1 == self.len() && !every_token && self.blocks[index].picks_rows()
+    }
+
+    fn rows<'l>(&self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
+        if self.picks_rows(index, walk.every_token) { walk.layout.last_block() } else { walk.layout.block() }
+    }
+
+    /// The tokens that are asked for and that the last block did not pick.
+    fn left_to_pick<'l>(&self, walk: &Walk<'l>) -> Option<&'l [usize]> {
+        let picked = self.len().checked_sub(1).is_some_and(|last| self.picks_rows(last, walk.every_token));
+        if picked { None } else { walk.layout.picked() }
+    }
+
+    fn pick(&self, walk: &Walk<'_>, x: Activation) -> Activation {
+        match self.left_to_pick(walk) {
+            Some(rows) => x.gather(rows),
+            None => x,
+        }
+    }
+
+    /// From `x [tokens, hidden]` to the last block's output at the tokens that are asked for, over the batch.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`]: a rank that has a share of the weights is gone.
+    pub fn forward(&self, walk: &Walk<'_>, pass: &Pass<'_>, x: Activation) -> Result<Activation> {
+        self.forward_by(walk, pass, x, &mut over_batch)
+    }
+
+    /// As [`Blocks::forward`], with `attend` in the place of attention over the batch.
+    ///
+    /// # Errors
+    /// As [`Blocks::forward`].
+    pub fn forward_by(
+        &self,
+        walk: &Walk<'_>,
+        pass: &Pass<'_>,
+        mut x: Activation,
+        attend: &mut Attend<'_>,
+    ) -> Result<Activation> {
+        for (index, block) in self.blocks.iter().enumerate() {
+            let rows = self.rows(walk, index);
+            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, attend).0;
+            x = walk.shards.at(self.first_segment + index, walk.values, pass, forward)?;
+        }
+        Ok(self.pick(walk, x))
+    }
+
+    /// As [`Blocks::forward`], for training: a block's input is kept where backward comes by, and what it computed unless that
+    /// is done again. With `loads` the trace has those of the experts.
+    ///
+    /// # Errors
+    /// As [`Blocks::forward`].
+    pub fn forward_keeping(
+        &self,
+        walk: &Walk<'_>,
+        pass: &Pass<'_>,
+        mut x: Activation,
+        loads: bool,
+    ) -> Result<(Activation, Trace)> {
+        let mut trace = Trace { tokens: x.tokens(), blocks: Vec::with_capacity(self.len()), loads: Vec::new() };
+        for (index, block) in self.blocks.iter().enumerate() {
+            let is_last = index + 1 == self.len();
+            let policy = self.checkpointing.of(index, self.len());
+            // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
+            let whole = policy == Policy::None && (self.narrow.is_none() || is_last);
+            let rows = self.rows(walk, index);
+            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut over_batch);
+            let (y, saved) = walk.shards.at(self.first_segment + index, walk.values, pass, forward)?;
+            if let (Some(routing), true) = (saved.routing(), loads) {
+                trace.loads.push(routing.load().collect());
+            }
+            let saved = (policy != Policy::Full || is_last).then_some(saved);
+            let input = std::mem::replace(&mut x, y);
+            let keep = |act| Kept::new(act, self.narrow.filter(|_| !is_last));
+            trace.blocks.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
+        }
+        Ok((self.pick(walk, x), trace))
+    }
+
+    /// From the gradient of [`Blocks::forward_keeping`]'s output to that of its input, or none if `want_dx` is false. Opens and
+    /// closes each block's segment in `grads`.
+    ///
+    /// # Errors
+    /// As [`Blocks::forward`], and those of whoever takes the gradients.
+    pub fn backward(
+        &self,
+        walk: &Walk<'_>,
+        pass: &Pass<'_>,
+        trace: Trace,
+        dy: Activation,
+        params: &Params,
+        want_dx: bool,
+        grads: &mut Grads<'_>,
+    ) -> Result<Option<Activation>> {
+        let Trace { tokens, blocks: mut kept, .. } = trace;
+        let mut dy = self.rounded(match self.left_to_pick(walk) {
+            Some(rows) => dy.scatter(rows, tokens),
+            None => dy,
+        });
+        for (index, block) in self.blocks.iter().enumerate().rev() {
+            let Some((x, saved)) = kept.pop().flatten() else { break };
+            let number = self.first_segment + index;
+            let segment = params.segment(number);
+            grads.open(segment.clone());
+            let (x, rows) = (x.restore(), self.rows(walk, index));
+            let want_dx = index > self.lowest || want_dx;
+            // None only at the lowest block, where nothing below is trained.
+            let dx = walk.shards.at(number, walk.values, pass, |pass| {
+                let saved = match saved {
+                    Some(saved) => saved.map(&Kept::restore),
+                    None => block.forward(pass, &x, rows, false, &mut over_batch).1,
+                };
+                block.backward(pass, &x, saved, dy, rows, want_dx, grads)
+            })?;
+            grads.close(&segment)?;
+            match dx {
+                Some(dx) => dy = self.rounded(dx),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(dy))
+    }
+
+    /// A gradient between blocks as it is kept: in float16 where activations are.
+    fn rounded(&self, gradient: Activation) -> Activation {
+        match self.narrow {
+            Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
+            _ => gradient,
+        }
+    }
+}

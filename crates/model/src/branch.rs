@@ -1,0 +1,271 @@
+//! A branch of a block: a norm, the part that computes, and how its output joins the residual stream.
+use super::attention::{self, Attention};
+use super::grads::Grads;
+use super::linear::{self, Input, Linear};
+use super::mlp::{self, Mlp};
+use super::moe::{self, Moe};
+use super::norm::Norm;
+use super::pass::{BlockRows, Pass};
+use super::weight::Weight;
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::elementwise;
+use tunesmith_ops::route::Routing;
+
+/// `y = join(x, part(norm(x)))`, from `[tokens, hidden]` to `[rows, hidden]`: attention may give an output for some
+/// tokens only ([`super::pass::Rows::picked`]).
+#[derive(Debug)]
+pub struct Branch {
+    pub norm: Option<Norm>,
+    pub part: Part,
+    pub join: Join,
+}
+
+/// What a branch computes.
+#[derive(Debug)]
+pub enum Part {
+    /// The only part in which a token sees others.
+    Attention(Box<Attention>),
+    Mlp(Box<Mlp>),
+    Experts(Box<Moe>),
+}
+
+/// How a branch joins the residual stream.
+#[derive(Debug)]
+pub enum Join {
+    /// `x + y`, in one with the branch's last product.
+    Plain,
+    /// `x + factor y`: Granite has a residual multiplier.
+    Scaled(f32),
+    /// `x + norm(y)`. Gemma 2, OLMo 2.
+    Normed(Norm),
+}
+
+/// How an attention computes its mixed values from the branch's normed input: over the batch, or over what caches hold.
+pub type Attend<'a> = dyn FnMut(&Attention, &Pass<'_>, &Activation, BlockRows<'_>) -> attention::Saved + 'a;
+
+/// What a norm behind a branch needs in backward: its input and `rstd`.
+type Raw<T = Activation> = Option<(T, Activation)>;
+
+/// What forward keeps for backward, beside the branch's input.
+#[derive(Debug)]
+pub struct Saved<T = Activation> {
+    /// The normed input, where it is kept.
+    normed: Option<T>,
+    rstd: Option<Activation>,
+    part: PartSaved<T>,
+    raw: Raw<T>,
+}
+
+/// What a part keeps for backward.
+#[derive(Debug)]
+enum PartSaved<T> {
+    /// With what its output projection keeps.
+    Attention(attention::Saved<T>, Option<linear::Saved<T>>),
+    /// With what `down` keeps, and what it took, where that is kept.
+    Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
+    Experts(moe::Saved<T>),
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        let extra = |extra: Option<linear::Saved<T>>| extra.map(|extra| extra.map(f));
+        Saved {
+            normed: self.normed.map(f),
+            rstd: self.rstd,
+            part: match self.part {
+                PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
+                PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
+                PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
+            },
+            raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
+        }
+    }
+
+    /// Which experts the tokens went to, in a branch of experts.
+    pub const fn routing(&self) -> Option<&Routing> {
+        match &self.part {
+            PartSaved::Attention(..) | PartSaved::Mlp(..) => None,
+            PartSaved::Experts(saved) => Some(&saved.routing),
+        }
+    }
+}
+
+impl Join {
+    /// The stream `x` with the branch that ends in `last(input)`.
+    fn forward(
+        &self,
+        pass: &Pass<'_>,
+        last: &Linear,
+        input: &Activation,
+        x: &Activation,
+    ) -> (Activation, Option<linear::Saved>, Raw) {
+        if let Self::Plain = self {
+            let (y, extra) = last.forward(pass, input, Some(x));
+            return (y, extra, None);
+        }
+        let (y, extra) = last.forward(pass, input, None);
+        let (y, raw) = self.add(pass, y, x);
+        (y, extra, raw)
+    }
+
+    /// The stream `x` with the branch that gave `y`.
+    fn add(&self, pass: &Pass<'_>, mut y: Activation, x: &Activation) -> (Activation, Raw) {
+        match self {
+            Self::Plain => {
+                elementwise::add(&mut y, x);
+                (y, None)
+            }
+            Self::Scaled(factor) => {
+                elementwise::scale_add(&mut y, *factor, x);
+                (y, None)
+            }
+            Self::Normed(norm) => {
+                let (mut normed, rstd) = norm.forward(pass, &y, 1);
+                elementwise::add(&mut normed, x);
+                (normed, Some((y, rstd)))
+            }
+        }
+    }
+
+    /// The gradient of the branch's output, where it isn't `dy` itself, that of the joined stream.
+    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Activation, grads: &mut Grads<'_>) -> Option<Activation> {
+        match (self, raw) {
+            (Self::Plain, _) => None,
+            (Self::Scaled(factor), _) => Some(elementwise::scaled(dy, *factor)),
+            (Self::Normed(norm), Some((raw, rstd))) => {
+                let mut d_last = dy.like();
+                norm.backward(pass, &raw, &rstd, dy, Some((&mut d_last, false)), grads);
+                Some(d_last)
+            }
+            (Self::Normed(_), None) => unreachable!("a norm keeps its input"),
+        }
+    }
+
+    const fn norm_mut(&mut self) -> Option<&mut Norm> {
+        match self {
+            Self::Normed(norm) => Some(norm),
+            Self::Plain | Self::Scaled(_) => None,
+        }
+    }
+
+    fn trains(&self) -> bool {
+        matches!(self, Self::Normed(norm) if norm.weight.trained().is_some())
+    }
+}
+
+impl Branch {
+    /// Every weight of the base, without those of adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let part = match &mut self.part {
+            Part::Attention(attention) => attention.weights_mut(),
+            Part::Mlp(mlp) => mlp.weights_mut().collect(),
+            Part::Experts(moe) => moe.weights_mut(),
+        };
+        let norms = self.norm.iter_mut().chain(self.join.norm_mut()).map(|norm| &mut norm.weight);
+        norms.chain(part).collect()
+    }
+
+    /// Whether anything in it is trained.
+    pub fn trains(&self) -> bool {
+        let part = match &self.part {
+            Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
+            Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
+            Part::Experts(moe) => moe.linears().any(Linear::trains),
+        };
+        part || self.trains_norm() || self.join.trains()
+    }
+
+    fn trains_norm(&self) -> bool {
+        self.norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some())
+    }
+
+    /// The stream behind the branch, and what backward needs. With `whole` that includes what backward would else compute
+    /// again at little cost: the normed input, and what the MLP's last product takes.
+    pub fn forward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        rows: BlockRows<'_>,
+        whole: bool,
+        attend: &mut Attend<'_>,
+    ) -> (Activation, Saved) {
+        let (h, rstd) = self.norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
+        let input = h.as_ref().unwrap_or(x);
+        match &self.part {
+            Part::Attention(attention) => {
+                let saved = attend(attention, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let picked = rows.outputs.picked.as_ref().map(|picked| x.gather(picked));
+                let stream = picked.as_ref().unwrap_or(x);
+                let (y, extra, raw) = self.join.forward(pass, &attention.o, &saved.mixed, stream);
+                (y, Saved { normed, rstd, part: PartSaved::Attention(saved, extra), raw })
+            }
+            Part::Mlp(mlp) => {
+                let saved = mlp.forward(pass, input);
+                let normed = h.filter(|_| whole);
+                let middle = mlp.middle(&saved);
+                let (y, extra, raw) = self.join.forward(pass, &mlp.down, &middle, x);
+                let part = PartSaved::Mlp(saved, extra, whole.then_some(middle));
+                (y, Saved { normed, rstd, part, raw })
+            }
+            Part::Experts(moe) => {
+                let (y, saved) = moe.forward(pass, input);
+                let normed = h.filter(|_| whole);
+                let (y, raw) = self.join.add(pass, y, x);
+                (y, Saved { normed, rstd, part: PartSaved::Experts(saved), raw })
+            }
+        }
+    }
+
+    /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        saved: Saved,
+        dy: Activation,
+        rows: BlockRows<'_>,
+        want_dx: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        let Saved { normed: kept, rstd, part, raw } = saved;
+        let norm = self.norm.as_ref().zip(rstd.as_ref());
+        let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
+        let d_last = self.join.backward(pass, raw, &dy, grads);
+        let d_part = d_last.as_ref().unwrap_or(&dy);
+        let dh = match (&self.part, part) {
+            (Part::Attention(attention), PartSaved::Attention(saved, extra)) => {
+                let mut d_mixed = saved.mixed.like();
+                let input = Input::new(&saved.mixed);
+                attention.o.backward(pass, &input, extra.as_ref(), d_part, Some((&mut d_mixed, false)), grads);
+                drop((input, d_last));
+                let (projected, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                let h = h.as_ref().unwrap_or(x);
+                attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?
+            }
+            (Part::Mlp(mlp), PartSaved::Mlp(mut saved, extra, middle)) => {
+                mlp.backward_down(pass, &mut saved, middle, extra.as_ref(), d_part, grads);
+                mlp.backward_gate_up(pass, again().as_ref().unwrap_or(x), saved, grads)
+            }
+            (Part::Experts(moe), PartSaved::Experts(saved)) => {
+                moe.backward(pass, again().as_ref().unwrap_or(x), saved, d_part, grads)
+            }
+            _ => unreachable!("a branch keeps its own kind"),
+        };
+        let picked = match &self.part {
+            Part::Attention(_) => rows.outputs.picked.as_ref(),
+            Part::Mlp(_) | Part::Experts(_) => None,
+        };
+        let mut dx = want_dx.then(|| match picked {
+            Some(picked) => dy.scatter(picked, x.tokens()),
+            None => dy,
+        });
+        match norm {
+            Some((norm, rstd)) => norm.backward(pass, x, rstd, &dh, dx.as_mut().map(|dx| (dx, true)), grads),
+            None => dx.iter_mut().for_each(|dx| elementwise::add(dx, &dh)),
+        }
+        dx
+    }
+}
