@@ -16,7 +16,7 @@ use crate::plan::strategies::{self, Batch, Machine, Row, Strategy};
 use crate::plan::{self, grouped, human_bytes};
 use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
-use crate::train::memory_prediction;
+use crate::train::memory_prediction::{self, OptimizerState};
 use crate::words::count;
 use std::path::{Path, PathBuf};
 
@@ -296,13 +296,13 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
 
 fn optimizers(config: &Config, arch: &Arch) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
-    let mut states = Vec::new();
+    let (mut states, trained) = (Vec::new(), OptimizerState::of(config, arch)?);
     for &optim in Optim::ALL {
         let mut other = config.clone();
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
         }
-        match memory_prediction::optimizer_bytes(&other, arch) {
+        match trained.bytes(&other) {
             Ok(bytes) => states.push((optim.to_string(), bytes.state + bytes.average)),
             Err(error) if optim == config.train.optim => return Err(error),
             // Another optimizer may contradict other settings; it is left out.

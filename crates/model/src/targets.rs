@@ -108,6 +108,9 @@ impl Targets {
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
     pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
+        if self.modules_to_save.is_empty() && arch.score.is_none() {
+            return Ok(Vec::new());
+        }
         let modules = modules(arch);
         let mut saved = BTreeSet::new();
         for entry in &self.modules_to_save {
@@ -176,12 +179,15 @@ impl Targets {
     /// # Errors
     /// As [`Targets::saved_tensors`].
     pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let (saved, biases) = (self.saved_tensors(arch)?, self.biases(arch, placements));
+        if saved.is_empty() && biases.is_empty() {
+            return self.token_tensors(arch);
+        }
         let sizes: BTreeMap<String, Vec<usize>> =
             arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
         let shape = |name: &str| sizes.get(name).cloned().unwrap_or_default();
-        let saved = self.saved_tensors(arch)?.into_iter();
-        let mut tensors: Vec<_> = saved.map(|name| (peft_name(&name), shape(&name))).collect();
-        let biases = self.biases(arch, placements).into_iter().map(|(tensor, name)| (name, shape(&tensor)));
+        let mut tensors: Vec<_> = saved.into_iter().map(|name| (peft_name(&name), shape(&name))).collect();
+        let biases = biases.into_iter().map(|(tensor, name)| (name, shape(&tensor)));
         // A bias may belong to a module of `modules_to_save`.
         let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
         tensors.extend(biases);
@@ -211,6 +217,9 @@ impl Targets {
 
     /// The biases that are trained: the tensor, and its name in an adapter's file.
     fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
+        if self.bias == Bias::None {
+            return Vec::new();
+        }
         let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();
         let biases = arch.tensors().into_iter().map(|spec| spec.name);
         let named = biases.filter_map(|name| {

@@ -72,7 +72,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 .collect(),
             keeps_start: takes,
         },
-        optimizer: optimizer(config, tensors, threads)?,
+        optimizer: OptimizerState::new(tensors).bytes(config)?,
         full,
         none,
         narrow: config.train.bf16 || config.train.fp16,
@@ -85,13 +85,48 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     })
 }
 
-/// Bytes of the optimizer of a configuration.
-///
-/// # Errors
-/// As [`job`].
-pub fn optimizer_bytes(config: &Config, arch: &Arch) -> Result<OptimizerBytes> {
-    let placements = targets::placed(arch, &config.tuning)?;
-    optimizer(config, trainable::tensors(config, arch, &placements)?, threads(config))
+/// The trained tensors of a run as its optimizer sees them.
+#[derive(Debug)]
+pub struct OptimizerState(Vec<Slot>);
+
+impl OptimizerState {
+    /// For trained tensors of these names and shapes.
+    pub(crate) fn new(tensors: Vec<(String, Vec<usize>)>) -> Self {
+        let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
+        Self(tensors.into_iter().map(slot).collect())
+    }
+
+    /// For the tensors that `config` trains.
+    ///
+    /// # Errors
+    /// As [`job`].
+    pub fn of(config: &Config, arch: &Arch) -> Result<Self> {
+        let placements = targets::placed(arch, &config.tuning)?;
+        Ok(Self::new(trainable::tensors(config, arch, &placements)?))
+    }
+
+    /// The bytes that the optimizer of `config` needs for them.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: an argument that the optimizer cannot have.
+    pub fn bytes(&self, config: &Config) -> Result<OptimizerBytes> {
+        let rule = optim::rule(&config.train)?;
+        let values = 4 * self.0.iter().map(|slot| slot.count() as u64).sum::<u64>();
+        // Each thread updates one tensor at a time.
+        let mut scratch: Vec<u64> = self.0.iter().map(|slot| rule.scratch(slot)).collect();
+        scratch.sort_unstable_by(|one, other| other.cmp(one));
+        let state = state_bytes(rule.as_ref(), &self.0);
+        let average = if config.train.ema_decay.is_some() { values } else { 0 };
+        let publishing = if rule.averages() { values } else { 0 };
+        let saves = config.train.save_async && config.train.save_strategy != SaveStrategy::No;
+        Ok(OptimizerBytes {
+            state,
+            average,
+            scratch: scratch.into_iter().take(threads(config)).sum(),
+            publishing,
+            saving: if saves { values + state + average + publishing } else { 0 },
+        })
+    }
 }
 
 /// The engine on the meta device; the model is built for the first pass.
@@ -134,31 +169,6 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
             let renamed = targets.renamed(arch, placements)?.into_iter().map(|(tensor, _)| tensor);
             targets.saved_tensors(arch)?.into_iter().chain(renamed).collect()
         }
-    })
-}
-
-/// Bytes of the optimizer for tensors of these names and shapes.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Config`]: the optimizer has no such arguments.
-pub(crate) fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
-    let rule = optim::rule(&config.train)?;
-    let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
-    let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
-    let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();
-    // Each thread updates one tensor at a time.
-    let mut scratch: Vec<u64> = slots.iter().map(|slot| rule.scratch(slot)).collect();
-    scratch.sort_unstable_by(|one, other| other.cmp(one));
-    let state = state_bytes(rule.as_ref(), &slots);
-    let average = if config.train.ema_decay.is_some() { values } else { 0 };
-    let publishing = if rule.averages() { values } else { 0 };
-    let saves = config.train.save_async && config.train.save_strategy != SaveStrategy::No;
-    Ok(OptimizerBytes {
-        state,
-        average,
-        scratch: scratch.into_iter().take(threads).sum(),
-        publishing,
-        saving: if saves { values + state + average + publishing } else { 0 },
     })
 }
 

@@ -2,7 +2,7 @@
 //! [`ModelSource::load`].
 use std::path::{Path, PathBuf};
 
-use super::memory_prediction::{self, MemoryModel};
+use super::memory_prediction::{MemoryModel, OptimizerState};
 use super::{adapter, classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
@@ -128,7 +128,7 @@ impl Described {
         if let Some(note) = trainable::peft_warning(&arch, &trained) {
             observer.event(&Event::Notice(note));
         }
-        let optimizer = memory_prediction::optimizer(&config, trained.clone(), memory_prediction::threads(&config))?;
+        let optimizer = OptimizerState::new(trained.clone()).bytes(&config)?;
         if let Some(snapshot) = &snapshot {
             config.model.revision = Some(snapshot.commit.clone());
             if config.model.init == Init::Pretrained {

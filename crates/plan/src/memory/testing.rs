@@ -3,6 +3,7 @@ use super::*;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use tunesmith_config::arch::Arch;
 
 /// Three blocks of Llama's form, with a large vocabulary.
 pub fn arch() -> Arch {
