@@ -24,19 +24,10 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
                     let mut out = added.copy();
                     let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }];
                     matmul(&mut out, init, &terms);
-                    for t in 0..tokens {
-                        for m in 0..rows {
-                            let start = [0.0, bias[m], addend[t * rows + m], addend[t * rows + m]][case];
-                            let mut sum = f64::from(start);
-                            for k in 0..depth {
-                                sum += f64::from(w[m * depth + k]) * f64::from(x[t * depth + k]);
-                            }
-                            for k in 0..5 {
-                                sum += f64::from(b[m * 5 + k]) * f64::from(z[t * 5 + k]);
-                            }
-                            let got = f64::from(out.at(t, m));
-                            assert!((got - sum).abs() < 1e-4, "{level:?} {case} [{t},{m}]: {got} != {sum}");
-                        }
+                    let start = [vec![0.0; tokens * rows], bias.repeat(tokens), addend.clone(), addend.clone()];
+                    let expected = reference::matmul(&start[case], rows, &[(&w, &x, depth), (&b, &z, 5)]);
+                    for (at, (got, sum)) in out.to_rows().into_iter().zip(expected).enumerate() {
+                        assert!((f64::from(got) - sum).abs() < 1e-4, "{level:?} {case} [{at}]: {got} != {sum}");
                     }
                 }
             }
@@ -80,10 +71,10 @@ fn outer_equals_the_plain_sum_on_odd_sizes() {
             let (mut plain, mut turned) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
             outer(Target::Rows((&mut plain).into()), &ya, &xt);
             outer(Target::Transposed((&mut turned).into()), &ya, &xt);
+            let expected = reference::outer(&y, rows, &x, cols);
             for m in 0..rows {
                 for n in 0..cols {
-                    let sum: f64 =
-                        1.0 + (0..tokens).map(|t| f64::from(y[t * rows + m]) * f64::from(x[t * cols + n])).sum::<f64>();
+                    let sum = 1.0 + expected[m * cols + n];
                     assert!((f64::from(plain[m * cols + n]) - sum).abs() < 1e-4, "{level:?} rows [{m},{n}]");
                     assert!((f64::from(turned[n * rows + m]) - sum).abs() < 1e-4, "{level:?} turned [{m},{n}]");
                 }

@@ -1,8 +1,8 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
-use super::operands::{DEPTH, Init, Store, TASK_ROWS, Term, holds};
 use super::quantized::{self, Strip};
-use super::{tile, tile_rows, vector, with_tile};
+use super::{DEPTH, TASK_ROWS, tile, tile_rows, vector, with_tile};
 use crate::activation::{Activation, LANES};
+use crate::gemm::{Init, Store, Term};
 use crate::par;
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
@@ -201,7 +201,7 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`], and the panels `p0..p1` are some of `out`, and no
-/// other task has them. `job` has passed the checks of [`matmul`].
+/// other task has them. `job` has passed the checks of `gemm::matmul`.
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
     let blocks = job.first.depth.div_ceil(DEPTH).max(1);
@@ -281,20 +281,10 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
 
 dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize); }
 
-/// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
-///
-/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. One or two terms.
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
+/// One or two terms, of which the second is in f32.
+pub(in crate::gemm) fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
     let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
     let raw = |term: &Term<'a>| {
-        let depth = term.x.features();
-        assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
-        assert!(rows > 0 && depth > 0, "no empty product");
-        let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
-        assert!(fits, "the matrix holds [{rows}, {depth}]");
         let (matrix, narrow, quantized) = match term.matrix.data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
@@ -310,7 +300,7 @@ pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
             col: term.matrix.col,
             x: term.x.ptr(),
             stride: term.x.stride(),
-            depth,
+            depth: term.x.features(),
             ahead: if panels == 1 && term.matrix.col == 1 && !matrix.is_null() {
                 TILE_ROWS * term.matrix.row
             } else {
@@ -318,10 +308,6 @@ pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
             },
         }
     };
-    assert!((1..=2).contains(&terms.len()), "one or two terms");
-    if out.is_meta() {
-        return;
-    }
     let second_is_wide = terms.get(1).is_none_or(|term| matches!(term.matrix.data, Store::F32(_)));
     assert!(second_is_wide, "only the first term's matrix may be narrower than f32");
     let mut job = Job {
@@ -335,15 +321,9 @@ pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
     };
     match init {
         Init::Zero => job.zero = true,
-        Init::Bias(bias) => {
-            assert_eq!(bias.len(), rows, "a bias for each row");
-            job.bias = bias.host().as_ptr();
-        }
+        Init::Bias(bias) => job.bias = bias.host().as_ptr(),
         Init::Out => {}
-        Init::Add(other) => {
-            assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
-            job.addend = other.ptr();
-        }
+        Init::Add(other) => job.addend = other.ptr(),
     }
     if vector::fits(out, terms) {
         return vector::multiply(out, init, terms);
@@ -362,7 +342,7 @@ pub fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
         // One panel uses each number once: the matrix is read as it lies in memory.
         for m in (m0..m1).step_by(if panels == 1 { TILE_ROWS } else { row_step }) {
             let end = if panels == 1 { m1.min(m + TILE_ROWS) } else { m1 };
-            // SAFETY: the assertions above hold the operands against `out`. The block lies within it, at most TASK_ROWS
+            // SAFETY: `gemm::matmul` has held the operands against `out`. The block lies within it, at most TASK_ROWS
             // rows; it is borrowed for writing, and tasks have different blocks.
             unsafe { matmul_block_at(job, m, end, p0, p1) };
         }

@@ -3,9 +3,9 @@
 //! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and lie in the
 //! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. It is what
 //! a token's step of generation consists of.
-use super::operands::{DEPTH, Init, Matrix, Store, Term};
-use super::quantized;
+use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
+use crate::gemm::{Init, Matrix, Store, Term};
 use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};
 use std::mem::MaybeUninit;
