@@ -28,7 +28,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Texts of several lengths go on together by pieces of several lengths; each text's logits are those of the text alone.
-fn check_cache(model: &Model) {
+pub fn check_cache(model: &Model) {
     let texts: Vec<Vec<u32>> = [(1, 40), (2, 23), (3, 61), (4, 17)].map(|(seed, length)| text(seed, length)).to_vec();
     let mut caches: Vec<_> = texts.iter().map(|_| model.cache()).collect();
     // How far each text is after each walk; a text that stays takes no part.

@@ -1,6 +1,7 @@
 //! The one integration-test binary: a module per subject.
 mod adapters;
 mod arch;
+mod blocks;
 mod checkpoint;
 mod classify;
 mod comm;

@@ -299,18 +299,15 @@ impl Arch {
         let linears = match part {
             PartSpec::Attention(attention) => {
                 let (query, key) = (attention.query_size(), attention.kv_size());
-                let mut linears = if self.fused {
-                    vec![("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias)]
-                } else {
-                    vec![
+                let mut linears = match (attention.kv_from, self.fused) {
+                    (Some(_), _) => vec![("self_attn.q_proj", query, hidden, self.qkv_bias)],
+                    (None, true) => vec![("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
+                    (None, false) => vec![
                         ("self_attn.q_proj", query, hidden, self.qkv_bias),
                         ("self_attn.k_proj", key, hidden, self.qkv_bias),
                         ("self_attn.v_proj", key, hidden, self.qkv_bias),
-                    ]
+                    ],
                 };
-                if attention.kv_from.is_some() {
-                    linears.truncate(1);
-                }
                 linears.push(("self_attn.o_proj", hidden, query, self.o_bias));
                 linears
             }

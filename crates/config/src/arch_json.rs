@@ -4,7 +4,7 @@
 //! change the numbers and is not implemented is refused by name.
 use std::path::Path;
 
-use super::arch::{Arch, Experts, TensorSpec};
+use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, TensorSpec};
 use super::families::family_of;
 use super::hf_json::{MAX_SIZE, Source, read_text};
 use super::tied;
@@ -55,19 +55,27 @@ impl Arch {
     }
 
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
-    fn check(&self, source: &Source<'_>) -> Result<()> {
+    fn check(&self, origin: &Source<'_>) -> Result<()> {
         for attention in self.attentions() {
             let (heads, kv, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
             if !heads.is_multiple_of(kv) {
                 return Err(
-                    source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
+                    origin.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
                 );
             }
             if heads * width > MAX_SIZE {
                 let found = heads * width;
                 return Err(
-                    source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}"))
+                    origin.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}"))
                 );
+            }
+        }
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let Some((attention, from)) = block.attention().and_then(|it| Some((it, it.kv_from?))) else { continue };
+            let keys = |it: &AttentionSpec| (it.num_kv_heads, it.head_dim);
+            let source = self.blocks[..layer].get(from).and_then(BlockSpec::attention);
+            if source.is_none_or(|source| source.kv_from.is_some() || keys(source) != keys(attention)) {
+                return Err(origin.error(format!("block {layer} cannot take the keys and values of block {from}")));
             }
         }
         // The largest block; its experts are counted, since a list of them could be huge.
@@ -82,7 +90,7 @@ impl Arch {
             layer.and_then(|layer| layer.checked_mul(self.num_hidden_layers)?.checked_add(rest)?.checked_mul(16));
         match bytes {
             Some(_) => Ok(()),
-            None => Err(source.error("the sizes describe a model beyond what this machine can address")),
+            None => Err(origin.error("the sizes describe a model beyond what this machine can address")),
         }
     }
 }

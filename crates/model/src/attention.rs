@@ -1,26 +1,22 @@
-//! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
+//! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o. An
+//! attention may take its keys and values from an earlier one.
 use super::grads::Grads;
-use super::linear::{self, Input, Linear};
+use super::linear::{self, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
+use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
-
-/// The projections to queries, keys and values.
-#[derive(Debug)]
-pub enum Qkv {
-    Apart(Box<[Linear; 3]>),
-    /// One, whose outputs lie side by side. Phi-3.
-    Fused(Box<Linear>),
-}
+use tunesmith_ops::elementwise;
 
 #[derive(Debug)]
 pub struct Attention {
-    /// To queries, keys and values.
     pub qkv: Qkv,
-    /// Norms on q and k, and over how many groups of features each.
-    pub qk_norm: Option<[(Norm, usize); 2]>,
+    /// The norm on q, and over how many groups of features.
+    pub q_norm: Option<(Norm, usize)>,
+    /// The same for k.
+    pub k_norm: Option<(Norm, usize)>,
     pub o: Linear,
     pub heads: Heads,
     /// Scale, cap and window of the scores.
@@ -29,65 +25,110 @@ pub struct Attention {
     pub rope: Option<usize>,
     /// Its number among the model's attentions, from 0: where caches hold its keys and values.
     pub layer: usize,
+    /// Whether later attentions take its keys and values.
+    pub shares: bool,
+}
+
+/// Where queries, keys and values come from.
+#[derive(Debug)]
+pub enum Qkv {
+    /// The attention's own projections.
+    Own(Projections<3>),
+    /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
+    Shared(Projections<1>, usize),
 }
 
 /// What forward keeps for backward; sums and roots of sums stay in f32.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
     q: T,
-    k: T,
-    v: T,
-    /// What a norm on q or k needs: its input and `rstd`.
-    raw: Option<[(T, Activation); 2]>,
+    /// Keys and values, unless [`super::shared_kv::SharedKeyValues`] holds them.
+    kv: Option<[T; 2]>,
+    /// What the norm on q needs: its input and `rstd`.
+    q_raw: Option<(T, Activation)>,
+    k_raw: Option<(T, Activation)>,
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Activation,
-    extra: [Option<linear::Saved<T>>; 3],
+    extra: Vec<Option<linear::Saved<T>>>,
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        let raw = |raw: Option<(T, Activation)>| raw.map(|(input, rstd)| (f(input), rstd));
         Saved {
             q: f(self.q),
-            k: f(self.k),
-            v: f(self.v),
-            raw: self.raw.map(|raw| raw.map(|(input, rstd)| (f(input), rstd))),
+            kv: self.kv.map(|kv| kv.map(f)),
+            q_raw: raw(self.q_raw),
+            k_raw: raw(self.k_raw),
             mixed: f(self.mixed),
             lse: self.lse,
-            extra: self.extra.map(|extra| extra.map(|extra| extra.map(f))),
+            extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
         }
     }
+}
+
+/// The gradients of what the projections gave.
+#[derive(Debug)]
+pub enum Projected {
+    /// Of queries, keys and values.
+    Own([Activation; 3]),
+    /// Of queries alone.
+    Query(Activation),
+}
+
+/// `x` normed in its place; returns what backward needs.
+fn normed(norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation) -> Option<(Activation, Activation)> {
+    let (norm, groups) = norm?;
+    let (new, rstd) = norm.forward(pass, x, *groups);
+    Some((std::mem::replace(x, new), rstd))
+}
+
+/// From the gradient of a norm's output to that of its input.
+fn norm_backward(
+    norm: Option<&(Norm, usize)>,
+    pass: &Pass<'_>,
+    raw: Option<&(Activation, Activation)>,
+    d: Activation,
+    grads: &mut Grads<'_>,
+) -> Activation {
+    let (Some((norm, _)), Some((raw, rstd))) = (norm, raw) else { return d };
+    let mut d_raw = d.like();
+    norm.backward(pass, raw, rstd, &d, Some((&mut d_raw, false)), grads);
+    d_raw
 }
 
 impl Attention {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        let qkv = match &mut self.qkv {
-            Qkv::Apart(linears) => &mut linears[..],
-            Qkv::Fused(linear) => std::slice::from_mut(&mut **linear),
+        let qkv: Vec<&mut Linear> = match &mut self.qkv {
+            Qkv::Own(projections) => projections.linears_mut().collect(),
+            Qkv::Shared(projections, _) => projections.linears_mut().collect(),
         };
-        let norms = self.qk_norm.iter_mut().flatten().map(|(norm, _)| &mut norm.weight);
-        qkv.iter_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
+        let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).map(|(norm, _)| &mut norm.weight);
+        qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let qkv = match &self.qkv {
-            Qkv::Apart(linears) => &linears[..],
-            Qkv::Fused(linear) => std::slice::from_ref(&**linear),
+        let qkv: Vec<&Linear> = match &self.qkv {
+            Qkv::Own(projections) => projections.linears().collect(),
+            Qkv::Shared(projections, _) => projections.linears().collect(),
         };
-        qkv.iter().chain([&self.o])
+        qkv.into_iter().chain([&self.o])
     }
 
     /// Whether a norm on q or k is trained.
     pub fn trains_norms(&self) -> bool {
-        self.qk_norm.iter().flatten().any(|(norm, _)| norm.weight.trained().is_some())
+        self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.weight.trained().is_some())
     }
 
-    /// Where q, k and v lie in the fused module's output.
-    fn columns(&self) -> [std::ops::Range<usize>; 3] {
-        let (query, key) = (self.heads.query * self.heads.head_dim, self.heads.kv * self.heads.head_dim);
-        [0..query, query..query + key, query + key..query + key + self.heads.kv * self.heads.v_head_dim]
+    /// The number of the attention that computes its keys and values.
+    pub const fn kv_layer(&self) -> usize {
+        match &self.qkv {
+            Qkv::Own(_) => self.layer,
+            Qkv::Shared(_, layer) => *layer,
+        }
     }
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
@@ -105,34 +146,38 @@ impl Attention {
         rows: BlockRows<'_>,
         mix: impl FnOnce(&Activation, &Activation, &Activation) -> (Activation, Activation),
     ) -> Saved {
-        let BlockRows { all, outputs: rows } = rows;
-        let ([mut q, mut k, v], extra) = match &self.qkv {
-            Qkv::Apart(linears) => {
-                let [to_q, to_k, to_v] = &**linears;
-                let (k, k_extra) = to_k.forward(pass, h, None);
-                let (v, v_extra) = to_v.forward(pass, h, None);
-                let picked = rows.picked.as_ref().map(|picked| h.gather(picked));
-                let (q, q_extra) = to_q.forward(pass, picked.as_ref().unwrap_or(h), None);
-                ([q, k, v], [q_extra, k_extra, v_extra])
+        let BlockRows { all, outputs: rows, shared } = rows;
+        let picked = rows.picked.as_deref();
+        let (mut q, own, extra) = match &self.qkv {
+            Qkv::Own(projections) => {
+                let ([q, k, v], extra) = projections.forward(pass, h, picked);
+                (q, Some([k, v]), extra)
             }
-            Qkv::Fused(linear) => {
-                let (y, extra) = linear.forward(pass, h, None);
-                let [q, k, v] = self.columns().map(|columns| y.columns(columns));
-                let q = rows.picked.as_ref().map_or_else(|| None, |picked| Some(q.gather(picked))).unwrap_or(q);
-                ([q, k, v], [extra, None, None])
+            Qkv::Shared(projections, _) => {
+                let ([q], extra) = projections.forward(pass, h, picked);
+                (q, None, extra)
             }
         };
-        let raw = self.qk_norm.as_ref().map(|[(q_norm, q_groups), (k_norm, k_groups)]| {
-            let (q_new, q_rstd) = q_norm.forward(pass, &q, *q_groups);
-            let (k_new, k_rstd) = k_norm.forward(pass, &k, *k_groups);
-            [(std::mem::replace(&mut q, q_new), q_rstd), (std::mem::replace(&mut k, k_new), k_rstd)]
-        });
+        let q_raw = normed(self.q_norm.as_ref(), pass, &mut q);
         if let Some(rope) = self.rope {
             rows.ropes[rope].forward(&mut q, self.heads.head_dim, 0);
+        }
+        let Some([mut k, v]) = own else {
+            let found = shared.get(self.kv_layer());
+            let (mixed, lse) = mix(&q, &found[0], &found[1]);
+            return Saved { q, kv: None, q_raw, k_raw: None, mixed, lse, extra };
+        };
+        let k_raw = normed(self.k_norm.as_ref(), pass, &mut k);
+        if let Some(rope) = self.rope {
             all.ropes[rope].forward(&mut k, self.heads.head_dim, 0);
         }
+        if self.shares {
+            let found = shared.put(self.layer, k, v);
+            let (mixed, lse) = mix(&q, &found[0], &found[1]);
+            return Saved { q, kv: None, q_raw, k_raw, mixed, lse, extra };
+        }
         let (mixed, lse) = mix(&q, &k, &v);
-        Saved { q, k, v, raw, mixed, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, lse, extra }
     }
 
     /// From `d_mixed`, the gradient of the mixed values, to that of q, k and v as the projections gave them.
@@ -143,69 +188,62 @@ impl Attention {
         d_mixed: Activation,
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> ([Activation; 3], [Option<linear::Saved>; 3]) {
-        let Saved { q, k, v, raw, mixed, lse, extra } = saved;
-        let forward = attention::Saved { q: &q, k: &k, v: &v, sinks: None, o: &mixed, lse: &lse };
-        let (mut dq, mut dk, dv) =
-            attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how, None);
-        drop((d_mixed, mixed, lse, q, k, v));
+    ) -> (Projected, Vec<Option<linear::Saved>>) {
+        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra } = saved;
+        let shared = match (&kv, self.shares) {
+            (Some(_), _) => None,
+            (None, true) => Some(rows.shared.take(self.layer)),
+            (None, false) => Some(rows.shared.get(self.kv_layer())),
+        };
+        let (mut dq, mut dk, mut dv) = {
+            let [k, v] = kv.as_ref().or(shared.as_deref()).expect("keys and values are with it or shared");
+            let forward = attention::Saved { q: &q, k, v, sinks: None, o: &mixed, lse: &lse };
+            attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how, None)
+        };
+        drop((d_mixed, mixed, lse, q, kv, shared));
         if let Some(rope) = self.rope {
             rows.outputs.ropes[rope].backward(&mut dq, self.heads.head_dim, 0);
+        }
+        let Qkv::Own(_) = &self.qkv else {
+            rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
+            let dq = norm_backward(self.q_norm.as_ref(), pass, q_raw.as_ref(), dq, grads);
+            return (Projected::Query(dq), extra);
+        };
+        if let Some([others_dk, others_dv]) = rows.shared.take_gradients(self.layer) {
+            elementwise::add(&mut dk, &others_dk);
+            elementwise::add(&mut dv, &others_dv);
+        }
+        if let Some(rope) = self.rope {
             rows.all.ropes[rope].backward(&mut dk, self.heads.head_dim, 0);
         }
-        if let (Some([(q_norm, _), (k_norm, _)]), Some([(q_raw, q_rstd), (k_raw, k_rstd)])) = (&self.qk_norm, &raw) {
-            let (mut dq_raw, mut dk_raw) = (dq.like(), dk.like());
-            q_norm.backward(pass, q_raw, q_rstd, &dq, Some((&mut dq_raw, false)), grads);
-            k_norm.backward(pass, k_raw, k_rstd, &dk, Some((&mut dk_raw, false)), grads);
-            (dq, dk) = (dq_raw, dk_raw);
-        }
-        ([dq, dk, dv], extra)
+        dq = norm_backward(self.q_norm.as_ref(), pass, q_raw.as_ref(), dq, grads);
+        dk = norm_backward(self.k_norm.as_ref(), pass, k_raw.as_ref(), dk, grads);
+        (Projected::Own([dq, dk, dv]), extra)
     }
 
     /// From the gradients of q, k and v to that of `h [tokens, hidden]`, or none if `want_dh` is false.
+    ///
+    /// # Panics
+    /// If the gradients are another attention's.
     pub fn backward_projections(
         &self,
         pass: &Pass<'_>,
         h: &Activation,
-        [dq, dk, dv]: [Activation; 3],
-        extra: &[Option<linear::Saved>; 3],
+        projected: Projected,
+        extra: &[Option<linear::Saved>],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        let [q_extra, k_extra, v_extra] = extra;
-        match &self.qkv {
-            Qkv::Apart(linears) => {
-                let [to_q, to_k, to_v] = &**linears;
-                let mut dh = if let Some(picked) = &rows.picked {
-                    let h = h.gather(picked);
-                    let mut dh = h.like();
-                    let to = want_dh.then_some((&mut dh, false));
-                    to_q.backward(pass, &Input::new(&h), q_extra.as_ref(), &dq, to, grads);
-                    want_dh.then(|| dh.scatter(picked, dk.tokens()))
-                } else {
-                    let mut dh = want_dh.then(|| h.like());
-                    let to = dh.as_mut().map(|dh| (dh, false));
-                    to_q.backward(pass, &Input::new(h), q_extra.as_ref(), &dq, to, grads);
-                    dh
-                };
-                let input = Input::new(h);
-                to_k.backward(pass, &input, k_extra.as_ref(), &dk, dh.as_mut().map(|dh| (dh, true)), grads);
-                to_v.backward(pass, &input, v_extra.as_ref(), &dv, dh.as_mut().map(|dh| (dh, true)), grads);
-                dh
+        let picked = rows.picked.as_deref();
+        match (&self.qkv, projected) {
+            (Qkv::Own(projections), Projected::Own(all)) => {
+                projections.backward(pass, h, extra, all, picked, want_dh, grads)
             }
-            Qkv::Fused(linear) => {
-                let dq = match &rows.picked {
-                    Some(picked) => dq.scatter(picked, dk.tokens()),
-                    None => dq,
-                };
-                let dy = Activation::side_by_side(&[&dq, &dk, &dv]);
-                drop((dq, dk, dv));
-                let mut dh = want_dh.then(|| h.like());
-                let to = dh.as_mut().map(|dh| (dh, false));
-                linear.backward(pass, &Input::new(h), q_extra.as_ref(), &dy, to, grads);
-                dh
+            (Qkv::Shared(projections, _), Projected::Query(query)) => {
+                projections.backward(pass, h, extra, [query], picked, want_dh, grads)
             }
+            _ => unreachable!("an attention's gradients are of its own projections"),
         }
     }
 }

@@ -8,11 +8,12 @@ use super::decoder::Model;
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
-use super::mlp::{GateUp, Mlp};
+use super::mlp::Mlp;
 use super::moe::Moe;
 use super::names::peft_name;
 use super::norm::Norm;
 use super::params::Params;
+use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
 use super::shards::Shards;
@@ -23,7 +24,7 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, AttentionSpec, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, QkNorm, ScoreHead,
+    Arch, AttentionSpec, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, QkNorm, ScoreHead, SharedExpert,
 };
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::Device;
@@ -225,15 +226,15 @@ impl Builder<'_> {
             let gate_up = self.tensors.joined([&to_gate, &to_up], &[width, hidden])?;
             let gate_up = linear(gate_up, gate_up_adapters.next(), [2 * width, hidden]);
             let down = linear(self.tensors.weight(&to_down)?, down_adapters.next(), [hidden, width]);
-            parts.push(Mlp { gate_up: GateUp::Fused(Box::new(gate_up)), down, gate });
+            parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
         }
         let shared = match experts.shared {
-            Some(_) => {
+            Some(SharedExpert { gated, .. }) => {
                 let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
                 let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
                 let down = linear("shared_expert.down_proj")?;
-                let mlp = Mlp { gate_up: GateUp::Apart(Box::new([to_gate, to_up])), down, gate };
-                Some((mlp, linear("shared_expert_gate")?))
+                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down, gate };
+                Some((mlp, gated.then(|| linear("shared_expert_gate")).transpose()?))
             }
             None => None,
         };
@@ -297,45 +298,56 @@ impl Builder<'_> {
         let arch = self.arch;
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.self_attn.{name}"), linears);
-        let qkv = if arch.fused {
-            Qkv::Fused(Box::new(linear(self, "qkv_proj")?))
-        } else {
-            let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
-            Qkv::Apart(Box::new([q, k, linear(self, "v_proj")?]))
-        };
         let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
+        let qkv = match spec.kv_from {
+            Some(block) => Qkv::Shared(Projections::apart([linear(self, "q_proj")?]), attention_number(arch, block)),
+            None if arch.fused => {
+                let features = [spec.query_size(), spec.kv_size(), spec.kv_size()];
+                Qkv::Own(Projections::fused(linear(self, "qkv_proj")?, features))
+            }
+            None => {
+                let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
+                Qkv::Own(Projections::apart([q, k, linear(self, "v_proj")?]))
+            }
+        };
         let groups = match arch.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
             QkNorm::Whole => Some([1, 1]),
         };
-        let qk_norm = match groups {
-            Some([query, key]) => {
-                Some([(self.norm(layer, "self_attn.q_norm")?, query), (self.norm(layer, "self_attn.k_norm")?, key)])
-            }
-            None => None,
-        };
+        let mut norm = |name: &str, groups| Ok::<_, Error>((self.norm(layer, &format!("self_attn.{name}"))?, groups));
+        let q_norm = groups.map(|[query, _]| norm("q_norm", query)).transpose()?;
+        let own_keys = groups.filter(|_| spec.kv_from.is_none());
+        let k_norm = own_keys.map(|[_, key]| norm("k_norm", key)).transpose()?;
         let how = Scores {
             scale: arch.attention_scale as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: spec.window.map(Window::Sliding),
         };
         let o = linear(self, "o_proj")?;
-        let number = arch.blocks[..layer].iter().filter(|block| block.attention().is_some()).count();
-        Ok(Attention { qkv, qk_norm, o, heads, how, rope: spec.rope, layer: number })
+        let shares = arch.attentions().any(|other| other.kv_from == Some(layer));
+        let number = attention_number(arch, layer);
+        Ok(Attention { qkv, q_norm, k_norm, o, heads, how, rope: spec.rope, layer: number, shares })
     }
 
     fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
         let mut linear = |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.mlp.{name}"), linears);
         let gate_up = if self.arch.fused {
-            GateUp::Fused(Box::new(linear(self, "gate_up_proj")?))
+            let module = linear(self, "gate_up_proj")?;
+            let features = [module.out_features / 2; 2];
+            Projections::fused(module, features)
         } else {
             let gate = linear(self, "gate_proj")?;
-            GateUp::Apart(Box::new([gate, linear(self, "up_proj")?]))
+            Projections::apart([gate, linear(self, "up_proj")?])
         };
         let down = linear(self, "down_proj")?;
         Ok(Mlp { gate_up, down, gate: gate(self.arch) })
     }
+}
+
+/// The number of the attention of a block, counted over the blocks that have one.
+fn attention_number(arch: &Arch, block: usize) -> usize {
+    arch.blocks[..block].iter().filter(|block| block.attention().is_some()).count()
 }
 
 fn gate(arch: &Arch) -> Gate {

@@ -15,8 +15,8 @@ pub struct Moe {
     /// Its weight is `[experts, hidden]`.
     pub router: Linear,
     pub experts: Vec<Mlp>,
-    /// The expert that every token goes through, and the module whose sigmoid it is multiplied by.
-    pub shared: Option<(Mlp, Linear)>,
+    /// The MLP beside the experts that every token goes through, and the module whose sigmoid its output is multiplied by.
+    pub shared: Option<(Mlp, Option<Linear>)>,
     /// How many experts a token goes through.
     pub per_token: usize,
     /// The weights of a token's experts are made to sum to 1.
@@ -49,12 +49,13 @@ pub struct Saved<T = Activation> {
 }
 
 /// What the shared expert keeps: its own, its gate, and of the module that gave that.
-type Shared<T> = (One<T>, SigmoidGate, Option<linear::Saved<T>>);
+type Shared<T> = (One<T>, Option<(SigmoidGate, Option<linear::Saved<T>>)>);
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        let shared = |(one, gate, extra): Shared<T>| (one.map(f), gate, extra.map(|extra| extra.map(f)));
+        let shared =
+            |(one, gate): Shared<T>| (one.map(f), gate.map(|(gate, extra)| (gate, extra.map(|extra| extra.map(f)))));
         Saved {
             routing: self.routing,
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
@@ -67,13 +68,16 @@ impl<T> Saved<T> {
 impl Moe {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        let shared = self.shared.iter_mut().flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.weights_mut()));
+        let shared = self
+            .shared
+            .iter_mut()
+            .flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.iter_mut().flat_map(Linear::weights_mut)));
         let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
         self.router.weights_mut().chain(experts).chain(shared).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain([gate]));
+        let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain(gate));
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
@@ -93,11 +97,14 @@ impl Moe {
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
             let (mut y, one) = Self::one(pass, mlp, h);
-            let (logits, extra) = to_gate.forward(pass, h, None);
-            let gate = SigmoidGate::new(&logits);
-            gate.apply(&mut y);
+            let gate = to_gate.as_ref().map(|to_gate| {
+                let (logits, extra) = to_gate.forward(pass, h, None);
+                let gate = SigmoidGate::new(&logits);
+                gate.apply(&mut y);
+                (gate, extra)
+            });
             elementwise::add(&mut out, &y);
-            (one, gate, extra)
+            (one, gate)
         });
         let mut experts = Vec::with_capacity(self.experts.len());
         for (expert, mlp) in self.experts.iter().enumerate() {
@@ -154,15 +161,20 @@ impl Moe {
             let dx = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, factors, grads);
             routing.dispatch_backward(expert, &dx, &mut dh);
         }
-        if let (Some((mlp, to_gate)), Some((one, gate, extra))) = (&self.shared, shared) {
-            let mut dy = dy.copy();
-            gate.apply(&mut dy);
+        if let (Some((mlp, to_gate)), Some((one, gate))) = (&self.shared, shared) {
+            let mut gated = None;
+            if let Some((gate, _)) = &gate {
+                let mut dy = dy.copy();
+                gate.apply(&mut dy);
+                gated = Some(dy);
+            }
             let mut d_gate = None;
-            let factors =
-                |d_middle: &Activation, middle: &Activation| d_gate = Some(gate.backward(d_middle, middle, h.pool()));
-            let dx = Self::one_backward(pass, mlp, h, one, &dy, factors, grads);
+            let factors = |d_middle: &Activation, middle: &Activation| {
+                d_gate = gate.as_ref().map(|(gate, extra)| (gate.backward(d_middle, middle, h.pool()), extra));
+            };
+            let dx = Self::one_backward(pass, mlp, h, one, gated.as_ref().unwrap_or(dy), factors, grads);
             elementwise::add(&mut dh, &dx);
-            if let Some(d_gate) = d_gate {
+            if let (Some((d_gate, extra)), Some(to_gate)) = (d_gate, to_gate) {
                 to_gate.backward(pass, &Input::new(h), extra.as_ref(), &d_gate, Some((&mut dh, true)), grads);
             }
         }

@@ -1,5 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
+use super::shared_kv::SharedKeyValues;
 use super::values::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -60,6 +61,8 @@ pub struct BlockRows<'a> {
     pub all: &'a Rows,
     /// The tokens of the block's output: its queries.
     pub outputs: &'a Rows,
+    /// Keys and values that several blocks use.
+    pub shared: &'a SharedKeyValues,
 }
 
 /// Sequence boundaries and rotary tables of a batch.
@@ -68,12 +71,13 @@ pub struct Layout {
     all: Rows,
     /// The queries of the last block.
     last: Rows,
+    shared: SharedKeyValues,
 }
 
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all }
+        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -83,7 +87,7 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last }
+        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising).
@@ -94,7 +98,8 @@ impl Layout {
             spans: row_spans(cu_seqlens, rows),
             picked: Some(rows.to_vec()),
         };
-        Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), ropes }, last }
+        let all = Rows { picked: None, spans: full_spans(cu_seqlens), ropes };
+        Self { all, last, shared: SharedKeyValues::default() }
     }
 
     /// For texts that go on at `positions`, laid end to end; the head looks at the last token of each. The spans are
@@ -123,7 +128,8 @@ impl Layout {
         // A token of each: the last rows are all rows.
         let picked = (end > rows.len()).then(|| rows.clone());
         let last = Rows { ropes: ropes.iter().map(|rope| rope.gather(&rows)).collect(), spans: spans(true), picked };
-        Self { all: Rows { picked: None, spans: spans(false), ropes }, last }
+        let all = Rows { picked: None, spans: spans(false), ropes };
+        Self { all, last, shared: SharedKeyValues::default() }
     }
 }
 

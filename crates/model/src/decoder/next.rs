@@ -139,12 +139,15 @@ impl Model {
         let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
         let x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
         let mut attend = |attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>| {
-            let (layer, heads, how) = (attention.layer, attention.heads, attention.how);
+            let (layer, heads, how) = (attention.kv_layer(), attention.heads, attention.how);
+            let owns = layer == attention.layer;
             attention.forward_by(pass, h, rows, |q, k, v| {
                 let mut start = 0;
                 for text in texts.iter_mut() {
                     let count = text.fresh().len();
-                    text.layers[layer].append(k, v, start, count);
+                    if owns {
+                        text.layers[layer].append(k, v, start, count);
+                    }
                     start += count;
                 }
                 let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.layers[layer]).collect();
@@ -156,13 +159,16 @@ impl Model {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
                     attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
-                for text in texts.iter_mut() {
-                    text.layers[layer].trim();
+                if owns && !attention.shares {
+                    texts.iter_mut().for_each(|text| text.layers[layer].trim());
                 }
                 mixed
             })
         };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut attend)?;
+        for shared in self.blocks.attentions().filter(|attention| attention.shares) {
+            texts.iter_mut().for_each(|text| text.layers[shared.layer].trim());
+        }
         self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
 }

@@ -1,7 +1,7 @@
 //! Tiles of the matrix products, a task a panel; for the gradient a task a block.
 use super::Diagonal;
 use crate::activation::{Activation, LANES};
-use crate::gemm::{tile, tile_rows, with_tile};
+use crate::gemm::cpu::{tile, tile_rows, with_tile};
 use crate::par;
 use crate::simd::{Simd, dispatch};
 

@@ -1,115 +1,112 @@
-//! Matrix products on panels. The activation is the vector operand (16 tokens a lane each), the matrix is the
-//! broadcast operand and may have any two strides, so that one row-major weight serves forward and backward:
+//! Matrix products of activations `[tokens, features]`. A weight may be in floats or quantized, and has any two strides, so
+//! that one row-major weight serves forward and backward:
 //!
-//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B).
+//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over terms (a weight and its LoRA B).
+//! - [`matmul_grouped`]: several of these at once (q, k and v).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
-use super::activation::LANES;
-use super::simd::Simd;
-
-mod matmul;
+pub(crate) mod cpu;
 mod operands;
-mod outer;
-mod quantized;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;
-mod vector;
 
-pub use matmul::matmul;
-pub use operands::{Init, Matrix, Store, Term};
-pub use outer::{Target, Transposed, outer};
+pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
-/// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
+use crate::activation::{Activation, LANES};
+use crate::floats::Floats;
+use operands::holds;
+use tunesmith_device::Device;
+
+impl<'a> From<Floats<'a>> for Store<'a> {
+    fn from(values: Floats<'a>) -> Self {
+        match values.device() {
+            Device::Cpu => Self::F32(values.host()),
+            Device::Meta => Self::Meta(values.len()),
+        }
+    }
+}
+
+/// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
 ///
-/// # Safety
-/// The features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
-/// vectors in each of `PANELS` panels that lie `stride` floats apart.
-#[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
-    depth: usize,
-    mut matrix: *const f32,
-    row: usize,
-    col: usize,
-    mut x: *const f32,
-    stride: usize,
-    acc: &mut [[S::V; PANELS]; ROWS],
-) {
-    for _ in 0..depth {
-        // SAFETY: this turn reads column `k` of `ROWS` rows and vector `k` of `PANELS` panels, which are there, as the
-        // caller says.
-        unsafe {
-            let mut vectors = [S::splat(0.0); PANELS];
-            for (panel, vector) in vectors.iter_mut().enumerate() {
-                *vector = S::load(x.add(panel * stride));
-            }
-            for (index, sums) in acc.iter_mut().enumerate() {
-                let value = S::splat(*matrix.add(index * row));
-                for (sum, vector) in sums.iter_mut().zip(vectors) {
-                    *sum = S::fma(value, vector, *sum);
-                }
-            }
-            // After the last turn these may point past the end; they are not read then.
-            matrix = matrix.wrapping_add(col);
-            x = x.wrapping_add(LANES);
+/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. Terms are summed in their order, to the
+/// bit as one product after the other would that adds to `out`.
+///
+/// # Panics
+/// If the shapes do not fit, or there is no term.
+pub fn matmul(out: &mut Activation, init: Init<'_>, terms: &[Term<'_>]) {
+    matmul_grouped(&mut [Product { out, init, terms }]);
+}
+
+/// Products that do not depend on each other, as one parallel job (a grouped GEMM). Each is as [`matmul`] computes it, to the
+/// bit. They may share operands, and differ in shape and in tokens.
+///
+/// # Panics
+/// As [`matmul`], or if the products are not on one device.
+pub fn matmul_grouped(products: &mut [Product<'_>]) {
+    let Some(device) = products.first().map(|product| product.out.device()) else { return };
+    for Product { out, init, terms } in &*products {
+        let rows = out.features();
+        assert_eq!(out.device(), device, "all products are on one device");
+        assert!(!terms.is_empty(), "a product has a term");
+        for term in *terms {
+            let depth = term.x.features();
+            assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
+            assert!(rows > 0 && depth > 0, "no empty product");
+            let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
+            assert!(fits, "the matrix holds [{rows}, {depth}]");
         }
+        match init {
+            Init::Zero | Init::Out => {}
+            Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
+            Init::Add(other) => {
+                assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
+            }
+        }
+    }
+    match device {
+        Device::Cpu => cpu::matmul_grouped(products),
+        Device::Meta => {}
     }
 }
 
-/// How many rows the next tile takes when `left` remain, for a kernel of `max` rows.
-#[inline(always)]
-pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
-    match left {
-        // Two tiles of eight run better than one of twelve and one of four.
-        16 if max == 12 => 8,
-        _ if left >= max => max,
-        8.. => 8,
-        6.. if max == 6 => 6,
-        4.. => 4,
-        2.. => 2,
-        _ => 1,
+/// An activation `[tokens, features]` with tokens as rows, for products that sum over tokens.
+///
+/// On the CPU it is `[panel][block of 16 features][16 tokens][16 features]`, features padded with zeros to a multiple of 16.
+#[derive(Debug)]
+pub struct Transposed {
+    act: Activation,
+    features: usize,
+}
+
+impl Transposed {
+    /// Copies `x [tokens, features]` to `[features, tokens]`.
+    pub fn new(x: &Activation) -> Self {
+        let mut act = x.pool().act(x.panels() * LANES, x.features().next_multiple_of(LANES));
+        match x.device() {
+            Device::Cpu => cpu::transposed(x, &mut act),
+            Device::Meta => {}
+        }
+        Self { act, features: x.features() }
     }
 }
 
-/// Calls `$f::<S, ROWS, PANELS>(args)` for run-time `rows` and `panels`.
-macro_rules! with_tile {
-    ($rows:expr, $panels:expr, $f:ident::<$s:ident>($($arg:expr),* $(,)?)) => {
-        match ($rows, $panels) {
-            (12, 2) => $f::<$s, 12, 2>($($arg),*),
-            (8, 2) => $f::<$s, 8, 2>($($arg),*),
-            (6, 2) => $f::<$s, 6, 2>($($arg),*),
-            (4, 2) => $f::<$s, 4, 2>($($arg),*),
-            (2, 2) => $f::<$s, 2, 2>($($arg),*),
-            (1, 2) => $f::<$s, 1, 2>($($arg),*),
-            (12, _) => $f::<$s, 12, 1>($($arg),*),
-            (8, _) => $f::<$s, 8, 1>($($arg),*),
-            (6, _) => $f::<$s, 6, 1>($($arg),*),
-            (4, _) => $f::<$s, 4, 1>($($arg),*),
-            (2, _) => $f::<$s, 2, 1>($($arg),*),
-            _ => $f::<$s, 1, 1>($($arg),*),
-        }
+/// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
+    let (rows, cols) = (y.features(), x.features);
+    assert_eq!(x.act.panels(), y.panels(), "the same tokens");
+    let (out, row, col) = match out {
+        Target::Rows(out) => (out, cols, 1),
+        Target::Transposed(out) => (out, 1, rows),
+        Target::Strided(out, row, col) => (out, row, col),
     };
-}
-pub(crate) use with_tile;
-
-/// `to[j][i] = from[i][j]` for `rows` rows i of 16 and all 16 columns j; missing rows count as zero.
-///
-/// # Safety
-/// `from` holds `rows * 16` floats, `to` has room for 256; they do not overlap. `rows` is at most 16.
-#[inline(always)]
-pub(crate) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
-    // SAFETY: `from` is read below `rows * 16`, `to` written below 256, as the caller says. Neither needs an alignment
-    // of its own: a whole block moves unaligned, and single floats are aligned as the caller's are. All is read before
-    // a whole block is written.
-    unsafe {
-        if rows == LANES {
-            let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();
-            let block: [[f32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
-            to.cast::<[[f32; LANES]; LANES]>().write_unaligned(block);
-            return;
-        }
-        for j in 0..LANES {
-            for i in 0..LANES {
-                *to.add(j * LANES + i) = if i < rows { *from.add(i * LANES + j) } else { 0.0 };
-            }
-        }
+    assert!(rows > 0 && cols > 0 && holds([rows, cols], [row, col], out.len()), "out holds [{rows}, {cols}]");
+    assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
+    match y.device() {
+        Device::Cpu => cpu::outer(out.host(), [row, col], y, x),
+        Device::Meta => {}
     }
 }

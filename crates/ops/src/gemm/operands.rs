@@ -1,15 +1,9 @@
-//! What a matrix product takes: matrices as they are stored, terms, what the product is added to; and the sizes of its blocks.
+//! What products take: matrices as they are stored, terms, and what a product is added to.
 use crate::activation::Activation;
-use crate::floats::Floats;
+use crate::floats::{Floats, FloatsMut};
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use tunesmith_device::Device;
-
-/// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
-pub(super) const DEPTH: usize = 512;
-/// Rows of the matrix in a task.
-pub(super) const TASK_ROWS: usize = 96;
 
 /// A matrix's numbers as they are stored.
 #[derive(Debug, Clone, Copy)]
@@ -22,15 +16,6 @@ pub enum Store<'a> {
     Quantized(&'a Quantized),
     /// So many numbers on the meta device.
     Meta(usize),
-}
-
-impl<'a> From<Floats<'a>> for Store<'a> {
-    fn from(values: Floats<'a>) -> Self {
-        match values.device() {
-            Device::Cpu => Self::F32(values.host()),
-            Device::Meta => Self::Meta(values.len()),
-        }
-    }
 }
 
 impl<'a> From<&'a [f32]> for Store<'a> {
@@ -113,6 +98,28 @@ pub struct Term<'a> {
     pub matrix: Matrix<'a>,
     /// The activation `[tokens, k]`, whose tokens are vector lanes.
     pub x: &'a Activation,
+}
+
+/// One product of a group: `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The result `[tokens, m]`.
+    pub out: &'a mut Activation,
+    /// What the terms are added to.
+    pub init: Init<'a>,
+    /// At least one; each matrix is `[m, k]`, with a `k` of its own.
+    pub terms: &'a [Term<'a>],
+}
+
+/// Where [`outer`](super::outer) adds its result.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// Row-major `[m, n]`.
+    Rows(FloatsMut<'a>),
+    /// Row-major `[n, m]`: the transposed result.
+    Transposed(FloatsMut<'a>),
+    /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
+    Strided(FloatsMut<'a>, usize, usize),
 }
 
 /// Whether `length` numbers hold a matrix `[rows, cols]` with strides `[row, col]`. No size is 0.

@@ -4,7 +4,7 @@ use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
 use crate::activation::{Activation, LANES};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
-use crate::gemm::{tile_rows, transpose, with_tile};
+use crate::gemm::cpu::{tile_rows, transpose, with_tile};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;

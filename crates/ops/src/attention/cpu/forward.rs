@@ -3,7 +3,7 @@ use super::realign::{realign, unalign};
 use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
 use crate::activation::{Activation, LANES, Pool};
 use crate::attention::{Heads, Scores};
-use crate::gemm::{tile_rows, with_tile};
+use crate::gemm::cpu::{tile_rows, with_tile};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::{Span, Visibility};

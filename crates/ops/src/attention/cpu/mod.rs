@@ -4,7 +4,7 @@
 //! log-sum-exp. Backward: strips of keys walk over blocks of queries, with the probabilities made anew from it
 //! (Dao et al., "FlashAttention-2", 2023, algorithms 1 and 2). A task is one key/value head of one sequence.
 use crate::activation::LANES;
-use crate::gemm::tile;
+use crate::gemm::cpu::tile;
 use crate::simd::Simd;
 use crate::spans::Span;
 use std::cell::RefCell;

@@ -1,6 +1,5 @@
 //! Tiles of a quantized matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
-use super::operands::{DEPTH, TASK_ROWS};
-use super::tile_rows;
+use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
 use crate::quant::{Quantized, eight_run, four_run};
 use crate::simd::Simd;

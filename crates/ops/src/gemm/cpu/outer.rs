@@ -1,41 +1,26 @@
-//! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
-use super::operands::holds;
+//! `out[m, n] += sum_t y[t, m] x[t, n]`, rows in parallel.
 use super::{tile, tile_rows, transpose, with_tile};
 use crate::activation::{Activation, LANES};
-use crate::floats::FloatsMut;
+use crate::gemm::Transposed;
 use crate::par;
 use crate::simd::{Simd, dispatch};
 
-/// `x` with tokens as rows, for products that sum over tokens: `[panel][block of 16 features][16 tokens][16 features]`,
-/// features padded with zeros to a multiple of 16.
-#[derive(Debug)]
-pub struct Transposed {
-    act: Activation,
-    features: usize,
-}
-
-impl Transposed {
-    /// Copies `x [tokens, features]` to `[features, tokens]`.
-    pub fn new(x: &Activation) -> Self {
-        let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
-        let mut act = x.pool().act(x.panels() * LANES, blocks * LANES);
-        if x.is_meta() {
-            return Self { act, features };
+/// Fills `act`, the copy that [`Transposed`] is.
+pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation) {
+    let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
+    let (to, stride) = (act.shared(), act.stride());
+    par::run(x.panels(), |panel| {
+        let from = x.panel(panel);
+        for block in 0..blocks {
+            let count = LANES.min(features - block * LANES);
+            // SAFETY: `Transposed::new` makes `act` with the panels of `x` and `blocks` blocks of 256 floats in each: a
+            // place within.
+            let to = unsafe { to.get().add(panel * stride + block * LANES * LANES) };
+            // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats, and
+            // no other task has this panel.
+            unsafe { transpose(from[block * LANES * LANES..].as_ptr(), count, to) };
         }
-        let (to, stride) = (act.shared(), act.stride());
-        par::run(x.panels(), |panel| {
-            let from = x.panel(panel);
-            for block in 0..blocks {
-                let count = LANES.min(features - block * LANES);
-                // SAFETY: `act` has the panels of `x` and `blocks` blocks of 256 floats in each: a place within.
-                let to = unsafe { to.get().add(panel * stride + block * LANES * LANES) };
-                // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats,
-                // and no other task has this panel.
-                unsafe { transpose(from[block * LANES * LANES..].as_ptr(), count, to) };
-            }
-        });
-        Self { act, features }
-    }
+    });
 }
 
 struct OuterJob {
@@ -114,34 +99,9 @@ unsafe fn outer_rows<S: Simd>(job: &OuterJob, m0: usize, m1: usize) {
 
 dispatch! { fn outer_rows_at = outer_rows(job: &OuterJob, m0: usize, m1: usize); }
 
-/// Where [`outer`] adds its result.
-#[derive(Debug)]
-pub enum Target<'a> {
-    /// Row-major `[m, n]`.
-    Rows(FloatsMut<'a>),
-    /// Row-major `[n, m]`: the transposed result.
-    Transposed(FloatsMut<'a>),
-    /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
-    Strided(FloatsMut<'a>, usize, usize),
-}
-
-/// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
+/// `out` holds `[rows, cols]` with strides `[row, col]`.
+pub(in crate::gemm) fn outer(out: &mut [f32], [row, col]: [usize; 2], y: &Activation, x: &Transposed) {
     let (rows, cols) = (y.features(), x.features);
-    assert_eq!(x.act.panels(), y.panels(), "the same tokens");
-    if y.is_meta() {
-        return;
-    }
-    let (out, row, col) = match out {
-        Target::Rows(out) => (out.host(), cols, 1),
-        Target::Transposed(out) => (out.host(), 1, rows),
-        Target::Strided(out, row, col) => (out.host(), row, col),
-    };
-    assert!(rows > 0 && cols > 0 && holds([rows, cols], [row, col], out.len()), "out holds [{rows}, {cols}]");
-    assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     let job = OuterJob {
         out: out.as_mut_ptr(),
         row,
@@ -156,8 +116,8 @@ pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
     let step = 48.min(rows.div_ceil(rayon::current_num_threads()).next_multiple_of(12));
     let job = &job;
     par::run(rows.div_ceil(step), |task| {
-        // SAFETY: the first assertion holds the operands' panels against each other, the second keeps all rows and
-        // columns within `out`, which is borrowed for writing, and the third the rows of the tasks apart.
+        // SAFETY: `gemm::outer` has asserted that the operands have the same panels, that all rows and columns lie
+        // within `out`, which is borrowed for writing, and that the rows of the tasks are apart.
         unsafe { outer_rows_at(job, task * step, rows.min((task + 1) * step)) };
     });
 }

@@ -1,0 +1,114 @@
+//! Products on panels. The activation is the vector operand: 16 tokens, a lane each. The matrix is the broadcast operand
+//! and may have any two strides, so that one row-major weight serves forward and backward.
+use crate::activation::LANES;
+use crate::simd::Simd;
+
+mod grouped;
+mod matmul;
+mod outer;
+mod quantized;
+mod vector;
+
+pub(super) use grouped::matmul_grouped;
+pub(super) use outer::{outer, transposed};
+
+/// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
+const DEPTH: usize = 512;
+/// Rows of the matrix in a task.
+const TASK_ROWS: usize = 96;
+
+/// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
+///
+/// # Safety
+/// The features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
+/// vectors in each of `PANELS` panels that lie `stride` floats apart.
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    depth: usize,
+    mut matrix: *const f32,
+    row: usize,
+    col: usize,
+    mut x: *const f32,
+    stride: usize,
+    acc: &mut [[S::V; PANELS]; ROWS],
+) {
+    for _ in 0..depth {
+        // SAFETY: this turn reads column `k` of `ROWS` rows and vector `k` of `PANELS` panels, which are there, as the
+        // caller says.
+        unsafe {
+            let mut vectors = [S::splat(0.0); PANELS];
+            for (panel, vector) in vectors.iter_mut().enumerate() {
+                *vector = S::load(x.add(panel * stride));
+            }
+            for (index, sums) in acc.iter_mut().enumerate() {
+                let value = S::splat(*matrix.add(index * row));
+                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                    *sum = S::fma(value, vector, *sum);
+                }
+            }
+            // After the last turn these may point past the end; they are not read then.
+            matrix = matrix.wrapping_add(col);
+            x = x.wrapping_add(LANES);
+        }
+    }
+}
+
+/// How many rows the next tile takes when `left` remain, for a kernel of `max` rows.
+#[inline(always)]
+pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
+    match left {
+        // Two tiles of eight run better than one of twelve and one of four.
+        16 if max == 12 => 8,
+        _ if left >= max => max,
+        8.. => 8,
+        6.. if max == 6 => 6,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+/// Calls `$f::<S, ROWS, PANELS>(args)` for run-time `rows` and `panels`.
+macro_rules! with_tile {
+    ($rows:expr, $panels:expr, $f:ident::<$s:ident>($($arg:expr),* $(,)?)) => {
+        match ($rows, $panels) {
+            (12, 2) => $f::<$s, 12, 2>($($arg),*),
+            (8, 2) => $f::<$s, 8, 2>($($arg),*),
+            (6, 2) => $f::<$s, 6, 2>($($arg),*),
+            (4, 2) => $f::<$s, 4, 2>($($arg),*),
+            (2, 2) => $f::<$s, 2, 2>($($arg),*),
+            (1, 2) => $f::<$s, 1, 2>($($arg),*),
+            (12, _) => $f::<$s, 12, 1>($($arg),*),
+            (8, _) => $f::<$s, 8, 1>($($arg),*),
+            (6, _) => $f::<$s, 6, 1>($($arg),*),
+            (4, _) => $f::<$s, 4, 1>($($arg),*),
+            (2, _) => $f::<$s, 2, 1>($($arg),*),
+            _ => $f::<$s, 1, 1>($($arg),*),
+        }
+    };
+}
+pub(crate) use with_tile;
+
+/// `to[j][i] = from[i][j]` for `rows` rows i of 16 and all 16 columns j; missing rows count as zero.
+///
+/// # Safety
+/// `from` holds `rows * 16` floats, `to` has room for 256; they do not overlap. `rows` is at most 16.
+#[inline(always)]
+pub(crate) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
+    // SAFETY: `from` is read below `rows * 16`, `to` written below 256, as the caller says. Neither needs an alignment
+    // of its own: a whole block moves unaligned, and single floats are aligned as the caller's are. All is read before
+    // a whole block is written.
+    unsafe {
+        if rows == LANES {
+            let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();
+            let block: [[f32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
+            to.cast::<[[f32; LANES]; LANES]>().write_unaligned(block);
+            return;
+        }
+        for j in 0..LANES {
+            for i in 0..LANES {
+                *to.add(j * LANES + i) = if i < rows { *from.add(i * LANES + j) } else { 0.0 };
+            }
+        }
+    }
+}
