@@ -1,24 +1,17 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
 use super::grads::Grads;
-use super::linear::{self, Input, Linear};
+use super::linear::{self, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
+use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 
-/// The projections to queries, keys and values.
-#[derive(Debug)]
-pub enum Qkv {
-    Apart(Box<[Linear; 3]>),
-    /// One, whose outputs lie side by side. Phi-3.
-    Fused(Box<Linear>),
-}
-
 #[derive(Debug)]
 pub struct Attention {
     /// To queries, keys and values.
-    pub qkv: Qkv,
+    pub qkv: Projections<3>,
     /// Norms on q and k, and over how many groups of features each.
     pub qk_norm: Option<[(Norm, usize); 2]>,
     pub o: Linear,
@@ -40,7 +33,7 @@ pub struct Saved<T = Activation> {
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Activation,
-    extra: [Option<linear::Saved<T>>; 3],
+    extra: Vec<Option<linear::Saved<T>>>,
 }
 
 impl<T> Saved<T> {
@@ -53,7 +46,7 @@ impl<T> Saved<T> {
             raw: self.raw.map(|raw| raw.map(|(input, rstd)| (f(input), rstd))),
             mixed: f(self.mixed),
             lse: self.lse,
-            extra: self.extra.map(|extra| extra.map(|extra| extra.map(f))),
+            extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
         }
     }
 }
@@ -61,31 +54,17 @@ impl<T> Saved<T> {
 impl Attention {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        let qkv = match &mut self.qkv {
-            Qkv::Apart(linears) => &mut linears[..],
-            Qkv::Fused(linear) => std::slice::from_mut(&mut **linear),
-        };
         let norms = self.qk_norm.iter_mut().flatten().map(|(norm, _)| &mut norm.weight);
-        qkv.iter_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
+        self.qkv.linears_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let qkv = match &self.qkv {
-            Qkv::Apart(linears) => &linears[..],
-            Qkv::Fused(linear) => std::slice::from_ref(&**linear),
-        };
-        qkv.iter().chain([&self.o])
+        self.qkv.linears().chain([&self.o])
     }
 
     /// Whether a norm on q or k is trained.
     pub fn trains_norms(&self) -> bool {
         self.qk_norm.iter().flatten().any(|(norm, _)| norm.weight.trained().is_some())
-    }
-
-    /// Where q, k and v lie in the fused module's output.
-    fn columns(&self) -> [std::ops::Range<usize>; 3] {
-        let (query, key) = (self.heads.query * self.heads.head_dim, self.heads.kv * self.heads.head_dim);
-        [0..query, query..query + key, query + key..query + key + self.heads.kv * self.heads.v_head_dim]
     }
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
@@ -104,22 +83,7 @@ impl Attention {
         mix: impl FnOnce(&Activation, &Activation, &Activation) -> (Activation, Activation),
     ) -> Saved {
         let BlockRows { all, outputs: rows } = rows;
-        let ([mut q, mut k, v], extra) = match &self.qkv {
-            Qkv::Apart(linears) => {
-                let [to_q, to_k, to_v] = &**linears;
-                let (k, k_extra) = to_k.forward(pass, h, None);
-                let (v, v_extra) = to_v.forward(pass, h, None);
-                let picked = rows.picked.as_ref().map(|picked| h.gather(picked));
-                let (q, q_extra) = to_q.forward(pass, picked.as_ref().unwrap_or(h), None);
-                ([q, k, v], [q_extra, k_extra, v_extra])
-            }
-            Qkv::Fused(linear) => {
-                let (y, extra) = linear.forward(pass, h, None);
-                let [q, k, v] = self.columns().map(|columns| y.columns(columns));
-                let q = rows.picked.as_ref().map_or_else(|| None, |picked| Some(q.gather(picked))).unwrap_or(q);
-                ([q, k, v], [extra, None, None])
-            }
-        };
+        let ([mut q, mut k, v], extra) = self.qkv.forward(pass, h, rows.picked.as_deref());
         let raw = self.qk_norm.as_ref().map(|[(q_norm, q_groups), (k_norm, k_groups)]| {
             let (q_new, q_rstd) = q_norm.forward(pass, &q, *q_groups);
             let (k_new, k_rstd) = k_norm.forward(pass, &k, *k_groups);
@@ -141,7 +105,7 @@ impl Attention {
         d_mixed: Activation,
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> ([Activation; 3], [Option<linear::Saved>; 3]) {
+    ) -> ([Activation; 3], Vec<Option<linear::Saved>>) {
         let Saved { q, k, v, raw, mixed, lse, extra } = saved;
         let forward = attention::Saved { q: &q, k: &k, v: &v, sinks: None, o: &mixed, lse: &lse };
         let (mut dq, mut dk, dv) =
@@ -165,45 +129,12 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Activation,
-        [dq, dk, dv]: [Activation; 3],
-        extra: &[Option<linear::Saved>; 3],
+        projected: [Activation; 3],
+        extra: &[Option<linear::Saved>],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        let [q_extra, k_extra, v_extra] = extra;
-        match &self.qkv {
-            Qkv::Apart(linears) => {
-                let [to_q, to_k, to_v] = &**linears;
-                let mut dh = if let Some(picked) = &rows.picked {
-                    let h = h.gather(picked);
-                    let mut dh = h.like();
-                    let to = want_dh.then_some((&mut dh, false));
-                    to_q.backward(pass, &Input::new(&h), q_extra.as_ref(), &dq, to, grads);
-                    want_dh.then(|| dh.scatter(picked, dk.tokens()))
-                } else {
-                    let mut dh = want_dh.then(|| h.like());
-                    let to = dh.as_mut().map(|dh| (dh, false));
-                    to_q.backward(pass, &Input::new(h), q_extra.as_ref(), &dq, to, grads);
-                    dh
-                };
-                let input = Input::new(h);
-                to_k.backward(pass, &input, k_extra.as_ref(), &dk, dh.as_mut().map(|dh| (dh, true)), grads);
-                to_v.backward(pass, &input, v_extra.as_ref(), &dv, dh.as_mut().map(|dh| (dh, true)), grads);
-                dh
-            }
-            Qkv::Fused(linear) => {
-                let dq = match &rows.picked {
-                    Some(picked) => dq.scatter(picked, dk.tokens()),
-                    None => dq,
-                };
-                let dy = Activation::side_by_side(&[&dq, &dk, &dv]);
-                drop((dq, dk, dv));
-                let mut dh = want_dh.then(|| h.like());
-                let to = dh.as_mut().map(|dh| (dh, false));
-                linear.backward(pass, &Input::new(h), q_extra.as_ref(), &dy, to, grads);
-                dh
-            }
-        }
+        self.qkv.backward(pass, h, extra, projected, rows.picked.as_deref(), want_dh, grads)
     }
 }

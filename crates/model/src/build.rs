@@ -1,16 +1,17 @@
 //! Builds a [`Model`]: reads or draws every tensor, and puts blocks together.
 use super::adapters::{self, Method, Placement};
 use super::attach::Module;
-use super::attention::{Attention, Qkv};
+use super::attention::Attention;
 use super::block::{Block, Feed, Join};
 use super::decoder::Model;
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
-use super::mlp::{GateUp, Mlp};
+use super::mlp::Mlp;
 use super::moe::Moe;
 use super::names::peft_name;
 use super::params::Params;
+use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
 use super::shards::Shards;
@@ -221,14 +222,14 @@ impl Builder<'_> {
             let gate_up = self.tensors.joined([&to_gate, &to_up], &[width, hidden])?;
             let gate_up = linear(gate_up, gate_up_adapters.next(), [2 * width, hidden]);
             let down = linear(self.tensors.weight(&to_down)?, down_adapters.next(), [hidden, width]);
-            parts.push(Mlp { gate_up: GateUp::Fused(Box::new(gate_up)), down, gate });
+            parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
         }
         let shared = match experts.shared {
             Some(_) => {
                 let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
                 let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
                 let down = linear("shared_expert.down_proj")?;
-                let mlp = Mlp { gate_up: GateUp::Apart(Box::new([to_gate, to_up])), down, gate };
+                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down, gate };
                 Some((mlp, linear("shared_expert_gate")?))
             }
             None => None,
@@ -264,13 +265,14 @@ impl Builder<'_> {
         };
 
         let attention_norm = before_attention.map(|name| norm(self, name)).transpose()?;
+        let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
         let qkv = if arch.fused {
-            Qkv::Fused(Box::new(linear(self, linears, "self_attn.qkv_proj")?))
+            let features = [heads.query * heads.head_dim, heads.kv * heads.head_dim, heads.kv * heads.v_head_dim];
+            Projections::fused(linear(self, linears, "self_attn.qkv_proj")?, features)
         } else {
             let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
-            Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
+            Projections::apart([q, k, linear(self, linears, "self_attn.v_proj")?])
         };
-        let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
         let groups = match arch.qk_norm {
             QkNorm::None => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
@@ -297,10 +299,12 @@ impl Builder<'_> {
             Feed::Sparse(Box::new(self.moe(layer, experts, linears)?))
         } else {
             let gate_up = if arch.fused {
-                GateUp::Fused(Box::new(linear(self, linears, "mlp.gate_up_proj")?))
+                let module = linear(self, linears, "mlp.gate_up_proj")?;
+                let features = [module.out_features / 2; 2];
+                Projections::fused(module, features)
             } else {
                 let gate = linear(self, linears, "mlp.gate_proj")?;
-                GateUp::Apart(Box::new([gate, linear(self, linears, "mlp.up_proj")?]))
+                Projections::apart([gate, linear(self, linears, "mlp.up_proj")?])
             };
             let down = linear(self, linears, "mlp.down_proj")?;
             Feed::Dense(Box::new(Mlp { gate_up, down, gate: gate(arch) }))

@@ -18,6 +18,7 @@ mod names;
 mod norm;
 pub mod params;
 mod pass;
+mod projections;
 pub mod quantize;
 pub mod quantized_cache;
 mod quantized_form;

@@ -1,13 +1,17 @@
-//! A linear module: base x adapter in one type. What an adapter computes is its kind's ([`super::adapters`]); the base gets
+//! Linear modules: base and adapter in one type. What an adapter computes is its kind's ([`super::adapters`]); the base gets
 //! `dW = dy x^T` only where it is trained.
+//!
+//! Modules whose outputs do not depend on each other, such as q, k and v, are computed together: their products are one
+//! parallel job ([`matmul_grouped`]), and so is the gradient of an input that they share.
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::{View, Weight};
 use std::cell::OnceCell;
 use std::fmt::Debug;
 use tunesmith_ops::activation::Activation;
+use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
-use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use tunesmith_ops::gemm::{Init, Matrix, Product, Target, Term, Transposed, matmul, matmul_grouped, outer};
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]
@@ -45,11 +49,52 @@ impl<'a> Input<'a> {
     }
 }
 
+/// A module and what it is computed on, beside others that are computed with it.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    pub linear: &'a Linear,
+    /// `[tokens, in_features]`.
+    pub x: &'a Activation,
+    /// Added to the output: `[tokens, out_features]`.
+    pub residual: Option<&'a Activation>,
+}
+
+/// A module in a backward pass, beside others that share its input.
+#[derive(Debug, Clone, Copy)]
+pub struct BackwardCall<'a> {
+    pub linear: &'a Linear,
+    pub saved: Option<&'a Saved>,
+    /// The gradient of its output `[tokens, out_features]`.
+    pub dy: &'a Activation,
+}
+
+/// What LoRA adds to a module's output: `B (s A x)`.
+#[derive(Debug, Clone, Copy)]
+pub struct LowRank<'a> {
+    /// A `[rank, in_features]`.
+    pub a: Matrix<'a>,
+    /// B `[out_features, rank]`.
+    pub b: Matrix<'a>,
+    pub rank: usize,
+    /// The factor s.
+    pub scale: f32,
+    /// What x goes through before A.
+    pub dropout: Option<Dropout<'a>>,
+}
+
 /// An adapter at work on a linear module.
 pub trait Formula: Debug + Send + Sync {
+    /// The low-rank product that the output is the base's plus, for `tokens` of input. Such modules are computed together.
+    /// `None` where the output is another, which [`Formula::forward`] then computes.
+    fn low_rank<'a>(&self, _base: Base<'a>, _tokens: usize) -> Option<LowRank<'a>> {
+        None
+    }
+
     /// The output of the module `[tokens, out_features]` for `x [tokens, in_features]`, plus `residual` of that shape if given;
-    /// and what [`Formula::backward`] needs again.
-    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>);
+    /// and what [`Formula::backward`] needs again. By default it is that of the base and [`Formula::low_rank`].
+    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
+        sums(base.pass, &[(Call { linear: base.linear, x, residual }, self.low_rank(base, x.tokens()))]).swap_remove(0)
+    }
 
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds unless told to
     /// add.
@@ -106,11 +151,7 @@ impl Linear {
         x: &Activation,
         residual: Option<&Activation>,
     ) -> (Activation, Option<Saved>) {
-        let base = Base { linear: self, pass };
-        match &self.adapter {
-            Some(adapter) => adapter.forward(base, x, residual),
-            None => (base.forward(x, residual), None),
-        }
+        forward_grouped(pass, &[Call { linear: self, x, residual }]).swap_remove(0)
     }
 
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds
@@ -124,12 +165,150 @@ impl Linear {
         dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
-        let base = Base { linear: self, pass };
-        match &self.adapter {
-            Some(adapter) => adapter.backward(base, input, saved, dy, dx, grads),
-            None => base.backward(input, dy, dx, grads),
+        backward_grouped(pass, input, &[BackwardCall { linear: self, saved, dy }], dx, grads);
+    }
+}
+
+/// The outputs of modules that do not depend on each other, each as [`Linear::forward`] gives it alone. Those without an
+/// adapter and those with LoRA are one parallel job.
+pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Vec<(Activation, Option<Saved>)> {
+    let updates = calls.iter().map(|call| match &call.linear.adapter {
+        None => Some(None),
+        Some(adapter) => adapter.low_rank(Base { linear: call.linear, pass }, call.x.tokens()).map(Some),
+    });
+    let updates: Vec<_> = updates.collect();
+    let together: Vec<_> = calls.iter().zip(&updates).filter_map(|(call, update)| Some((*call, (*update)?))).collect();
+    let mut summed = sums(pass, &together).into_iter();
+    let one = |(call, update): (&Call<'_>, &Option<_>)| match &call.linear.adapter {
+        Some(adapter) if update.is_none() => adapter.forward(Base { linear: call.linear, pass }, call.x, call.residual),
+        _ => summed.next().expect("one of the sums"),
+    };
+    calls.iter().zip(&updates).map(one).collect()
+}
+
+/// `W x + b + B (s A x) + residual` of each: first all that LoRA multiplies by B, then all sums.
+fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Vec<(Activation, Option<Saved>)> {
+    let bases: Vec<Base<'_>> = calls.iter().map(|(call, _)| Base { linear: call.linear, pass }).collect();
+    let mut outputs: Vec<Activation> = bases.iter().zip(calls).map(|(base, (call, _))| base.output(call.x)).collect();
+    let updates: Vec<_> = calls.iter().filter_map(|(call, update)| Some(((*update)?, call.x))).collect();
+    let mut lows = drop_and_project(&updates).into_iter();
+    let lows: Vec<Option<Activation>> = calls.iter().map(|(_, update)| update.and_then(|_| lows.next())).collect();
+    let weights: Vec<View<'_>> = bases.iter().map(Base::weight).collect();
+    let terms = |at: usize| {
+        let (Call { linear, x, .. }, update) = calls[at];
+        let whole = Term { matrix: Matrix::rows(weights[at].store(), linear.in_features), x };
+        let low = update.zip(lows[at].as_ref()).map(|(update, x)| Term { matrix: update.b, x });
+        std::iter::once(whole).chain(low).collect()
+    };
+    let terms: Vec<Vec<Term<'_>>> = (0..calls.len()).map(terms).collect();
+    let each = bases.iter().zip(&mut outputs).zip(&terms).zip(calls);
+    let mut each: Vec<Sum<'_>> =
+        each.map(|(((&base, y), terms), (call, _))| Sum { base, y, residual: call.residual, terms }).collect();
+    add_up(&mut each);
+    outputs.into_iter().zip(lows).map(|(y, low)| (y, low.map(Saved::from))).collect()
+}
+
+/// `s A x` of each, `[tokens, rank]`, of inputs that have not been through dropout.
+fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
+    if updates.iter().all(|(update, _)| update.dropout.is_none()) {
+        return project(updates);
+    }
+    // An input after dropout is as large as before: one at a time.
+    let one = |&(update, x): &(LowRank<'_>, &Activation)| {
+        let dropped = update.dropout.map(|dropout| dropout.apply(x));
+        project(&[(update, dropped.as_ref().unwrap_or(x))]).swap_remove(0)
+    };
+    updates.iter().map(one).collect()
+}
+
+/// `s A x` of each, `[tokens, rank]`, of inputs after dropout.
+pub fn project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
+    let mut lows: Vec<Activation> = updates.iter().map(|(update, x)| x.pool().blank(x.tokens(), update.rank)).collect();
+    let terms: Vec<[Term<'_>; 1]> = updates.iter().map(|&(update, x)| [Term { matrix: update.a, x }]).collect();
+    let products = lows.iter_mut().zip(&terms);
+    let mut products: Vec<_> = products.map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
+    matmul_grouped(&mut products);
+    for (low, (update, _)) in lows.iter_mut().zip(updates) {
+        elementwise::scale(low, update.scale);
+    }
+    lows
+}
+
+/// An output that is summed.
+struct Sum<'a> {
+    base: Base<'a>,
+    y: &'a mut Activation,
+    residual: Option<&'a Activation>,
+    /// At least one.
+    terms: &'a [Term<'a>],
+}
+
+/// The sum of the terms, the bias and the residual of each.
+fn add_up(sums: &mut [Sum<'_>]) {
+    let biases: Vec<Option<View<'_>>> = sums.iter().map(|sum| sum.base.bias()).collect();
+    let products = sums.iter_mut().zip(&biases).map(|(Sum { y, residual, terms, .. }, bias)| Product {
+        out: y,
+        init: start(*residual, bias.as_ref()),
+        terms,
+    });
+    let mut products: Vec<Product<'_>> = products.collect();
+    matmul_grouped(&mut products);
+    for (sum, bias) in sums.iter_mut().zip(&biases) {
+        if let (Some(_), Some(bias)) = (sum.residual, bias) {
+            elementwise::add_bias(sum.y, bias.vector());
         }
     }
+}
+
+/// What a sum begins with. A bias beside a residual is added afterwards.
+fn start<'a>(residual: Option<&'a Activation>, bias: Option<&'a View<'_>>) -> Init<'a> {
+    match (residual, bias) {
+        (Some(residual), _) => Init::Add(residual),
+        (None, Some(bias)) => Init::Bias(bias.vector()),
+        (None, None) => Init::Zero,
+    }
+}
+
+/// As [`Linear::backward`] of modules that share `input`, one after the other. The gradient of the input is their sum in
+/// that order.
+pub fn backward_grouped(
+    pass: &Pass<'_>,
+    input: &Input<'_>,
+    calls: &[BackwardCall<'_>],
+    mut dx: Option<(&mut Activation, bool)>,
+    grads: &mut Grads<'_>,
+) {
+    // Modules without an adapter whose part of the gradient is to come.
+    let mut pending: Vec<(Base<'_>, &Activation)> = Vec::with_capacity(calls.len());
+    for &BackwardCall { linear, saved, dy } in calls {
+        let base = Base { linear, pass };
+        let Some(adapter) = &linear.adapter else {
+            base.gradients(input, dy, grads);
+            pending.push((base, dy));
+            continue;
+        };
+        // What an adapter computes for its part is as long as the tokens: it is not kept for a later product.
+        input_gradient(&mut dx, &mut pending);
+        adapter.backward(base, input, saved, dy, dx.as_mut().map(|(dx, add)| (&mut **dx, *add)), grads);
+        if let Some((_, add)) = &mut dx {
+            *add = true;
+        }
+    }
+    input_gradient(&mut dx, &mut pending);
+}
+
+/// Takes the modules, and adds `sum of W^T dy` over them to `dx`, or replaces what it holds. Later ones are added.
+fn input_gradient(dx: &mut Option<(&mut Activation, bool)>, modules: &mut Vec<(Base<'_>, &Activation)>) {
+    let modules = std::mem::take(modules);
+    let (Some((dx, add)), false) = (dx, modules.is_empty()) else { return };
+    let weights: Vec<View<'_>> = modules.iter().map(|(base, _)| base.weight()).collect();
+    let terms = weights
+        .iter()
+        .zip(&modules)
+        .map(|(weight, &(base, x))| Term { matrix: Matrix::transposed(weight.store(), base.linear.in_features), x });
+    let terms: Vec<Term<'_>> = terms.collect();
+    matmul(dx, if *add { Init::Out } else { Init::Zero }, &terms);
+    *add = true;
 }
 
 impl<'a> Base<'a> {
@@ -143,20 +322,21 @@ impl<'a> Base<'a> {
         x.pool().blank(x.tokens(), self.linear.out_features)
     }
 
+    /// The bias as it is stored.
+    fn bias(&self) -> Option<View<'a>> {
+        self.linear.bias.as_ref().map(|bias| bias.view(self.pass.values))
+    }
+
     /// The sum of `terms`, the bias and `residual`.
     pub fn sum(&self, y: &mut Activation, residual: Option<&Activation>, terms: &[Term<'_>]) {
-        let bias = self.linear.bias.as_ref().map(|bias| bias.view(self.pass.values));
-        let init = match (residual, bias.as_ref()) {
-            (Some(residual), _) => Init::Add(residual),
-            (None, Some(bias)) => Init::Bias(bias.vector()),
-            (None, None) => Init::Zero,
-        };
-        if terms.is_empty() {
-            fill(y, init);
-        } else {
-            matmul(y, init, terms);
+        if !terms.is_empty() {
+            return add_up(&mut [Sum { base: *self, y, residual, terms }]);
         }
-        if let (Some(_), Some(bias)) = (residual, bias) {
+        match residual {
+            Some(residual) => elementwise::assign(y, residual),
+            None => y.zero(),
+        }
+        if let Some(bias) = self.bias() {
             elementwise::add_bias(y, bias.vector());
         }
     }
@@ -173,14 +353,11 @@ impl<'a> Base<'a> {
         &self,
         input: &Input<'_>,
         dy: &Activation,
-        dx: Option<(&mut Activation, bool)>,
+        mut dx: Option<(&mut Activation, bool)>,
         grads: &mut Grads<'_>,
     ) {
         self.gradients(input, dy, grads);
-        let Some((dx, add)) = dx else { return };
-        let weight = self.weight();
-        let base = Term { matrix: Matrix::transposed(weight.store(), self.linear.in_features), x: dy };
-        matmul(dx, if add { Init::Out } else { Init::Zero }, &[base]);
+        input_gradient(&mut dx, &mut vec![(*self, dy)]);
     }
 
     /// Adds the gradients of the base's weight and bias, where they are trained.
@@ -190,19 +367,6 @@ impl<'a> Base<'a> {
         }
         if let Some(range) = self.linear.bias.as_ref().and_then(Weight::trained) {
             elementwise::add_bias_backward(dy, grads.at(range));
-        }
-    }
-}
-
-/// What a product of `out` that starts so begins with.
-fn fill(out: &mut Activation, init: Init<'_>) {
-    match init {
-        Init::Out => {}
-        Init::Add(other) => elementwise::assign(out, other),
-        Init::Zero => out.zero(),
-        Init::Bias(bias) => {
-            out.zero();
-            elementwise::add_bias(out, bias);
         }
     }
 }

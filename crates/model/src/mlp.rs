@@ -2,21 +2,14 @@
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::pass::Pass;
+use super::projections::Projections;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
-/// The projections to gate and up.
-#[derive(Debug)]
-pub enum GateUp {
-    Apart(Box<[Linear; 2]>),
-    /// One, whose outputs lie side by side. Phi-3.
-    Fused(Box<Linear>),
-}
-
 #[derive(Debug)]
 pub struct Mlp {
-    pub gate_up: GateUp,
+    pub gate_up: Projections<2>,
     pub down: Linear,
     /// What the gate goes through.
     pub gate: Gate,
@@ -27,49 +20,31 @@ pub struct Mlp {
 pub struct Saved<T = Activation> {
     gate: T,
     up: T,
-    extra: [Option<linear::Saved<T>>; 2],
+    extra: Vec<Option<linear::Saved<T>>>,
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        Saved { gate: f(self.gate), up: f(self.up), extra: self.extra.map(|extra| extra.map(|extra| extra.map(f))) }
+        let extra = self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect();
+        Saved { gate: f(self.gate), up: f(self.up), extra }
     }
 }
 
 impl Mlp {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
-        let gate_up = match &mut self.gate_up {
-            GateUp::Apart(linears) => &mut linears[..],
-            GateUp::Fused(linear) => std::slice::from_mut(&mut **linear),
-        };
-        gate_up.iter_mut().chain([&mut self.down]).flat_map(Linear::weights_mut)
+        self.gate_up.linears_mut().chain([&mut self.down]).flat_map(Linear::weights_mut)
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let gate_up = match &self.gate_up {
-            GateUp::Apart(linears) => &linears[..],
-            GateUp::Fused(linear) => std::slice::from_ref(&**linear),
-        };
-        gate_up.iter().chain([&self.down])
+        self.gate_up.linears().chain([&self.down])
     }
 
     /// Gate and up of `h [rows, hidden]`.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> Saved {
-        match &self.gate_up {
-            GateUp::Apart(linears) => {
-                let [to_gate, to_up] = &**linears;
-                let (gate, gate_extra) = to_gate.forward(pass, h, None);
-                let (up, up_extra) = to_up.forward(pass, h, None);
-                Saved { gate, up, extra: [gate_extra, up_extra] }
-            }
-            GateUp::Fused(linear) => {
-                let (y, extra) = linear.forward(pass, h, None);
-                let inner = y.features() / 2;
-                Saved { gate: y.columns(0..inner), up: y.columns(inner..2 * inner), extra: [extra, None] }
-            }
-        }
+        let ([gate, up], extra) = self.gate_up.forward(pass, h, None);
+        Saved { gate, up, extra }
     }
 
     /// What `down` takes: `[rows, intermediate]`.
@@ -102,20 +77,7 @@ impl Mlp {
 
     /// From the gradients of gate and up to that of `h`.
     pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Activation, saved: Saved, grads: &mut Grads<'_>) -> Activation {
-        let Saved { gate, up, extra: [gate_extra, up_extra] } = saved;
-        let (input, mut dh) = (Input::new(h), h.like());
-        match &self.gate_up {
-            GateUp::Apart(linears) => {
-                let [to_gate, to_up] = &**linears;
-                to_gate.backward(pass, &input, gate_extra.as_ref(), &gate, Some((&mut dh, false)), grads);
-                to_up.backward(pass, &input, up_extra.as_ref(), &up, Some((&mut dh, true)), grads);
-            }
-            GateUp::Fused(linear) => {
-                let dy = Activation::side_by_side(&[&gate, &up]);
-                drop((gate, up));
-                linear.backward(pass, &input, gate_extra.as_ref(), &dy, Some((&mut dh, false)), grads);
-            }
-        }
-        dh
+        let Saved { gate, up, extra } = saved;
+        self.gate_up.backward(pass, h, &extra, [gate, up], None, true, grads).expect("the gradient was asked for")
     }
 }

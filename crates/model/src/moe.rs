@@ -44,7 +44,7 @@ pub struct Saved<T = Activation> {
     pub routing: Routing,
     /// Of the experts that have tokens.
     experts: Vec<Option<One<T>>>,
-    shared: Option<Shared<T>>,
+    shared: Option<Box<Shared<T>>>,
     router: Option<linear::Saved<T>>,
 }
 
@@ -54,7 +54,10 @@ type Shared<T> = (One<T>, SigmoidGate, Option<linear::Saved<T>>);
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        let shared = |(one, gate, extra): Shared<T>| (one.map(f), gate, extra.map(|extra| extra.map(f)));
+        let shared = |shared: Box<Shared<T>>| {
+            let (one, gate, extra) = *shared;
+            Box::new((one.map(f), gate, extra.map(|extra| extra.map(f))))
+        };
         Saved {
             routing: self.routing,
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
@@ -97,7 +100,7 @@ impl Moe {
             let gate = SigmoidGate::new(&logits);
             gate.apply(&mut y);
             elementwise::add(&mut out, &y);
-            (one, gate, extra)
+            Box::new((one, gate, extra))
         });
         let mut experts = Vec::with_capacity(self.experts.len());
         for (expert, mlp) in self.experts.iter().enumerate() {
@@ -154,7 +157,8 @@ impl Moe {
             let dx = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, factors, grads);
             routing.dispatch_backward(expert, &dx, &mut dh);
         }
-        if let (Some((mlp, to_gate)), Some((one, gate, extra))) = (&self.shared, shared) {
+        if let (Some((mlp, to_gate)), Some(shared)) = (&self.shared, shared) {
+            let (one, gate, extra) = *shared;
             let mut dy = dy.copy();
             gate.apply(&mut dy);
             let mut d_gate = None;

@@ -25,7 +25,8 @@
 //!
 //! | products | |
 //! |---|---|
-//! | [`gemm::matmul`] | `out[t, m] = init + sum_k W[m, k] x[t, k]`; `W [m, k]` or transposed, floats or quantized; up to two terms |
+//! | [`gemm::matmul`] | `out[t, m] = init + sum_k W[m, k] x[t, k]`; `W [m, k]` or transposed, floats or quantized; one or more terms |
+//! | [`gemm::matmul_grouped`] | several such products, `out_i = init_i + W_i x_i`, as one parallel job: q, k and v; gate and up |
 //! | [`gemm::outer`] | `dW[m, n] += sum_t y[t, m] x[t, n]`: a weight's gradient |
 //! | [`block_diagonal`] | `out[t, b] = x[t, b] D_b`, `D [blocks, size, size]`, and `dD_b = sum_t x[t, b]^T d[t, b]`: OFT |
 //! | [`low_rank::row_norms`] | the norm of each row of `W + s B A`, `[out_features]`; `A [rank, in]`, `B [out, rank]`: `DoRA` |

@@ -1,7 +1,7 @@
 //! The low-rank product `B (s A x)` that LoRA and `DoRA` share, with its gradients. Given `dy`: `dz = s B^T dy`,
 //! `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`.
 use crate::grads::Grads;
-use crate::linear::{Base, Formula, Input, Saved};
+use crate::linear::{Base, Formula, Input, LowRank, Saved};
 use crate::pass::Drops;
 use crate::values::Values;
 use std::ops::Range;
@@ -43,13 +43,16 @@ impl Matrices {
         base.pass.dropout.map(|drops| drops.of(self.module, x.tokens()).apply(x))
     }
 
-    /// `s A x`, `[tokens, rank]`.
-    pub(super) fn low(&self, base: Base<'_>, x: &Activation) -> Activation {
-        let mut low = x.pool().blank(x.tokens(), self.rank);
-        let a = Matrix::rows(base.pass.values.at(&self.a), base.linear.in_features);
-        matmul(&mut low, Init::Zero, &[Term { matrix: a, x }]);
-        scale(&mut low, self.scale);
-        low
+    /// The product `B (s A x)` in a pass over so many tokens.
+    pub(super) fn product<'a>(&self, base: Base<'a>, tokens: usize) -> LowRank<'a> {
+        let (b, row, col) = self.b(base.pass.values);
+        LowRank {
+            a: Matrix::rows(base.pass.values.at(&self.a), base.linear.in_features),
+            b: Matrix::strided(b, row, col),
+            rank: self.rank,
+            scale: self.scale,
+            dropout: base.pass.dropout.map(|drops| drops.of(self.module, tokens)),
+        }
     }
 
     /// Adds the gradients of A and B, given `dy`, that of `B (s A x)`. Returns the gradient of `A x`. `x` is the
@@ -107,16 +110,8 @@ fn add_dropped(dx: &mut Activation, through: &Activation, drops: Drops<'_>, modu
 }
 
 impl Formula for Matrices {
-    fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
-        let (mut y, weight) = (base.output(x), base.weight());
-        let low = {
-            let dropped = self.drop_some(base, x);
-            self.low(base, dropped.as_ref().unwrap_or(x))
-        };
-        let (b, row, col) = self.b(base.pass.values);
-        let whole = Term { matrix: Matrix::rows(weight.store(), base.linear.in_features), x };
-        base.sum(&mut y, residual, &[whole, Term { matrix: Matrix::strided(b, row, col), x: &low }]);
-        (y, Some(low.into()))
+    fn low_rank<'a>(&self, base: Base<'a>, tokens: usize) -> Option<LowRank<'a>> {
+        Some(self.product(base, tokens))
     }
 
     fn backward(

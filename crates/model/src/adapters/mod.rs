@@ -1,10 +1,10 @@
 //! Kinds of adapters: a file each, with its settings, its formula forward and backward, what it does to a weight that it is
 //! merged into, its memory and its names in PEFT's files. A new one is a file and its line in [`tunesmith_base::registry`].
 mod adapter;
-mod dora;
+pub(crate) mod dora;
 mod factors;
 pub mod loftq;
-mod low_rank;
+pub(crate) mod low_rank;
 mod method;
 pub mod start;
 

@@ -1,7 +1,8 @@
 //! Matrix products of activations `[tokens, features]`. A weight may be in floats or quantized, and has any two strides, so
 //! that one row-major weight serves forward and backward:
 //!
-//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B).
+//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over terms (a weight and its LoRA B).
+//! - [`matmul_grouped`]: several of these at once (q, k and v).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 pub(crate) mod cpu;
 mod operands;
@@ -10,7 +11,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use operands::{Init, Matrix, Store, Target, Term};
+pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
 use crate::activation::{Activation, LANES};
 use crate::floats::Floats;
@@ -28,29 +29,43 @@ impl<'a> From<Floats<'a>> for Store<'a> {
 
 /// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
 ///
-/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. One or two terms.
+/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. Terms are summed in their order, to the
+/// bit as one product after the other would that adds to `out`.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not fit, or there is no term.
 pub fn matmul(out: &mut Activation, init: Init<'_>, terms: &[Term<'_>]) {
-    let rows = out.features();
-    assert!((1..=2).contains(&terms.len()), "one or two terms");
-    for term in terms {
-        let depth = term.x.features();
-        assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
-        assert!(rows > 0 && depth > 0, "no empty product");
-        let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
-        assert!(fits, "the matrix holds [{rows}, {depth}]");
-    }
-    match init {
-        Init::Zero | Init::Out => {}
-        Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
-        Init::Add(other) => {
-            assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
+    matmul_grouped(&mut [Product { out, init, terms }]);
+}
+
+/// Products that do not depend on each other, as one parallel job (a grouped GEMM). Each is as [`matmul`] computes it, to the
+/// bit. They may share operands, and differ in shape and in tokens.
+///
+/// # Panics
+/// As [`matmul`], or if the products are not on one device.
+pub fn matmul_grouped(products: &mut [Product<'_>]) {
+    let Some(device) = products.first().map(|product| product.out.device()) else { return };
+    for Product { out, init, terms } in &*products {
+        let rows = out.features();
+        assert_eq!(out.device(), device, "all products are on one device");
+        assert!(!terms.is_empty(), "a product has a term");
+        for term in *terms {
+            let depth = term.x.features();
+            assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
+            assert!(rows > 0 && depth > 0, "no empty product");
+            let fits = holds([rows, depth], [term.matrix.row, term.matrix.col], term.matrix.data.len());
+            assert!(fits, "the matrix holds [{rows}, {depth}]");
+        }
+        match init {
+            Init::Zero | Init::Out => {}
+            Init::Bias(bias) => assert_eq!(bias.len(), rows, "a bias for each row"),
+            Init::Add(other) => {
+                assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
+            }
         }
     }
-    match out.device() {
-        Device::Cpu => cpu::matmul(out, init, terms),
+    match device {
+        Device::Cpu => cpu::matmul_grouped(products),
         Device::Meta => {}
     }
 }

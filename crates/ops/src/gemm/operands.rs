@@ -100,6 +100,17 @@ pub struct Term<'a> {
     pub x: &'a Activation,
 }
 
+/// One product of a group: `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The result `[tokens, m]`.
+    pub out: &'a mut Activation,
+    /// What the terms are added to.
+    pub init: Init<'a>,
+    /// At least one; each matrix is `[m, k]`, with a `k` of its own.
+    pub terms: &'a [Term<'a>],
+}
+
 /// Where [`outer`](super::outer) adds its result.
 #[derive(Debug)]
 pub enum Target<'a> {

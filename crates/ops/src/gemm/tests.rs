@@ -162,3 +162,93 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
         }
     });
 }
+
+#[test]
+fn products_of_a_group_have_the_bits_that_each_has_alone() {
+    use crate::quant::{Format, encode};
+    each_level(|level| {
+        let pool = Pool::new();
+        // Tokens, depth and rows of each: those of one token alone take the vector form.
+        for shapes in [
+            vec![[1, 33, 17], [1, 600, 100], [1, 33, 5]],
+            vec![[5, 3, 7], [40, 600, 29], [1, 33, 257], [33, 1100, 101], [300, 16, 130]],
+        ] {
+            let numbers = |seed: u64, count: usize| numbers(seed + 10 * count as u64, count);
+            let shapes: Vec<_> = shapes.into_iter().map(|[tokens, depth, rows]| (tokens, depth, rows)).collect();
+            let act =
+                |seed, tokens: usize, width: usize| Activation::from_rows(&pool, &numbers(seed, tokens * width), width);
+            let values: Vec<_> = shapes.iter().map(|&(_, depth, rows)| numbers(1, depth * rows)).collect();
+            let halves: Vec<Vec<bf16>> =
+                values.iter().map(|values| values.iter().copied().map(bf16::from_f32).collect()).collect();
+            let quantized: Vec<_> = (values.iter().zip(&shapes))
+                .map(|(values, &(_, depth, _))| encode::quantize(values, depth, Format::Nf4, true).unwrap())
+                .collect();
+            let (b, bias) = (numbers(2, 5 * 300), numbers(3, 300));
+            let xs: Vec<_> = shapes.iter().map(|&(tokens, depth, _)| act(4, tokens, depth)).collect();
+            let lows: Vec<_> = shapes.iter().map(|&(tokens, ..)| act(5, tokens, 5)).collect();
+            let before: Vec<_> = shapes.iter().map(|&(tokens, _, rows)| act(6, tokens, rows)).collect();
+            for kind in 0..3 {
+                let terms: Vec<[Term<'_>; 2]> = (0..shapes.len())
+                    .map(|at| {
+                        let (_, depth, rows) = shapes[at];
+                        let store =
+                            [Store::F32(&values[at]), Store::Bf16(&halves[at]), Store::Quantized(&quantized[at])]
+                                [(at + kind) % 3];
+                        let low = Matrix::rows(&b[..5 * rows], 5);
+                        [Term { matrix: Matrix::rows(store, depth), x: &xs[at] }, Term { matrix: low, x: &lows[at] }]
+                    })
+                    .collect();
+                let init = |at: usize| match (at + kind) % 4 {
+                    0 => Init::Zero,
+                    1 => Init::Bias(bias[..shapes[at].2].into()),
+                    2 => Init::Out,
+                    _ => Init::Add(&before[at]),
+                };
+                let mut together: Vec<_> = before.iter().map(Activation::copy).collect();
+                let mut products: Vec<_> = (together.iter_mut().zip(&terms).enumerate())
+                    .map(|(at, (out, terms))| Product { out, init: init(at), terms: &terms[..=(at + kind) % 2] })
+                    .collect();
+                matmul_grouped(&mut products);
+                for (at, out) in together.iter().enumerate() {
+                    let mut alone = before[at].copy();
+                    matmul(&mut alone, init(at), &terms[at][..=(at + kind) % 2]);
+                    assert!(alone.data() == out.data(), "{level:?} {kind}: product {at} of {shapes:?}");
+                }
+            }
+        }
+        matmul_grouped(&mut []);
+    });
+}
+
+#[test]
+fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
+    each_level(|level| {
+        for tokens in [1, 5, 40] {
+            let (pool, rows) = (Pool::new(), 29);
+            // Wide and low-rank ones by turns, as the gradient of what q, k and v share.
+            let depths = [600, 5, 33, 700, 8, 3];
+            let xs: Vec<_> = (depths.iter())
+                .map(|&depth| Activation::from_rows(&pool, &numbers(depth as u64, tokens * depth), depth))
+                .collect();
+            let matrices: Vec<_> = depths.iter().map(|&depth| numbers(7 + depth as u64, rows * depth)).collect();
+            let narrow: Vec<bf16> = matrices[3].iter().copied().map(bf16::from_f32).collect();
+            for transposed in [false, true] {
+                let terms: Vec<Term<'_>> = (depths.iter().zip(&xs).enumerate())
+                    .map(|(at, (&depth, x))| {
+                        let store = if at == 3 { Store::Bf16(&narrow) } else { Store::F32(&matrices[at]) };
+                        let matrix =
+                            if transposed { Matrix::transposed(store, rows) } else { Matrix::rows(store, depth) };
+                        Term { matrix, x }
+                    })
+                    .collect();
+                let start = Activation::from_rows(&pool, &numbers(3, tokens * rows), rows);
+                let (mut once, mut one_by_one) = (start.copy(), start.copy());
+                matmul(&mut once, Init::Out, &terms);
+                for &term in &terms {
+                    matmul(&mut one_by_one, Init::Out, &[term]);
+                }
+                assert!(once.data() == one_by_one.data(), "{level:?} {tokens} tokens, transposed: {transposed}");
+            }
+        }
+    });
+}

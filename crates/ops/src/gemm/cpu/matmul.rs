@@ -1,9 +1,8 @@
-//! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+//! `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::quantized::{self, Strip};
-use super::{DEPTH, TASK_ROWS, tile, tile_rows, vector, with_tile};
+use super::{DEPTH, TASK_ROWS, tile, tile_rows, with_tile};
 use crate::activation::{Activation, LANES};
-use crate::gemm::{Init, Store, Term};
-use crate::par;
+use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
 
@@ -25,14 +24,30 @@ struct RawTerm<'a> {
     ahead: usize,
 }
 
-struct Job<'a> {
+/// Terms that a tile is summed over before it goes back to memory.
+struct Stage<'a> {
+    /// In blocks of [`DEPTH`].
+    first: RawTerm<'a>,
+    /// At once, after the last block of the first one.
+    second: Option<RawTerm<'a>>,
+    /// The result begins here; later stages go on with what `out` holds.
+    begins: bool,
+}
+
+/// A product, and how it is cut into tasks.
+pub(super) struct Job<'a> {
     out: *mut f32,
+    rows: usize,
+    panels: usize,
     stride: usize,
     bias: *const f32,
     addend: *const f32,
     zero: bool,
-    first: RawTerm<'a>,
-    second: Option<RawTerm<'a>>,
+    stages: Vec<Stage<'a>>,
+    /// Rows of a task.
+    row_step: usize,
+    /// Panels of a task.
+    panel_step: usize,
 }
 
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes a block of `out` that no other task
@@ -135,7 +150,7 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
-/// One tile of `out` at row `m` and panel `p` for `part` of the first term (its columns from `k0` on), and the whole
+/// One tile of `out` at row `m` and panel `p` for `part` of a stage's first term (its columns from `k0` on), and the whole
 /// second term if it is the last part.
 ///
 /// # Safety
@@ -145,18 +160,19 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
 #[inline(always)]
 unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     job: &Job<'_>,
+    stage: &Stage<'_>,
     part: &RawTerm<'_>,
     m: usize,
     p: usize,
     k0: usize,
 ) {
     // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
-    // length. The operands have the panels of `out`; their matrices reach all rows and columns: `matmul` has asserted
-    // both.
+    // length. The operands have the panels of `out`; their matrices reach all rows and columns: `gemm::matmul_grouped`
+    // has asserted both.
     unsafe {
         let out = job.out.add(p * job.stride + m * LANES);
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];
-        let base: *const f32 = if k0 > 0 || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
+        let base: *const f32 = if k0 > 0 || !stage.begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
             out
         } else if job.addend.is_null() {
             std::ptr::null()
@@ -180,7 +196,7 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
         } else {
             tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
         }
-        if let Some(second) = job.second.as_ref().filter(|_| k0 + part.depth == job.first.depth) {
+        if let Some(second) = stage.second.as_ref().filter(|_| k0 + part.depth == stage.first.depth) {
             tile::<S, ROWS, PANELS>(
                 second.depth,
                 second.matrix.add(m * second.row),
@@ -201,26 +217,36 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`], and the panels `p0..p1` are some of `out`, and no
-/// other task has them. `job` has passed the checks of `gemm::matmul`.
+/// other task has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
-    let blocks = job.first.depth.div_ceil(DEPTH).max(1);
-    let depth = job.first.depth.div_ceil(blocks);
+    for stage in &job.stages {
+        // SAFETY: `stage` is one of the job's; the rest is as the caller says.
+        unsafe { stage_block::<S>(job, stage, [m0, m1], [p0, p1]) };
+    }
+}
+
+/// # Safety
+/// As [`matmul_block`], for one stage of the job.
+#[inline(always)]
+unsafe fn stage_block<S: Simd>(job: &Job<'_>, stage: &Stage<'_>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
+    let first = &stage.first;
+    let blocks = first.depth.div_ceil(DEPTH).max(1);
+    let depth = first.depth.div_ceil(blocks);
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
     let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * 12 + LANES];
     let mut strip = Strip::new();
     let mut k0 = 0;
     loop {
-        let part = depth.min(job.first.depth - k0);
-        if let Some(matrix) = job.first.quantized.filter(|_| job.first.col != 1) {
+        let part = depth.min(first.depth - k0);
+        if let Some(matrix) = first.quantized.filter(|_| first.col != 1) {
             // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A quantized matrix that is not in rows is transposed, its
             // rows 1 apart: the last run ends with the last row, within the matrix.
-            unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, m1 - m0, part) };
+            unsafe { strip.fill::<S>(matrix, m0 + k0 * first.col, first.col, m1 - m0, part) };
         }
         let mut m = m0;
         while m < m1 {
             let rows = tile_rows(m1 - m, S::ROWS);
-            let first = &job.first;
             let at = m * first.row + k0 * first.col;
             let matrix = first.matrix.wrapping_add(at);
             let mut part_of = RawTerm { matrix, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
@@ -267,13 +293,13 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
                 let panels = S::PANELS.min(p1 - p);
                 // SAFETY: `m + rows <= m1` and `p + panels <= p1`. `part_of` is the tile of these rows from `k0` on: as
                 // it lies in an f32 matrix, or as it was just widened or packed.
-                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
+                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, stage, &part_of, m, p, k0)) };
                 p += panels;
             }
             m += rows;
         }
         k0 += part;
-        if k0 >= job.first.depth {
+        if k0 >= first.depth {
             break;
         }
     }
@@ -281,70 +307,85 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
 
 dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize); }
 
-/// One or two terms, of which the second is in f32.
-pub(in crate::gemm) fn matmul<'a>(out: &mut Activation, init: Init<'_>, terms: &[Term<'a>]) {
-    let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
-    let raw = |term: &Term<'a>| {
-        let (matrix, narrow, quantized) = match term.matrix.data {
+impl<'a> Job<'a> {
+    /// The product of one entry of `gemm::matmul_grouped`.
+    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
+        let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
+        // Enough tasks for every thread, in the order that keeps a thread on the same rows of the matrix.
+        let threads = rayon::current_num_threads();
+        let row_step = TASK_ROWS.min(rows.div_ceil(threads).next_multiple_of(12)).max(12);
+        let narrow = panels.div_ceil(4 * threads).next_multiple_of(2);
+        let panel_step = TASK_PANELS.min(if rows <= row_step { narrow } else { TASK_PANELS });
+        let mut job = Self {
+            out: out.shared().get(),
+            rows,
+            panels,
+            stride,
+            bias: std::ptr::null(),
+            addend: std::ptr::null(),
+            zero: false,
+            stages: Vec::with_capacity(terms.len()),
+            row_step,
+            panel_step,
+        };
+        match init {
+            Init::Zero => job.zero = true,
+            Init::Bias(bias) => job.bias = bias.host().as_ptr(),
+            Init::Out => {}
+            Init::Add(other) => job.addend = other.ptr(),
+        }
+        for term in terms {
+            let term = RawTerm::new(term, panels);
+            match job.stages.last_mut() {
+                // A low-rank term needs no blocks: the tile stays in registers for it.
+                Some(stage) if stage.second.is_none() && !term.matrix.is_null() && term.depth <= DEPTH => {
+                    stage.second = Some(term);
+                }
+                last => {
+                    let begins = last.is_none();
+                    job.stages.push(Stage { first: term, second: None, begins });
+                }
+            }
+        }
+        job
+    }
+
+    /// The number of tasks.
+    pub(super) const fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.row_step) * self.panels.div_ceil(self.panel_step)
+    }
+
+    /// Computes one part of `out`.
+    ///
+    /// # Safety
+    /// `task` is below [`Job::tasks`], and no other thread has it. The operands have passed the checks of
+    /// `gemm::matmul_grouped` and stay borrowed, `out` for writing.
+    pub(super) unsafe fn run(&self, task: usize) {
+        let panel_tasks = self.panels.div_ceil(self.panel_step);
+        let (m0, p0) = (task / panel_tasks * self.row_step, task % panel_tasks * self.panel_step);
+        let (m1, p1) = (self.rows.min(m0 + self.row_step), self.panels.min(p0 + self.panel_step));
+        // One panel uses each number once: the matrix is read as it lies in memory.
+        let step = if self.panels == 1 { TILE_ROWS } else { self.row_step };
+        for m in (m0..m1).step_by(step) {
+            // SAFETY: the operands fit `out`, as the caller says. The block lies within it, at most TASK_ROWS rows, and
+            // tasks have different blocks.
+            unsafe { matmul_block_at(self, m, m1.min(m + step), p0, p1) };
+        }
+    }
+}
+
+impl<'a> RawTerm<'a> {
+    /// A term of a product with so many panels.
+    fn new(term: &Term<'a>, panels: usize) -> Self {
+        let Matrix { data, row, col } = term.matrix;
+        let (matrix, narrow, quantized) = match data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
             Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
             Store::Meta(_) => unreachable!("operands of the CPU"),
         };
-        RawTerm {
-            matrix,
-            narrow,
-            quantized,
-            len: term.matrix.data.len(),
-            row: term.matrix.row,
-            col: term.matrix.col,
-            x: term.x.ptr(),
-            stride: term.x.stride(),
-            depth: term.x.features(),
-            ahead: if panels == 1 && term.matrix.col == 1 && !matrix.is_null() {
-                TILE_ROWS * term.matrix.row
-            } else {
-                0
-            },
-        }
-    };
-    let second_is_wide = terms.get(1).is_none_or(|term| matches!(term.matrix.data, Store::F32(_)));
-    assert!(second_is_wide, "only the first term's matrix may be narrower than f32");
-    let mut job = Job {
-        stride,
-        bias: std::ptr::null(),
-        addend: std::ptr::null(),
-        zero: false,
-        first: raw(&terms[0]),
-        second: terms.get(1).map(raw),
-        out: std::ptr::null_mut(),
-    };
-    match init {
-        Init::Zero => job.zero = true,
-        Init::Bias(bias) => job.bias = bias.host().as_ptr(),
-        Init::Out => {}
-        Init::Add(other) => job.addend = other.ptr(),
+        let ahead = if panels == 1 && col == 1 && !matrix.is_null() { TILE_ROWS * row } else { 0 };
+        let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
+        Self { matrix, narrow, quantized, len: data.len(), row, col, x, stride, depth, ahead }
     }
-    if vector::fits(out, terms) {
-        return vector::multiply(out, init, terms);
-    }
-    job.out = out.shared().get();
-    // Enough tasks for every thread, in the order that keeps a thread on the same rows of the matrix.
-    let threads = rayon::current_num_threads();
-    let row_step = TASK_ROWS.min(rows.div_ceil(threads).next_multiple_of(12)).max(12);
-    let panel_step =
-        TASK_PANELS.min(if rows <= row_step { panels.div_ceil(4 * threads).next_multiple_of(2) } else { TASK_PANELS });
-    let (row_tasks, panel_tasks) = (rows.div_ceil(row_step), panels.div_ceil(panel_step));
-    let job = &job;
-    par::run(row_tasks * panel_tasks, |task| {
-        let (m0, p0) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
-        let (m1, p1) = (rows.min(m0 + row_step), panels.min(p0 + panel_step));
-        // One panel uses each number once: the matrix is read as it lies in memory.
-        for m in (m0..m1).step_by(if panels == 1 { TILE_ROWS } else { row_step }) {
-            let end = if panels == 1 { m1.min(m + TILE_ROWS) } else { m1 };
-            // SAFETY: `gemm::matmul` has held the operands against `out`. The block lies within it, at most TASK_ROWS
-            // rows; it is borrowed for writing, and tasks have different blocks.
-            unsafe { matmul_block_at(job, m, end, p0, p1) };
-        }
-    });
 }

@@ -3,12 +3,13 @@
 use crate::activation::LANES;
 use crate::simd::Simd;
 
+mod grouped;
 mod matmul;
 mod outer;
 mod quantized;
 mod vector;
 
-pub(super) use matmul::matmul;
+pub(super) use grouped::matmul_grouped;
 pub(super) use outer::{outer, transposed};
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.

@@ -6,7 +6,6 @@
 use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
-use crate::par;
 use crate::simd::{Simd, dispatch, prefetch};
 use std::mem::MaybeUninit;
 
@@ -72,11 +71,15 @@ struct Part<'a> {
     x: Vec<f32>,
 }
 
-struct Job<'a> {
+/// A product, and how it is cut into tasks.
+pub(super) struct Job<'a> {
     /// The first lane of the result's first feature.
     out: *mut f32,
     init: Init<'a>,
     parts: Vec<Part<'a>>,
+    rows: usize,
+    /// Rows of a task.
+    step: usize,
 }
 
 // SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
@@ -147,10 +150,10 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
 ///
 /// # Safety
 /// The features of `S`; `count` is 1 to `TURNS * LANES`, the rows `m..m + count` are some of the result, and no other
-/// task has them. `job` has passed the checks of `matmul`.
+/// task has them. `job` has passed the checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usize) {
-    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features. An
+    // SAFETY: `gemm::matmul_grouped` has asserted that each matrix reaches all rows of the result and the operand's features. An
     // addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A quantized matrix is widened
     // `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that was not
     // widened.
@@ -209,7 +212,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
 
 /// # Safety
 /// The features of `S`; the rows `m0..m1` are some of the result, and no other task has them. `job` has passed the
-/// checks of `matmul`.
+/// checks of `gemm::matmul_grouped`.
 #[inline(always)]
 unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
     for m in (m0..m1).step_by(ROWS) {
@@ -226,19 +229,30 @@ pub(super) fn fits(out: &Activation, terms: &[Term<'_>]) -> bool {
     out.tokens() == 1 && terms.iter().all(|term| term.matrix.col == 1)
 }
 
-/// As `matmul`, whose checks have been made, where it `fits`.
-pub(super) fn multiply(out: &mut Activation, init: Init<'_>, terms: &[Term<'_>]) {
-    let rows = out.features();
-    let parts = terms
-        .iter()
-        .map(|term| Part { matrix: term.matrix, x: term.x.panel(0).iter().step_by(LANES).copied().collect() })
-        .collect();
-    let job = Job { out: out.shared().get(), init, parts };
-    let (job, blocks) = (&job, rows.div_ceil(ROWS));
-    let step = blocks.div_ceil(4 * rayon::current_num_threads()).min(TASK_BLOCKS) * ROWS;
-    par::run(rows.div_ceil(step), |task| {
-        // SAFETY: `matmul` has made its checks before it called this. `out` is borrowed for writing, and tasks have
-        // different rows.
-        unsafe { task_at(job, task * step, rows.min((task + 1) * step)) };
-    });
+impl<'a> Job<'a> {
+    /// The product of one entry of `gemm::matmul_grouped` that [`fits`].
+    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
+        let rows = out.features();
+        let parts = terms
+            .iter()
+            .map(|term| Part { matrix: term.matrix, x: term.x.panel(0).iter().step_by(LANES).copied().collect() })
+            .collect();
+        let step = rows.div_ceil(ROWS).div_ceil(4 * rayon::current_num_threads()).min(TASK_BLOCKS) * ROWS;
+        Self { out: out.shared().get(), init, parts, rows, step }
+    }
+
+    /// The number of tasks.
+    pub(super) const fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.step)
+    }
+
+    /// Computes one part of the result.
+    ///
+    /// # Safety
+    /// `task` is below [`Job::tasks`], and no other thread has it. The operands have passed the checks of
+    /// `gemm::matmul_grouped` and stay borrowed, the result for writing.
+    pub(super) unsafe fn run(&self, task: usize) {
+        // SAFETY: the rows are some of the result, and tasks have different ones; the rest is as the caller says.
+        unsafe { task_at(self, task * self.step, self.rows.min((task + 1) * self.step)) };
+    }
 }

@@ -1,0 +1,46 @@
+//! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
+//! sums that it has alone.
+use super::{matmul, vector};
+use crate::gemm::Product;
+use crate::par;
+
+enum Job<'a> {
+    /// With one token.
+    Vector(vector::Job<'a>),
+    Tiles(matmul::Job<'a>),
+}
+
+/// Its operands have passed the checks of `gemm::matmul_grouped`.
+pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
+    let mut tasks = 0;
+    // Each with the number of tasks up to its end.
+    let jobs: Vec<(Job<'_>, usize)> = products
+        .iter_mut()
+        .map(|Product { out, init, terms }| {
+            let (job, own) = if vector::fits(out, terms) {
+                let job = vector::Job::new(out, *init, terms);
+                let own = job.tasks();
+                (Job::Vector(job), own)
+            } else {
+                let job = matmul::Job::new(out, *init, terms);
+                let own = job.tasks();
+                (Job::Tiles(job), own)
+            };
+            tasks += own;
+            (job, tasks)
+        })
+        .collect();
+    par::run(tasks, |task| {
+        let at = jobs.partition_point(|&(_, end)| end <= task);
+        let begin = at.checked_sub(1).map_or(0, |before| jobs[before].1);
+        // SAFETY: `task - begin` is one of the tasks of job `at`, since `begin <= task < jobs[at].1`; `run` gives each
+        // task to one thread. The operands have been checked, and `products` borrows them until all tasks are done,
+        // each `out` for writing and no `out` twice.
+        unsafe {
+            match &jobs[at].0 {
+                Job::Vector(job) => job.run(task - begin),
+                Job::Tiles(job) => job.run(task - begin),
+            }
+        }
+    });
+}
