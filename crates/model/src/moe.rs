@@ -80,13 +80,6 @@ impl Moe {
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
-    /// One expert's output on `x`.
-    fn one(pass: &Pass<'_>, mlp: &Mlp, x: &Activation) -> (Activation, One<Activation>) {
-        let saved = mlp.forward(pass, x);
-        let (y, down_extra) = mlp.down.forward(pass, &mlp.middle(&saved), None);
-        (y, One { mlp: saved, down_extra })
-    }
-
     /// `[rows, hidden]` to the same.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (logits, router) = self.router.forward(pass, h, None);
@@ -95,20 +88,26 @@ impl Moe {
         let mut out = h.like();
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
-            let (mut y, one) = Self::one(pass, mlp, h);
+            let (mut y, saved, down_extra) = Mlp::forward_grouped(pass, &[(mlp, h)]).swap_remove(0);
+            let one = One { mlp: saved, down_extra };
             let (logits, extra) = to_gate.forward(pass, h, None);
             let gate = SigmoidGate::new(&logits);
             gate.apply(&mut y);
             elementwise::add(&mut out, &y);
             Box::new((one, gate, extra))
         });
-        let mut experts = Vec::with_capacity(self.experts.len());
-        for (expert, mlp) in self.experts.iter().enumerate() {
-            experts.push(routing.is_used(expert).then(|| {
-                let (y, one) = Self::one(pass, mlp, &routing.dispatch(expert, h, &self.pool));
+        let mut experts: Vec<Option<One<Activation>>> = self.experts.iter().map(|_| None).collect();
+        for group in routing.groups() {
+            // A group of several is of a pass so small that none of its activations is shorter. Blocks share their memory.
+            let pool = if group.len() > 1 { h.pool() } else { &self.pool };
+            let inputs: Vec<Activation> = group.iter().map(|&expert| routing.dispatch(expert, h, pool)).collect();
+            let each: Vec<_> = group.iter().map(|&expert| &self.experts[expert]).zip(&inputs).collect();
+            let computed = Mlp::forward_grouped(pass, &each);
+            drop(inputs);
+            for (expert, (y, saved, down_extra)) in group.into_iter().zip(computed) {
                 routing.combine(expert, &y, &mut out);
-                one
-            }));
+                experts[expert] = Some(One { mlp: saved, down_extra });
+            }
         }
         (out, Saved { routing, experts, shared, router })
     }
