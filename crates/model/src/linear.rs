@@ -191,7 +191,7 @@ fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Vec<(Acti
     let bases: Vec<Base<'_>> = calls.iter().map(|(call, _)| Base { linear: call.linear, pass }).collect();
     let mut outputs: Vec<Activation> = bases.iter().zip(calls).map(|(base, (call, _))| base.output(call.x)).collect();
     let updates: Vec<_> = calls.iter().filter_map(|(call, update)| Some(((*update)?, call.x))).collect();
-    let mut lows = dropped_projections(&updates).into_iter();
+    let mut lows = drop_and_project(&updates).into_iter();
     let lows: Vec<Option<Activation>> = calls.iter().map(|(_, update)| update.and_then(|_| lows.next())).collect();
     let weights: Vec<View<'_>> = bases.iter().map(Base::weight).collect();
     let terms = |at: usize| {
@@ -209,20 +209,20 @@ fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Vec<(Acti
 }
 
 /// `s A x` of each, `[tokens, rank]`, of inputs that have not been through dropout.
-fn dropped_projections(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
+fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
     if updates.iter().all(|(update, _)| update.dropout.is_none()) {
-        return projections(updates);
+        return project(updates);
     }
     // An input after dropout is as large as before: one at a time.
     let one = |&(update, x): &(LowRank<'_>, &Activation)| {
         let dropped = update.dropout.map(|dropout| dropout.apply(x));
-        projections(&[(update, dropped.as_ref().unwrap_or(x))]).swap_remove(0)
+        project(&[(update, dropped.as_ref().unwrap_or(x))]).swap_remove(0)
     };
     updates.iter().map(one).collect()
 }
 
 /// `s A x` of each, `[tokens, rank]`, of inputs after dropout.
-pub fn projections(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
+pub fn project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
     let mut lows: Vec<Activation> = updates.iter().map(|(update, x)| x.pool().blank(x.tokens(), update.rank)).collect();
     let terms: Vec<[Term<'_>; 1]> = updates.iter().map(|&(update, x)| [Term { matrix: update.a, x }]).collect();
     let products = lows.iter_mut().zip(&terms);
@@ -290,7 +290,9 @@ pub fn backward_grouped(
         // What an adapter computes for its part is as long as the tokens: it is not kept for a later product.
         input_gradient(&mut dx, &mut pending);
         adapter.backward(base, input, saved, dy, dx.as_mut().map(|(dx, add)| (&mut **dx, *add)), grads);
-        dx.iter_mut().for_each(|(_, add)| *add = true);
+        if let Some((_, add)) = &mut dx {
+            *add = true;
+        }
     }
     input_gradient(&mut dx, &mut pending);
 }

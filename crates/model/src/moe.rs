@@ -44,7 +44,7 @@ pub struct Saved<T = Activation> {
     pub routing: Routing,
     /// Of the experts that have tokens.
     experts: Vec<Option<One<T>>>,
-    shared: Option<Shared<T>>,
+    shared: Option<Box<Shared<T>>>,
     router: Option<linear::Saved<T>>,
 }
 
@@ -54,8 +54,10 @@ type Shared<T> = (One<T>, Option<(SigmoidGate, Option<linear::Saved<T>>)>);
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        let shared =
-            |(one, gate): Shared<T>| (one.map(f), gate.map(|(gate, extra)| (gate, extra.map(|extra| extra.map(f)))));
+        let shared = |shared: Box<Shared<T>>| {
+            let (one, gate) = *shared;
+            Box::new((one.map(f), gate.map(|(gate, extra)| (gate, extra.map(|extra| extra.map(f))))))
+        };
         Saved {
             routing: self.routing,
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
@@ -81,13 +83,6 @@ impl Moe {
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
-    /// One expert's output on `x`.
-    fn one(pass: &Pass<'_>, mlp: &Mlp, x: &Activation) -> (Activation, One<Activation>) {
-        let saved = mlp.forward(pass, x);
-        let (y, down_extra) = mlp.down.forward(pass, &mlp.middle(&saved), None);
-        (y, One { mlp: saved, down_extra })
-    }
-
     /// `[rows, hidden]` to the same.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (logits, router) = self.router.forward(pass, h, None);
@@ -96,7 +91,8 @@ impl Moe {
         let mut out = h.like();
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
-            let (mut y, one) = Self::one(pass, mlp, h);
+            let (mut y, saved, down_extra) = Mlp::forward_grouped(pass, &[(mlp, h)]).swap_remove(0);
+            let one = One { mlp: saved, down_extra };
             let gate = to_gate.as_ref().map(|to_gate| {
                 let (logits, extra) = to_gate.forward(pass, h, None);
                 let gate = SigmoidGate::new(&logits);
@@ -104,15 +100,20 @@ impl Moe {
                 (gate, extra)
             });
             elementwise::add(&mut out, &y);
-            (one, gate)
+            Box::new((one, gate))
         });
-        let mut experts = Vec::with_capacity(self.experts.len());
-        for (expert, mlp) in self.experts.iter().enumerate() {
-            experts.push(routing.is_used(expert).then(|| {
-                let (y, one) = Self::one(pass, mlp, &routing.dispatch(expert, h, &self.pool));
+        let mut experts: Vec<Option<One<Activation>>> = self.experts.iter().map(|_| None).collect();
+        for group in routing.groups() {
+            // A group of several is of a pass so small that none of its activations is shorter. Blocks share their memory.
+            let pool = if group.len() > 1 { h.pool() } else { &self.pool };
+            let inputs: Vec<Activation> = group.iter().map(|&expert| routing.dispatch(expert, h, pool)).collect();
+            let each: Vec<_> = group.iter().map(|&expert| &self.experts[expert]).zip(&inputs).collect();
+            let computed = Mlp::forward_grouped(pass, &each);
+            drop(inputs);
+            for (expert, (y, saved, down_extra)) in group.into_iter().zip(computed) {
                 routing.combine(expert, &y, &mut out);
-                one
-            }));
+                experts[expert] = Some(One { mlp: saved, down_extra });
+            }
         }
         (out, Saved { routing, experts, shared, router })
     }
@@ -161,13 +162,13 @@ impl Moe {
             let dx = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, factors, grads);
             routing.dispatch_backward(expert, &dx, &mut dh);
         }
-        if let (Some((mlp, to_gate)), Some((one, gate))) = (&self.shared, shared) {
-            let mut gated = None;
-            if let Some((gate, _)) = &gate {
+        if let (Some((mlp, to_gate)), Some(shared)) = (&self.shared, shared) {
+            let (one, gate) = *shared;
+            let gated = gate.as_ref().map(|(gate, _)| {
                 let mut dy = dy.copy();
                 gate.apply(&mut dy);
-                gated = Some(dy);
-            }
+                dy
+            });
             let mut d_gate = None;
             let factors = |d_middle: &Activation, middle: &Activation| {
                 d_gate = gate.as_ref().map(|(gate, extra)| (gate.backward(d_middle, middle, h.pool()), extra));

@@ -14,6 +14,9 @@ pub struct Projections<const N: usize> {
     outputs: [Output; N],
 }
 
+/// The outputs, and what each module needs in backward.
+pub type Outputs<const N: usize> = ([Activation; N], Vec<Option<linear::Saved>>);
+
 /// An output: columns of a module's.
 #[derive(Debug)]
 struct Output {
@@ -55,27 +58,35 @@ impl<const N: usize> Projections<N> {
 
     /// The outputs for `x [tokens, in_features]`, each `[tokens, features]`, and what the modules need in backward. Of the first
     /// output only the rows `picked`, if given.
-    pub fn forward(
-        &self,
-        pass: &Pass<'_>,
-        x: &Activation,
-        picked: Option<&[usize]>,
-    ) -> ([Activation; N], Vec<Option<linear::Saved>>) {
+    pub fn forward(&self, pass: &Pass<'_>, x: &Activation, picked: Option<&[usize]>) -> Outputs<N> {
         let fewer = picked.filter(|_| self.first_is_apart()).map(|picked| x.gather(picked));
         let input = |module| fewer.as_ref().filter(|_| module == 0).unwrap_or(x);
         let calls = self.linears.iter().enumerate();
         let calls: Vec<Call<'_>> =
             calls.map(|(module, linear)| Call { linear, x: input(module), residual: None }).collect();
-        let (mut whole, saved): (Vec<_>, Vec<_>) =
-            linear::forward_grouped(pass, &calls).into_iter().map(|(y, saved)| (Some(y), saved)).unzip();
-        let mut outputs = self.outputs.each_ref().map(|Output { module, columns }| {
+        let (mut outputs, saved) = self.split(linear::forward_grouped(pass, &calls));
+        if let (Some(picked), None) = (picked, fewer) {
+            outputs[0] = outputs[0].gather(picked);
+        }
+        (outputs, saved)
+    }
+
+    /// As [`Projections::forward`] of several, each on an input of its own, computed together.
+    pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Vec<Outputs<N>> {
+        let modules = each.iter().flat_map(|&(it, x)| it.linears.iter().map(move |linear| (linear, x)));
+        let calls: Vec<Call<'_>> = modules.map(|(linear, x)| Call { linear, x, residual: None }).collect();
+        let mut computed = linear::forward_grouped(pass, &calls).into_iter();
+        each.iter().map(|(it, _)| it.split(computed.by_ref().take(it.linears.len()).collect())).collect()
+    }
+
+    /// The outputs, given those of the modules.
+    fn split(&self, modules: Vec<(Activation, Option<linear::Saved>)>) -> Outputs<N> {
+        let (mut whole, saved): (Vec<_>, Vec<_>) = modules.into_iter().map(|(y, saved)| (Some(y), saved)).unzip();
+        let outputs = self.outputs.each_ref().map(|Output { module, columns }| {
             let all = whole[*module].as_ref().is_some_and(|y| columns.len() == y.features());
             let y = if all { whole[*module].take() } else { None };
             y.unwrap_or_else(|| whole[*module].as_ref().expect("shared columns").columns(columns.clone()))
         });
-        if let (Some(picked), None) = (picked, fewer) {
-            outputs[0] = outputs[0].gather(picked);
-        }
         (outputs, saved)
     }
 
@@ -85,14 +96,14 @@ impl<const N: usize> Projections<N> {
         pass: &Pass<'_>,
         x: &Activation,
         saved: &[Option<linear::Saved>],
-        outputs: [Activation; N],
+        d_outputs: [Activation; N],
         picked: Option<&[usize]>,
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
-        let (mut outputs, mut dx, mut done) = (outputs.map(Some), None, 0);
+        let (mut d_outputs, mut dx, mut done) = (d_outputs.map(Some), None, 0);
         if let Some(picked) = picked {
-            let first = outputs[0].take().expect("all are there");
+            let first = d_outputs[0].take().expect("all are there");
             if self.first_is_apart() {
                 let fewer = x.gather(picked);
                 let mut d_fewer = fewer.like();
@@ -101,11 +112,11 @@ impl<const N: usize> Projections<N> {
                 dx = want_dx.then(|| d_fewer.scatter(picked, x.tokens()));
                 done = 1;
             } else {
-                outputs[0] = Some(first.scatter(picked, x.tokens()));
+                d_outputs[0] = Some(first.scatter(picked, x.tokens()));
             }
         }
         let mut gradient = |module: usize| {
-            let own = self.outputs.iter().zip(&mut outputs).filter(|(output, _)| output.module == module);
+            let own = self.outputs.iter().zip(&mut d_outputs).filter(|(output, _)| output.module == module);
             let mut own: Vec<Activation> = own.filter_map(|(_, d)| d.take()).collect();
             if own.len() == 1 { own.remove(0) } else { Activation::side_by_side(&own.iter().collect::<Vec<_>>()) }
         };

@@ -53,6 +53,7 @@
 //! |---|---|
 //! | [`route::route`] | the `k` largest of `softmax(logits)`, `logits [tokens, experts]`, and their weights |
 //! | [`route::Routing`] | `x` of an expert's tokens; `out[t] += w[t, e] y_e[t]`; the gradients of both and of the logits |
+//! | [`route::Routing::groups`] | the experts in use, in groups whose products are computed together |
 //! | [`route::SigmoidGate`] | `y[t] * sigmoid(logit[t])`, `logits [tokens, 1]` |
 //!
 //! | embedding | |

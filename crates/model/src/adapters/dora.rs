@@ -6,7 +6,7 @@
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::low_rank::Matrices;
 use crate::grads::Grads;
-use crate::linear::{Base, Formula, Input, Saved, projections};
+use crate::linear::{Base, Formula, Input, Saved, project};
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,7 +84,7 @@ impl Formula for Dora {
         let dropped = matrices.drop_some(base, x);
         let x_low = dropped.as_ref().unwrap_or(x);
         let product = matrices.product(base, x.tokens());
-        let low = projections(&[(product, x_low)]).swap_remove(0);
+        let low = project(&[(product, x_low)]).swap_remove(0);
         let mut v = base.output(x);
         matmul(&mut v, Init::Zero, &[whole(x_low), Term { matrix: product.b, x: &low }]);
         match &dropped {

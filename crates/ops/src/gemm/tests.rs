@@ -206,12 +206,12 @@ fn products_of_a_group_have_the_bits_that_each_has_alone() {
                 };
                 let mut together: Vec<_> = before.iter().map(Activation::copy).collect();
                 let mut products: Vec<_> = (together.iter_mut().zip(&terms).enumerate())
-                    .map(|(at, (out, terms))| Product { out, init: init(at), terms: &terms[..1 + (at + kind) % 2] })
+                    .map(|(at, (out, terms))| Product { out, init: init(at), terms: &terms[..=(at + kind) % 2] })
                     .collect();
                 matmul_grouped(&mut products);
                 for (at, out) in together.iter().enumerate() {
                     let mut alone = before[at].copy();
-                    matmul(&mut alone, init(at), &terms[at][..1 + (at + kind) % 2]);
+                    matmul(&mut alone, init(at), &terms[at][..=(at + kind) % 2]);
                     assert!(alone.data() == out.data(), "{level:?} {kind}: product {at} of {shapes:?}");
                 }
             }
@@ -244,7 +244,9 @@ fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
                 let start = Activation::from_rows(&pool, &numbers(3, tokens * rows), rows);
                 let (mut once, mut one_by_one) = (start.copy(), start.copy());
                 matmul(&mut once, Init::Out, &terms);
-                terms.iter().for_each(|&term| matmul(&mut one_by_one, Init::Out, &[term]));
+                for &term in &terms {
+                    matmul(&mut one_by_one, Init::Out, &[term]);
+                }
                 assert!(once.data() == one_by_one.data(), "{level:?} {tokens} tokens, transposed: {transposed}");
             }
         }

@@ -26,7 +26,7 @@ pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> 
             experts[expert].weights.push(p[expert] / sum);
         }
     }
-    Routing { probabilities, experts, normalised }
+    Routing { probabilities, experts, normalised, group: 1 }
 }
 
 /// `gradient` is `[tokens, experts]`.

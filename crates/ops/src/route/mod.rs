@@ -10,7 +10,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::{Activation, Pool};
+use crate::activation::{Activation, LANES, Pool};
 use std::sync::Arc;
 use tunesmith_device::Device;
 
@@ -21,7 +21,12 @@ pub struct Routing {
     probabilities: Vec<f32>,
     experts: Vec<Expert>,
     normalised: bool,
+    /// The most experts of a group.
+    group: usize,
 }
+
+/// The most experts of a group in a pass of at most [`LANES`] tokens. Each takes a panel.
+const GROUP: usize = 16;
 
 /// One expert's tokens, rising, and its weight for each.
 #[derive(Debug, Clone, Default)]
@@ -38,12 +43,17 @@ pub struct WeightGradients(Vec<f32>);
 /// ones. `normalised`: a token's weights sum to 1.
 pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     match logits.device() {
-        Device::Cpu => cpu::route(logits, per_token, normalised),
+        Device::Cpu => {
+            // An expert of a larger pass has work for all threads, and activations that are not held beside others'.
+            let group = if logits.tokens() <= LANES { GROUP } else { 1 };
+            Routing { group, ..cpu::route(logits, per_token, normalised) }
+        }
         Device::Meta => balanced(logits.tokens(), logits.features(), per_token),
     }
 }
 
-/// On the meta device no token has a favourite: they spread evenly.
+/// On the meta device no token has a favourite: they spread evenly. Experts are counted one by one: passes that are so small
+/// that the CPU takes several at once need no prediction.
 fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
     let pairs = tokens * per_token;
     let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
@@ -51,13 +61,16 @@ fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
     for expert in &mut experts[..used] {
         *expert = Expert { tokens: (0..each).collect(), weights: vec![0.0; each] };
     }
-    Routing { probabilities: vec![0.0; tokens * count], experts, normalised: false }
+    Routing { probabilities: vec![0.0; tokens * count], experts, normalised: false, group: 1 }
 }
 
 impl Routing {
-    /// Whether an expert has tokens.
-    pub fn is_used(&self, expert: usize) -> bool {
-        !self.experts[expert].tokens.is_empty()
+    /// The experts that have tokens, rising, in groups whose activations may be held at once: their products are computed
+    /// together.
+    pub fn groups(&self) -> Vec<Vec<usize>> {
+        let used = |expert: &usize| !self.experts[*expert].tokens.is_empty();
+        let used: Vec<usize> = (0..self.experts.len()).filter(used).collect();
+        used.chunks(self.group).map(<[_]>::to_vec).collect()
     }
 
     /// How many tokens each expert has, and the sum of its probabilities over all tokens: what the load-balancing loss is

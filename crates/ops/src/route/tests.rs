@@ -28,7 +28,7 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
         out.zero();
         dx.zero();
         let mut d_weights = routing.weight_gradients();
-        for expert in (0..EXPERTS).filter(|&expert| routing.is_used(expert)) {
+        for expert in routing.groups().concat() {
             let factor = (expert + 1) as f32;
             let middle = routing.dispatch(expert, &xa, &own);
             let mut y = middle.copy();
@@ -83,4 +83,20 @@ fn a_gate_has_the_gradient_of_its_finite_differences() {
         let each = x.iter().zip(&seed).enumerate();
         each.map(|(at, (x, s))| f64::from(*x) * f64::from(*s) / (1.0 + (-logits[at / FEATURES]).exp())).sum()
     });
+}
+
+#[test]
+fn experts_of_a_few_tokens_are_in_one_group_and_of_many_each_in_its_own() {
+    let count = 40;
+    let groups = |pool: &Arc<Pool>, tokens: usize| {
+        let logits = numbers(1, tokens * count);
+        route(&Activation::from_rows(pool, &logits, count), 3, true).groups()
+    };
+    let sizes = |groups: &[Vec<usize>]| groups.iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(sizes(&groups(&Pool::new(), 1)), [3]);
+    let few = groups(&Pool::new(), LANES);
+    assert!(few.concat().is_sorted() && few.len() > 1, "{few:?}");
+    assert!(few.iter().all(|group| (1..=GROUP).contains(&group.len())), "{few:?}");
+    assert!(groups(&Pool::new(), LANES + 1).iter().all(|group| group.len() == 1));
+    assert!(groups(&Pool::on(Device::Meta), 1).iter().all(|group| group.len() == 1));
 }
