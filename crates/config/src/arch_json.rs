@@ -72,7 +72,7 @@ impl Arch {
         }
         for (layer, block) in self.blocks.iter().enumerate() {
             let Some((attention, from)) = block.attention().and_then(|it| Some((it, it.kv_from?))) else { continue };
-            let keys = |it: &AttentionSpec| (it.num_kv_heads, it.head_dim);
+            let keys = |it: &AttentionSpec| (it.num_kv_heads, it.head_dim, it.window);
             let source = self.blocks[..layer].get(from).and_then(BlockSpec::attention);
             if source.is_none_or(|source| source.kv_from.is_some() || keys(source) != keys(attention)) {
                 return Err(origin.error(format!("block {layer} cannot take the keys and values of block {from}")));

@@ -53,7 +53,7 @@ pub struct KeyValues {
 }
 
 impl KeyValues {
-    /// Of no positions yet. Keys that a `window` has left behind may be given up ([`KeyValues::trim`]).
+    /// Of no positions yet. The number of query heads does not matter. Keys that a `window` has left behind may be given up ([`KeyValues::trim`]).
     pub const fn new(heads: Heads, window: Option<Window>) -> Self {
         Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
     }
