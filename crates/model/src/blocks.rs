@@ -16,7 +16,8 @@ use tunesmith_ops::narrow::{Half, Narrow};
 
 #[derive(Debug)]
 pub struct Blocks {
-    blocks: Vec<Block>,
+    /// From the lowest to the highest.
+    all: Vec<Block>,
     /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow.
     first_segment: usize,
     /// The lowest block that trains anything: backward stops there.
@@ -66,12 +67,12 @@ impl Blocks {
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
         let lowest = if trains_below { 0 } else { lowest };
-        Self { blocks, first_segment, lowest, checkpointing, narrow }
+        Self { all: blocks, first_segment, lowest, checkpointing, narrow }
     }
 
     /// How many there are.
     pub const fn len(&self) -> usize {
-        self.blocks.len()
+        self.all.len()
     }
 
     /// The segments that the forward walk reaches, in order, and then those that the backward walk reaches.
@@ -82,7 +83,7 @@ impl Blocks {
 
     /// The attention of each block that has one, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &Attention> {
-        let branches = self.blocks.iter().flat_map(|block| &block.branches);
+        let branches = self.all.iter().flat_map(|block| &block.branches);
         branches.filter_map(|branch| match &branch.part {
             Part::Attention(attention) => Some(&**attention),
             Part::Mlp(_) | Part::Experts(_) => None,
@@ -91,12 +92,12 @@ impl Blocks {
 
     /// The blocks with experts: their numbers and the experts.
     pub fn experts(&self) -> impl Iterator<Item = (usize, &Moe)> {
-        self.blocks.iter().enumerate().filter_map(|(index, block)| Some((index, block.experts()?)))
+        self.all.iter().enumerate().filter_map(|(index, block)| Some((index, block.experts()?)))
     }
 
     /// Whether a block computes the tokens that are asked for and no others.
     pub fn picks_rows(&self, index: usize, every_token: bool) -> bool {
-        index + 1 == self.len() && !every_token && self.blocks[index].picks_rows()
+        index + 1 == self.len() && !every_token && self.all[index].picks_rows()
     }
 
     fn rows<'l>(&self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
@@ -135,7 +136,7 @@ impl Blocks {
         mut x: Activation,
         attend: &mut Attend<'_>,
     ) -> Result<Activation> {
-        for (index, block) in self.blocks.iter().enumerate() {
+        for (index, block) in self.all.iter().enumerate() {
             let rows = self.rows(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, attend).0;
             x = walk.shards.at(self.first_segment + index, walk.values, pass, forward)?;
@@ -156,7 +157,7 @@ impl Blocks {
         loads: bool,
     ) -> Result<(Activation, Trace)> {
         let mut trace = Trace { tokens: x.tokens(), blocks: Vec::with_capacity(self.len()), loads: Vec::new() };
-        for (index, block) in self.blocks.iter().enumerate() {
+        for (index, block) in self.all.iter().enumerate() {
             let is_last = index + 1 == self.len();
             let policy = self.checkpointing.of(index, self.len());
             // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
@@ -195,7 +196,7 @@ impl Blocks {
             Some(rows) => dy.scatter(rows, tokens),
             None => dy,
         });
-        for (index, block) in self.blocks.iter().enumerate().rev() {
+        for (index, block) in self.all.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
             let number = self.first_segment + index;
             let segment = params.segment(number);

@@ -160,14 +160,18 @@ impl Model {
                     attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 if owns && !attention.shares {
-                    texts.iter_mut().for_each(|text| text.layers[layer].trim());
+                    for text in texts.iter_mut() {
+                        text.layers[layer].trim();
+                    }
                 }
                 mixed
             })
         };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut attend)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
-            texts.iter_mut().for_each(|text| text.layers[shared.layer].trim());
+            for text in texts.iter_mut() {
+                text.layers[shared.layer].trim();
+            }
         }
         self.at_head(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
