@@ -1,7 +1,11 @@
 //! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
 mod buffer;
+mod float_buffer;
+mod floats;
 
 pub use buffer::{Buffer, buffer_bytes};
+pub use float_buffer::FloatBuffer;
+pub use floats::{Floats, FloatsMut, HostMut};
 
 /// Where tensors lie and ops compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

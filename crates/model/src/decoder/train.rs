@@ -80,7 +80,7 @@ impl Model {
         let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
         uneven = Vec::new();
         let mut pass = Pass {
-            values: self.values(values),
+            values: values.into(),
             pool: &self.pool,
             balance: None,
             dropout: (self.dropout > 0.0).then_some(drops),
