@@ -2,10 +2,12 @@
 mod buffer;
 mod float_buffer;
 mod floats;
+mod late;
 
 pub use buffer::{Buffer, buffer_bytes};
 pub use float_buffer::FloatBuffer;
 pub use floats::{Floats, FloatsMut, HostMut};
+pub use late::{Delivery, Late};
 
 /// Where tensors lie and ops compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
