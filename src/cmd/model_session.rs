@@ -126,9 +126,9 @@ impl AskArgs {
             _ => &[],
         };
         let values = adapter.map(|adapter| {
-            let base = model.params.values().to_vec();
+            let base = model.params.values().read();
             set_adapter(&mut model, &adapter);
-            BothValues { base, tuned: model.params.values().to_vec() }
+            BothValues { base, tuned: model.params.values().read() }
         });
         let tokenizer = Tokenizer::load_with(&tokenizer_dir, new_tokens)?;
         let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
@@ -183,7 +183,7 @@ impl ModelSession {
     /// Switches the adapter on or off.
     pub fn use_adapter(&mut self, on: bool) {
         if let Some(values) = &self.values {
-            self.model.params.values_mut().copy_from_slice(if on { &values.tuned } else { &values.base });
+            self.model.params.values_mut().write(if on { &values.tuned } else { &values.base });
         }
     }
 

@@ -43,7 +43,7 @@ fn adamw(specs: &[ParamSpec], values: &[f32], moments: [&[f32]; 2]) -> Optimizer
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(specs), values);
     for (spec, pair) in specs.iter().zip(optimizer.tensors_mut().chunks_mut(2)) {
         for ((_, _, state), moment) in pair.iter_mut().zip(moments) {
-            state.floats().copy_from_slice(&moment[spec.range()]);
+            state.floats().write(&moment[spec.range()]);
         }
     }
     optimizer
@@ -87,7 +87,7 @@ impl Run {
             state: &self.state,
             weights: Weights::Adapter(&self.adapter),
             specs: &self.specs,
-            values: &self.values,
+            values: (&self.values).into(),
             trained: None,
             optimizer: self.optimizer.tensors(),
             shared: None,
@@ -103,7 +103,8 @@ impl Run {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         let moments = |optimizer: &Optimizer| -> Vec<Vec<u32>> {
             let all = optimizer.tensors().into_iter();
-            all.map(|(_, _, state)| if let State::F32(values) = state { bits(values) } else { Vec::new() }).collect()
+            all.map(|(_, _, state)| if let State::F32(values) = state { bits(&values.read()) } else { Vec::new() })
+                .collect()
         };
         let same = bits(&values) == bits(&self.values) && moments(&optimizer) == moments(&self.optimizer);
         same && loaded.state == self.state && loaded.stamp == self.stamp
@@ -194,7 +195,7 @@ fn a_full_checkpoint_is_a_model_folder() {
             wrapping: None,
         }),
         specs: &specs,
-        values: &values,
+        values: (&values).into(),
         optimizer: optimizer.tensors(),
         ..run.snapshot()
     };
@@ -313,14 +314,14 @@ fn a_copy_is_written_while_the_run_goes_on() {
     let root = root_with(&[100]);
     let mut saver = Background::new(&RealDisk);
     let first = run(200, 200.0);
-    saver.reserve(&first.values, None, &first.optimizer.tensors());
+    saver.reserve((&first.values).into(), None, &first.optimizer.tensors());
     for step in [200, 300, 400] {
         let mut now = run(step, step as f32);
         let before = saver.begin(root.path(), &now.snapshot(), Retention { last: Some(2), best: None }).unwrap();
         assert_eq!(before.map(|before| before.step), Some(step - 100).filter(|&step| step > 100));
         // The run goes on.
         now.values.fill(f32::NAN);
-        now.optimizer.tensors_mut()[0].2.floats().fill(f32::NAN);
+        now.optimizer.tensors_mut()[0].2.floats().on_host().fill(f32::NAN);
     }
     let written = saver.join().unwrap().unwrap();
     assert_eq!((written.step, written.dir.as_path()), (400, &*store::checkpoint_dir(root.path(), 400)));

@@ -106,7 +106,7 @@ const KINDS: [Case; 17] = [
 fn every_adapter_and_storage_goes_on_from_its_cache_to_the_bit() {
     // Trained values other than those they begin with, so that every one shows.
     let moved = |mut model: Model| {
-        for (at, value) in model.params.values_mut().iter_mut().enumerate() {
+        for (at, value) in model.params.values_mut().on_host().iter_mut().enumerate() {
             *value += 0.02 * ((at * 7919 % 1000) as f32 / 500.0 - 1.0);
         }
         model

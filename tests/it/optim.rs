@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tunesmith::config::{Arguments, ConfigValue as _, LrScheduler, Node, Optim, TrainConfig};
-use tunesmith::optim::adamw_8bit::CodeMap;
+use tunesmith::ops::adamw_8bit::CodeMap;
 use tunesmith::optim::{Ema, Optimizer, Schedule, Slot, State, rule};
 
 /// The largest difference by the largest value of a tensor.
@@ -179,7 +179,7 @@ fn adamw_8bit_equals_bitsandbytes_to_the_byte() {
             let want = &stored[&format!("{name}.{step}")];
             assert_eq!(shape.iter().product::<usize>(), want.len(), "{name}");
             match state {
-                State::F32(scales) => close(&name, scales, want),
+                State::F32(scales) => close(&name, &scales.read(), want),
                 State::U8(codes) => {
                     let codes: Vec<f32> = codes.iter().map(|&code| f32::from(code)).collect();
                     assert!(codes == *want, "{name} after step {step}");
@@ -198,7 +198,7 @@ fn the_moving_average_equals_pytorch() {
         run.step(step);
         ema.update(&run.values, step);
         if KEPT.contains(&step) {
-            run.check("ema", &ema.values, &stored, step, "");
+            run.check("ema", &ema.values.read(), &stored, step, "");
         }
     }
 }

@@ -27,7 +27,7 @@ fn gradient(family: &str, change: impl Fn(&mut Config), loss_scale: f32) -> (f64
     model.params.zero_grads();
     model.loss_scale = loss_scale;
     let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
-    let grads = model.params.grads().iter().map(|&value| f64::from(value) / f64::from(loss_scale));
+    let grads = model.params.grads().read().into_iter().map(|value| f64::from(value) / f64::from(loss_scale));
     (loss, grads.collect())
 }
 
@@ -97,7 +97,7 @@ fn steps_that_overflow_are_skipped_until_the_scale_fits() {
     assert_eq!(scaler.overflows() as usize, stats.iter().filter(|stats| stats.skipped).count());
     // It tries a higher scale again and again.
     assert!(stats[skipped..].iter().any(|stats| stats.skipped), "{stats:?}");
-    assert!(model.params.values().iter().all(|value| value.is_finite()));
+    assert!(model.params.values().read().iter().all(|value| value.is_finite()));
     let first = stats[skipped].loss;
     assert_eq!(stats[0].loss, first, "nothing was updated");
     assert!(stats.iter().rfind(|stats| !stats.skipped).unwrap().loss < first);

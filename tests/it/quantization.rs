@@ -135,7 +135,7 @@ fn qlora_equals_peft_on_bitsandbytes_from_its_checkpoint_and_quantized_here() {
             check_gradients(&mut model, &forward.batch(), &gradients);
             check_trace(&mut model, &trace);
             check_final(&model, &last, 5e-6);
-            trained.push(model.params.values().to_vec());
+            trained.push(model.params.values().read());
         }
         assert!(trained[0] == trained[1], "{label}: the same bits");
     }
@@ -166,7 +166,9 @@ fn our_codes_of_the_model_are_the_checkpoints_and_a_saved_one_is_its_file_to_the
         let parts: Vec<Parts<'_>> =
             coded.iter().map(|(name, shape, matrix)| Parts::new(name, shape, "float32", matrix).unwrap()).collect();
         let mut tensors: Vec<_> = parts.iter().flat_map(Parts::tensors).collect();
-        tensors.extend(plain.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))));
+        tensors.extend(
+            plain.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values.into()))),
+        );
         let mut written = Vec::new();
         write_numbers_to(&mut written, &tensors, &[("format", "pt")]).unwrap();
         assert!(written == std::fs::read(dir.join("model.safetensors")).unwrap(), "{label}: the same file");
@@ -194,7 +196,8 @@ fn matrices_of_eight_bits_are_read_and_trained_on() {
     let parts: Vec<_> =
         coded.iter().map(|(name, shape, matrix)| Parts::new(name, shape, "float32", matrix).unwrap()).collect();
     let mut tensors: Vec<_> = parts.iter().flat_map(Parts::tensors).collect();
-    tensors.extend(rest.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), Numbers::F32(values))));
+    tensors
+        .extend(rest.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), Numbers::F32(values.into()))));
     let dir = tempfile::tempdir().unwrap();
     let mut file = std::fs::File::create(dir.path().join("model.safetensors")).unwrap();
     write_numbers_to(&mut file, &tensors, &[]).unwrap();
@@ -257,7 +260,7 @@ fn adapters_of_every_kind_train_on_four_bits_as_on_the_same_numbers_dense() {
             let mut model = Model::load(&arch, Some(files), &config).unwrap();
             model.params.zero_grads();
             let loss = model.forward_backward(&batch, 0.1, 1.0, 3).unwrap();
-            (loss, model.params.values().to_vec(), model.params.grads().to_vec())
+            (loss, model.params.values().read(), model.params.grads().read())
         };
         let (coded, wide) = (run(&files), run(&dense));
         assert!(coded == wide, "case {index}: loss, adapter and gradients to the bit");
@@ -364,7 +367,7 @@ fn loftq_starts_with_what_quantization_loses() {
     config.model.quantization_skip_modules = vec!["q_proj".into()];
     let model = model(&dense, &config);
     let a = model.params.find("model.layers.0.self_attn.q_proj.lora_A.weight").unwrap();
-    assert!(model.params.values()[a.range()].iter().any(|&value| value != 0.0));
+    assert!(model.params.values().slice(a.range()).read().iter().any(|&value| value != 0.0));
 }
 
 #[test]

@@ -14,6 +14,7 @@ use tunesmith::model::stack::Stack;
 use tunesmith::model::weight::Weight;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::model::{Model, ParamSpec, Params};
+use tunesmith::ops::floats::Floats;
 use tunesmith::optim::rule;
 use tunesmith::parallel::ParallelPlan;
 use tunesmith::parallel::fsdp::Gatherer;
@@ -74,7 +75,7 @@ fn on_ranks<T: Send>(
 fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>) {
     model.params.zero_grads();
     let loss = model.forward_backward(batch, 0.25, 1.0, 0).unwrap();
-    let grads = model.params.grads().to_vec();
+    let grads = model.params.grads().read();
     let losses = model.token_losses(batch).unwrap();
     let logits = model.logits(batch, &[0, 2]).unwrap();
     let mut text = model.cache();
@@ -232,7 +233,7 @@ fn the_next_segment_is_asked_for_while_one_is_at_work_and_a_pass_that_breaks_off
             asked.0.lock().unwrap().clear();
             shards.begin(Kind::Train).unwrap();
             for (at, &segment) in route.iter().enumerate().take(breaks_off) {
-                shards.reach(segment, &[]).unwrap();
+                shards.reach(segment, Floats::default()).unwrap();
                 let ahead = asked_for.len().min(at + 2);
                 assert_eq!(*asked.0.lock().unwrap(), asked_for[..ahead], "one ahead at {at}, {stays}");
                 let together = if stays { 10 + 20 + 30 + 40 } else { 40 };
@@ -243,7 +244,7 @@ fn the_next_segment_is_asked_for_while_one_is_at_work_and_a_pass_that_breaks_off
                 left.push(segment);
                 Ok(())
             };
-            shards.end(&[], &mut leave).unwrap();
+            shards.end(Floats::default(), &mut leave).unwrap();
             let expected = [None, Some(2), Some(1)];
             assert_eq!(left, expected[breaks_off.saturating_sub(4).min(2)..], "broken off at {breaks_off}");
             assert_eq!(*asked.0.lock().unwrap(), asked_for, "broken off at {breaks_off}, {stays}");

@@ -30,7 +30,7 @@ fn gradients(model: &mut Model) -> BTreeMap<String, Vec<f32>> {
     model.params.zero_grads();
     model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     let specs = &model.params.specs;
-    specs.iter().map(|spec| (spec.name.clone(), model.params.grads()[spec.range()].to_vec())).collect()
+    specs.iter().map(|spec| (spec.name.clone(), model.params.grads().slice(spec.range()).read())).collect()
 }
 
 fn full(family: &str) -> BTreeMap<String, Vec<f32>> {
@@ -175,13 +175,13 @@ fn rows_of_tokens_have_the_gradients_of_the_whole_matrices() {
             let (_, stored) = weights.read(&format!("{table}.weight")).unwrap();
             let mean: f32 = stored.iter().step_by(hidden).sum::<f32>() / 512.0;
             let start = by_rows.params.find(&format!("{table}.token_adapter.trainable_tokens_delta")).unwrap().range();
-            assert!((by_rows.params.values()[start.end - hidden] - mean).abs() < 1e-5);
+            assert!((by_rows.params.values().to_host()[start.end - hidden] - mean).abs() < 1e-5);
         }
         assert_eq!(some.len(), 14 * arch.num_hidden_layers + tables.len());
         // What the rows become is what the next pass sees.
         let before = by_rows.token_losses(&batch).unwrap();
         let spec = by_rows.params.find("model.embed_tokens.token_adapter.trainable_tokens_delta").unwrap().range();
-        by_rows.params.values_mut()[spec].fill(0.25);
+        by_rows.params.values_mut().slice(spec).on_host().fill(0.25);
         assert_ne!(by_rows.token_losses(&batch).unwrap(), before);
     }
 }
@@ -196,7 +196,7 @@ fn a_head_of_its_own_starts_as_the_matrix_that_was_shared() {
     for (weights, tokens) in [(Some(&weights), vec![]), (None, vec![]), (Some(&weights), vec![512])] {
         arch.grow(tokens);
         let model = Model::load(&arch, weights, &config).unwrap();
-        let table = |name: &str| &model.params.values()[model.params.find(name).unwrap().range()];
+        let table = |name: &str| model.params.values().slice(model.params.find(name).unwrap().range()).read();
         let (embedding, head) = (table("model.embed_tokens.weight"), table("lm_head.weight"));
         assert!(embedding == head && embedding.len() == arch.vocab_size * arch.hidden_size);
     }
@@ -247,14 +247,15 @@ fn pissa_starts_as_the_base_and_ends_as_lora_of_twice_the_rank() {
         (lora.use_dora, lora.use_rslora) = (dora, stabilised);
         let mut model = load("llama", &config);
         forward.check(&model, &forward.tensors, "_base");
-        for (at, value) in model.params.values_mut().iter_mut().enumerate() {
+        for (at, value) in model.params.values_mut().on_host().iter_mut().enumerate() {
             *value += 0.02 * (at as f32).sin();
         }
         let trained = model.token_losses(&forward.batch()).unwrap();
 
         let params = &model.params;
-        let named = tunesmith::checkpoint::named(&params.specs, params.values());
-        let start = params.start().unwrap();
+        let values = params.values().read();
+        let named = tunesmith::checkpoint::named(&params.specs, &values);
+        let start = params.start().unwrap().read();
         let start: Vec<&[f32]> = params.specs.iter().map(|spec| &start[spec.range()]).collect();
         let placements = place(&model.arch, &config.tuning.lora).unwrap();
         let own = AdapterConfig::of(&config.tuning, &placements, None);

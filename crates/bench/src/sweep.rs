@@ -85,7 +85,7 @@ impl Bench<'_> {
             let began = Instant::now();
             speed =
                 match attempt(&mut self.model, &mut self.optimizer, &Single, &mut self.sharing, &batches, 1e-4, 1.0)? {
-                    Attempt::Done(stats) => Some(stats.tokens as f64 / began.elapsed().as_secs_f64()),
+                    Attempt::Done(stats) => Some(stats.wait().tokens as f64 / began.elapsed().as_secs_f64()),
                     Attempt::TooLarge { .. } => return Ok((None, memory::peak())),
                 };
         }

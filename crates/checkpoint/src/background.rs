@@ -12,6 +12,7 @@ use super::state::TrainState;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::Disk;
 use tunesmith_config::arch::Arch;
+use tunesmith_device::Floats;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::Wrapping;
 use tunesmith_optim::State;
@@ -25,13 +26,16 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// Copies the state; allocates only if sizes have changed.
-    fn fill(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
-        self.values.clear();
-        self.values.extend_from_slice(values);
+    /// Copies the state to the host; allocates only if sizes have changed.
+    fn fill(&mut self, values: Floats<'_>, trained: Option<Floats<'_>>, state: &StateTensors<'_>) {
+        if self.values.len() == values.len() {
+            values.read_into(&mut self.values);
+        } else {
+            self.values = values.read();
+        }
         match (&mut self.trained, trained) {
-            (Some(buffer), Some(trained)) if buffer.len() == trained.len() => buffer.copy_from_slice(trained),
-            (buffer, trained) => *buffer = trained.map(<[f32]>::to_vec),
+            (Some(buffer), Some(trained)) if buffer.len() == trained.len() => trained.read_into(buffer),
+            (buffer, trained) => *buffer = trained.map(Floats::read),
         }
         self.state.truncate(state.len());
         let known = self.state.len();
@@ -40,16 +44,15 @@ impl Buffers {
             shape.clone_from(sizes);
             match (buffer, numbers) {
                 (State::F32(buffer), State::F32(values)) if buffer.len() == values.len() => {
-                    buffer.copy_from_slice(values);
+                    buffer.view_mut().copy_from(values.view());
                 }
                 (State::U8(buffer), State::U8(values)) if buffer.len() == values.len() => {
                     buffer.copy_from_slice(values);
                 }
-                (buffer, numbers) => buffer.clone_from(numbers),
+                (buffer, numbers) => *buffer = numbers.read(),
             }
         }
-        let more =
-            state[known..].iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), (*numbers).clone()));
+        let more = state[known..].iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), numbers.read()));
         self.state.extend(more);
     }
 }
@@ -119,8 +122,8 @@ impl SaveJob {
             state: &self.state,
             weights: self.weights.borrow(),
             specs: &self.specs,
-            values,
-            trained: trained.as_deref(),
+            values: values.into(),
+            trained: trained.as_ref().map(Floats::from),
             optimizer: state.iter().map(|(name, shape, state)| (name.clone(), shape.clone(), state)).collect(),
             shared: None,
         };
@@ -148,7 +151,7 @@ impl Background {
     }
 
     /// Allocates the buffers for copies of these tensors, so that lack of memory shows before the first step and not at a save.
-    pub fn reserve(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
+    pub fn reserve(&mut self, values: Floats<'_>, trained: Option<Floats<'_>>, state: &StateTensors<'_>) {
         self.spare.fill(values, trained, state);
     }
 

@@ -105,7 +105,8 @@ pub(crate) fn stage_weights(
 ) -> Result<()> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let plain: BTreeMap<String, &str> = rest.tensors.iter().map(|(name, _)| (stored(name), name.as_str())).collect();
-    let here = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32(values)));
+    let here =
+        tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32((*values).into())));
     let later = rest
         .tensors
         .iter()

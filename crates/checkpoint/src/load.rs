@@ -13,6 +13,7 @@ use super::{folder, peft, store};
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD};
+use tunesmith_device::FloatsMut;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_optim::{Ema, Optimizer, State};
@@ -91,13 +92,14 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
-    pub fn restore(
+    pub fn restore<'v>(
         &self,
         specs: &[ParamSpec],
-        values: &mut [f32],
+        values: impl Into<FloatsMut<'v>>,
         optimizer: &mut Optimizer,
         averages: Option<&mut Ema>,
     ) -> Result<()> {
+        let values = values.into();
         let everything = 0..values.len();
         self.restore_kept(specs, values, std::slice::from_ref(&everything), optimizer, averages)
     }
@@ -109,7 +111,7 @@ impl Checkpoint {
     pub fn restore_kept(
         &self,
         specs: &[ParamSpec],
-        values: &mut [f32],
+        values: FloatsMut<'_>,
         kept: &[Range<usize>],
         optimizer: &mut Optimizer,
         averages: Option<&mut Ema>,
@@ -123,15 +125,17 @@ impl Checkpoint {
         if apart {
             if let Some(averages) = averages {
                 let owned = averages.owned().to_vec();
-                self.restore_kept_values(specs, &mut averages.values, &owned)?;
+                self.restore_kept_values(specs, averages.values.view_mut(), &owned)?;
             }
-            read_ranges(&self.optimizer, &trained, specs, kept, values)?;
+            read_ranges(&self.optimizer, &trained, specs, kept, &mut values.on_host())?;
         } else {
             self.restore_kept_values(specs, values, kept)?;
         }
         for (name, range, state) in optimizer.tensors_mut() {
             match state {
-                State::F32(values) => self.optimizer.read_part_into(&name, range.start, values),
+                State::F32(values) => {
+                    self.optimizer.read_part_into(&name, range.start, &mut values.view_mut().on_host())
+                }
                 State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, values),
             }
             .map_err(|error| error.with_kind(Kind::Checkpoint))?;
@@ -161,7 +165,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
-    pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+    pub fn restore_values<'v>(&self, specs: &[ParamSpec], values: impl Into<FloatsMut<'v>>) -> Result<()> {
+        let values = values.into();
         let everything = 0..values.len();
         self.restore_kept_values(specs, values, std::slice::from_ref(&everything))
     }
@@ -170,7 +175,12 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
-    pub fn restore_kept_values(&self, specs: &[ParamSpec], values: &mut [f32], kept: &[Range<usize>]) -> Result<()> {
+    pub fn restore_kept_values<'v>(
+        &self,
+        specs: &[ParamSpec],
+        values: impl Into<FloatsMut<'v>>,
+        kept: &[Range<usize>],
+    ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
         // A shared matrix that an adapter holds under both names is read once.
         let copy = format!("{}{LM_HEAD}", peft::PREFIX);
@@ -180,7 +190,7 @@ impl Checkpoint {
             .map(|shape| (copy.clone(), shape.to_vec()));
         let expected: Vec<_> = names.iter().cloned().chain(copied).collect();
         check(&self.weights, &self.weights_path, &expected)?;
-        read_ranges(&self.weights, &names, specs, kept, values)
+        read_ranges(&self.weights, &names, specs, kept, &mut values.into().on_host())
     }
 }
 

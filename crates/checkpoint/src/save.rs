@@ -13,6 +13,7 @@ use super::{folder, peft, store};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::{Disk, RealDisk};
 use tunesmith_config::arch::EMBEDDING;
+use tunesmith_device::Floats;
 use tunesmith_model::params::ParamSpec;
 use tunesmith_model::weights::{Numbers, Wrapping, write_numbers_by, write_numbers_to};
 use tunesmith_optim::{self as optim, Optimizer, State, StateTensor};
@@ -46,9 +47,9 @@ pub struct Snapshot<'a> {
     /// Names, shapes and offsets of the trained tensors.
     pub specs: &'a [ParamSpec],
     /// The values to evaluate and publish: trained ones, or averages.
-    pub values: &'a [f32],
+    pub values: Floats<'a>,
     /// The raw values, if `values` are averages.
-    pub trained: Option<&'a [f32]>,
+    pub trained: Option<Floats<'a>>,
     /// The optimizer's state; empty if ranks hold shares of it.
     pub optimizer: StateTensors<'a>,
     /// The optimizer's state if ranks hold shares of it; `trained` and `optimizer` are then empty.
@@ -149,7 +150,7 @@ impl Snapshot<'_> {
             Weights::Adapter(_) | Weights::Part => 0,
             Weights::Model(source) => folder::companion_bytes(source.dir) + source.wrapping.map_or(0, Wrapping::bytes),
         };
-        let trained = self.trained.map_or(0, <[f32]>::len);
+        let trained = self.trained.map_or(0, Floats::len);
         let state = self.optimizer.iter().map(|(_, _, state)| match state {
             State::F32(values) => 4 * values.len(),
             State::U8(values) => values.len(),
@@ -164,7 +165,7 @@ impl Snapshot<'_> {
         let mut tensors = Vec::new();
         for (name, shape, state) in &self.optimizer {
             let numbers = match state {
-                State::F32(values) => Numbers::F32(values),
+                State::F32(values) => Numbers::F32(values.view()),
                 State::U8(values) => Numbers::U8(values),
             };
             tensors.push((name.clone(), shape.clone(), numbers));
@@ -172,7 +173,7 @@ impl Snapshot<'_> {
         if let Some(trained) = self.trained {
             for spec in self.specs {
                 let name = format!("{}{TRAINED}", spec.name);
-                tensors.push((name, spec.shape.clone(), Numbers::F32(&trained[spec.range()])));
+                tensors.push((name, spec.shape.clone(), Numbers::F32(trained.slice(spec.range()))));
             }
         }
         tensors
@@ -208,7 +209,8 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Reten
 pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Published)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
     let elsewhere = snapshot.shared.and_then(|shared| shared.values);
-    let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, snapshot.values) };
+    let values = snapshot.values.to_host();
+    let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, &values) };
     let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
     let nothing = folder::LazyTensors { tensors: &[], fetch: &nothing };
     let rest = elsewhere.unwrap_or(&nothing);

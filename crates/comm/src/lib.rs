@@ -42,6 +42,7 @@ use std::time::Duration;
 pub use bytes::Element;
 pub use partition::Partition;
 use tunesmith_base::error::Result;
+use tunesmith_device::FloatsMut;
 
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,6 +226,16 @@ impl dyn Collectives + '_ {
         }
         let parts = byte_parts::<T>(data.len(), size);
         self.all_gather_bytes(bytes::of_mut(data), &parts)
+    }
+
+    /// Fills in the other ranks' `parts` of `values`; this rank provides its own. The parts are contiguous, in rank order.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn all_gather_parts(&self, values: FloatsMut<'_>, parts: &[Range<usize>]) -> Result<()> {
+        let width = size_of::<f32>();
+        let parts: Vec<_> = parts.iter().map(|part| part.start * width..part.end * width).collect();
+        self.all_gather_bytes(bytes::of_mut(values.host()), &parts)
     }
 
     /// Replaces `data` by that of rank `root`.

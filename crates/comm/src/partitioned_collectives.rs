@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::bytes::{self, Element as _};
 use super::{Collectives, World};
 use tunesmith_base::error::Result;
+use tunesmith_device::FloatsMut;
 
 /// Values of which each rank owns a part.
 #[derive(Debug)]
 pub struct Piece<'a> {
     /// All values, those of other ranks included.
-    pub values: &'a mut [f32],
+    pub values: FloatsMut<'a>,
     /// The range of each rank's part in `values`.
     pub parts: Vec<Range<usize>>,
 }
@@ -27,12 +28,22 @@ pub struct PartitionedCollectives {
 const LARGE: usize = 64 << 10;
 
 impl Piece<'_> {
+    /// The bytes of all values.
+    pub(super) const fn bytes(&self) -> usize {
+        size_of::<f32>() * self.values.len()
+    }
+
+    /// All values on the host, where messages come from and go to.
+    pub(super) const fn host(&mut self) -> &mut [f32] {
+        self.values.reborrow().host()
+    }
+
     /// The range of each rank's part in bytes, if the parts cover `values` in rank order and their size is within `bytes`.
     fn whole(&self, bytes: Range<usize>) -> Option<Vec<Range<usize>>> {
         let ends = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
         let whole = self.parts.iter().zip(ends).all(|(part, end)| part.start == end && part.end >= end)
             && self.parts.last().is_some_and(|last| last.end == self.values.len())
-            && bytes.contains(&size_of_val(self.values));
+            && bytes.contains(&self.bytes());
         let width = size_of::<f32>();
         whole.then(|| self.parts.iter().map(|part| part.start * width..part.end * width).collect())
     }
@@ -105,13 +116,13 @@ impl PartitionedCollectives {
             };
             let own = piece.parts[rank].clone();
             let receive = room(&mut self.receive, own.len() * size);
-            comm.all_to_all_bytes(bytes::of(piece.values), &parts, bytes::of_mut(receive))?;
-            f32::sum(&mut piece.values[own], receive);
+            comm.all_to_all_bytes(bytes::of(piece.host()), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut piece.host()[own], receive);
         }
         for Message { stretches, parts } in messages(&rest, size, bucket) {
             self.send.clear();
             for (piece, range) in stretches.iter().flatten() {
-                self.send.extend_from_slice(&rest[*piece].values[range.clone()]);
+                self.send.extend_from_slice(&rest[*piece].host()[range.clone()]);
             }
             let own = parts[rank].len() / size_of::<f32>();
             let receive = room(&mut self.receive, own * size);
@@ -121,7 +132,7 @@ impl PartitionedCollectives {
             let mut sums = &sums[..];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = sums.split_at(range.len());
-                rest[*piece].values[range.clone()].copy_from_slice(now);
+                rest[*piece].host()[range.clone()].copy_from_slice(now);
                 sums = later;
             }
         }
@@ -143,7 +154,7 @@ impl PartitionedCollectives {
         let mut rest = Vec::new();
         for piece in pieces {
             match piece.whole(LARGE..usize::MAX) {
-                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.values), &parts)?,
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.host()), &parts)?,
                 None => rest.push(piece),
             }
         }
@@ -153,14 +164,14 @@ impl PartitionedCollectives {
             let mut own = &mut message[floats(&parts[rank])];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = own.split_at_mut(range.len());
-                now.copy_from_slice(&rest[*piece].values[range.clone()]);
+                now.copy_from_slice(&rest[*piece].host()[range.clone()]);
                 own = later;
             }
             comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
             let mut all = &message[..];
             for (piece, range) in stretches.iter().flatten() {
                 let (now, later) = all.split_at(range.len());
-                rest[*piece].values[range.clone()].copy_from_slice(now);
+                rest[*piece].host()[range.clone()].copy_from_slice(now);
                 all = later;
             }
         }
@@ -254,7 +265,7 @@ mod tests {
                             let mut pieces = Vec::new();
                             for &length in lengths {
                                 let (now, later) = rest.split_at_mut(length);
-                                pieces.push(Piece { values: now, parts: parts(length) });
+                                pieces.push(Piece { values: now.into(), parts: parts(length) });
                                 rest = later;
                             }
                             act(&mut pieces);

@@ -169,8 +169,8 @@ impl Threads {
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
     pub(crate) fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
-        let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
-        let buffers = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
+        let size = pieces.iter().map(Piece::bytes).sum();
+        let buffers = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.host()))).collect();
         let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
         self.exchange("reduce_scatter", size, parts, buffers, |all| {
             for (index, piece) in pieces.iter().enumerate() {
@@ -188,9 +188,9 @@ impl Threads {
     /// # Errors
     /// As [`Threads::sum_parts`].
     pub(crate) fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
-        let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
+        let size = pieces.iter().map(Piece::bytes).sum();
         let buffers: Vec<SharedBuffer> =
-            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.values))).collect();
+            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.host()))).collect();
         let width = size_of::<f32>();
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();

@@ -1,7 +1,13 @@
 //! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
 mod buffer;
+mod float_buffer;
+mod floats;
+mod late;
 
 pub use buffer::{Buffer, buffer_bytes};
+pub use float_buffer::FloatBuffer;
+pub use floats::{Floats, FloatsMut, HostMut};
+pub use late::{Delivery, Late};
 
 /// Where tensors lie and ops compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -155,7 +155,7 @@ pub fn set_adapter(model: &mut Model, adapter: &LoadedAdapter) {
     for spec in model.params.specs.clone() {
         // The names and shapes were compared when the adapter was opened.
         if let Some((_, values)) = adapter.tensors.get(&spec.name) {
-            model.params.values_mut()[spec.range()].copy_from_slice(values);
+            model.params.put(&spec.range(), values);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
 use tunesmith_config::arch::LinearSpec;
-use tunesmith_device::Device;
+use tunesmith_device::{Device, Floats};
 
 pub(super) struct Module<'s, 'b> {
     tensors: &'s mut Tensors<'b>,
@@ -71,7 +71,7 @@ impl Attach for Module<'_, '_> {
         self.tensors.source.values(&self.weight_name(), self.spec.out_features * self.spec.in_features)
     }
 
-    fn base(&mut self) -> Result<(&Weight, &[f32])> {
+    fn base(&mut self) -> Result<(&Weight, Floats<'_>)> {
         let settled = match self.settled.take() {
             Some(settled) => settled,
             None => self.tensors.plain(self.spec)?,
@@ -94,7 +94,8 @@ impl Attach for Module<'_, '_> {
         }
         if let (true, Some((name, shape))) = (self.tensors.on_meta(), self.adapter.get(self.pushed)) {
             self.pushed += 1;
-            return Ok(self.tensors.params.push_meta(name.clone(), shape.clone()));
+            let values = Floats::meta(shape.iter().product());
+            return Ok(self.tensors.params.push(name.clone(), shape.clone(), true, values));
         }
         let next = self.adapter.get(self.pushed).filter(|(_, shape)| shape.iter().product::<usize>() == values.len());
         let Some((name, shape)) = next.cloned() else {
@@ -102,6 +103,6 @@ impl Attach for Module<'_, '_> {
             return Err(Error::model(format!("{}: {count} values for tensor {number} of its adapter", self.spec.name)));
         };
         self.pushed += 1;
-        Ok(self.tensors.params.push(name, shape, true, values))
+        Ok(self.tensors.params.push(name, shape, true, values.into()))
     }
 }

@@ -113,7 +113,7 @@ impl Model {
                 Device::Cpu => Quantizer::new(arch, weights, config, cache)?,
                 Device::Meta => Quantizer::none(),
             },
-            params: Params::default(),
+            params: Params::on(device),
             sizes: tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect(),
             trained,
             renamed,

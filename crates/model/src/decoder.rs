@@ -7,7 +7,6 @@ use super::head::Head;
 use super::params::Params;
 use super::pass::{Layout, Pass};
 use super::shards::Shards;
-use super::values::Values;
 use super::weight::Weight;
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,16 +193,8 @@ impl Model {
         self.arch.experts.as_ref().filter(|_| self.arch.score.is_none())?.balance
     }
 
-    /// The values that a pass begins with.
-    fn values<'v>(&self, all: &'v [f32]) -> Values<'v> {
-        match self.pool.device() {
-            Device::Cpu => all.into(),
-            Device::Meta => Values::meta(),
-        }
-    }
-
     fn evaluation(&self) -> Pass<'_> {
-        Pass { values: self.values(self.params.values()), pool: &self.pool, balance: None, dropout: None }
+        Pass { values: self.params.values().into(), pool: &self.pool, balance: None, dropout: None }
     }
 
     /// The loss of each label token of the batch, in order, without dropout.

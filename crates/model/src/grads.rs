@@ -4,23 +4,23 @@
 use std::ops::Range;
 
 use tunesmith_base::error::Result;
-use tunesmith_ops::floats::FloatsMut;
+use tunesmith_device::{FloatBuffer, FloatsMut};
 
 /// The gradients of a stretch of the flat buffer.
 #[derive(Debug)]
 pub enum Buffer<'g> {
     /// A part of the buffer for all gradients.
-    Borrowed(&'g mut [f32]),
+    Borrowed(FloatsMut<'g>),
     /// The buffer of one segment.
-    Owned(Vec<f32>),
+    Owned(FloatBuffer),
 }
 
 impl Buffer<'_> {
     /// The gradients, in the order of the flat buffer.
-    pub fn values(&mut self) -> &mut [f32] {
+    pub const fn values(&mut self) -> FloatsMut<'_> {
         match self {
-            Self::Borrowed(values) => values,
-            Self::Owned(values) => values,
+            Self::Borrowed(values) => values.reborrow(),
+            Self::Owned(values) => values.view_mut(),
         }
     }
 }
@@ -28,7 +28,7 @@ impl Buffer<'_> {
 /// Takes gradients as soon as they are final.
 pub trait Collector<'g> {
     /// A buffer of `length` zeros for a segment.
-    fn buffer(&mut self, length: usize) -> Vec<f32>;
+    fn buffer(&mut self, length: usize) -> FloatBuffer;
 
     /// Takes the final gradients from flat place `start` on. Segments come from the last to the first.
     ///
@@ -43,8 +43,6 @@ pub struct Grads<'g> {
     collector: Option<Box<dyn Collector<'g> + 'g>>,
     /// The collector has the gradients from here on.
     closed: usize,
-    /// All gradients are on the meta device.
-    meta: bool,
 }
 
 /// A stretch of the flat buffer from `start` on.
@@ -75,28 +73,22 @@ impl std::fmt::Debug for Grads<'_> {
 
 impl<'g> Grads<'g> {
     /// In one buffer for all, without a collector.
-    pub fn whole(values: &'g mut [f32]) -> Self {
+    pub fn whole(values: impl Into<FloatsMut<'g>>) -> Self {
         Self {
-            windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values) }],
+            windows: vec![Window { start: 0, buffer: Buffer::Borrowed(values.into()) }],
             collector: None,
             closed: usize::MAX,
-            meta: false,
         }
     }
 
-    /// On the meta device.
-    pub const fn on_meta() -> Self {
-        Self { windows: Vec::new(), collector: None, closed: usize::MAX, meta: true }
-    }
-
     /// In one buffer for all, of which `collector` takes one segment after the other.
-    pub fn collected(values: &'g mut [f32], collector: Box<dyn Collector<'g> + 'g>) -> Self {
+    pub fn collected(values: FloatsMut<'g>, collector: Box<dyn Collector<'g> + 'g>) -> Self {
         Self { collector: Some(collector), ..Self::whole(values) }
     }
 
     /// In buffers of `collector`, one for each open segment.
     pub fn by_segment(collector: Box<dyn Collector<'g> + 'g>) -> Self {
-        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX, meta: false }
+        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
     }
 
     /// Backward comes to the segment at `range`, or to something that adds to its gradients.
@@ -121,7 +113,7 @@ impl<'g> Grads<'g> {
         self.closed = self.closed.min(range.start);
         match buffer {
             Buffer::Borrowed(values) => {
-                let (rest, done) = values.split_at_mut(range.start - start);
+                let (rest, done) = values.split_at(range.start - start);
                 self.windows.push(Window { start, buffer: Buffer::Borrowed(rest) });
                 collector.take(range.start, Buffer::Borrowed(done))
             }
@@ -159,11 +151,8 @@ impl Grads<'_> {
     /// # Panics
     /// If no open segment has them.
     pub fn at(&mut self, range: &Range<usize>) -> FloatsMut<'_> {
-        if self.meta {
-            return FloatsMut::meta(range.len());
-        }
         let window = self.windows.iter_mut().find(|window| window.covers(range)).expect("an open segment");
         let start = window.start;
-        FloatsMut::from(window.buffer.values()).slice(range.start - start..range.end - start)
+        window.buffer.values().slice(range.start - start..range.end - start)
     }
 }

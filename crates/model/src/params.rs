@@ -1,5 +1,6 @@
 //! What is trained: all trainable tensors end to end in one flat buffer, with their names and places beside it.
 use std::ops::Range;
+use tunesmith_device::{Device, FloatBuffer, Floats, FloatsMut};
 
 /// One trainable tensor's place in the flat buffer.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,9 +29,9 @@ impl ParamSpec {
 pub struct Params {
     /// Names and places, in the order of the buffer.
     pub specs: Vec<ParamSpec>,
-    values: Vec<f32>,
-    grads: Vec<f32>,
-    start: Option<Vec<f32>>,
+    values: FloatBuffer,
+    grads: FloatBuffer,
+    start: Option<FloatBuffer>,
     /// The first flat place of each segment.
     segments: Vec<usize>,
     /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
@@ -39,21 +40,17 @@ pub struct Params {
 }
 
 impl Params {
+    /// No tensors yet; their values and gradients will be on `device`.
+    pub fn on(device: Device) -> Self {
+        Self { values: FloatBuffer::zeros(device, 0), ..Self::default() }
+    }
+
     /// Appends a tensor; returns its place.
-    pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: &[f32]) -> Range<usize> {
+    pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Floats<'_>) -> Range<usize> {
         let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
-        self.values.extend_from_slice(values);
-        self.specs.push(spec);
-        range
-    }
-
-    /// Appends a tensor on the meta device; returns its place.
-    pub fn push_meta(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
-        let spec = ParamSpec { name, shape, offset: self.len(), decay: true, lr_scale: 1.0 };
-        let range = spec.range();
-        self.elsewhere += range.len();
+        self.values.append(values);
         self.specs.push(spec);
         range
     }
@@ -78,10 +75,10 @@ impl Params {
         self.segments.last().copied().unwrap_or_default()
     }
 
-    /// Puts values to a place of the flat buffer: of them those that are kept here.
+    /// Writes values of the host to a place of the flat buffer: of them those that are kept here.
     pub fn put(&mut self, place: &Range<usize>, values: &[f32]) {
         let Some(kept) = self.kept() else {
-            self.values[place.clone()].copy_from_slice(values);
+            self.values.slice_mut(place.clone()).write(values);
             return;
         };
         let (mut packed, kept) = (0, kept.to_vec());
@@ -89,7 +86,8 @@ impl Params {
             let (low, high) = (range.start.max(place.start), range.end.min(place.end));
             if low < high {
                 let from = &values[low - place.start..high - place.start];
-                self.values[packed + low - range.start..][..from.len()].copy_from_slice(from);
+                let to = packed + low - range.start;
+                self.values.slice_mut(to..to + from.len()).write(from);
             }
             packed += range.len();
         }
@@ -102,7 +100,7 @@ impl Params {
 
     /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
     pub fn reserve(&mut self, floats: usize) {
-        self.values.reserve_exact(floats);
+        self.values.reserve(floats);
     }
 
     /// Keeps the values as they are now as those of the start.
@@ -111,16 +109,15 @@ impl Params {
     }
 
     /// The values before training, where something of them was taken out of the base (`PiSSA`).
-    pub fn start(&self) -> Option<&[f32]> {
-        self.start.as_deref()
+    pub fn start(&self) -> Option<Floats<'_>> {
+        self.start.as_ref().map(FloatBuffer::view)
     }
 
     /// Of the last values, from flat place `start` on, keeps those at `own`, counted from there; returns where these now
     /// lie among the values.
     pub fn keep(&mut self, start: usize, own: Range<usize>) -> usize {
         let (all, packed) = (self.len(), start - self.elsewhere);
-        self.values.truncate(packed + own.end);
-        self.values.drain(packed..packed + own.start);
+        self.values.keep(packed, &own);
         if !own.is_empty() {
             self.kept.push(start + own.start..start + own.end);
         }
@@ -149,42 +146,38 @@ impl Params {
     }
 
     /// All values; of a rank that keeps a share, those, end to end.
-    pub fn values(&self) -> &[f32] {
-        &self.values
+    pub const fn values(&self) -> Floats<'_> {
+        self.values.view()
     }
 
     /// As [`Params::values`], for writing.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.values
+    pub const fn values_mut(&mut self) -> FloatsMut<'_> {
+        self.values.view_mut()
     }
 
     /// All gradients; empty before the first [`Params::zero_grads`].
-    pub fn grads(&self) -> &[f32] {
-        &self.grads
+    pub const fn grads(&self) -> Floats<'_> {
+        self.grads.view()
     }
 
     /// The buffer of gradients, to lend and to bring back with [`Params::put_grads`].
-    pub fn take_grads(&mut self) -> Vec<f32> {
+    pub fn take_grads(&mut self) -> FloatBuffer {
         std::mem::take(&mut self.grads)
     }
 
     /// Brings back what [`Params::take_grads`] lent.
-    pub fn put_grads(&mut self, grads: Vec<f32>) {
+    pub fn put_grads(&mut self, grads: FloatBuffer) {
         self.grads = grads;
     }
 
     /// Values to change beside gradients to change.
-    pub fn split_mut(&mut self) -> (&mut [f32], &mut [f32]) {
-        (&mut self.values, &mut self.grads)
+    pub const fn split_mut(&mut self) -> (FloatsMut<'_>, FloatsMut<'_>) {
+        (self.values.view_mut(), self.grads.view_mut())
     }
 
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) {
-        if self.grads.len() == self.len() {
-            self.grads.fill(0.0);
-        } else {
-            self.grads = vec![0.0; self.len()];
-        }
+        self.grads.reset(self.values.device(), self.len());
     }
 
     /// The spec with that name.

@@ -4,6 +4,7 @@ use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
+use tunesmith_device::{Device, FloatBuffer, Floats};
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::quant::{Form, Quantized};
 
@@ -24,14 +25,14 @@ pub struct Flat {
 #[derive(Debug, Default)]
 pub struct Stretch {
     /// The values of all ranks.
-    pub values: Vec<f32>,
+    pub values: FloatBuffer,
     /// Every rank's part, counted from the stretch's start.
     pub parts: Vec<Range<usize>>,
 }
 
 impl Flat {
-    pub(super) fn new([floats, halves, bytes]: [usize; 3], trained: &[Trained]) -> Self {
-        let stretch = |it: &Trained| Stretch { values: vec![0.0; it.len()], parts: it.parts.clone() };
+    pub(super) fn new([floats, halves, bytes]: [usize; 3], trained: &[Trained], device: Device) -> Self {
+        let stretch = |it: &Trained| Stretch { values: FloatBuffer::zeros(device, it.len()), parts: it.parts.clone() };
         Self {
             floats: vec![0.0; floats],
             halves: vec![bf16::ZERO; halves],
@@ -76,7 +77,7 @@ pub struct Held(Arc<Whole>);
 impl Held {
     /// The values, by their places in the flat buffer.
     pub fn values(&self) -> Values<'_> {
-        Values::of(self.0.trained.iter().map(|(start, stretch)| (*start, &stretch.values[..])))
+        Values::of(self.0.trained.iter().map(|(start, stretch)| (*start, stretch.values.view())))
     }
 }
 
@@ -166,9 +167,9 @@ impl Segment {
         Self { lengths, places, tables, own, parts, whole: RwLock::default() }
     }
 
-    /// Empty buffers of the size of this segment.
-    pub(super) fn blank(&self, trained: &[Trained]) -> Flat {
-        Flat::new(self.lengths, trained)
+    /// Empty buffers of the size of this segment; those of trained values are on `device`.
+    pub(super) fn blank(&self, trained: &[Trained], device: Device) -> Flat {
+        Flat::new(self.lengths, trained, device)
     }
 
     /// Whether `numbers` are buffers of the size of this segment.
@@ -200,9 +201,9 @@ impl Segment {
     }
 
     /// Fills this rank's part into `numbers`. `values` are the trained values that this rank keeps.
-    pub(super) fn give(&self, mut numbers: Flat, trained: &[Trained], values: &[f32]) -> Flat {
+    pub(super) fn give(&self, mut numbers: Flat, trained: &[Trained], values: Floats<'_>) -> Flat {
         for (stretch, Trained { own, packed, .. }) in numbers.trained.iter_mut().zip(trained) {
-            stretch.values[own.clone()].copy_from_slice(&values[*packed..][..own.len()]);
+            stretch.values.slice_mut(own.clone()).copy_from(values.slice(*packed..*packed + own.len()));
         }
         numbers.floats[self.parts[0].clone()].copy_from_slice(&self.own.floats);
         numbers.halves[self.parts[1].clone()].copy_from_slice(&self.own.halves);
@@ -216,12 +217,12 @@ impl Segment {
         &self,
         Flat { mut floats, halves, bytes, trained }: Flat,
         places: &[Trained],
-        values: &[f32],
+        values: Floats<'_>,
     ) {
         for (start, ids, range) in &self.tables {
             let values = match places {
                 [] => values.into(),
-                _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, &it.values[..]))),
+                _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, it.values.view()))),
             };
             write_rows(&mut floats[*start..], ids, range, values);
         }

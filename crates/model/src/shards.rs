@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_device::Floats;
 use tunesmith_ops::gemm::Store;
 
 /// What a pass is for.
@@ -255,7 +256,7 @@ impl Shards {
     pub(super) fn at<T>(
         &self,
         segment: usize,
-        values: &[f32],
+        values: Floats<'_>,
         pass: &Pass<'_>,
         act: impl FnOnce(&Pass<'_>) -> T,
     ) -> Result<T> {
@@ -273,7 +274,7 @@ impl Shards {
     ///
     /// # Panics
     /// If another segment is next on the route.
-    pub fn reach(&self, segment: usize, values: &[f32]) -> Result<()> {
+    pub fn reach(&self, segment: usize, values: Floats<'_>) -> Result<()> {
         if self.is_empty(segment) {
             return Ok(());
         }
@@ -308,7 +309,7 @@ impl Shards {
         walk.spare.extend(self.segments[before].dissolve());
     }
 
-    fn bring(&self, walk: &mut Walk, segment: usize, values: &[f32]) -> Receiver<Result<Flat>> {
+    fn bring(&self, walk: &mut Walk, segment: usize, values: Floats<'_>) -> Receiver<Result<Flat>> {
         let (segment, trained) = (&self.segments[segment], &self.trained[segment]);
         let fits = walk.spare.iter().position(|spare| segment.fits(spare, trained));
         let numbers = if let Some(at) = fits {
@@ -316,7 +317,7 @@ impl Shards {
         } else {
             // At most two segments are in memory, and no other buffers.
             walk.spare.clear();
-            segment.blank(trained)
+            segment.blank(trained, values.device())
         };
         let peers = self.peers.as_ref().expect("only sharded segments are gathered");
         peers.begin(segment.give(numbers, trained, values))
@@ -328,7 +329,7 @@ impl Shards {
     ///
     /// # Errors
     /// As [`Shards::reach`], and those of `left`.
-    pub fn end(&self, values: &[f32], left: &mut dyn FnMut(Option<usize>) -> Result<()>) -> Result<()> {
+    pub fn end(&self, values: Floats<'_>, left: &mut dyn FnMut(Option<usize>) -> Result<()>) -> Result<()> {
         let turn = self.routes[Kind::Forward as usize].len();
         loop {
             let (reached, last, next) = {
@@ -358,7 +359,7 @@ impl Shards {
     ///
     /// # Errors
     /// As [`Shards::begin`].
-    pub(super) fn stand_by(&self, values: &[f32]) -> Result<()> {
+    pub(super) fn stand_by(&self, values: Floats<'_>) -> Result<()> {
         let Some(peers) = &self.peers else { return Ok(()) };
         while let Some(kind) = peers.next(None)? {
             self.set_out(kind);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
 use tunesmith_config::{Config, Dtype};
-use tunesmith_device::Device;
+use tunesmith_device::{Device, Floats};
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -97,12 +97,12 @@ impl Tensors<'_> {
             let values = self.source.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
             let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
-            Ok(Weight::Trained(self.params.push(name, shape, decay, &values)))
+            Ok(Weight::Trained(self.params.push(name, shape, decay, (&values).into())))
         } else if !tokens.is_empty() {
             let (hidden, values) = (self.source.arch.hidden_size, self.source.values(name, shape.iter().product())?);
             let rows: Vec<f32> =
                 tokens.iter().flat_map(|&token| values[token as usize * hidden..][..hidden].iter().copied()).collect();
-            let range = self.params.push(token_rows(name), vec![tokens.len(), hidden], true, &rows);
+            let range = self.params.push(token_rows(name), vec![tokens.len(), hidden], true, (&rows).into());
             Ok(Weight::rows(values, tokens, range))
         } else {
             self.frozen(name, &shape)
@@ -116,12 +116,13 @@ impl Tensors<'_> {
     fn meta_weight(&mut self, name: &str, shape: Vec<usize>) -> Weight {
         let (tokens, count) = (self.source.arch.rows_of(name), shape.iter().product());
         if self.trained.contains(name) {
-            Weight::Trained(self.params.push_meta(name.to_owned(), shape))
+            Weight::Trained(self.params.push(name.to_owned(), shape, true, Floats::meta(count)))
         } else if tokens.is_empty() {
             Weight::Meta(count)
         } else {
             let rows = vec![tokens.len(), self.source.arch.hidden_size];
-            Weight::rows_on_meta(count, tokens, self.params.push_meta(token_rows(name), rows))
+            let values = Floats::meta(rows.iter().product());
+            Weight::rows_on_meta(count, tokens, self.params.push(token_rows(name), rows, true, values))
         }
     }
 

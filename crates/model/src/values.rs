@@ -1,30 +1,23 @@
 //! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
 //! hand.
 use std::ops::Range;
-use tunesmith_ops::floats::Floats;
+use tunesmith_device::Floats;
 
 /// Up to two stretches of the flat buffer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Values<'a> {
     windows: [Window<'a>; 2],
-    /// All values are on the meta device.
-    meta: bool,
 }
 
 /// A stretch, and where it starts.
-pub type Window<'a> = (usize, &'a [f32]);
+pub type Window<'a> = (usize, Floats<'a>);
 
 impl<'a> Values<'a> {
     /// The first two of some stretches.
     pub fn of(windows: impl IntoIterator<Item = Window<'a>>) -> Self {
         let mut windows = windows.into_iter();
         let mut next = || windows.next().unwrap_or_default();
-        Self { windows: [next(), next()], meta: false }
-    }
-
-    /// Values on the meta device, at whatever place.
-    pub fn meta() -> Self {
-        Self { meta: true, ..Self::default() }
+        Self { windows: [next(), next()] }
     }
 
     /// The values at a place.
@@ -33,18 +26,21 @@ impl<'a> Values<'a> {
     /// If they are not at hand.
     #[inline]
     pub fn at(self, place: &Range<usize>) -> Floats<'a> {
-        if self.meta {
-            return Floats::meta(place.len());
-        }
         let covers = |&(start, values): &Window<'_>| start <= place.start && place.end <= start + values.len();
         let (start, values) = self.windows.into_iter().find(covers).expect("the values of a segment at hand");
-        Floats::from(values).slice(place.start - start..place.end - start)
+        values.slice(place.start - start..place.end - start)
+    }
+}
+
+impl<'a> From<Floats<'a>> for Values<'a> {
+    fn from(all: Floats<'a>) -> Self {
+        Self::of([(0, all)])
     }
 }
 
 impl<'a> From<&'a [f32]> for Values<'a> {
     fn from(all: &'a [f32]) -> Self {
-        Self::of([(0, all)])
+        Self::from(Floats::from(all))
     }
 }
 
@@ -57,7 +53,7 @@ impl<'a> From<&'a Vec<f32>> for Values<'a> {
 /// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
 pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
     let width = range.len() / ids.len();
-    for (&id, row) in ids.iter().zip(values.at(range).read().chunks_exact(width)) {
+    for (&id, row) in ids.iter().zip(values.at(range).to_host().chunks_exact(width)) {
         table[id as usize * width..][..width].copy_from_slice(row);
     }
 }
@@ -69,7 +65,7 @@ mod tests {
     #[test]
     fn values_are_found_by_their_place_in_whichever_stretch_has_them() {
         let (first, last) = ([1.0, 2.0, 3.0], [7.0, 8.0]);
-        let values = Values::of([(10, &first[..]), (40, &last[..])]);
+        let values = Values::of([(10, first[..].into()), (40, last[..].into())]);
         assert_eq!(values.at(&(11..13)).read(), [2.0, 3.0]);
         assert_eq!(values.at(&(40..42)).read(), [7.0, 8.0]);
         assert_eq!(Values::from(&first[..]).at(&(0..3)).read(), first);

@@ -15,7 +15,7 @@
 //! | [`activation::Pool`] | lends the memory of activations: a step in the steady state allocates nothing |
 //! | [`Activation::gather`](activation::Activation::gather) | `y[i] = x[rows[i]]`, `[rows.len(), features]` |
 //! | [`Activation::scatter`](activation::Activation::scatter) | `y[rows[i]] = x[i]`, other rows zero |
-//! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients |
+//! | [`floats::Floats`], [`FloatsMut`](floats::FloatsMut) | borrowed numbers `[n]` on a device: weights, trained values, gradients, optimizer state |
 //!
 //! | elementwise | |
 //! |---|---|
@@ -79,19 +79,28 @@
 //! |---|---|
 //! | [`quant`] | matrices in NF4, FP4 and 8 bits, to the byte as bitsandbytes keeps them: `table[code] * scale[block]` |
 //!
+//! | optimizers, on numbers `[n]` | |
+//! |---|---|
+//! | [`adamw`], [`adamw_8bit`], [`lion`], [`sgd`] | one step of values `[n]` by gradients `[n]`, with their state |
+//! | [`ema`] | `a + weight (x - a)`: a moving average |
+//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm |
+//!
 //! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod activation;
+pub mod adamw;
+pub mod adamw_8bit;
 pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
 pub mod dropout;
 pub mod elementwise;
+pub mod ema;
 pub mod embedding;
 pub mod feature_scale;
-pub mod floats;
 pub mod gated_mlp;
 pub mod gemm;
+pub mod lion;
 pub mod loss;
 pub mod low_rank;
 pub mod narrow;
@@ -102,7 +111,14 @@ pub mod quant;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
+pub mod sgd;
 pub mod simd;
 pub mod softcap;
 pub mod spans;
+pub mod squares;
 pub mod testing;
+
+/// Operands that are plain numbers in a device's memory: [`tunesmith_device`] has them.
+pub mod floats {
+    pub use tunesmith_device::{Floats, FloatsMut};
+}

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tunesmith_base::error::{Error, Result};
 
+/// How many numbers of a flat buffer a task works on: the updates of optimizers and what else goes through all trained values.
+pub const TASK: usize = 1 << 16;
+
 /// The most threads of a pool, whatever `RAYON_NUM_THREADS` says: starting more takes longer than any work.
 const MOST: usize = 1024;
 

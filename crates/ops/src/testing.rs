@@ -11,6 +11,23 @@ pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// The same numbers in f64.
+pub fn f64s(numbers: &[f32]) -> Vec<f64> {
+    numbers.iter().map(|&number| f64::from(number)).collect()
+}
+
+/// Holds numbers against those of a reference: none differs by more than `limit`, or by that share of a reference above 1.
+///
+/// # Panics
+/// They differ.
+pub fn near(what: &str, got: &[f32], expected: &[f64], limit: f64) {
+    assert_eq!(got.len(), expected.len(), "{what}: as many numbers");
+    for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let error = (f64::from(got) - expected).abs();
+        assert!(error <= limit * expected.abs().max(1.0), "{what}[{index}]: {got} != {expected}");
+    }
+}
+
 /// Runs `test` at each level that this processor has, on two threads that only it uses.
 ///
 /// # Panics

@@ -10,12 +10,13 @@
 //! u[i, j] = g[i, j] sqrt(mean(r) / (r[i] c[j]))                    vectors: g / sqrt(v), v as in AdamW
 //! w = (1 - rate decay) w - rate u / max(1, rms(u) / clip_threshold)
 //! ```
-use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
+use super::optimizer::{Slot, State, StateSpec, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `exp_avg_sq_row [.., rows]` and `exp_avg_sq_col [.., cols]`, or `exp_avg_sq` for a vector; with
 /// `beta1` also `exp_avg`, the mean of the updates.
@@ -92,6 +93,7 @@ impl UpdateRule for Adafactor {
         if values.is_empty() {
             return;
         }
+        let (mut values, grads) = (values.on_host(), grads.to_host());
         let beta2 = 1.0 - (step as f64).powf(self.decay_rate);
         let rate = if self.scale_parameter { rate * EPSILON.1.max(rms(values.iter().copied())) } else { rate };
         let (moments, first) = state.split_at_mut(if slot.shape.len() < 2 { 1 } else { 2 });
@@ -100,15 +102,16 @@ impl UpdateRule for Adafactor {
         match (Matrices::of(&slot.shape), moments) {
             (Some(matrices), [row, col]) => {
                 let each = matrices.rows * matrices.cols;
-                let (row, col) = (row.floats().chunks_mut(matrices.rows), col.floats().chunks_mut(matrices.cols));
+                let (mut row, mut col) = (row.floats().on_host(), col.floats().on_host());
+                let (row, col) = (row.chunks_mut(matrices.rows), col.chunks_mut(matrices.cols));
                 let parts = direction.chunks_mut(each).zip(grads.chunks(each));
                 for ((direction, grads), (row, col)) in parts.zip(row.zip(col)) {
                     factored(direction, grads, factor, row, col, beta2);
                 }
             }
             (_, [State::F32(moment), ..]) => {
-                let rest = (1.0 - beta2) as f32;
-                for ((direction, grad), moment) in direction.iter_mut().zip(grads).zip(moment) {
+                let (rest, mut moment) = ((1.0 - beta2) as f32, moment.view_mut().on_host());
+                for ((direction, grad), moment) in direction.iter_mut().zip(&*grads).zip(&mut *moment) {
                     let grad = grad * factor;
                     *moment = beta2 as f32 * *moment + rest * (grad * grad + EPSILON.0 as f32);
                     *direction = grad / moment.sqrt();
@@ -121,8 +124,8 @@ impl UpdateRule for Adafactor {
         let decay = if slot.decay { (self.weight_decay * rate) as f32 } else { 0.0 };
         match (self.beta1, first) {
             (Some(beta1), [State::F32(first)]) => {
-                let (beta1, rest) = (beta1 as f32, (1.0 - beta1) as f32);
-                for ((value, direction), first) in values.iter_mut().zip(&direction).zip(first) {
+                let (beta1, rest, mut first) = (beta1 as f32, (1.0 - beta1) as f32, first.view_mut().on_host());
+                for ((value, direction), first) in values.iter_mut().zip(&direction).zip(&mut *first) {
                     *first = beta1 * *first + rest * (pace * direction);
                     *value = *value - decay * *value - *first;
                 }

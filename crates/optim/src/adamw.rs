@@ -6,11 +6,11 @@
 //! v = beta2 v + (1 - beta2) g^2
 //! w = (1 - rate decay) w - rate / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
-use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
-use rayon::prelude::*;
+use super::optimizer::{Slot, State, StateSpec, TensorUpdate, UpdateRule};
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::adamw::{self, Step};
 
 /// `adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`, for every optimizer that keeps moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +30,13 @@ impl Betas {
     #[must_use]
     pub const fn of(self, slot: &Slot) -> Self {
         Self { weight_decay: if slot.decay { self.weight_decay } else { 0.0 }, ..self }
+    }
+
+    /// The constants of an update of `AdamW`.
+    pub(crate) const fn step(self, update: &TensorUpdate<'_>) -> Step {
+        let Self { beta1, beta2, epsilon, weight_decay } = self.of(update.slot);
+        let TensorUpdate { factor, rate, step: number, .. } = *update;
+        Step { factor, rate, beta1, beta2, epsilon, weight_decay, number }
     }
 }
 
@@ -58,37 +65,9 @@ impl UpdateRule for AdamW {
     }
 
     fn update(&self, update: TensorUpdate<'_>) {
-        let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
+        let step = self.0.step(&update);
+        let TensorUpdate { values, grads, state, .. } = update;
         let [State::F32(m), State::F32(v)] = state else { return };
-        let betas = self.0.of(slot);
-        let moments = m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK));
-        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(moments);
-        parts.for_each(|((values, grads), moments)| adamw(values, grads, moments, factor, rate, betas, step));
-    }
-}
-
-/// The formula of the module's head on equally long slices; `step` is its `t`, `grads * factor` its `g`.
-fn adamw(
-    values: &mut [f32],
-    grads: &[f32],
-    (m, v): (&mut [f32], &mut [f32]),
-    factor: f32,
-    rate: f64,
-    betas: Betas,
-    step: u64,
-) {
-    let exponent = step as f64;
-    let keep = (1.0 - rate * betas.weight_decay) as f32;
-    let (beta1, beta2) = (betas.beta1 as f32, betas.beta2 as f32);
-    let (rest1, rest2) = ((1.0 - betas.beta1) as f32, (1.0 - betas.beta2) as f32);
-    let pace = (rate / (1.0 - betas.beta1.powf(exponent))) as f32;
-    let root = (1.0 - betas.beta2.powf(exponent)).sqrt() as f32;
-    let epsilon = betas.epsilon as f32;
-    for (((value, grad), m), v) in values.iter_mut().zip(grads).zip(m).zip(v) {
-        let grad = grad * factor;
-        *m = beta1 * *m + rest1 * grad;
-        *v = beta2 * *v + rest2 * grad * grad;
-        let denominator = v.sqrt() / root + epsilon;
-        *value = *value * keep - pace * (*m / denominator);
+        adamw::update(values, grads, m.view_mut(), v.view_mut(), &step);
     }
 }

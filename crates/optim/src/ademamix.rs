@@ -9,12 +9,13 @@
 //! w    = (1 - rate decay) w - rate (fast / (1 - beta1^t) + alpha slow) / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
 use super::adamw::Betas;
-use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
+use super::optimizer::{Slot, State, StateSpec, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `exp_avg` (`fast`), `exp_avg_slow` and `exp_avg_sq` (`v`) in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,6 +78,8 @@ impl UpdateRule for AdEmaMix {
         let correction = (1.0 - beta1.powf(exponent)) as f32;
         let root = (1.0 - beta2.powf(exponent)).sqrt() as f32;
         let (alpha, rate, epsilon) = (alpha as f32, rate as f32, epsilon as f32);
+        let [mut fast, mut slow, mut v] = [fast, slow, v].map(|moment| moment.view_mut().on_host());
+        let (mut values, grads) = (values.on_host(), grads.to_host());
         let state = fast.par_chunks_mut(TASK).zip(slow.par_chunks_mut(TASK)).zip(v.par_chunks_mut(TASK));
         let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(state);
         parts.for_each(|((values, grads), ((fast, slow), v))| {

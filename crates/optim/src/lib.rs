@@ -1,4 +1,4 @@
-//! Optimizers as pure updates of tensors, learning-rate schedules, gradient clipping, loss scaling, and an
+//! Optimizers as pure updates of tensors in a device's memory, learning-rate schedules, gradient clipping, loss scaling, and an
 //! average of the weights.
 //!
 //! To add an optimizer, write a file with a [`UpdateRule`], which also reads its arguments, and a line in

@@ -9,7 +9,7 @@
 //! w = (1 - rate decay) w - rate adjust(rows, cols) u
 //! ```
 use super::adamw::{AdamW, Betas};
-use super::optimizer::{Slot, StateSpec, TASK, TensorUpdate, UpdateRule};
+use super::optimizer::{Slot, StateSpec, TensorUpdate, UpdateRule};
 use super::share;
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
@@ -18,6 +18,7 @@ use tunesmith_config::arguments::Reader;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
+use tunesmith_ops::par::TASK;
 
 /// `adjust_lr_fn`: the factor of the rate by a matrix's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +116,8 @@ impl UpdateRule for Muon {
         let (rows, cols) = (slot.shape[0], slot.shape[1]);
         let (momentum, rest) = (self.momentum as f32, (1.0 - self.momentum) as f32);
         let mut direction = vec![0.0f32; values.len()];
-        for ((direction, grad), buffer) in direction.iter_mut().zip(grads).zip(state[0].floats()) {
+        let (mut values, grads, mut buffer) = (values.on_host(), grads.to_host(), state[0].floats().on_host());
+        for ((direction, grad), buffer) in direction.iter_mut().zip(&*grads).zip(&mut *buffer) {
             let grad = grad * factor;
             *buffer += rest * (grad - *buffer);
             *direction = if self.nesterov { *buffer - (*buffer - grad) * (1.0 - momentum) } else { *buffer };

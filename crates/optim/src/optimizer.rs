@@ -11,9 +11,7 @@ use std::ops::Range;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-
-/// Values that one thread updates at a time.
-pub const TASK: usize = 1 << 16;
+use tunesmith_device::{Floats, FloatsMut};
 
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
@@ -21,9 +19,9 @@ pub struct TensorUpdate<'a> {
     /// Name, shape and decay of the tensor.
     pub slot: &'a Slot,
     /// Its values, or those of the part.
-    pub values: &'a mut [f32],
+    pub values: FloatsMut<'a>,
     /// The gradients of `values`, before `factor`.
-    pub grads: &'a [f32],
+    pub grads: Floats<'a>,
     /// What gradients are multiplied by: clipping and the loss scale in one.
     pub factor: f32,
     /// The tensor's learning rate in this step.
@@ -38,7 +36,7 @@ pub struct TensorUpdate<'a> {
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
     /// In float32, as the backward pass sums them.
-    F32(&'a [f32]),
+    F32(Floats<'a>),
     /// In bfloat16: dequantized one tensor at a time.
     Bf16(&'a [bf16]),
 }
@@ -52,9 +50,9 @@ impl Gradients<'_> {
     }
 }
 
-impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
-    fn from(values: &'a Vec<f32>) -> Self {
-        Self::F32(values)
+impl<'a, F: Into<Floats<'a>>> From<F> for Gradients<'a> {
+    fn from(values: F) -> Self {
+        Self::F32(values.into())
     }
 }
 
@@ -95,7 +93,7 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     }
 
     /// Fills fresh state from the tensor's first values.
-    fn start(&self, _values: &[f32], _state: &mut [State]) {}
+    fn start(&self, _values: Floats<'_>, _state: &mut [State]) {}
 
     /// Called once before each step's updates, with the learning rate of the run.
     fn begin(&mut self, _rate: f64, _step: u64) {}
@@ -117,7 +115,7 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     }
 
     /// Replaces trained weights by those to publish, where [`UpdateRule::averages`].
-    fn publish(&self, _values: &mut [f32], _state: &[State]) {}
+    fn publish(&self, _values: FloatsMut<'_>, _state: &[State]) {}
 }
 
 /// The part of a tensor that is updated here, with its state.
@@ -172,15 +170,15 @@ impl Part {
 
 /// What is left of a buffer that is taken apart from its start on.
 struct Remaining<'a> {
-    values: &'a mut [f32],
+    values: FloatsMut<'a>,
     at: usize,
 }
 
 impl<'a> Remaining<'a> {
     /// Takes the range out; what lies before it is passed over.
-    fn take(&mut self, range: Range<usize>) -> &'a mut [f32] {
-        let (_, rest) = std::mem::take(&mut self.values).split_at_mut(range.start - self.at);
-        let (taken, later) = rest.split_at_mut(range.len());
+    fn take(&mut self, range: Range<usize>) -> FloatsMut<'a> {
+        let (_, rest) = std::mem::take(&mut self.values).split_at(range.start - self.at);
+        let (taken, later) = rest.split_at(range.len());
         (self.values, self.at) = (later, range.end);
         taken
     }
@@ -188,7 +186,8 @@ impl<'a> Remaining<'a> {
 
 impl Optimizer {
     /// Fresh state for tensors that lie end to end in `values`.
-    pub fn new(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: &[f32]) -> Self {
+    pub fn new<'a>(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: impl Into<Floats<'a>>) -> Self {
+        let values = values.into();
         let everything = 0..values.len();
         Self::shared(rule, slots, values, std::slice::from_ref(&everything))
     }
@@ -198,7 +197,7 @@ impl Optimizer {
     ///
     /// # Panics
     /// If `values` is neither.
-    pub fn shared(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
+    pub fn shared(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: Floats<'_>, owned: &[Range<usize>]) -> Self {
         let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
         let whole = slots.iter().map(Slot::count).sum();
         let count: usize = owned.iter().map(ExactSizeIterator::len).sum();
@@ -211,10 +210,10 @@ impl Optimizer {
             for range in owned[first..].iter().take_while(|range| range.start < end) {
                 let (low, high) = (range.start.max(start), range.end.min(end));
                 let range = low - start..high - start;
-                let zeros = |spec: StateSpec| State::zeros(spec.dtype, spec.range(slot, &range).len());
+                let zeros = |spec: StateSpec| State::zeros(values.device(), spec.dtype, spec.range(slot, &range).len());
                 let mut state: Vec<State> = rule.state(slot).into_iter().map(zeros).collect();
                 let first = if values.len() == whole { low } else { packed };
-                rule.start(&values[first..first + high - low], &mut state);
+                rule.start(values.slice(first..first + high - low), &mut state);
                 parts.push(Part { slot: index, range, whole: low, packed, state });
                 packed += high - low;
             }
@@ -238,8 +237,14 @@ impl Optimizer {
     ///
     /// # Panics
     /// If a buffer is neither whole nor packed.
-    pub fn update<'a>(&mut self, values: &mut [f32], grads: impl Into<Gradients<'a>>, factor: f32, rate: f64) {
-        let grads = grads.into();
+    pub fn update<'v, 'g>(
+        &mut self,
+        values: impl Into<FloatsMut<'v>>,
+        grads: impl Into<Gradients<'g>>,
+        factor: f32,
+        rate: f64,
+    ) {
+        let (values, grads) = (values.into(), grads.into());
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
         self.step += 1;
         self.rule.begin(rate, self.step);
@@ -253,13 +258,14 @@ impl Optimizer {
             let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
             match grads {
                 Gradients::F32(grads) => {
-                    updates.push(TensorUpdate { slot, values, grads: &grads[place], factor, rate, step, state });
+                    let grads = grads.slice(place);
+                    updates.push(TensorUpdate { slot, values, grads, factor, rate, step, state });
                 }
                 // One after the other, so that one is wide at a time.
                 Gradients::Bf16(grads) => {
                     wide.resize(place.len(), 0.0);
                     grads[place].convert_to_f32_slice(&mut wide);
-                    rule.update(TensorUpdate { slot, values, grads: &wide, factor, rate, step, state });
+                    rule.update(TensorUpdate { slot, values, grads: (&wide).into(), factor, rate, step, state });
                 }
             }
         }
@@ -272,7 +278,8 @@ impl Optimizer {
     }
 
     /// Replaces trained weights by those to publish; in a whole buffer, the owned ones alone.
-    pub fn publish(&self, values: &mut [f32]) {
+    pub fn publish<'v>(&self, values: impl Into<FloatsMut<'v>>) {
+        let values = values.into();
         let packed = self.is_packed(values.len());
         let mut rest = Remaining { values, at: 0 };
         for part in &self.parts {

@@ -12,11 +12,13 @@
 //! z = z - rate d
 //! ```
 use super::adamw::Betas;
-use super::optimizer::{Slot, State, StateSpec, TASK, TensorUpdate, UpdateRule};
+use super::optimizer::{Slot, State, StateSpec, TensorUpdate, UpdateRule};
 use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_device::{Floats, FloatsMut};
+use tunesmith_ops::par::TASK;
 
 /// The rule. It keeps `z` and `exp_avg_sq` (`v`) a value, and for the run the highest rate and the sum of weights so
 /// far.
@@ -62,8 +64,8 @@ impl UpdateRule for ScheduleFreeAdamW {
         vec![StateSpec::like("z", slot), StateSpec::like("exp_avg_sq", slot)]
     }
 
-    fn start(&self, values: &[f32], state: &mut [State]) {
-        state[0].floats().copy_from_slice(values);
+    fn start(&self, values: Floats<'_>, state: &mut [State]) {
+        state[0].floats().copy_from(values);
     }
 
     fn begin(&mut self, rate: f64, step: u64) {
@@ -83,6 +85,8 @@ impl UpdateRule for ScheduleFreeAdamW {
         let share = self.share as f32;
         let pace = (rate * (betas.beta1 * (1.0 - self.share) - 1.0)) as f32;
         let rate = rate as f32;
+        let [mut z, mut v] = [z, v].map(|state| state.view_mut().on_host());
+        let (mut values, grads) = (values.on_host(), grads.to_host());
         let state = z.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK));
         let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(state);
         parts.for_each(|((values, grads), (z, v))| {
@@ -108,10 +112,10 @@ impl UpdateRule for ScheduleFreeAdamW {
         true
     }
 
-    fn publish(&self, values: &mut [f32], state: &[State]) {
+    fn publish(&self, values: FloatsMut<'_>, state: &[State]) {
         let [State::F32(z), ..] = state else { return };
         let weight = (1.0 - 1.0 / self.betas.beta1) as f32;
-        for (value, z) in values.iter_mut().zip(z) {
+        for (value, z) in values.on_host().iter_mut().zip(&*z.to_host()) {
             *value = lerp(*value, *z, weight);
         }
     }

@@ -6,12 +6,12 @@
 //! m = momentum m + (1 - dampening) d           the first step: m = d
 //! w = w - rate (nesterov: d + momentum m, else m)
 //! ```
-use super::optimizer::{Slot, StateSpec, TASK, TensorUpdate, UpdateRule};
+use super::optimizer::{Slot, State, StateSpec, TensorUpdate, UpdateRule};
 use super::share;
-use rayon::prelude::*;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
+use tunesmith_ops::sgd;
 
 /// The rule. It keeps `momentum_buffer`, or nothing where `momentum` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,27 +48,14 @@ impl UpdateRule for Sgd {
 
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
-        let decay = if slot.decay { self.weight_decay as f32 } else { 0.0 };
-        let rate = rate as f32;
-        let Some(buffer) = state.first_mut() else {
-            values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).for_each(|(values, grads)| {
-                for (value, grad) in values.iter_mut().zip(grads) {
-                    *value -= rate * (grad * factor + decay * *value);
-                }
-            });
-            return;
+        let constants = sgd::Step {
+            factor,
+            rate,
+            momentum: self.momentum,
+            dampening: if step == 1 { 0.0 } else { self.dampening },
+            nesterov: self.nesterov,
+            weight_decay: if slot.decay { self.weight_decay } else { 0.0 },
         };
-        let momentum = self.momentum as f32;
-        let fresh = if step == 1 { 1.0 } else { (1.0 - self.dampening) as f32 };
-        let buffer = buffer.floats().par_chunks_mut(TASK);
-        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(buffer);
-        parts.for_each(|((values, grads), buffer)| {
-            for ((value, grad), velocity) in values.iter_mut().zip(grads).zip(buffer) {
-                let grad = grad * factor + decay * *value;
-                *velocity = momentum * *velocity + fresh * grad;
-                let direction = if self.nesterov { grad + momentum * *velocity } else { *velocity };
-                *value -= rate * direction;
-            }
-        });
+        sgd::update(values, grads, state.first_mut().map(State::floats), &constants);
     }
 }

@@ -1,5 +1,6 @@
 //! The tensors that an optimizer updates ([`Slot`]), and the state that it keeps beside each ([`State`]).
 use std::ops::Range;
+use tunesmith_device::{Device, FloatBuffer, FloatsMut};
 
 /// A trained tensor, as an optimizer sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,32 +83,33 @@ impl StateSpec {
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
     /// The numbers themselves, of [`StateDtype::F32`].
-    F32(Vec<f32>),
+    F32(FloatBuffer),
     /// Indices into a code map, of [`StateDtype::U8`].
     U8(Vec<u8>),
 }
 
 impl State {
-    pub(super) fn zeros(dtype: StateDtype, count: usize) -> Self {
+    pub(super) fn zeros(device: Device, dtype: StateDtype, count: usize) -> Self {
         match dtype {
-            StateDtype::F32 => Self::F32(vec![0.0; count]),
+            StateDtype::F32 => Self::F32(FloatBuffer::zeros(device, count)),
             StateDtype::U8 => Self::U8(vec![0; count]),
         }
     }
 
     /// Its floats; none where it holds bytes.
-    pub fn floats(&mut self) -> &mut [f32] {
+    pub fn floats(&mut self) -> FloatsMut<'_> {
         match self {
-            Self::F32(values) => values,
-            Self::U8(_) => &mut [],
+            Self::F32(values) => values.view_mut(),
+            Self::U8(_) => FloatsMut::default(),
         }
     }
 
-    /// Its bytes; none where it holds floats.
-    pub fn bytes(&mut self) -> &mut [u8] {
+    /// A copy in the host's memory.
+    #[must_use]
+    pub fn read(&self) -> Self {
         match self {
-            Self::U8(values) => values,
-            Self::F32(_) => &mut [],
+            Self::F32(values) => Self::F32(values.read().into()),
+            Self::U8(values) => Self::U8(values.clone()),
         }
     }
 }

@@ -26,8 +26,10 @@ use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
 use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
+use tunesmith_device::{FloatBuffer, Floats, FloatsMut};
 use tunesmith_model::{Grads, Model, Params};
-use tunesmith_optim::{Gradients, Optimizer, clip};
+use tunesmith_ops::squares;
+use tunesmith_optim::{Gradients, Optimizer};
 
 /// One rank's side of a run: what it keeps, and how it works with the other ranks.
 #[derive(Debug)]
@@ -118,11 +120,12 @@ impl Sharing {
     ) -> Result<Walked> {
         let mut walked = Walked { total: 0.0, failed: None };
         let (alone, narrow) = (self.partition.ranks() == 1, self.sums.is_narrow());
+        let device = model.params.values().device();
         if narrow || self.plan.reduce_every_pass {
             // The buffer for all gradients is not needed.
-            model.params.put_grads(Vec::new());
+            model.params.put_grads(FloatBuffer::default());
             let count = if self.packs() { self.partition.count(self.rank) } else { self.everything() };
-            self.sums.begin(count);
+            self.sums.begin(device, count);
         }
         if self.plan.reduce_every_pass {
             for pass in 0..most {
@@ -135,13 +138,13 @@ impl Sharing {
             }
             return Ok(walked);
         }
-        let mut whole = Vec::new();
+        let mut whole = FloatBuffer::default();
         if !narrow {
             model.params.zero_grads();
             whole = model.params.take_grads();
         }
         let last = batches.len().saturating_sub(1);
-        let mut spare = Vec::new();
+        let mut spare = FloatBuffer::zeros(device, 0);
         for (pass, batch) in batches[..if alone { batches.len() } else { last }].iter().enumerate() {
             let began = self.timeline.as_ref().map(Timeline::now);
             let mut grads = if narrow { self.sums.grads(&mut spare) } else { Grads::whole(&mut whole) };
@@ -162,7 +165,7 @@ impl Sharing {
                 Some(batch) => walk(model, batch, grads),
                 None => Ok(0.0),
             };
-            let whole = (!narrow).then_some(&mut whole[..]);
+            let whole = (!narrow).then(|| whole.view_mut());
             walked.add(last, self.round(model, comm, whole, last, &mut walk)?)?;
         }
         model.params.put_grads(whole);
@@ -176,11 +179,12 @@ impl Sharing {
         &mut self,
         model: &mut Model,
         comm: &dyn Collectives,
-        whole: Option<&mut [f32]>,
+        whole: Option<FloatsMut<'_>>,
         pass: usize,
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
     ) -> Result<Result<f64>> {
         let timeline = self.timeline.take();
+        let device = model.params.values().device();
         // Backward waits for the thread where segments have buffers of their own, so that there are at most two of them.
         // Otherwise it never waits: there is a place for every segment, one for the rest, and one for the end.
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
@@ -196,6 +200,7 @@ impl Sharing {
             packs,
             continues: !self.plan.reduce_every_pass,
             exchange: &mut self.exchange,
+            device,
             timeline: timeline.as_ref(),
             next: self.partition.segments(),
             waiting: (0..self.partition.segments()).map(|_| None).collect(),
@@ -209,7 +214,7 @@ impl Sharing {
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
-            let collector = Box::new(GradientSender { sender: sender.clone(), spare, clock });
+            let collector = Box::new(GradientSender { sender: sender.clone(), spare, device, clock });
             let mut grads = match whole {
                 Some(values) => Grads::collected(values, collector),
                 None => Grads::by_segment(collector),
@@ -246,7 +251,7 @@ impl Sharing {
             squares += match &self.sums {
                 sums if self.packs() => sums.squares(at..at + length),
                 sums if sums.is_narrow() => sums.squares(range),
-                _ => clip::squares(&grads[range]),
+                _ => squares::sum(grads.slice(range)),
             };
             at += length;
         }
@@ -279,18 +284,18 @@ impl Sharing {
         if self.packs() && !self.shares_state() {
             // Every rank has the state of all values and updates them all.
             model.params.zero_grads();
-            let mut rest = self.sums.floats();
+            let (sums, mut at) = (self.sums.floats(), 0);
             for range in self.partition.owned(self.rank) {
-                let (now, later) = rest.split_at(range.len());
-                model.params.split_mut().1[range].copy_from_slice(now);
-                rest = later;
+                let end = at + range.len();
+                model.params.split_mut().1.slice(range).copy_from(sums.slice(at..end));
+                at = end;
             }
             gather(&self.partition, &mut self.exchange, comm, model.params.split_mut().1)?;
         }
         let began = self.timeline.as_ref().map(Timeline::now);
         let (values, grads) = model.params.split_mut();
         let summed = self.sums.is_narrow() || self.packs() && self.shares_state();
-        let grads = if summed { self.sums.gradients() } else { Gradients::F32(grads) };
+        let grads = if summed { self.sums.gradients() } else { Gradients::F32(grads.view()) };
         optimizer.update(values, grads, factor, rate);
         if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
             timeline.computed("update", began);
@@ -309,23 +314,26 @@ impl Sharing {
     ///
     /// # Errors
     /// [`Kind::Peer`].
-    pub fn gather(&mut self, comm: &dyn Collectives, values: &mut [f32]) -> Result<()> {
+    pub fn gather(&mut self, comm: &dyn Collectives, values: FloatsMut<'_>) -> Result<()> {
         gather(&self.partition, &mut self.exchange, comm, values)
     }
 
     /// The part of a flat buffer that this rank owns, end to end.
-    pub fn pack(&self, values: &[f32]) -> Vec<f32> {
-        let mut packed = Vec::with_capacity(self.partition.count(self.rank));
-        self.owned().into_iter().for_each(|range| packed.extend_from_slice(&values[range]));
+    pub fn pack(&self, values: Floats<'_>) -> FloatBuffer {
+        let mut packed = FloatBuffer::zeros(values.device(), 0);
+        packed.reserve(self.partition.count(self.rank));
+        for range in self.owned() {
+            packed.append(values.slice(range));
+        }
         packed
     }
 
     /// Swaps the part of the flat buffer `values` that this rank owns with `packed`.
-    pub fn swap(&self, values: &mut [f32], packed: &mut [f32]) {
+    pub fn swap(&self, mut values: FloatsMut<'_>, packed: FloatsMut<'_>) {
         let mut rest = packed;
         for range in self.owned() {
-            let (now, later) = rest.split_at_mut(range.len());
-            values[range].swap_with_slice(now);
+            let (now, later) = rest.split_at(range.len());
+            values.reborrow().slice(range).swap(now);
             rest = later;
         }
     }
@@ -355,11 +363,11 @@ fn gather(
     partition: &Partition,
     exchange: &mut PartitionedCollectives,
     comm: &dyn Collectives,
-    values: &mut [f32],
+    values: FloatsMut<'_>,
 ) -> Result<()> {
     let (mut rest, mut pieces) = (values, Vec::new());
     for segment in 0..partition.segments() {
-        let (values, later) = rest.split_at_mut(partition.segment(segment).len());
+        let (values, later) = rest.split_at(partition.segment(segment).len());
         pieces.push(Piece { values, parts: partition.parts(segment) });
         rest = later;
     }

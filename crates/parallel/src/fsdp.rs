@@ -9,7 +9,7 @@ use super::plan::ParallelPlan;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
-use tunesmith_comm::{Collectives, Group, Partition, bytes};
+use tunesmith_comm::{Collectives, Group, Partition};
 use tunesmith_config::Sharding;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
@@ -55,9 +55,7 @@ fn complete(comm: &dyn Collectives, mut numbers: Flat) -> Result<Flat> {
     comm.all_gather(&mut numbers.halves)?;
     comm.all_gather(&mut numbers.bytes)?;
     for stretch in &mut numbers.trained {
-        let width = size_of::<f32>();
-        let parts: Vec<_> = stretch.parts.iter().map(|part| part.start * width..part.end * width).collect();
-        comm.all_gather_bytes(bytes::of_mut(&mut stretch.values), &parts)?;
+        comm.all_gather_parts(stretch.values.view_mut(), &stretch.parts)?;
     }
     Ok(numbers)
 }

@@ -9,6 +9,7 @@ use super::ddp_zero::Sharing;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::{self as checkpoint, TRAINED};
 use tunesmith_comm::{Collectives, bytes};
+use tunesmith_device::Floats;
 use tunesmith_model::ParamSpec;
 use tunesmith_model::weights::Numbers;
 use tunesmith_optim::{Optimizer, State, StateTensor};
@@ -23,13 +24,32 @@ pub struct Gathered<'a> {
     state: Vec<StateTensor>,
     specs: &'a [ParamSpec],
     /// The trained values that this rank keeps, end to end, where the file holds them too.
-    trained: Option<&'a [f32]>,
+    trained: Option<Floats<'a>>,
     /// The error of a lost rank, which an [`io::Error`] cannot carry.
     peer_error: RefCell<Option<Error>>,
 }
 
-/// The parts of a tensor that this rank has: the range of each in the tensor's flat numbers, and its bytes.
-type Own<'a> = Vec<(Range<usize>, &'a [u8])>;
+/// The parts of a tensor that this rank has: the range of each in the tensor's flat numbers, and these numbers.
+type Own<'a> = Vec<(Range<usize>, Part<'a>)>;
+
+/// A part of a tensor of the optimizer's state, or of a trained one.
+enum Part<'a> {
+    Floats(Floats<'a>),
+    Bytes(&'a [u8]),
+}
+
+impl Part<'_> {
+    /// Copies its bytes `from..from + to.len()` to `to`. A number has `width` bytes, and `from` is where one begins.
+    fn read(&self, from: usize, width: usize, to: &mut [u8]) {
+        match self {
+            Self::Floats(values) => {
+                let values = values.slice(from / width..(from + to.len()) / width);
+                to.copy_from_slice(bytes::of(&values.to_host()));
+            }
+            Self::Bytes(codes) => to.copy_from_slice(&codes[from..from + to.len()]),
+        }
+    }
+}
 
 impl<'a> Gathered<'a> {
     /// For a run between two steps. `specs` are the trained tensors, `trained` the values that this rank keeps of them.
@@ -38,7 +58,7 @@ impl<'a> Gathered<'a> {
         sharing: &'a Sharing,
         optimizer: &'a Optimizer,
         specs: &'a [ParamSpec],
-        trained: Option<&'a [f32]>,
+        trained: Option<Floats<'a>>,
     ) -> Self {
         let tensors = checkpoint::elsewhere(optimizer, specs, trained.is_some());
         let (state, peer_error) = (optimizer.state(), RefCell::default());
@@ -55,10 +75,10 @@ impl<'a> Gathered<'a> {
                 return Err(io::ErrorKind::NotFound.into());
             };
             let of = |state: &'a State| match state {
-                State::F32(values) => (bytes::of(values), size_of::<f32>()),
-                State::U8(values) => (&values[..], 1),
+                State::F32(values) => Part::Floats(values.view()),
+                State::U8(codes) => Part::Bytes(codes),
             };
-            let own: Own<'_> = self.optimizer.owned(tensor).map(|(range, state)| (range, of(state).0)).collect();
+            let own: Own<'_> = self.optimizer.owned(tensor).map(|(range, state)| (range, of(state))).collect();
             let width = tensor.spec.bytes() as usize / tensor.spec.count().max(1);
             return self.gather(&place, |range| tensor.spec.range(slot, &range), width, &own, writer);
         }
@@ -69,7 +89,7 @@ impl<'a> Gathered<'a> {
             let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
             if low < high {
                 let packed = at + low - range.start..at + high - range.start;
-                own.push((low - spec.offset..high - spec.offset, bytes::of(&trained[packed])));
+                own.push((low - spec.offset..high - spec.offset, Part::Floats(trained.slice(packed))));
             }
             at += range.len();
         }
@@ -120,11 +140,11 @@ impl<'a> Gathered<'a> {
                 let places: Vec<Range<usize>> = places.collect();
                 buffer.clear();
                 buffer.resize(message.len() * width, 0u8);
-                for (range, from) in own {
+                for (range, part) in own {
                     let to = bytes_in(range);
                     if !to.is_empty() {
                         let skipped = (range.start.max(message.start) - range.start) * width;
-                        buffer[to.clone()].copy_from_slice(&from[skipped..skipped + to.len()]);
+                        part.read(skipped, width, &mut buffer[to]);
                     }
                 }
                 if let Err(error) = self.comm.all_gather_bytes(&mut buffer, &places) {

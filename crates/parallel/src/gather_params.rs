@@ -8,6 +8,7 @@ use super::gather_optimizer::Gathered;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::TRAINED;
 use tunesmith_comm::{Collectives, bytes};
+use tunesmith_device::Floats;
 use tunesmith_model::ParamSpec;
 use tunesmith_optim::Optimizer;
 
@@ -29,7 +30,7 @@ impl<'a> Fetch<'a> {
         sharing: &'a Sharing,
         optimizer: &'a Optimizer,
         specs: &'a [ParamSpec],
-        values: &'a [f32],
+        values: Floats<'a>,
     ) -> Self {
         let gathered = Gathered::new(comm, sharing, optimizer, specs, Some(values));
         Self { gathered, comm, specs, ended: Cell::new(false) }

@@ -12,9 +12,11 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use tunesmith_base::error::Result;
+use tunesmith_device::{Device, FloatBuffer, Floats, FloatsMut};
 use tunesmith_model::Grads;
 use tunesmith_model::grads::{Buffer, Collector};
-use tunesmith_optim::{Gradients, clip};
+use tunesmith_ops::squares;
+use tunesmith_optim::Gradients;
 
 /// How many numbers a task converts at once.
 const TASK: usize = 1 << 14;
@@ -23,14 +25,14 @@ const TASK: usize = 1 << 14;
 #[derive(Debug)]
 pub enum GradSums {
     /// Exact sums of float32 gradients.
-    F32(Vec<f32>),
+    F32(FloatBuffer),
     /// Sums that are rounded to bfloat16 after each pass.
     Bf16(Vec<bf16>),
 }
 
 impl Default for GradSums {
     fn default() -> Self {
-        Self::F32(Vec::new())
+        Self::F32(FloatBuffer::default())
     }
 }
 
@@ -40,24 +42,26 @@ impl GradSums {
         matches!(self, Self::Bf16(_))
     }
 
-    /// Begins a step with `count` sums of zero.
-    pub fn begin(&mut self, count: usize) {
+    /// Begins a step with `count` sums of zero, of gradients on `device`. Sums in bfloat16 are on the host.
+    pub fn begin(&mut self, device: Device, count: usize) {
         match self {
-            Self::F32(sums) => refill(sums, count, 0.0),
-            Self::Bf16(sums) => refill(sums, count, bf16::ZERO),
+            Self::F32(sums) => sums.reset(device, count),
+            Self::Bf16(sums) if sums.len() == count => sums.fill(bf16::ZERO),
+            Self::Bf16(sums) => *sums = vec![bf16::ZERO; count],
         }
     }
 
     /// The gradients of a pass, which are added to these sums segment by segment; [`Grads::finish`] adds the last. `spare` is
-    /// a buffer to reuse for a segment of its size.
-    pub fn grads<'g>(&'g mut self, spare: &'g mut Vec<f32>) -> Grads<'g> {
+    /// a buffer to reuse for a segment of its size, on the device of the gradients.
+    pub fn grads<'g>(&'g mut self, spare: &'g mut FloatBuffer) -> Grads<'g> {
         Grads::by_segment(Box::new(Folder { sums: self, spare }))
     }
 
     /// Adds `more` to the sums from index `at` on.
-    pub fn add(&mut self, at: usize, more: &[f32]) {
+    pub fn add(&mut self, at: usize, more: Floats<'_>) {
+        let more = &*more.to_host();
         match self {
-            Self::F32(sums) => sums[at..at + more.len()].iter_mut().zip(more).for_each(|(sum, more)| *sum += more),
+            Self::F32(sums) => sums.slice_mut(at..at + more.len()).add(more),
             Self::Bf16(sums) => {
                 let sums = &mut sums[at..at + more.len()];
                 sums.par_chunks_mut(TASK).zip(more.par_chunks(TASK)).for_each(|(sums, more)| {
@@ -70,10 +74,12 @@ impl GradSums {
     }
 
     /// Adds the sums from index `at` on to `values`, and sets them to zero.
-    pub fn move_to(&mut self, at: usize, values: &mut [f32]) {
+    pub fn move_to(&mut self, at: usize, values: FloatsMut<'_>) {
+        let values = &mut *values.on_host();
         match self {
             Self::F32(sums) => {
-                values.iter_mut().zip(&mut sums[at..]).for_each(|(value, sum)| *value += std::mem::take(sum));
+                let mut sums = sums.slice_mut(at..at + values.len()).on_host();
+                values.iter_mut().zip(&mut *sums).for_each(|(value, sum)| *value += std::mem::take(sum));
             }
             Self::Bf16(sums) => {
                 let sums = &mut sums[at..at + values.len()];
@@ -87,17 +93,17 @@ impl GradSums {
     }
 
     /// The sums, if they are float32; else nothing.
-    pub fn floats(&self) -> &[f32] {
+    pub fn floats(&self) -> Floats<'_> {
         match self {
-            Self::F32(sums) => sums,
-            Self::Bf16(_) => &[],
+            Self::F32(sums) => sums.view(),
+            Self::Bf16(_) => Floats::default(),
         }
     }
 
     /// The sums as the optimizer takes them.
     pub fn gradients(&self) -> Gradients<'_> {
         match self {
-            Self::F32(sums) => Gradients::F32(sums),
+            Self::F32(sums) => Gradients::F32(sums.view()),
             Self::Bf16(sums) => Gradients::Bf16(sums),
         }
     }
@@ -107,10 +113,10 @@ impl GradSums {
         let block = |sums: &[bf16]| {
             let mut floats = vec![0.0f32; sums.len()];
             sums.convert_to_f32_slice(&mut floats);
-            clip::squares(&floats)
+            squares::sum((&floats).into())
         };
         match self {
-            Self::F32(sums) => clip::squares(&sums[range]),
+            Self::F32(sums) => squares::sum(sums.slice(range)),
             Self::Bf16(sums) => {
                 let blocks: Vec<f64> = sums[range].par_chunks(1 << 16).map(block).collect();
                 blocks.iter().sum()
@@ -119,40 +125,28 @@ impl GradSums {
     }
 }
 
-/// Makes `sums` `count` times `value`, in the same memory if it has that length.
-fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
-    if sums.len() == count {
-        sums.fill(value);
-    } else {
-        *sums = vec![value; count];
-    }
-}
-
-/// A buffer of `length` zeros for a segment, which is `spare` if that has the same length.
-pub fn zeros(spare: Vec<f32>, length: usize) -> Vec<f32> {
+/// A buffer of `length` zeros for a segment, on the device of `spare` and in its memory if that has the same length. Otherwise
+/// `spare` is freed first: that of the embedding is larger than that of any block.
+pub fn zeros(spare: FloatBuffer, length: usize) -> FloatBuffer {
     let mut buffer = spare;
-    if buffer.len() == length {
-        buffer.fill(0.0);
-        return buffer;
-    }
-    // Freed before the next one is allocated: that of the embedding is larger than that of any block.
-    drop(buffer);
-    vec![0.0; length]
+    buffer.reset(buffer.device(), length);
+    buffer
 }
 
 /// Adds the buffer of each segment to the sums.
 struct Folder<'g> {
     sums: &'g mut GradSums,
-    spare: &'g mut Vec<f32>,
+    spare: &'g mut FloatBuffer,
 }
 
 impl<'g> Collector<'g> for Folder<'g> {
-    fn buffer(&mut self, length: usize) -> Vec<f32> {
-        zeros(std::mem::take(self.spare), length)
+    fn buffer(&mut self, length: usize) -> FloatBuffer {
+        let none = FloatBuffer::zeros(self.spare.device(), 0);
+        zeros(std::mem::replace(self.spare, none), length)
     }
 
     fn take(&mut self, start: usize, mut gradients: Buffer<'g>) -> Result<()> {
-        self.sums.add(start, gradients.values());
+        self.sums.add(start, gradients.values().view());
         if let Buffer::Owned(buffer) = gradients {
             *self.spare = buffer;
         }
@@ -166,15 +160,15 @@ mod tests {
 
     fn floats(sums: &GradSums) -> Vec<f32> {
         match sums {
-            GradSums::F32(sums) => sums.clone(),
+            GradSums::F32(sums) => sums.read(),
             GradSums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
         }
     }
 
     #[test]
     fn segments_are_added_and_rounded_once_a_pass() {
-        let (mut sums, mut spare) = (GradSums::Bf16(Vec::new()), Vec::new());
-        sums.begin(7);
+        let (mut sums, mut spare) = (GradSums::Bf16(Vec::new()), FloatBuffer::default());
+        sums.begin(Device::Cpu, 7);
         for pass in 0..2 {
             let mut grads = sums.grads(&mut spare);
             for range in [4..7, 0..4] {
@@ -191,17 +185,17 @@ mod tests {
         assert_eq!(floats(&sums), places.map(expected));
         let squares: f64 = floats(&sums)[1..].iter().map(|&sum| f64::from(sum).powi(2)).sum();
         assert!((sums.squares(1..7) - squares).abs() < 1e-9);
-        sums.begin(7);
+        sums.begin(Device::Cpu, 7);
         assert_eq!(floats(&sums), [0.0; 7]);
     }
 
     #[test]
     fn sums_are_taken_out_as_they_are() {
         for mut sums in [GradSums::default(), GradSums::Bf16(Vec::new())] {
-            sums.begin(5);
-            sums.add(1, &[1.5, 2.5, -4.0]);
+            sums.begin(Device::Cpu, 5);
+            sums.add(1, [1.5, 2.5, -4.0][..].into());
             let mut values = [0.001, 0.002];
-            sums.move_to(2, &mut values);
+            sums.move_to(2, values[..].as_mut().into());
             assert_eq!(values, [2.501, -3.998]);
             assert_eq!(floats(&sums), [0.0, 1.5, 0.0, 0.0, 0.0]);
         }

@@ -7,6 +7,7 @@ use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition};
+use tunesmith_device::{Device, FloatBuffer};
 use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_plan::human_bytes;
 
@@ -27,7 +28,9 @@ pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -
 pub(super) struct GradientSender<'g> {
     pub(super) sender: SyncSender<Message<'g>>,
     /// Buffers of segments that the reducer has done with.
-    pub(super) spare: Receiver<Vec<f32>>,
+    pub(super) spare: Receiver<FloatBuffer>,
+    /// Where gradients are.
+    pub(super) device: Device,
     pub(super) clock: Option<Clock<'g>>,
 }
 
@@ -42,8 +45,8 @@ pub(super) struct Clock<'g> {
 }
 
 impl<'g> Collector<'g> for GradientSender<'g> {
-    fn buffer(&mut self, length: usize) -> Vec<f32> {
-        zeros(self.spare.try_recv().unwrap_or_default(), length)
+    fn buffer(&mut self, length: usize) -> FloatBuffer {
+        zeros(self.spare.try_recv().unwrap_or_else(|_| FloatBuffer::zeros(self.device, 0)), length)
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
@@ -75,6 +78,8 @@ pub(super) struct Reducer<'r, 'g> {
     /// `sums` holds the earlier passes of this rank, which are summed over ranks together with this one.
     pub(super) continues: bool,
     pub(super) exchange: &'r mut PartitionedCollectives,
+    /// Where gradients are.
+    pub(super) device: Device,
     pub(super) timeline: Option<&'r Timeline>,
     /// The segments from here on are summed, or are in `group`.
     pub(super) next: usize,
@@ -89,7 +94,7 @@ impl<'g> Reducer<'_, 'g> {
     ///
     /// # Errors
     /// Those of the collectives.
-    pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>, back: &Sender<Vec<f32>>) -> Result<()> {
+    pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>, back: &Sender<FloatBuffer>) -> Result<()> {
         let mut done = Ok(());
         while let Ok(message) = receiver.recv() {
             let ends = matches!(message, Message::End);
@@ -111,7 +116,7 @@ impl<'g> Reducer<'_, 'g> {
                 for index in (0..self.partition.segments()).rev() {
                     let segment = self.partition.segment(index);
                     if segment.start >= start && segment.end == start + values.len() && !segment.is_empty() {
-                        let (rest, own) = values.split_at_mut(segment.start - start);
+                        let (rest, own) = values.split_at(segment.start - start);
                         self.waiting[index] = Some(Buffer::Borrowed(own));
                         values = rest;
                     }
@@ -130,12 +135,12 @@ impl<'g> Reducer<'_, 'g> {
     }
 
     /// Sums the segments that are there, in order; at the end of the pass all of them.
-    fn advance(&mut self, ends: bool, back: &Sender<Vec<f32>>) -> Result<()> {
+    fn advance(&mut self, ends: bool, back: &Sender<FloatBuffer>) -> Result<()> {
         while let Some(index) = self.next.checked_sub(1) {
             let length = self.partition.segment(index).len();
             let buffer = match self.waiting[index].take() {
                 Some(buffer) => buffer,
-                None if ends || length == 0 => Buffer::Owned(vec![0.0; length]),
+                None if ends || length == 0 => Buffer::Owned(FloatBuffer::zeros(self.device, length)),
                 None => break,
             };
             self.next = index;
@@ -151,7 +156,7 @@ impl<'g> Reducer<'_, 'g> {
         if self.next == 0 { self.sum_group(back) } else { Ok(()) }
     }
 
-    fn sum_group(&mut self, back: &Sender<Vec<f32>>) -> Result<()> {
+    fn sum_group(&mut self, back: &Sender<FloatBuffer>) -> Result<()> {
         if self.group.is_empty() {
             return Ok(());
         }
@@ -163,10 +168,10 @@ impl<'g> Reducer<'_, 'g> {
         for (index, buffer) in &mut group {
             pieces.push(Piece { values: buffer.values(), parts: self.partition.parts(*index) });
         }
-        let bytes: usize = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
+        let bytes: usize = pieces.iter().map(|piece| size_of::<f32>() * piece.values.len()).sum();
         if let Some(sums) = self.sums.as_deref_mut().filter(|_| self.continues) {
             for (&index, piece) in indices.iter().zip(&mut pieces) {
-                sums.move_to(self.partition.segment(index).start, piece.values);
+                sums.move_to(self.partition.segment(index).start, piece.values.reborrow());
             }
         }
         self.exchange.reduce_scatter(self.comm, &mut pieces)?;
@@ -178,10 +183,11 @@ impl<'g> Reducer<'_, 'g> {
                 let own = piece.parts[self.rank].clone();
                 let before = (0..index).map(|segment| self.partition.part(segment, self.rank).len()).sum::<usize>();
                 let start = self.partition.segment(index).start;
+                let values = piece.values.view();
                 match (self.packs, self.gathers) {
-                    (true, _) => sums.add(before, &piece.values[own]),
-                    (false, true) => sums.add(start, piece.values),
-                    (false, false) => sums.add(start + own.start, &piece.values[own]),
+                    (true, _) => sums.add(before, values.slice(own)),
+                    (false, true) => sums.add(start, values),
+                    (false, false) => sums.add(start + own.start, values.slice(own)),
                 }
             }
         }

@@ -2,6 +2,7 @@
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::rendezvous::ranks;
 use tunesmith_comm::{Collectives, bytes};
+use tunesmith_device::Floats;
 
 /// Compares `values` with those of the other ranks, which must be equal to the bit. `step` is the number of the step in the
 /// message.
@@ -9,11 +10,11 @@ use tunesmith_comm::{Collectives, bytes};
 /// # Errors
 /// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from the majority (of two ranks: from rank 0);
 /// [`tunesmith_base::Kind::Peer`].
-pub(crate) fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
+pub(crate) fn compare_replicas(comm: &dyn Collectives, values: Floats<'_>, step: u64) -> Result<()> {
     if comm.world().size == 1 {
         return Ok(());
     }
-    let hashes = comm.collect(&[hash(bytes::of(values))])?;
+    let hashes = comm.collect(&[hash(bytes::of(&values.to_host()))])?;
     let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
     // The first of those that most ranks have.
     let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
@@ -47,7 +48,7 @@ mod tests {
                 let check = |(rank, &value)| {
                     scope.spawn(move || {
                         let rank: Threads = rank;
-                        compare_replicas(&rank, &[1.0, value], 7).err()
+                        compare_replicas(&rank, [1.0, value][..].into(), 7).err()
                     })
                 };
                 let running: Vec<_> = ranks.into_iter().zip(values).map(check).collect();

@@ -10,7 +10,8 @@ pub fn by_kind(params: &Params) -> BTreeMap<String, Vec<f64>> {
     let values = params.values();
     let mut norms: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for spec in &params.specs {
-        let squares = values[spec.range()].iter().map(|&value| f64::from(value).powi(2));
+        let values = values.slice(spec.range()).to_host();
+        let squares = values.iter().map(|&value| f64::from(value).powi(2));
         norms.entry(tag(&spec.name)).or_default().push(squares.sum::<f64>().sqrt());
     }
     norms

@@ -1,19 +1,20 @@
 //! Averaged weights: where the optimizer or `train.ema_decay` computes averages, these are evaluated and published instead of
 //! the trained weights.
 use tunesmith_base::error::Result;
+use tunesmith_device::{FloatBuffer, Floats};
 
 use super::session::Session;
 
 impl Session<'_> {
     /// Takes the averages of the values whose state this rank holds; `None` where the trained weights are published.
-    fn take_averages(&mut self) -> Option<Vec<f32>> {
+    fn take_averages(&mut self) -> Option<FloatBuffer> {
         if let Some(ema) = &mut self.ema {
             return Some(std::mem::take(&mut ema.values));
         }
         self.optimizer.averages().then(|| {
             let values = self.model.params.values();
             let whole = self.sharing.shares_state() && !self.sharing.shares_values();
-            let mut kept = if whole { self.sharing.pack(values) } else { values.to_vec() };
+            let mut kept = if whole { self.sharing.pack(values) } else { FloatBuffer::from(values) };
             self.optimizer.publish(&mut kept);
             kept
         })
@@ -26,11 +27,11 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Those of `act`; [`tunesmith_base::Kind::Peer`].
-    pub fn published<T>(&mut self, act: impl FnOnce(&mut Self, Option<&[f32]>) -> Result<T>) -> Result<T> {
+    pub fn published<T>(&mut self, act: impl FnOnce(&mut Self, Option<Floats<'_>>) -> Result<T>) -> Result<T> {
         let Some(mut other) = self.take_averages() else { return act(self, None) };
         self.exchange_values(&mut other)?;
         // After an error the weights are not swapped back: nothing is published any more, and other ranks may be gone.
-        let done = act(self, Some(&other))?;
+        let done = act(self, Some(other.view()))?;
         self.exchange_values(&mut other)?;
         if let Some(ema) = &mut self.ema {
             ema.values = other;
@@ -39,13 +40,13 @@ impl Session<'_> {
     }
 
     /// Swaps the values of the model with `kept`, the values of this rank's ranges.
-    fn exchange_values(&mut self, kept: &mut [f32]) -> Result<()> {
-        let values = self.model.params.values_mut();
+    fn exchange_values(&mut self, kept: &mut FloatBuffer) -> Result<()> {
+        let mut values = self.model.params.values_mut();
         if !self.sharing.shares_state() || self.sharing.shares_values() {
-            values.swap_with_slice(kept);
+            values.swap(kept.view_mut());
             return Ok(());
         }
-        self.sharing.swap(values, kept);
+        self.sharing.swap(values.reborrow(), kept.view_mut());
         self.sharing.gather(&*self.comm, values)
     }
 

@@ -58,9 +58,9 @@ impl Session<'_> {
     /// The first values of this rank that are not finite: the index of a trained tensor, [`AVERAGES`], [`OPTIMIZER`], or
     /// [`FINITE`] if all are finite.
     fn non_finite(&self) -> u64 {
-        let values = self.model.params.values();
-        if !is_finite(values) {
-            let first = first_non_finite(values).unwrap_or_default();
+        let values = self.model.params.values().to_host();
+        if !is_finite(&values) {
+            let first = first_non_finite(&values).unwrap_or_default();
             let mut before = 0;
             let holds = |range: &std::ops::Range<usize>| {
                 before += range.len();
@@ -71,11 +71,11 @@ impl Session<'_> {
             let index = self.model.params.specs.iter().position(|spec| spec.range().contains(&place));
             return index.unwrap_or_default() as u64;
         }
-        if self.ema.as_ref().is_some_and(|ema| !is_finite(&ema.values)) {
+        if self.ema.as_ref().is_some_and(|ema| !is_finite(&ema.values.to_host())) {
             return AVERAGES;
         }
         let state = self.optimizer.tensors();
-        let of_state = |state: &State| matches!(state, State::F32(values) if !is_finite(values));
+        let of_state = |state: &State| matches!(state, State::F32(values) if !is_finite(&values.to_host()));
         if state.iter().any(|(_, _, state)| of_state(state)) || self.optimizer.scalars().iter().any(|x| !x.is_finite())
         {
             return OPTIMIZER;

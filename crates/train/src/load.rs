@@ -108,6 +108,7 @@ impl<'a> Session<'a> {
             saver,
             saved: state.step,
             begun: state.step,
+            unsettled: None,
             overflows_in_a_row: 0,
             save_is_owed: false,
             state,

@@ -34,7 +34,7 @@ impl Session<'_> {
         let settings = self.plan.settings.iter().filter(|setting| COMMUNICATION.contains(&&*setting.key));
         claims.extend(settings.map(|setting| (setting.key.clone(), words(&setting.value))));
         if !self.sharing.shares_values() {
-            let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
+            let start = format!("hash {:016x}", hash(bytes::of(&self.model.params.values().to_host())));
             claims.insert("starting values".into(), start);
         }
         claims.insert("number of steps".into(), self.plan.steps.total_steps.to_string());

@@ -124,6 +124,7 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> 
         session.poll_saving().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
         // First the evaluation after the last step, which a signal may have interrupted before a resume.
         if session.evaluation_is_due() {
+            session.settle()?;
             session.evaluate()?;
             save::update_best_pointer(session)?;
         }
@@ -135,6 +136,9 @@ fn steps(session: &mut Session<'_>, resume_command: &str) -> Result<RunOutcome> 
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
         session.save_is_owed |= unsaved && save::is_due(session);
+        if ends || session.save_is_owed {
+            session.settle()?;
+        }
         // A run that skipped every step has trained nothing, however short it is.
         let trained_nothing = outcome.is_some() && session.optimizer.step == 0;
         if session.is_diverging() || trained_nothing {

@@ -17,6 +17,7 @@ use tunesmith_checkpoint::{
 use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data::{self as data, Dataset};
+use tunesmith_device::Floats;
 use tunesmith_model::weights::Wrapping;
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
@@ -102,7 +103,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
                 None => Weights::Model(folder_source(plan, source, dataset, tokenizer.as_deref())),
             },
             specs,
-            values: adapted.as_deref().unwrap_or(model.params.values()),
+            values: adapted.as_ref().map_or(model.params.values(), Floats::from),
             trained: trained.filter(|_| !shares),
             optimizer: if shares { Vec::new() } else { optimizer.tensors() },
             shared,
@@ -203,12 +204,13 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let params = &session.model.params;
     let adapts = session.plan.model.mode.adapts();
     let fetch = fetch(session, params.values());
+    let values = params.values().to_host();
     let all = fetch.as_ref().filter(|_| adapts).map(Fetch::all).transpose()?;
     let start = params.start().map(|start| start_of(session, start)).transpose()?;
     let tensors = match (&fetch, &all) {
         // A sharded model is gathered tensor by tensor while it is written.
         (Some(_), None) => Vec::new(),
-        _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
+        _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(&values)),
     };
     let target = root.join(if adapts { output::ADAPTER } else { output::MODEL });
     let (adapter, tokenizer) = (session.plan.model.adapter.clone(), grown_tokenizer(session)?);
@@ -252,14 +254,14 @@ pub fn follow_final_weights(session: &Session<'_>) -> Result<()> {
 }
 
 /// Gathers sharded `values`; `None` if every rank has all of them.
-fn fetch<'a>(session: &'a Session<'_>, values: &'a [f32]) -> Option<Fetch<'a>> {
+fn fetch<'a>(session: &'a Session<'_>, values: Floats<'a>) -> Option<Fetch<'a>> {
     let Session { comm, sharing, optimizer, model, .. } = session;
     sharing.shares_values().then(|| Fetch::new(&**comm, sharing, optimizer, &model.params.specs, values))
 }
 
 /// The trained values before training (`start`), gathered on the rank that writes.
-fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
-    fetch(session, start).map_or_else(|| Ok(start.to_vec()), |fetch| fetch.all())
+fn start_of(session: &Session<'_>, start: Floats<'_>) -> Result<Vec<f32>> {
+    fetch(session, start).map_or_else(|| Ok(start.read()), |fetch| fetch.all())
 }
 
 /// Approximate bytes of the final weights and the copied files: the trained values, or the whole model with `mode: freeze`. A

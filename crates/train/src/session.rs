@@ -6,6 +6,7 @@ use super::lock::DirLock;
 use super::model_source::ModelSource;
 use super::run_plan::RunPlan;
 use super::signals::Stop;
+use super::step::UnsettledStep;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::{Background, Stamp, TrainState, Written};
 use tunesmith_comm::Collectives;
@@ -51,6 +52,8 @@ pub struct Session<'a> {
     pub saved: u64,
     /// The step of the last checkpoint whose writing has started.
     pub begun: u64,
+    /// The last step, until its results are recorded ([`Session::settle`]).
+    pub unsettled: Option<UnsettledStep>,
     /// Steps in a row that overflowed and lowered the loss scale.
     pub overflows_in_a_row: u64,
     /// Whether a checkpoint was due while steps were skipped. It is written after the next step that is not skipped.

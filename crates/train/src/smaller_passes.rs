@@ -8,6 +8,7 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory;
 use tunesmith_config::{Checkpointing, ConfigValue as _};
 use tunesmith_data::{Batch, Step};
+use tunesmith_device::Late;
 use tunesmith_model::Model;
 use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::Event;
@@ -28,7 +29,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
-    pub(crate) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
+    pub(crate) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<Late<StepStats>> {
         loop {
             let batches =
                 micro_batches::batches_of_rank(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;

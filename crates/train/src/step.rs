@@ -1,7 +1,9 @@
 //! One optimizer step: forward, backward, all-reduce, clipping, and update.
+use std::time::Duration;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_data::batch::Batch;
+use tunesmith_device::Late;
 use tunesmith_model::Model;
 use tunesmith_optim::{LossScaler, Optimizer, clip};
 
@@ -28,11 +30,26 @@ pub struct StepStats {
     pub overflow: bool,
 }
 
+/// A step of a run whose results are not recorded yet, with what was known when it ended.
+#[derive(Debug)]
+pub struct UnsettledStep {
+    /// Its results.
+    pub stats: Late<StepStats>,
+    /// Its learning rate.
+    pub learning_rate: f64,
+    /// Its wall time.
+    pub took: Duration,
+    /// The most memory that the process had held by then, in bytes.
+    pub peak_bytes: u64,
+    /// The loss scale of the step after it, in float16 training.
+    pub loss_scale: Option<f64>,
+}
+
 /// The result of an attempt at a step.
 #[derive(Debug)]
 pub enum Attempt {
-    /// The step is done, and the weights are updated.
-    Done(StepStats),
+    /// The step is done, and the weights are updated. Its results may come later.
+    Done(Late<StepStats>),
     /// A micro-batch did not fit into the memory budget of some rank. No rank has updated anything, so the same step can be
     /// repeated with another split.
     TooLarge {
@@ -44,13 +61,13 @@ pub enum Attempt {
 }
 
 impl Attempt {
-    /// Returns the results of the step, for callers that do not repeat it.
+    /// Waits for the results of the step, for callers that do not repeat it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Memory`]: the step does not fit into the memory budget.
     pub fn done(self) -> Result<StepStats> {
         match self {
-            Self::Done(stats) => Ok(stats),
+            Self::Done(stats) => Ok(stats.wait()),
             Self::TooLarge { error, .. } => Err(error),
         }
     }
@@ -141,5 +158,6 @@ pub fn attempt(
         scaler.update(skipped);
     }
     let right = right as u64;
-    Ok(Attempt::Done(StepStats { loss, rank_loss, right, grad_norm, label_tokens, tokens, skipped, overflow }))
+    let stats = StepStats { loss, rank_loss, right, grad_norm, label_tokens, tokens, skipped, overflow };
+    Ok(Attempt::Done(Late::ready(stats)))
 }

@@ -1,8 +1,8 @@
 //! One optimizer step of a session: data, update, averages, metrics.
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::session::Session;
-use super::step::StepStats;
+use super::step::UnsettledStep;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_optim::LossScaler;
 use tunesmith_parallel::timeline::Timeline;
@@ -11,7 +11,7 @@ use tunesmith_telemetry::progress::Event;
 use tunesmith_telemetry::{machine, norms};
 
 impl Session<'_> {
-    /// Runs one optimizer step and records its metrics.
+    /// Runs one optimizer step, and records its metrics once its results are there: at the latest in the next step.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Numeric`]: too many steps in a row were not finite, or the values of ranks differ. Errors of the
@@ -27,33 +27,72 @@ impl Session<'_> {
         let copies = !self.sharing.shares_values();
         let compares = copies && every > 0 && (self.state.step + 1).is_multiple_of(every);
         self.sharing.compares = compares.then_some(self.state.step + 1);
-        let stats = match self.step_within(&rows, rate) {
+        let updates = self.optimizer.step;
+        let done = self.step_within(&rows, rate);
+        #[cfg(test)]
+        let done = done.map(tests::delay);
+        // The results of the step before are there by now. They are recorded even if this step failed.
+        self.settle()?;
+        let stats = match done {
             Err(error) if error.kind() == Kind::Numeric => return Err(self.end_on_all_ranks(error)),
-            stats => stats?,
+            done => done?,
         };
         if let Some(timeline) = self.sharing.timeline.take() {
             self.observer.event(&Event::Notice(&timeline.text(self.state.step + 1)));
         }
-        if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
+        let updated = self.optimizer.step > updates;
+        if let Some(ema) = self.ema.as_mut().filter(|_| updated) {
             ema.update(self.model.params.values(), self.optimizer.step);
         }
         self.state.step += 1;
         self.state.epoch = self.sampler.epoch();
-        self.state.tokens += stats.tokens;
-        self.state.label_tokens += stats.label_tokens;
-        // An overflow that lowers the loss scale is normal; the optimizer counts it.
-        let nonfinite = stats.skipped && !stats.overflow;
-        self.state.nonfinite_total += u64::from(nonfinite);
-        self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
-        self.record(&stats, rate, began.elapsed())?;
-        self.overflows_in_a_row = if stats.overflow { self.overflows_in_a_row + 1 } else { 0 };
+        let ready = stats.is_ready();
+        self.unsettled = Some(UnsettledStep {
+            stats,
+            learning_rate: rate,
+            took: began.elapsed(),
+            peak_bytes: machine::peak_bytes(),
+            loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
+        });
+        if ready || self.needs_results() {
+            self.settle()?;
+        }
+        self.record_norms()?;
         if self.state.nonfinite_in_a_row >= self.plan.max_nonfinite_steps {
             return Err(self.diverged(None));
         }
         Ok(())
     }
 
-    fn record(&mut self, stats: &StepStats, learning_rate: f64, took: Duration) -> Result<()> {
+    /// Whether the results of the last step must be recorded before the next one begins: this step may be the one too many
+    /// that was not finite, or the ranks exchange what they have found. All ranks decide alike.
+    fn needs_results(&self) -> bool {
+        self.state.nonfinite_in_a_row + 1 >= self.plan.max_nonfinite_steps
+            || self.comm.world().size > 1 && self.is_shown()
+    }
+
+    /// Whether the last step is one that is logged.
+    fn is_shown(&self) -> bool {
+        self.state.step.is_multiple_of(self.plan.logging.steps) || self.state.step == self.plan.steps.total_steps
+    }
+
+    /// Records the last step, if it is not yet. Waits for its results. Whatever depends on them calls this first: a
+    /// checkpoint, an evaluation, the end of the run.
+    ///
+    /// # Errors
+    /// Those of the disk; [`tunesmith_base::Kind::Peer`].
+    pub fn settle(&mut self) -> Result<()> {
+        let Some(UnsettledStep { stats, learning_rate, took, peak_bytes, loss_scale }) = self.unsettled.take() else {
+            return Ok(());
+        };
+        let stats = stats.wait();
+        self.state.tokens += stats.tokens;
+        self.state.label_tokens += stats.label_tokens;
+        // An overflow that lowers the loss scale is normal; the optimizer counts it.
+        let nonfinite = stats.skipped && !stats.overflow;
+        self.state.nonfinite_total += u64::from(nonfinite);
+        self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
+        self.overflows_in_a_row = if stats.overflow { self.overflows_in_a_row + 1 } else { 0 };
         let step = self.state.step;
         let loss = finite(stats.loss);
         self.pace.advance(stats.tokens, loss, took);
@@ -74,12 +113,11 @@ impl Session<'_> {
             label_tokens: stats.label_tokens,
             tokens: stats.tokens,
             tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
-            peak_bytes: machine::peak_bytes(),
-            loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
+            peak_bytes,
+            loss_scale,
         };
         self.write(&MetricsLine::Step(line.clone()))?;
-        let total = self.plan.steps.total_steps;
-        let shown = step.is_multiple_of(self.plan.logging.steps) || step == total;
+        let shown = self.is_shown();
         let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
         // The accuracy since the last step that was shown, because one step has too few rows.
         let accuracy = share(self.right_of_rows);
@@ -105,6 +143,13 @@ impl Session<'_> {
                 ],
             )?;
         }
+        self.observer.event(&Event::Step { line: &line, pace: &self.pace, skipped: stats.skipped });
+        Ok(())
+    }
+
+    /// Writes the norms of the trained tensors as they are now to TensorBoard, about fifty times a run.
+    fn record_norms(&mut self) -> Result<()> {
+        let (step, total) = (self.state.step, self.plan.steps.total_steps);
         if let Some(events) = &mut self.events
             && !self.sharing.shares_values()
             && (step == 1 || step == total || step.is_multiple_of((total / 50).max(1)))
@@ -113,7 +158,6 @@ impl Session<'_> {
                 events.histogram(step, &tag, &norms)?;
             }
         }
-        self.observer.event(&Event::Step { line: &line, pace: &self.pace, skipped: stats.skipped });
         Ok(())
     }
 
@@ -132,3 +176,6 @@ impl Session<'_> {
         Ok(points.collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

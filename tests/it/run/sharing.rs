@@ -450,11 +450,11 @@ fn steps(
             let own: Vec<Batch> =
                 all.enumerate().filter(|(at, _)| at % world.size == world.rank).map(|(_, batch)| batch).collect();
             match attempt(&mut model, &mut optimizer, comm, &mut sharing, &own, 0.01, 0.5).unwrap() {
-                Attempt::Done(stats) => last = Some(stats),
+                Attempt::Done(stats) => last = Some(stats.wait()),
                 Attempt::TooLarge { error, .. } => panic!("{error}"),
             }
         }
-        (last.unwrap(), model.params.values().to_vec())
+        (last.unwrap(), model.params.values().read())
     };
     if count == 1 {
         return vec![work(&Single)];
@@ -625,7 +625,7 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
                     let width = tensor.spec.bytes() as usize / tensor.spec.count();
                     let own = optimizer.owned(tensor).map(|(range, state)| {
                         let bytes = match state {
-                            State::F32(values) => little(values),
+                            State::F32(values) => little(&values.read()),
                             State::U8(values) => values.clone(),
                         };
                         (range.start * width, bytes)
@@ -633,8 +633,8 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
                     (tensor.name.clone(), tensor.spec.bytes() as usize, own.collect::<Stretches>())
                 };
                 let loaded = Loaded {
-                    values: stretches(&kept, model.params.values()),
-                    averages: stretches(ema.owned(), &ema.values),
+                    values: stretches(&kept, &model.params.values().read()),
+                    averages: stretches(ema.owned(), &ema.values.read()),
                     state: optimizer.state().iter().map(of_state).collect(),
                 };
                 (loaded, specs)

@@ -10,7 +10,7 @@ use crate::weight::Weight;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Config;
 use tunesmith_config::arch::LinearSpec;
-use tunesmith_device::Device;
+use tunesmith_device::{Device, Floats};
 use tunesmith_plan::memory::Footprint;
 
 /// The rank of an adapter and what its update is scaled by.
@@ -124,7 +124,7 @@ pub trait Attach {
     ///
     /// # Errors
     /// It cannot be read.
-    fn base(&mut self) -> Result<(&Weight, &[f32])>;
+    fn base(&mut self) -> Result<(&Weight, Floats<'_>)>;
 
     /// Gives the module another weight.
     ///

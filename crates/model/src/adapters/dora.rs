@@ -10,6 +10,7 @@ use crate::linear::{Base, Formula, Input, Saved, project};
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use tunesmith_device::Floats;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise::sub;
 use tunesmith_ops::feature_scale;
@@ -131,7 +132,7 @@ impl Formula for Dora {
 
 /// Of a fresh adapter `||W_j||²` and `||W_j + s (B A)_j||` of each row, with which the magnitudes start. `values` are
 /// the trained ones, in case the weight is among them.
-pub fn start(weight: &Weight, values: &[f32], update: Update<'_>, in_features: usize) -> (Vec<f64>, Vec<f32>) {
+pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_features: usize) -> (Vec<f64>, Vec<f32>) {
     let squares = row_squares(weight, values, in_features);
     let view = weight.view(values.into());
     let norms = row_norms(&Pool::new(), view.store(), &squares, update, in_features);
@@ -148,7 +149,7 @@ pub fn set_norm(row: &mut [f32], magnitude: f32) {
 }
 
 /// `||W_j||²` of each row.
-pub fn row_squares(weight: &Weight, values: &[f32], in_features: usize) -> Vec<f64> {
+pub fn row_squares(weight: &Weight, values: Floats<'_>, in_features: usize) -> Vec<f64> {
     let (view, mut row) = (weight.view(values.into()), vec![0.0f32; in_features]);
     let store = view.store();
     let square = |at| {
@@ -203,7 +204,7 @@ mod tests {
                 let (a_range, b_range) = (0..a.len(), a.len()..a.len() + b.len());
                 let m_range = b_range.end..values.len();
                 let weight = Weight::frozen(w.clone(), &[OUT, IN]).unwrap();
-                let squares = row_squares(&weight, &[], IN);
+                let squares = row_squares(&weight, Floats::default(), IN);
                 let linear = Linear {
                     bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
                     out_features: OUT,
@@ -275,7 +276,7 @@ mod tests {
         let (out, inputs, rank, scale) = (70, 33, 5, 0.7f32);
         let (w, a, b) = (numbers(1, out * inputs), numbers(2, rank * inputs), numbers(3, out * rank));
         let weight = Weight::frozen(w.clone(), &[out, inputs]).unwrap();
-        let squares = row_squares(&weight, &[], inputs);
+        let squares = row_squares(&weight, Floats::default(), inputs);
         let update = Update { a: (&a).into(), b: (&b).into(), rank, scale };
         let magnitude = Magnitude::new(0..out, squares);
         let found = |update, tokens| {

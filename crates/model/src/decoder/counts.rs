@@ -4,6 +4,7 @@ use crate::grads::Grads;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::{Batch, IGNORE};
+use tunesmith_device::FloatsMut;
 use tunesmith_ops::activation::BufferCount;
 use tunesmith_ops::narrow::Half;
 use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, Walk};
@@ -58,7 +59,8 @@ impl Model {
         self.pool.reserve(walk.room);
         let targets = (0..tokens).map(|token| if token < labelled { 0 } else { IGNORE }).collect();
         let batch = Batch { tokens: vec![0; tokens], targets, cu_seqlens: vec![0, tokens], ..Batch::default() };
-        self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::on_meta())?;
+        let grads = FloatsMut::meta(self.params.len());
+        self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::whole(grads))?;
         let (then, now) = (std::mem::take(&mut self.at_head), self.buffers(tokens, labelled));
         let experts = self.blocks.experts().zip(then.experts.iter().zip(&now.experts));
         let experts = experts.map(|((index, _), (then, now))| ExpertCounts {

@@ -75,7 +75,7 @@ impl Model {
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let slopes: Vec<f32>;
         let mut pass = Pass {
-            values: self.values(values),
+            values: values.into(),
             pool: &self.pool,
             balance: None,
             dropout: (self.dropout > 0.0).then_some(drops),

@@ -288,24 +288,30 @@ impl<'a> Parts<'a> {
         match self.matrix {
             Quantized::Four(four) => {
                 let codes = (name.clone(), vec![four.codes().len(), 1], Numbers::U8(four.codes()));
-                let map = (format!("{name}.quant_map"), vec![16], Numbers::F32(four.table()));
+                let map = (format!("{name}.quant_map"), vec![16], Numbers::F32(four.table()[..].into()));
                 let state = Numbers::U8(&self.state);
                 let state = (state_name(name, four.format()), vec![self.state.len()], state);
                 let mut tensors = vec![codes, map, state];
                 let absmax = format!("{name}.absmax");
                 match four.scales() {
-                    Scales::Plain(scales) => tensors.push((absmax, vec![scales.len()], Numbers::F32(scales))),
+                    Scales::Plain(scales) => {
+                        tensors.push((absmax, vec![scales.len()], Numbers::F32(scales[..].into())));
+                    }
                     Scales::Nested(nested) => tensors.extend([
                         (absmax, vec![nested.codes.len()], Numbers::U8(&nested.codes)),
-                        (format!("{name}.nested_absmax"), vec![nested.absmax.len()], Numbers::F32(&nested.absmax)),
-                        (format!("{name}.nested_quant_map"), vec![256], Numbers::F32(&nested.map[..])),
+                        (
+                            format!("{name}.nested_absmax"),
+                            vec![nested.absmax.len()],
+                            Numbers::F32(nested.absmax[..].into()),
+                        ),
+                        (format!("{name}.nested_quant_map"), vec![256], Numbers::F32(nested.map[..].into())),
                     ]),
                 }
                 tensors
             }
             Quantized::Eight(eight) => {
                 let module = name.trim_end_matches(".weight");
-                let scales = (format!("{module}.SCB"), vec![eight.scales().len()], Numbers::F32(eight.scales()));
+                let scales = (format!("{module}.SCB"), vec![eight.scales().len()], Numbers::F32(eight.scales().into()));
                 let order = (format!("{module}.weight_format"), Vec::new(), Numbers::U8(&[0]));
                 vec![(name.clone(), self.shape.clone(), Numbers::I8(eight.codes())), scales, order]
             }

@@ -8,12 +8,13 @@ use half::{bf16, f16};
 use super::format::{CHUNK_BYTES, Dtype, TensorInfo, item_bytes};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
+use tunesmith_device::Floats;
 
 /// The numbers of a tensor to write.
 #[derive(Debug, Clone, Copy)]
 pub enum Numbers<'a> {
     /// Numbers that are stored as F32.
-    F32(&'a [f32]),
+    F32(Floats<'a>),
     /// Bytes that are stored as U8.
     U8(&'a [u8]),
     /// The bits of I8 numbers.
@@ -79,8 +80,10 @@ pub fn write_safetensors_to(
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    let numbers: Vec<_> =
-        tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))).collect();
+    let numbers: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32((*values).into())))
+        .collect();
     write_numbers_to(writer, &numbers, metadata)
 }
 
@@ -133,7 +136,7 @@ pub fn write_numbers_by(
     for (name, shape, values) in sorted {
         match *values {
             Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
-            Numbers::F32(values) => write_floats(writer, values, Dtype::F32)?,
+            Numbers::F32(values) => write_floats(writer, &values.to_host(), Dtype::F32)?,
             Numbers::Fetched(..) | Numbers::Elsewhere(..) => {
                 let mut counting = Counting { writer: &mut *writer, bytes: 0 };
                 later(name, *values, &mut counting)?;

@@ -3,6 +3,7 @@ use super::super::rule;
 use super::*;
 use tunesmith_comm::Partition;
 use tunesmith_config::{Optim, TrainConfig};
+use tunesmith_device::Device;
 
 /// Tensors of three segments, some large enough for moments of 8 bits, some shorter than a cut.
 fn slots() -> (Vec<Slot>, Vec<usize>) {
@@ -46,7 +47,7 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
             let mut shares: Vec<_> = (0..ranks)
                 .map(|rank| {
                     let owned = partition.owned(rank);
-                    let share = Optimizer::shared(rule(), slots.clone(), &start, &owned);
+                    let share = Optimizer::shared(rule(), slots.clone(), (&start).into(), &owned);
                     // Every other rank in packed buffers.
                     let values = if rank % 2 == 0 { start.clone() } else { packed(&start, &owned) };
                     (share, values, owned)
@@ -74,13 +75,13 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
             // The shares of the state, put together, are the state.
             for (tensor, (name, _, state)) in whole.0.state().iter().zip(whole.0.tensors()) {
                 assert_eq!(tensor.name, name);
-                let mut found = State::zeros(tensor.spec.dtype, tensor.spec.count());
+                let mut found = State::zeros(Device::Cpu, tensor.spec.dtype, tensor.spec.count());
                 let mut filled = 0;
                 for (share, ..) in &shares {
                     for (range, numbers) in share.owned(tensor) {
                         filled += range.len();
                         match (&mut found, numbers) {
-                            (State::F32(to), State::F32(from)) => to[range].copy_from_slice(from),
+                            (State::F32(to), State::F32(from)) => to.slice_mut(range).copy_from(from.view()),
                             (State::U8(to), State::U8(from)) => to[range].copy_from_slice(from),
                             _ => panic!("{name}: two types"),
                         }

@@ -1,0 +1,69 @@
+//! [`adamw`](crate::adamw) whose moments take a byte each: Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
+//! 2022, <https://arxiv.org/abs/2110.02861>. Equal to bitsandbytes' blockwise `AdamW8bit`.
+//!
+//! A block of 256 moments shares its largest magnitude, `absmax`. A moment divided by that is stored as the nearest entry of
+//! a dynamic [`CodeMap`]: a signed map for the first moment, an unsigned one for the second.
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::adamw::Step;
+use crate::floats::{Floats, FloatsMut};
+use crate::quant::map::dynamic;
+use tunesmith_device::Device;
+
+/// Moments that share a scale.
+pub const BLOCK: usize = 256;
+
+/// The 256 values that a byte can mean, rising, and the bounds between them.
+#[derive(Debug, Clone)]
+pub struct CodeMap {
+    /// By byte, the value that it means.
+    pub values: Vec<f32>,
+    bounds: Vec<f32>,
+}
+
+impl CodeMap {
+    /// bitsandbytes' dynamic map, over -1..=1 where `signed`, else over 0..=1.
+    pub fn new(signed: bool) -> Self {
+        let values = dynamic(signed).to_vec();
+        let bounds = values.windows(2).map(|ends| f32::midpoint(ends[0], ends[1])).collect();
+        Self { values, bounds }
+    }
+}
+
+/// Updates `values [n]` and their two moments by `grads [n]`. Moment i has the `codes[i] [n]`, which mean `maps[i]`, and the
+/// scales `absmax[i] [ceil(n / 256)]`.
+pub fn update(
+    values: FloatsMut<'_>,
+    grads: Floats<'_>,
+    codes: [&mut [u8]; 2],
+    absmax: [FloatsMut<'_>; 2],
+    maps: [&CodeMap; 2],
+    step: &Step,
+) {
+    let lengths = [values.len(), codes[0].len(), codes[1].len()];
+    assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");
+    assert_eq!([absmax[0].len(), absmax[1].len()], [grads.len().div_ceil(BLOCK); 2], "a scale for each block");
+    match values.device() {
+        Device::Cpu => cpu::update(values.host(), grads.host(), codes, absmax.map(FloatsMut::host), maps, step),
+        Device::Meta => {}
+    }
+}
+
+/// The same update of a small tensor, whose moments `exp_avg [n]` and `exp_avg_sq [n]` stay f32. It rounds as bitsandbytes'
+/// kernel does, unlike [`crate::adamw::update`].
+pub fn update_small(
+    values: FloatsMut<'_>,
+    grads: Floats<'_>,
+    exp_avg: FloatsMut<'_>,
+    exp_avg_sq: FloatsMut<'_>,
+    step: &Step,
+) {
+    let lengths = [values.len(), exp_avg.len(), exp_avg_sq.len()];
+    assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");
+    match values.device() {
+        Device::Cpu => cpu::update_small(values.host(), grads.host(), exp_avg.host(), exp_avg_sq.host(), step),
+        Device::Meta => {}
+    }
+}

@@ -1,0 +1,18 @@
+//! An exponential moving average, `a[i] = a[i] + weight (x[i] - a[i])`, rounded as `torch.lerp` rounds it.
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::{Floats, FloatsMut};
+use tunesmith_device::Device;
+
+/// Moves `averages [n]` to `values [n]` by the share `weight`, from 0 to 1; with 1 it copies them.
+pub fn update(averages: FloatsMut<'_>, values: Floats<'_>, weight: f32) {
+    assert_eq!(averages.len(), values.len(), "an average for each value");
+    match values.device() {
+        Device::Cpu => cpu::update(averages.host(), values.host(), weight),
+        Device::Meta => {}
+    }
+}
