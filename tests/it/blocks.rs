@@ -19,7 +19,7 @@ fn model(change: impl FnOnce(&mut Arch), config: &Config) -> Model {
     change(&mut arch);
     arch.num_hidden_layers = arch.blocks.len();
     let mut model = Model::load(&arch, None, config).unwrap();
-    for (at, value) in model.params.values_mut().iter_mut().enumerate() {
+    for (at, value) in model.params.values_mut().on_host().iter_mut().enumerate() {
         *value += 0.1 * ((at * 7919 % 1009) as f32 / 504.0 - 1.0);
     }
     model
@@ -71,7 +71,7 @@ fn check_gradients(mut model: Model) {
     let batch = batch();
     model.params.zero_grads();
     model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
-    let (gradients, start) = (model.params.grads().to_vec(), model.params.values().to_vec());
+    let (gradients, start) = (model.params.grads().read(), model.params.values().read());
     for spec in model.params.specs.clone() {
         let range = spec.range();
         let gradient = &gradients[range.clone()];
@@ -85,11 +85,9 @@ fn check_gradients(mut model: Model) {
             let expected: f64 = direction.iter().zip(gradient).map(|(d, g)| d * f64::from(*g)).sum();
             let eps = 2e-3 / norm.max(1.0).sqrt();
             let mut at = |eps: f64| {
-                for ((value, start), d) in
-                    model.params.values_mut()[range.clone()].iter_mut().zip(&start[range.clone()]).zip(&direction)
-                {
-                    *value = (f64::from(*start) + eps * d) as f32;
-                }
+                let moved = start[range.clone()].iter().zip(&direction);
+                let moved: Vec<f32> = moved.map(|(start, d)| (f64::from(*start) + eps * d) as f32).collect();
+                model.params.put(&range, &moved);
                 model.loss(&batch).unwrap()
             };
             let found = (at(eps) - at(-eps)) / (2.0 * eps);
@@ -112,7 +110,7 @@ fn what_mixed_blocks_keep_does_not_change_their_gradients() {
         let mut model = model(mixed, &config);
         model.params.zero_grads();
         let loss = model.forward_backward(&batch(), 1.0, 1.0, 0).unwrap();
-        (loss, model.params.grads().to_vec())
+        (loss, model.params.grads().read())
     };
     let all = of(0, 5);
     assert!(all == of(0, 0) && all == of(5, 0) && all == of(2, 1));
@@ -140,7 +138,7 @@ fn a_block_with_one_part_is_half_of_one_with_two() {
             name = format!("model.layers.{}.{rest}", 2 * layer.parse::<usize>().unwrap() + usize::from(mlp));
         }
         let range = halves.params.find(&name).unwrap_or_else(|| panic!("{name}")).range();
-        halves.params.put(&range, &whole.params.values()[spec.range()]);
+        halves.params.put(&range, &whole.params.values().slice(spec.range()).read());
     }
     let batch = batch();
     let rows: Vec<usize> = vec![3, 18, 19, 40];
@@ -148,7 +146,7 @@ fn a_block_with_one_part_is_half_of_one_with_two() {
     let gradients = |mut model: Model| {
         model.params.zero_grads();
         let loss = model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
-        let of = |name: &str| model.params.grads()[model.params.find(name).unwrap().range()].to_vec();
+        let of = |name: &str| model.params.grads().slice(model.params.find(name).unwrap().range()).read();
         (loss, of("model.embed_tokens.weight"), of("model.layers.0.self_attn.k_proj.weight"))
     };
     check_cache(&halves);

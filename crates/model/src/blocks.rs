@@ -11,6 +11,7 @@ use super::pass::{BlockRows, Layout, Pass};
 use super::shards::Shards;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Checkpointing, Policy};
+use tunesmith_device::Floats;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::narrow::{Half, Narrow};
 
@@ -33,7 +34,7 @@ pub struct Blocks {
 pub struct Walk<'a> {
     pub shards: &'a Shards,
     /// The trained values that this rank keeps.
-    pub values: &'a [f32],
+    pub values: Floats<'a>,
     pub layout: &'a Layout,
     /// Whether the last block computes every token, though only some are asked for: a loss looks at its experts.
     pub every_token: bool,

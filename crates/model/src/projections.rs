@@ -160,7 +160,7 @@ mod tests {
         let b = a.end..a.end + out * RANK;
         let magnitude = b.end..b.end + out;
         let frozen = Weight::frozen(values[weight.clone()].to_vec(), &[out, IN]).unwrap();
-        let squares = dora::row_squares(&frozen, &[], IN);
+        let squares = dora::row_squares(&frozen, [].as_slice().into(), IN);
         let matrices = Matrices { a, b, rank: RANK, scale: 0.75, module: at as u64, expert: None };
         let adapter: Option<Box<dyn Formula>> = match kind {
             0 => None,
@@ -266,7 +266,7 @@ mod tests {
             assert_eq!(apart, fused);
         }
         let gradients = || OUT.map(|out| Activation::from_rows(&pool, &numbers(3, TOKENS * out), out));
-        let mut none = Grads::whole(&mut []);
+        let mut none = Grads::whole([].as_mut_slice());
         let mut dx = |it: &Projections<3>, saved: usize| {
             let saved: Vec<_> = (0..saved).map(|_| None).collect();
             it.backward(&pass, &x, &saved, gradients(), None, true, &mut none).unwrap().to_rows()

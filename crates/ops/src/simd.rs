@@ -61,7 +61,7 @@ pub fn detect() -> Level {
     Level::Portable
 }
 
-/// The level in use: the best one, unless [`force`] or, on this thread, [`use_on_thread`] lowered it.
+/// The level in use: the best one, unless [`force`] lowered it, or a test on its threads.
 pub fn level() -> Level {
     match OF_THREAD.get() {
         0 => of_process(),
