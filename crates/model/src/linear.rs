@@ -6,12 +6,16 @@
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::{View, Weight};
+use smallvec::SmallVec;
 use std::cell::OnceCell;
 use std::fmt::Debug;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Product, Target, Term, Transposed, matmul, matmul_grouped, outer};
+
+/// Modules that are computed together, and what belongs to each: few, so that they take no memory of the heap.
+pub type Few<T> = SmallVec<[T; 4]>;
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]
@@ -171,13 +175,13 @@ impl Linear {
 
 /// The outputs of modules that do not depend on each other, each as [`Linear::forward`] gives it alone. Those without an
 /// adapter and those with LoRA are one parallel job.
-pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Vec<(Activation, Option<Saved>)> {
+pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Few<(Activation, Option<Saved>)> {
     let updates = calls.iter().map(|call| match &call.linear.adapter {
         None => Some(None),
         Some(adapter) => adapter.low_rank(Base { linear: call.linear, pass }, call.x.tokens()).map(Some),
     });
-    let updates: Vec<_> = updates.collect();
-    let together: Vec<_> = calls.iter().zip(&updates).filter_map(|(call, update)| Some((*call, (*update)?))).collect();
+    let updates: Few<_> = updates.collect();
+    let together: Few<_> = calls.iter().zip(&updates).filter_map(|(call, update)| Some((*call, (*update)?))).collect();
     let mut summed = sums(pass, &together).into_iter();
     let one = |(call, update): (&Call<'_>, &Option<_>)| match &call.linear.adapter {
         Some(adapter) if update.is_none() => adapter.forward(Base { linear: call.linear, pass }, call.x, call.residual),
@@ -187,29 +191,31 @@ pub fn forward_grouped(pass: &Pass<'_>, calls: &[Call<'_>]) -> Vec<(Activation, 
 }
 
 /// `W x + b + B (s A x) + residual` of each: first all that LoRA multiplies by B, then all sums.
-fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Vec<(Activation, Option<Saved>)> {
-    let bases: Vec<Base<'_>> = calls.iter().map(|(call, _)| Base { linear: call.linear, pass }).collect();
-    let mut outputs: Vec<Activation> = bases.iter().zip(calls).map(|(base, (call, _))| base.output(call.x)).collect();
-    let updates: Vec<_> = calls.iter().filter_map(|(call, update)| Some(((*update)?, call.x))).collect();
+fn sums(pass: &Pass<'_>, calls: &[(Call<'_>, Option<LowRank<'_>>)]) -> Few<(Activation, Option<Saved>)> {
+    let bases: Few<Base<'_>> = calls.iter().map(|(call, _)| Base { linear: call.linear, pass }).collect();
+    let mut outputs: Few<Activation> = bases.iter().zip(calls).map(|(base, (call, _))| base.output(call.x)).collect();
+    let updates: Few<_> = calls.iter().filter_map(|(call, update)| Some(((*update)?, call.x))).collect();
     let mut lows = drop_and_project(&updates).into_iter();
-    let lows: Vec<Option<Activation>> = calls.iter().map(|(_, update)| update.and_then(|_| lows.next())).collect();
-    let weights: Vec<View<'_>> = bases.iter().map(Base::weight).collect();
+    let lows: Few<Option<Activation>> = calls.iter().map(|(_, update)| update.and_then(|_| lows.next())).collect();
+    let weights: Few<View<'_>> = bases.iter().map(Base::weight).collect();
     let terms = |at: usize| {
         let (Call { linear, x, .. }, update) = calls[at];
         let whole = Term { matrix: Matrix::rows(weights[at].store(), linear.in_features), x };
         let low = update.zip(lows[at].as_ref()).map(|(update, x)| Term { matrix: update.b, x });
         std::iter::once(whole).chain(low).collect()
     };
-    let terms: Vec<Vec<Term<'_>>> = (0..calls.len()).map(terms).collect();
+    let terms: Few<Few<Term<'_>>> = (0..calls.len()).map(terms).collect();
     let each = bases.iter().zip(&mut outputs).zip(&terms).zip(calls);
-    let mut each: Vec<Sum<'_>> =
+    let mut each: Few<Sum<'_>> =
         each.map(|(((&base, y), terms), (call, _))| Sum { base, y, residual: call.residual, terms }).collect();
     add_up(&mut each);
+    drop(each);
+    drop(terms);
     outputs.into_iter().zip(lows).map(|(y, low)| (y, low.map(Saved::from))).collect()
 }
 
 /// `s A x` of each, `[tokens, rank]`, of inputs that have not been through dropout.
-fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
+fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Few<Activation> {
     if updates.iter().all(|(update, _)| update.dropout.is_none()) {
         return project(updates);
     }
@@ -222,12 +228,13 @@ fn drop_and_project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
 }
 
 /// `s A x` of each, `[tokens, rank]`, of inputs after dropout.
-pub fn project(updates: &[(LowRank<'_>, &Activation)]) -> Vec<Activation> {
-    let mut lows: Vec<Activation> = updates.iter().map(|(update, x)| x.pool().blank(x.tokens(), update.rank)).collect();
-    let terms: Vec<[Term<'_>; 1]> = updates.iter().map(|&(update, x)| [Term { matrix: update.a, x }]).collect();
+pub fn project(updates: &[(LowRank<'_>, &Activation)]) -> Few<Activation> {
+    let mut lows: Few<Activation> = updates.iter().map(|(update, x)| x.pool().blank(x.tokens(), update.rank)).collect();
+    let terms: Few<[Term<'_>; 1]> = updates.iter().map(|&(update, x)| [Term { matrix: update.a, x }]).collect();
     let products = lows.iter_mut().zip(&terms);
-    let mut products: Vec<_> = products.map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
+    let mut products: Few<_> = products.map(|(out, terms)| Product { out, init: Init::Zero, terms }).collect();
     matmul_grouped(&mut products);
+    drop(products);
     for (low, (update, _)) in lows.iter_mut().zip(updates) {
         elementwise::scale(low, update.scale);
     }
@@ -245,14 +252,15 @@ struct Sum<'a> {
 
 /// The sum of the terms, the bias and the residual of each.
 fn add_up(sums: &mut [Sum<'_>]) {
-    let biases: Vec<Option<View<'_>>> = sums.iter().map(|sum| sum.base.bias()).collect();
+    let biases: Few<Option<View<'_>>> = sums.iter().map(|sum| sum.base.bias()).collect();
     let products = sums.iter_mut().zip(&biases).map(|(Sum { y, residual, terms, .. }, bias)| Product {
         out: y,
         init: start(*residual, bias.as_ref()),
         terms,
     });
-    let mut products: Vec<Product<'_>> = products.collect();
+    let mut products: Few<Product<'_>> = products.collect();
     matmul_grouped(&mut products);
+    drop(products);
     for (sum, bias) in sums.iter_mut().zip(&biases) {
         if let (Some(_), Some(bias)) = (sum.residual, bias) {
             elementwise::add_bias(sum.y, bias.vector());
@@ -279,7 +287,7 @@ pub fn backward_grouped(
     grads: &mut Grads<'_>,
 ) {
     // Modules without an adapter whose part of the gradient is to come.
-    let mut pending: Vec<(Base<'_>, &Activation)> = Vec::with_capacity(calls.len());
+    let mut pending: Few<(Base<'_>, &Activation)> = Few::new();
     for &BackwardCall { linear, saved, dy } in calls {
         let base = Base { linear, pass };
         let Some(adapter) = &linear.adapter else {
@@ -298,15 +306,15 @@ pub fn backward_grouped(
 }
 
 /// Takes the modules, and adds `sum of W^T dy` over them to `dx`, or replaces what it holds. Later ones are added.
-fn input_gradient(dx: &mut Option<(&mut Activation, bool)>, modules: &mut Vec<(Base<'_>, &Activation)>) {
+fn input_gradient(dx: &mut Option<(&mut Activation, bool)>, modules: &mut Few<(Base<'_>, &Activation)>) {
     let modules = std::mem::take(modules);
     let (Some((dx, add)), false) = (dx, modules.is_empty()) else { return };
-    let weights: Vec<View<'_>> = modules.iter().map(|(base, _)| base.weight()).collect();
+    let weights: Few<View<'_>> = modules.iter().map(|(base, _)| base.weight()).collect();
     let terms = weights
         .iter()
         .zip(&modules)
         .map(|(weight, &(base, x))| Term { matrix: Matrix::transposed(weight.store(), base.linear.in_features), x });
-    let terms: Vec<Term<'_>> = terms.collect();
+    let terms: Few<Term<'_>> = terms.collect();
     matmul(dx, if *add { Init::Out } else { Init::Zero }, &terms);
     *add = true;
 }
@@ -357,7 +365,7 @@ impl<'a> Base<'a> {
         grads: &mut Grads<'_>,
     ) {
         self.gradients(input, dy, grads);
-        input_gradient(&mut dx, &mut vec![(*self, dy)]);
+        input_gradient(&mut dx, &mut Few::from_iter([(*self, dy)]));
     }
 
     /// Adds the gradients of the base's weight and bias, where they are trained.

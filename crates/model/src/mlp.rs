@@ -1,6 +1,6 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
 use super::grads::Grads;
-use super::linear::{self, Call, Input, Linear};
+use super::linear::{self, Call, Few, Input, Linear};
 use super::pass::Pass;
 use super::projections::Projections;
 use super::weight::Weight;
@@ -52,13 +52,13 @@ impl Mlp {
     pub fn forward_grouped(
         pass: &Pass<'_>,
         each: &[(&Self, &Activation)],
-    ) -> Vec<(Activation, Saved, Option<linear::Saved>)> {
-        let projections: Vec<_> = each.iter().map(|&(mlp, x)| (&mlp.gate_up, x)).collect();
+    ) -> Few<(Activation, Saved, Option<linear::Saved>)> {
+        let projections: Few<_> = each.iter().map(|&(mlp, x)| (&mlp.gate_up, x)).collect();
         let projected = Projections::forward_grouped(pass, &projections).into_iter();
-        let saved: Vec<Saved> = projected.map(|([gate, up], extra)| Saved { gate, up, extra }).collect();
-        let middles: Vec<Activation> = each.iter().zip(&saved).map(|((mlp, _), saved)| mlp.middle(saved)).collect();
+        let saved: Few<Saved> = projected.map(|([gate, up], extra)| Saved { gate, up, extra }).collect();
+        let middles: Few<Activation> = each.iter().zip(&saved).map(|((mlp, _), saved)| mlp.middle(saved)).collect();
         let calls = each.iter().zip(&middles).map(|((mlp, _), x)| Call { linear: &mlp.down, x, residual: None });
-        let outputs = linear::forward_grouped(pass, &calls.collect::<Vec<_>>()).into_iter();
+        let outputs = linear::forward_grouped(pass, &calls.collect::<Few<_>>()).into_iter();
         outputs.zip(saved).map(|((y, down_extra), saved)| (y, saved, down_extra)).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Linear modules that share an input: q, k and v, or gate and up. Their outputs lie apart, a module each, or side by side in
 //! one module (Phi-3, experts).
 use super::grads::Grads;
-use super::linear::{self, BackwardCall, Call, Input, Linear};
+use super::linear::{self, BackwardCall, Call, Few, Input, Linear};
 use super::pass::Pass;
 use std::ops::Range;
 use tunesmith_ops::activation::Activation;
@@ -62,26 +62,26 @@ impl<const N: usize> Projections<N> {
         let fewer = picked.filter(|_| self.first_is_apart()).map(|picked| x.gather(picked));
         let input = |module| fewer.as_ref().filter(|_| module == 0).unwrap_or(x);
         let calls = self.linears.iter().enumerate();
-        let calls: Vec<Call<'_>> =
+        let calls: Few<Call<'_>> =
             calls.map(|(module, linear)| Call { linear, x: input(module), residual: None }).collect();
         let (mut outputs, saved) = self.split(linear::forward_grouped(pass, &calls));
-        if let (Some(picked), None) = (picked, fewer) {
+        if let (Some(picked), None) = (picked, &fewer) {
             outputs[0] = outputs[0].gather(picked);
         }
         (outputs, saved)
     }
 
     /// As [`Projections::forward`] of several, each on an input of its own, computed together.
-    pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Vec<Outputs<N>> {
+    pub fn forward_grouped(pass: &Pass<'_>, each: &[(&Self, &Activation)]) -> Few<Outputs<N>> {
         let modules = each.iter().flat_map(|&(it, x)| it.linears.iter().map(move |linear| (linear, x)));
-        let calls: Vec<Call<'_>> = modules.map(|(linear, x)| Call { linear, x, residual: None }).collect();
+        let calls: Few<Call<'_>> = modules.map(|(linear, x)| Call { linear, x, residual: None }).collect();
         let mut computed = linear::forward_grouped(pass, &calls).into_iter();
         each.iter().map(|(it, _)| it.split(computed.by_ref().take(it.linears.len()).collect())).collect()
     }
 
     /// The outputs, given those of the modules.
-    fn split(&self, modules: Vec<(Activation, Option<linear::Saved>)>) -> Outputs<N> {
-        let (mut whole, saved): (Vec<_>, Vec<_>) = modules.into_iter().map(|(y, saved)| (Some(y), saved)).unzip();
+    fn split(&self, modules: Few<(Activation, Option<linear::Saved>)>) -> Outputs<N> {
+        let (mut whole, saved): (Few<_>, Vec<_>) = modules.into_iter().map(|(y, saved)| (Some(y), saved)).unzip();
         let outputs = self.outputs.each_ref().map(|Output { module, columns }| {
             let all = whole[*module].as_ref().is_some_and(|y| columns.len() == y.features());
             let y = if all { whole[*module].take() } else { None };
@@ -117,12 +117,12 @@ impl<const N: usize> Projections<N> {
         }
         let mut gradient = |module: usize| {
             let own = self.outputs.iter().zip(&mut d_outputs).filter(|(output, _)| output.module == module);
-            let mut own: Vec<Activation> = own.filter_map(|(_, d)| d.take()).collect();
-            if own.len() == 1 { own.remove(0) } else { Activation::side_by_side(&own.iter().collect::<Vec<_>>()) }
+            let mut own: Few<Activation> = own.filter_map(|(_, d)| d.take()).collect();
+            if own.len() == 1 { own.remove(0) } else { Activation::side_by_side(&own.iter().collect::<Few<_>>()) }
         };
-        let gradients: Vec<Activation> = (done..self.linears.len()).map(&mut gradient).collect();
+        let gradients: Few<Activation> = (done..self.linears.len()).map(&mut gradient).collect();
         let modules = self.linears[done..].iter().zip(&saved[done..]).zip(&gradients);
-        let calls: Vec<BackwardCall<'_>> =
+        let calls: Few<BackwardCall<'_>> =
             modules.map(|((linear, saved), dy)| BackwardCall { linear, saved: saved.as_ref(), dy }).collect();
         let add = dx.is_some();
         dx = dx.or_else(|| want_dx.then(|| x.like()));

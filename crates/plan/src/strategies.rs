@@ -156,7 +156,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
         // Every rank needs the constants of all rows.
-        let constants = predictor.job.constants();
+        let constants = predictor.constants;
         (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         let optimizer = &predictor.job.optimizer;
         rank.passing = share(optimizer.scratch.max(optimizer.publishing));

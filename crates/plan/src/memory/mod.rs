@@ -143,6 +143,8 @@ pub struct Predictor<'a> {
     /// What is trained, and how.
     pub job: Job<'a>,
     device: Device,
+    /// Bytes that adapters hold all the time beside their trained values.
+    pub(crate) constants: u64,
     segments: Vec<Segment>,
     /// The most bytes that reading the weights takes beyond what is held afterwards.
     loading: u64,
@@ -154,8 +156,15 @@ pub struct Predictor<'a> {
 impl<'a> Predictor<'a> {
     /// Reads the base's tensors of a job.
     pub fn new(job: Job<'a>, device: Device) -> Self {
-        let mut this =
-            Self { job, device, segments: Vec::new(), loading: 0, dequantized: 0, counts: RefCell::default() };
+        let mut this = Self {
+            constants: job.constants(),
+            job,
+            device,
+            segments: Vec::new(),
+            loading: 0,
+            dequantized: 0,
+            counts: RefCell::default(),
+        };
         this.read_base();
         this
     }
@@ -163,11 +172,19 @@ impl<'a> Predictor<'a> {
     /// The same for another job, such as one that saves less for the backward pass.
     #[must_use]
     pub fn with_job(&self, job: Job<'a>) -> Self {
-        let Self { device, loading, dequantized, .. } = *self;
+        let Self { device, constants, loading, dequantized, .. } = *self;
         if job.base != self.job.base || job.trained.values != self.job.trained.values {
             return Self::new(job, device);
         }
-        Self { job, device, segments: self.segments.clone(), loading, dequantized, counts: RefCell::default() }
+        Self {
+            job,
+            device,
+            constants,
+            segments: self.segments.clone(),
+            loading,
+            dequantized,
+            counts: RefCell::default(),
+        }
     }
 
     /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
@@ -338,7 +355,7 @@ impl<'a> Predictor<'a> {
         };
         let start = if job.trained.keeps_start { values } else { 0 };
         let mut breakdown = Breakdown {
-            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + job.constants(),
+            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants,
             trained: trained + start,
             gradients: self.gradients(),
             optimizer: job.optimizer.state + job.optimizer.average,

@@ -3,6 +3,7 @@
 use super::{matmul, vector};
 use crate::gemm::Product;
 use crate::par;
+use smallvec::SmallVec;
 
 enum Job<'a> {
     /// With one token.
@@ -14,7 +15,7 @@ enum Job<'a> {
 pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
     let mut tasks = 0;
     // Each with the number of tasks up to its end.
-    let jobs: Vec<(Job<'_>, usize)> = products
+    let jobs: SmallVec<[(Job<'_>, usize); 4]> = products
         .iter_mut()
         .map(|Product { out, init, terms }| {
             let (job, own) = if vector::fits(out, terms) {

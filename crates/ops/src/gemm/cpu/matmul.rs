@@ -5,6 +5,7 @@ use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
+use smallvec::SmallVec;
 
 #[derive(Clone, Copy)]
 struct RawTerm<'a> {
@@ -43,7 +44,7 @@ pub(super) struct Job<'a> {
     bias: *const f32,
     addend: *const f32,
     zero: bool,
-    stages: Vec<Stage<'a>>,
+    stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
     row_step: usize,
     /// Panels of a task.
@@ -324,7 +325,7 @@ impl<'a> Job<'a> {
             bias: std::ptr::null(),
             addend: std::ptr::null(),
             zero: false,
-            stages: Vec::with_capacity(terms.len()),
+            stages: SmallVec::new(),
             row_step,
             panel_step,
         };

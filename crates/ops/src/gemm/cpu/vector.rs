@@ -7,6 +7,7 @@ use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::simd::{Simd, dispatch, prefetch};
+use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 
 /// Rows of a block: two vectors, side by side, so that a sum's latency is hidden.
@@ -76,7 +77,7 @@ pub(super) struct Job<'a> {
     /// The first lane of the result's first feature.
     out: *mut f32,
     init: Init<'a>,
-    parts: Vec<Part<'a>>,
+    parts: SmallVec<[Part<'a>; 2]>,
     rows: usize,
     /// Rows of a task.
     step: usize,
