@@ -34,8 +34,8 @@ impl Piece<'_> {
     }
 
     /// All values on the host, where messages come from and go to.
-    pub(super) const fn host(&mut self) -> &mut [f32] {
-        self.values.reborrow().host()
+    pub(super) const fn cpu_slice(&mut self) -> &mut [f32] {
+        self.values.reborrow().cpu_slice()
     }
 
     /// The range of each rank's part in bytes, if the parts cover `values` in rank order and their size is within `bytes`.
@@ -116,13 +116,13 @@ impl PartitionedCollectives {
             };
             let own = piece.parts[rank].clone();
             let receive = room(&mut self.receive, own.len() * size);
-            comm.all_to_all_bytes(bytes::of(piece.host()), &parts, bytes::of_mut(receive))?;
-            f32::sum(&mut piece.host()[own], receive);
+            comm.all_to_all_bytes(bytes::of(piece.cpu_slice()), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut piece.cpu_slice()[own], receive);
         }
         for Message { stretches, parts } in messages(&rest, size, bucket) {
             self.send.clear();
             for (piece, range) in stretches.iter().flatten() {
-                self.send.extend_from_slice(&rest[*piece].host()[range.clone()]);
+                self.send.extend_from_slice(&rest[*piece].cpu_slice()[range.clone()]);
             }
             let own = parts[rank].len() / size_of::<f32>();
             let receive = room(&mut self.receive, own * size);
@@ -132,7 +132,7 @@ impl PartitionedCollectives {
             let mut sums = &sums[..];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = sums.split_at(range.len());
-                rest[*piece].host()[range.clone()].copy_from_slice(now);
+                rest[*piece].cpu_slice()[range.clone()].copy_from_slice(now);
                 sums = later;
             }
         }
@@ -154,7 +154,7 @@ impl PartitionedCollectives {
         let mut rest = Vec::new();
         for piece in pieces {
             match piece.whole(LARGE..usize::MAX) {
-                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.host()), &parts)?,
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.cpu_slice()), &parts)?,
                 None => rest.push(piece),
             }
         }
@@ -164,14 +164,14 @@ impl PartitionedCollectives {
             let mut own = &mut message[floats(&parts[rank])];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = own.split_at_mut(range.len());
-                now.copy_from_slice(&rest[*piece].host()[range.clone()]);
+                now.copy_from_slice(&rest[*piece].cpu_slice()[range.clone()]);
                 own = later;
             }
             comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
             let mut all = &message[..];
             for (piece, range) in stretches.iter().flatten() {
                 let (now, later) = all.split_at(range.len());
-                rest[*piece].host()[range.clone()].copy_from_slice(now);
+                rest[*piece].cpu_slice()[range.clone()].copy_from_slice(now);
                 all = later;
             }
         }

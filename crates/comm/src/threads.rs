@@ -170,7 +170,8 @@ impl Threads {
     pub(crate) fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(Piece::bytes).sum();
-        let buffers = pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.host()))).collect();
+        let buffers =
+            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.cpu_slice()))).collect();
         let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
         self.exchange("reduce_scatter", size, parts, buffers, |all| {
             for (index, piece) in pieces.iter().enumerate() {
@@ -190,7 +191,7 @@ impl Threads {
     pub(crate) fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(Piece::bytes).sum();
         let buffers: Vec<SharedBuffer> =
-            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.host()))).collect();
+            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.cpu_slice()))).collect();
         let width = size_of::<f32>();
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();

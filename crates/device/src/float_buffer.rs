@@ -175,14 +175,14 @@ mod tests {
     fn a_buffer_grows_without_a_copy_and_keeps_a_part() {
         let mut buffer = FloatBuffer::default();
         buffer.reserve(6);
-        let place = buffer.view().host().as_ptr();
+        let place = buffer.view().cpu_slice().as_ptr();
         buffer.append([1.0, 2.0][..].into());
         buffer.append([3.0, 4.0, 5.0, 6.0][..].into());
-        assert_eq!(buffer.view().host().as_ptr(), place);
+        assert_eq!(buffer.view().cpu_slice().as_ptr(), place);
         buffer.keep(2, &(1..3));
         assert_eq!(buffer.read(), [1.0, 2.0, 4.0, 5.0]);
         buffer.reset(Device::Cpu, 4);
-        assert_eq!((buffer.read(), buffer.view().host().as_ptr()), (vec![0.0; 4], place));
+        assert_eq!((buffer.read(), buffer.view().cpu_slice().as_ptr()), (vec![0.0; 4], place));
     }
 
     #[test]

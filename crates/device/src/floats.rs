@@ -1,6 +1,6 @@
 //! Borrowed f32 in a device's memory: weights, gains, trained values, gradients, optimizer state.
 //!
-//! [`Floats::host`] and [`FloatsMut::host`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
+//! [`Floats::cpu_slice`] and [`FloatsMut::cpu_slice`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
 //! collectives. Everything else reads and writes copies ([`Floats::to_host`], [`FloatsMut::on_host`]), which cost nothing on
 //! the CPU.
 use super::Device;
@@ -99,7 +99,7 @@ impl<'a> Floats<'a> {
     ///
     /// # Panics
     /// If they are not there: an op on a device takes operands of that device.
-    pub const fn host(self) -> &'a [f32] {
+    pub const fn cpu_slice(self) -> &'a [f32] {
         match self.0 {
             Numbers::Host(values) => values,
             Numbers::Meta(_) => panic!("numbers of the CPU"),
@@ -281,7 +281,7 @@ impl<'a> FloatsMut<'a> {
     ///
     /// # Panics
     /// If they are not there: an op on a device takes operands of that device.
-    pub const fn host(self) -> &'a mut [f32] {
+    pub const fn cpu_slice(self) -> &'a mut [f32] {
         match self.0 {
             NumbersMut::Host(values) => values,
             NumbersMut::Meta(_) => panic!("numbers of the CPU"),

@@ -204,7 +204,7 @@ impl Activation {
     /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one.
     pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
         match rows.device() {
-            Device::Cpu => Self::from_rows(pool, rows.host(), features),
+            Device::Cpu => Self::from_rows(pool, rows.cpu_slice(), features),
             Device::Meta => pool.act(rows.len() / features, features),
         }
     }

@@ -57,7 +57,9 @@ pub fn update(
     let lengths = [values.len(), exp_avg.len(), exp_avg_sq.len()];
     assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");
     match values.device() {
-        Device::Cpu => cpu::update(values.host(), grads.host(), exp_avg.host(), exp_avg_sq.host(), step),
+        Device::Cpu => {
+            cpu::update(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), exp_avg_sq.cpu_slice(), step);
+        }
         Device::Meta => {}
     }
 }

@@ -46,7 +46,9 @@ pub fn update(
     assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");
     assert_eq!([absmax[0].len(), absmax[1].len()], [grads.len().div_ceil(BLOCK); 2], "a scale for each block");
     match values.device() {
-        Device::Cpu => cpu::update(values.host(), grads.host(), codes, absmax.map(FloatsMut::host), maps, step),
+        Device::Cpu => {
+            cpu::update(values.cpu_slice(), grads.cpu_slice(), codes, absmax.map(FloatsMut::cpu_slice), maps, step);
+        }
         Device::Meta => {}
     }
 }
@@ -63,7 +65,9 @@ pub fn update_small(
     let lengths = [values.len(), exp_avg.len(), exp_avg_sq.len()];
     assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");
     match values.device() {
-        Device::Cpu => cpu::update_small(values.host(), grads.host(), exp_avg.host(), exp_avg_sq.host(), step),
+        Device::Cpu => {
+            cpu::update_small(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), exp_avg_sq.cpu_slice(), step);
+        }
         Device::Meta => {}
     }
 }

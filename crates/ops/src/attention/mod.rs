@@ -96,7 +96,7 @@ pub fn forward(
 ) -> (Activation, Activation) {
     check(q, k, v, sinks, spans, heads);
     match q.device() {
-        Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::host), spans, heads, how),
+        Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::cpu_slice), spans, heads, how),
         Device::Meta => {
             let of = |features| q.pool().act(q.tokens(), features);
             (of(heads.query * heads.v_head_dim), of(heads.query))
@@ -129,7 +129,7 @@ pub fn backward(
         assert_eq!(sinks.map(Floats::len), Some(d_sinks.len()), "a gradient for each sink");
     }
     match q.device() {
-        Device::Cpu => cpu::backward(saved, d_o, spans, heads, how, d_sinks.map(FloatsMut::host)),
+        Device::Cpu => cpu::backward(saved, d_o, spans, heads, how, d_sinks.map(FloatsMut::cpu_slice)),
         Device::Meta => (q.like(), k.like(), v.like()),
     }
 }
@@ -155,7 +155,7 @@ pub fn decode(
         cache.page(seen.start / super::activation::LANES).is_some()
     };
     assert!(caches.iter().all(kept), "caches that keep what their last position sees");
-    cpu::decode(q, caches, sinks.map(Floats::host), heads, how)
+    cpu::decode(q, caches, sinks.map(Floats::cpu_slice), heads, how)
 }
 
 fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {

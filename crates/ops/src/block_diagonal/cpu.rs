@@ -77,7 +77,7 @@ dispatch! { fn panel_at = panel_of(job: &Job, panel: usize); }
 pub(super) fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut Activation, adds: bool) {
     let (size, stride) = (diagonal.size, x.stride());
     let (row, col) = if transposed { (size, 1) } else { (1, size) };
-    let (matrices, count, blocks) = (diagonal.matrices.host().as_ptr(), diagonal.count(), x.features() / size);
+    let (matrices, count, blocks) = (diagonal.matrices.cpu_slice().as_ptr(), diagonal.count(), x.features() / size);
     let job = Job { out: out.shared().get(), x: x.ptr(), stride, matrices, count, size, blocks, row, col, adds };
     let job = &job;
     // SAFETY: `super::times` asserts that `x` and `out` have one shape, of whole blocks, and that there is a matrix.

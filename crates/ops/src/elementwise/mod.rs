@@ -60,7 +60,7 @@ pub fn fill(x: &mut Activation, value: f32) {
 pub fn add_bias(y: &mut Activation, bias: Floats<'_>) {
     assert_eq!(y.features(), bias.len(), "a bias for each feature");
     match y.device() {
-        Device::Cpu => cpu::add_bias(y, bias.host()),
+        Device::Cpu => cpu::add_bias(y, bias.cpu_slice()),
         Device::Meta => {}
     }
 }
@@ -69,7 +69,7 @@ pub fn add_bias(y: &mut Activation, bias: Floats<'_>) {
 pub fn add_bias_backward(dy: &Activation, d_bias: FloatsMut<'_>) {
     assert_eq!(dy.features(), d_bias.len(), "a sum for each feature");
     match dy.device() {
-        Device::Cpu => cpu::sum_tokens(dy, d_bias.host()),
+        Device::Cpu => cpu::sum_tokens(dy, d_bias.cpu_slice()),
         Device::Meta => {}
     }
 }

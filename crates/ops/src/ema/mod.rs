@@ -12,7 +12,7 @@ use tunesmith_device::Device;
 pub fn update(averages: FloatsMut<'_>, values: Floats<'_>, weight: f32) {
     assert_eq!(averages.len(), values.len(), "an average for each value");
     match values.device() {
-        Device::Cpu => cpu::update(averages.host(), values.host(), weight),
+        Device::Cpu => cpu::update(averages.cpu_slice(), values.cpu_slice(), weight),
         Device::Meta => {}
     }
 }

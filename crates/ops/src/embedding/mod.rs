@@ -30,7 +30,7 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
 /// `Embedding(padding_idx)`.
 pub fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
     match dx.device() {
-        Device::Cpu => cpu::backward(dx, tokens, scale, padding, d_table.host()),
+        Device::Cpu => cpu::backward(dx, tokens, scale, padding, d_table.cpu_slice()),
         Device::Meta => {}
     }
 }

@@ -19,7 +19,7 @@ pub fn times(v: &Activation, gain: Floats<'_>) -> Activation {
     assert_eq!(v.features(), gain.len(), "a factor for each feature");
     let mut out = v.like();
     match v.device() {
-        Device::Cpu => cpu::times(v, gain.host(), &mut out),
+        Device::Cpu => cpu::times(v, gain.cpu_slice(), &mut out),
         Device::Meta => {}
     }
     out
@@ -33,7 +33,7 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
     assert_eq!((y.tokens(), y.features()), (v.tokens(), v.features()), "both have one shape");
     assert_eq!(v.features(), gain.len(), "a factor for each feature");
     match y.device() {
-        Device::Cpu => cpu::add(y, v, gain.host()),
+        Device::Cpu => cpu::add(y, v, gain.cpu_slice()),
         Device::Meta => {}
     }
 }
@@ -48,7 +48,7 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
 pub fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
     assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
     match dy.device() {
-        Device::Cpu => cpu::backward(dy, v, norm.host(), d_magnitude.host()),
+        Device::Cpu => cpu::backward(dy, v, norm.cpu_slice(), d_magnitude.cpu_slice()),
         Device::Meta => {}
     }
 }

@@ -21,7 +21,7 @@ use tunesmith_device::Device;
 impl<'a> From<Floats<'a>> for Store<'a> {
     fn from(values: Floats<'a>) -> Self {
         match values.device() {
-            Device::Cpu => Self::F32(values.host()),
+            Device::Cpu => Self::F32(values.cpu_slice()),
             Device::Meta => Self::Meta(values.len()),
         }
     }
@@ -106,7 +106,7 @@ pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
     assert!(rows > 0 && cols > 0 && holds([rows, cols], [row, col], out.len()), "out holds [{rows}, {cols}]");
     assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     match y.device() {
-        Device::Cpu => cpu::outer(out.host(), [row, col], y, x),
+        Device::Cpu => cpu::outer(out.cpu_slice(), [row, col], y, x),
         Device::Meta => {}
     }
 }

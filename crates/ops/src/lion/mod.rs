@@ -32,7 +32,7 @@ pub struct Step {
 pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, exp_avg: FloatsMut<'_>, step: &Step) {
     assert_eq!([values.len(), exp_avg.len()], [grads.len(); 2], "a gradient and a momentum for each value");
     match values.device() {
-        Device::Cpu => cpu::update(values.host(), grads.host(), exp_avg.host(), step),
+        Device::Cpu => cpu::update(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), step),
         Device::Meta => {}
     }
 }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 /// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
 pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {
     let Update { b, rank, scale, .. } = update;
-    let b = b.host();
+    let b = b.cpu_slice();
     let gram: Vec<f64> = aa.to_rows().into_iter().map(f64::from).collect();
     let scale = f64::from(scale);
     let norm = |(row, square): (usize, &f64)| {

@@ -13,7 +13,7 @@ struct HostGain<'a> {
 
 impl<'a> Gain<'a> {
     const fn host(self) -> HostGain<'a> {
-        HostGain { weight: self.weight.host(), offset: self.offset }
+        HostGain { weight: self.weight.cpu_slice(), offset: self.offset }
     }
 }
 

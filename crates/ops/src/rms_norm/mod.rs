@@ -72,7 +72,7 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
 /// Adds the gradient with respect to the weight, `sum over tokens and groups of dh x rstd`, to `dw [dim]`.
 pub fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
     match x.device() {
-        Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.host()),
+        Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.cpu_slice()),
         Device::Meta => {}
     }
 }

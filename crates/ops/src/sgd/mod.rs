@@ -36,7 +36,7 @@ pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, momentum: Option<FloatsM
     assert_eq!(values.len(), grads.len(), "a gradient for each value");
     assert!(momentum.as_ref().is_none_or(|it| it.len() == grads.len()), "a momentum for each value");
     match values.device() {
-        Device::Cpu => cpu::update(values.host(), grads.host(), momentum.map(FloatsMut::host), step),
+        Device::Cpu => cpu::update(values.cpu_slice(), grads.cpu_slice(), momentum.map(FloatsMut::cpu_slice), step),
         Device::Meta => {}
     }
 }

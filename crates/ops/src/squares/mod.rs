@@ -11,7 +11,7 @@ use tunesmith_device::Device;
 /// The sum of the squares of `x [n]`, in f64. It does not depend on the number of threads. NaN or infinite where a number is.
 pub fn sum(x: Floats<'_>) -> f64 {
     match x.device() {
-        Device::Cpu => cpu::sum(x.host()),
+        Device::Cpu => cpu::sum(x.cpu_slice()),
         Device::Meta => 0.0,
     }
 }

@@ -159,7 +159,7 @@ pub(in crate::attention) fn backward(
     let (q_stride, k_stride, v_stride) = (q.stride(), k.stride(), v.stride());
     let group = heads.query / heads.kv;
     // A sink's gradient within each sequence: `[spans][query heads]`. Summed in order below, whoever did what.
-    let sinks = sinks.filter(|_| d_sinks.is_some()).map(Floats::host);
+    let sinks = sinks.filter(|_| d_sinks.is_some()).map(Floats::cpu_slice);
     let mut d_sink = vec![0.0f32; if sinks.is_some() { spans.len() * heads.query } else { 0 }];
     let d_sink_to = Shared(d_sink.as_mut_ptr());
     let order = tasks(spans, heads.kv);

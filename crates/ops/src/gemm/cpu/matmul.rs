@@ -331,7 +331,7 @@ impl<'a> Job<'a> {
         };
         match init {
             Init::Zero => job.zero = true,
-            Init::Bias(bias) => job.bias = bias.host().as_ptr(),
+            Init::Bias(bias) => job.bias = bias.cpu_slice().as_ptr(),
             Init::Out => {}
             Init::Add(other) => job.addend = other.ptr(),
         }

@@ -163,7 +163,7 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
         for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {
             *lane = match job.init {
                 Init::Zero => 0.0,
-                Init::Bias(bias) => bias.host()[row],
+                Init::Bias(bias) => bias.cpu_slice()[row],
                 Init::Out => *job.out.add(row * LANES),
                 Init::Add(other) => *other.ptr().add(row * LANES),
             };

@@ -266,7 +266,7 @@ fn subtract_targets(
     scale: f32,
 ) {
     match h.device() {
-        Device::Cpu => cpu::subtract_targets(gradients.host(), ids, targets, h, first, scale),
+        Device::Cpu => cpu::subtract_targets(gradients.cpu_slice(), ids, targets, h, first, scale),
         Device::Meta => {}
     }
 }
