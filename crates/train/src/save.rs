@@ -69,7 +69,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
         let write = |name: &str, writer: &mut dyn Write| {
             // The values are written before the state.
-            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(io::Error::other)?;
             gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
         };
         // An adapter is gathered at once, a model tensor by tensor while it is written.
