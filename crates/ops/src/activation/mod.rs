@@ -128,7 +128,7 @@ impl Activation {
         }
     }
 
-    /// Another one of the same shape, its values undefined.
+    /// Another one of the same shape: values are undefined, but a last panel that is not full is zero.
     #[must_use]
     pub fn like(&self) -> Self {
         self.pool.act(self.tokens, self.features)

@@ -168,6 +168,7 @@ mod tests {
         drop(pool.act(5, 7));
         assert_eq!(idle(&pool), 16 * 7);
     }
+
     #[test]
     fn buffers_are_counted_by_their_features_whatever_tokens_are_asked_for() {
         let pool = Pool::on(Device::Meta);
