@@ -181,7 +181,7 @@ fn adamw_8bit_equals_bitsandbytes_to_the_byte() {
             match state {
                 State::F32(scales) => close(&name, &scales.read(), want),
                 State::U8(codes) => {
-                    let codes: Vec<f32> = codes.iter().map(|&code| f32::from(code)).collect();
+                    let codes: Vec<f32> = codes.read().iter().map(|&code| f32::from(code)).collect();
                     assert!(codes == *want, "{name} after step {step}");
                 }
             }

@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use super::training::{self, TrainingRequest};
 use tunesmith_base::error::Result;
-use tunesmith_base::memory::{self, Budget};
 use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Batch, Sampler, SamplerOptions, Split};
+use tunesmith_device::Device;
+use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
@@ -79,17 +80,17 @@ impl Bench<'_> {
         let batches = self.passes(sizes)?;
         self.model.set_checkpointing(sizes.checkpointing);
         self.model.release();
-        memory::reset_peak();
+        memory::reset_peak(Device::Cpu);
         let mut speed = None;
         for _ in 0..2 {
             let began = Instant::now();
             speed =
                 match attempt(&mut self.model, &mut self.optimizer, &Single, &mut self.sharing, &batches, 1e-4, 1.0)? {
                     Attempt::Done(stats) => Some(stats.wait().tokens as f64 / began.elapsed().as_secs_f64()),
-                    Attempt::TooLarge { .. } => return Ok((None, memory::peak())),
+                    Attempt::TooLarge { .. } => return Ok((None, memory::peak(Device::Cpu))),
                 };
         }
-        Ok((speed, memory::peak()))
+        Ok((speed, memory::peak(Device::Cpu)))
     }
 }
 
@@ -99,7 +100,7 @@ impl Bench<'_> {
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
 pub fn run(request: &TrainingRequest, budget: Option<u64>) -> Result<Sweep> {
-    let _budget = budget.map(Budget::new);
+    let _budget = budget.map(|bytes| Budget::new(Device::Cpu, bytes));
     let config = &request.config;
     let arch = training::shape(&request.shape)?;
     let mut model = Model::load(&arch, None, config)?;

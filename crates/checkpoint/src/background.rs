@@ -47,7 +47,7 @@ impl Buffers {
                     buffer.view_mut().copy_from(values.view());
                 }
                 (State::U8(buffer), State::U8(values)) if buffer.len() == values.len() => {
-                    buffer.copy_from_slice(values);
+                    buffer.view_mut().copy_from(values.view());
                 }
                 (buffer, numbers) => *buffer = numbers.read(),
             }

@@ -166,7 +166,7 @@ impl Snapshot<'_> {
         for (name, shape, state) in &self.optimizer {
             let numbers = match state {
                 State::F32(values) => Numbers::F32(values.view()),
-                State::U8(values) => Numbers::U8(values),
+                State::U8(values) => Numbers::U8(values.view()),
             };
             tensors.push((name.clone(), shape.clone(), numbers));
         }

@@ -1,8 +1,7 @@
 //! Memory for activations.
-use super::Device;
+use super::{Device, memory};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr;
-use tunesmith_base::memory;
 
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
@@ -61,7 +60,7 @@ fn layout(bytes: usize) -> Layout {
 
 fn allocate(layout: Layout) -> *mut f32 {
     // SAFETY: the layout's size is not zero, for `buffer_bytes` counts at least one value.
-    let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
+    let start = memory::admit(Device::Cpu, layout.size(), || unsafe { alloc(layout) });
     if start.is_null() {
         handle_alloc_error(layout);
     }

@@ -1,13 +1,14 @@
 //! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
+mod array;
 mod buffer;
-mod float_buffer;
-mod floats;
 mod late;
+pub mod memory;
+mod slice;
 
+pub use array::{Array, FloatBuffer};
 pub use buffer::{Buffer, buffer_bytes};
-pub use float_buffer::FloatBuffer;
-pub use floats::{Floats, FloatsMut, HostMut};
 pub use late::{Delivery, Late};
+pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 
 /// Where tensors lie and ops compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -97,7 +97,7 @@ impl<'a> Cache<'a> {
         let (path, digest) = (self.path(name), digest(name, shape, matrix));
         let parts = Parts::new(name, shape, "float32", matrix)?;
         let mut tensors = parts.tensors();
-        tensors.push((DIGEST.into(), vec![32], Numbers::U8(digest.as_bytes())));
+        tensors.push((DIGEST.into(), vec![32], Numbers::U8(digest.as_bytes()[..].into())));
         write_whole(&path, |file| write_numbers_to(file, &tensors, &[]))
             .map_err(|error| Error::io("write", &path, &error))
     }

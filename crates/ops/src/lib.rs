@@ -82,11 +82,13 @@
 //! | optimizers, on numbers `[n]` | |
 //! |---|---|
 //! | [`adamw`], [`adamw_8bit`], [`lion`], [`sgd`] | one step of values `[n]` by gradients `[n]`, with their state |
+//! | [`accumulate`] | `s += g`, `s` in float32 or bfloat16: gradients of several passes |
 //! | [`ema`] | `a + weight (x - a)`: a moving average |
 //! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm |
 //!
 //! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
+pub mod accumulate;
 pub mod activation;
 pub mod adamw;
 pub mod adamw_8bit;

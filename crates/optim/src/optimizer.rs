@@ -5,13 +5,13 @@
 use super::loss_scale::LossScaler;
 pub use super::state::{Slot, State, StateDtype, StateSpec};
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use std::ops::Range;
 use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_device::{Floats, FloatsMut};
+use tunesmith_device::{FloatBuffer, Floats, FloatsMut, Slice};
+use tunesmith_ops::accumulate;
 
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub enum Gradients<'a> {
     /// In float32, as the backward pass sums them.
     F32(Floats<'a>),
     /// In bfloat16: dequantized one tensor at a time.
-    Bf16(&'a [bf16]),
+    Bf16(Slice<'a, bf16>),
 }
 
 impl Gradients<'_> {
@@ -251,7 +251,7 @@ impl Optimizer {
         let (rule, slots, step) = (&self.rule, &self.slots, self.step);
         let mut updates = Vec::with_capacity(self.parts.len());
         let mut rest = Remaining { values, at: 0 };
-        let mut wide = Vec::new();
+        let mut wide = FloatBuffer::default();
         for part in &mut self.parts {
             let slot = &slots[part.slot];
             let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
@@ -263,9 +263,9 @@ impl Optimizer {
                 }
                 // One after the other, so that one is wide at a time.
                 Gradients::Bf16(grads) => {
-                    wide.resize(place.len(), 0.0);
-                    grads[place].convert_to_f32_slice(&mut wide);
-                    rule.update(TensorUpdate { slot, values, grads: (&wide).into(), factor, rate, step, state });
+                    wide.reset(values.device(), place.len());
+                    accumulate::to_f32(grads.slice(place), wide.view_mut());
+                    rule.update(TensorUpdate { slot, values, grads: wide.view(), factor, rate, step, state });
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The tensors that an optimizer updates ([`Slot`]), and the state that it keeps beside each ([`State`]).
 use std::ops::Range;
-use tunesmith_device::{Device, FloatBuffer, FloatsMut};
+use tunesmith_device::{Array, Device, FloatBuffer, FloatsMut};
 
 /// A trained tensor, as an optimizer sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,14 +85,14 @@ pub enum State {
     /// The numbers themselves, of [`StateDtype::F32`].
     F32(FloatBuffer),
     /// Indices into a code map, of [`StateDtype::U8`].
-    U8(Vec<u8>),
+    U8(Array<u8>),
 }
 
 impl State {
     pub(super) fn zeros(device: Device, dtype: StateDtype, count: usize) -> Self {
         match dtype {
             StateDtype::F32 => Self::F32(FloatBuffer::zeros(device, count)),
-            StateDtype::U8 => Self::U8(vec![0; count]),
+            StateDtype::U8 => Self::U8(Array::zeros(device, count)),
         }
     }
 
@@ -109,7 +109,7 @@ impl State {
     pub fn read(&self) -> Self {
         match self {
             Self::F32(values) => Self::F32(values.read().into()),
-            Self::U8(values) => Self::U8(values.clone()),
+            Self::U8(values) => Self::U8(values.read().into()),
         }
     }
 }

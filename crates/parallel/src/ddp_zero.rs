@@ -26,7 +26,7 @@ use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
 use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::{FloatBuffer, Floats, FloatsMut};
+use tunesmith_device::{Array, FloatBuffer, Floats, FloatsMut};
 use tunesmith_model::{Grads, Model, Params};
 use tunesmith_ops::squares;
 use tunesmith_optim::{Gradients, Optimizer};
@@ -70,7 +70,7 @@ impl Sharing {
     /// Rank `rank` of `partition`, under `plan`.
     pub fn new(plan: &ParallelPlan, partition: Partition, rank: usize) -> Self {
         let bf16 = plan.grad_dtype == GradDtype::Bfloat16;
-        let sums = if bf16 { GradSums::Bf16(Vec::new()) } else { GradSums::default() };
+        let sums = if bf16 { GradSums::Bf16(Array::default()) } else { GradSums::default() };
         let exchange = PartitionedCollectives::default();
         Self { partition, timeline: None, compares: None, rank, plan: *plan, sums, exchange }
     }

@@ -9,7 +9,7 @@ use super::ddp_zero::Sharing;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::{self as checkpoint, TRAINED};
 use tunesmith_comm::{Collectives, bytes};
-use tunesmith_device::Floats;
+use tunesmith_device::{Floats, Slice};
 use tunesmith_model::ParamSpec;
 use tunesmith_model::weights::Numbers;
 use tunesmith_optim::{Optimizer, State, StateTensor};
@@ -35,7 +35,7 @@ type Own<'a> = Vec<(Range<usize>, Part<'a>)>;
 /// A part of a tensor of the optimizer's state, or of a trained one.
 enum Part<'a> {
     Floats(Floats<'a>),
-    Bytes(&'a [u8]),
+    Bytes(Slice<'a, u8>),
 }
 
 impl Part<'_> {
@@ -46,7 +46,7 @@ impl Part<'_> {
                 let values = values.slice(from / width..(from + to.len()) / width);
                 to.copy_from_slice(bytes::of(&values.to_host()));
             }
-            Self::Bytes(codes) => to.copy_from_slice(&codes[from..from + to.len()]),
+            Self::Bytes(codes) => codes.slice(from..from + to.len()).read_into(to),
         }
     }
 }
@@ -76,7 +76,7 @@ impl<'a> Gathered<'a> {
             };
             let of = |state: &'a State| match state {
                 State::F32(values) => Part::Floats(values.view()),
-                State::U8(codes) => Part::Bytes(codes),
+                State::U8(codes) => Part::Bytes(codes.view()),
             };
             let own: Own<'_> = self.optimizer.owned(tensor).map(|(range, state)| (range, of(state))).collect();
             let width = tensor.spec.bytes() as usize / tensor.spec.count().max(1);

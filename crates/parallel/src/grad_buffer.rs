@@ -8,18 +8,13 @@
 use std::ops::Range;
 
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
-use rayon::prelude::*;
 
 use tunesmith_base::error::Result;
-use tunesmith_device::{Device, FloatBuffer, Floats, FloatsMut};
+use tunesmith_device::{Array, Device, FloatBuffer, Floats, FloatsMut};
 use tunesmith_model::Grads;
 use tunesmith_model::grads::{Buffer, Collector};
-use tunesmith_ops::squares;
+use tunesmith_ops::{accumulate, squares};
 use tunesmith_optim::Gradients;
-
-/// How many numbers a task converts at once.
-const TASK: usize = 1 << 14;
 
 /// Sums of gradients: all of them, or the rank's own part end to end.
 #[derive(Debug)]
@@ -27,7 +22,7 @@ pub enum GradSums {
     /// Exact sums of float32 gradients.
     F32(FloatBuffer),
     /// Sums that are rounded to bfloat16 after each pass.
-    Bf16(Vec<bf16>),
+    Bf16(Array<bf16>),
 }
 
 impl Default for GradSums {
@@ -42,12 +37,11 @@ impl GradSums {
         matches!(self, Self::Bf16(_))
     }
 
-    /// Begins a step with `count` sums of zero, of gradients on `device`. Sums in bfloat16 are on the host.
+    /// Begins a step with `count` sums of zero, of gradients on `device`.
     pub fn begin(&mut self, device: Device, count: usize) {
         match self {
             Self::F32(sums) => sums.reset(device, count),
-            Self::Bf16(sums) if sums.len() == count => sums.fill(bf16::ZERO),
-            Self::Bf16(sums) => *sums = vec![bf16::ZERO; count],
+            Self::Bf16(sums) => sums.reset(device, count),
         }
     }
 
@@ -59,36 +53,18 @@ impl GradSums {
 
     /// Adds `more` to the sums from index `at` on.
     pub fn add(&mut self, at: usize, more: Floats<'_>) {
-        let more = &*more.to_host();
         match self {
-            Self::F32(sums) => sums.slice_mut(at..at + more.len()).add(more),
-            Self::Bf16(sums) => {
-                let sums = &mut sums[at..at + more.len()];
-                sums.par_chunks_mut(TASK).zip(more.par_chunks(TASK)).for_each(|(sums, more)| {
-                    for (sum, more) in sums.iter_mut().zip(more) {
-                        *sum = bf16::from_f32(sum.to_f32() + more);
-                    }
-                });
-            }
+            Self::F32(sums) => accumulate::add(sums.slice_mut(at..at + more.len()), more),
+            Self::Bf16(sums) => accumulate::add(sums.slice_mut(at..at + more.len()), more),
         }
     }
 
     /// Adds the sums from index `at` on to `values`, and sets them to zero.
     pub fn move_to(&mut self, at: usize, values: FloatsMut<'_>) {
-        let values = &mut *values.on_host();
+        let place = at..at + values.len();
         match self {
-            Self::F32(sums) => {
-                let mut sums = sums.slice_mut(at..at + values.len()).on_host();
-                values.iter_mut().zip(&mut *sums).for_each(|(value, sum)| *value += std::mem::take(sum));
-            }
-            Self::Bf16(sums) => {
-                let sums = &mut sums[at..at + values.len()];
-                values.par_chunks_mut(TASK).zip(sums.par_chunks_mut(TASK)).for_each(|(values, sums)| {
-                    for (value, sum) in values.iter_mut().zip(sums) {
-                        *value += std::mem::replace(sum, bf16::ZERO).to_f32();
-                    }
-                });
-            }
+            Self::F32(sums) => accumulate::take(sums.slice_mut(place), values),
+            Self::Bf16(sums) => accumulate::take(sums.slice_mut(place), values),
         }
     }
 
@@ -104,23 +80,15 @@ impl GradSums {
     pub fn gradients(&self) -> Gradients<'_> {
         match self {
             Self::F32(sums) => Gradients::F32(sums.view()),
-            Self::Bf16(sums) => Gradients::Bf16(sums),
+            Self::Bf16(sums) => Gradients::Bf16(sums.view()),
         }
     }
 
     /// The sum of the squares of the sums in `range`, in f64.
     pub fn squares(&self, range: Range<usize>) -> f64 {
-        let block = |sums: &[bf16]| {
-            let mut floats = vec![0.0f32; sums.len()];
-            sums.convert_to_f32_slice(&mut floats);
-            squares::sum((&floats).into())
-        };
         match self {
             Self::F32(sums) => squares::sum(sums.slice(range)),
-            Self::Bf16(sums) => {
-                let blocks: Vec<f64> = sums[range].par_chunks(1 << 16).map(block).collect();
-                blocks.iter().sum()
-            }
+            Self::Bf16(sums) => accumulate::squares(sums.slice(range)),
         }
     }
 }
@@ -161,13 +129,13 @@ mod tests {
     fn floats(sums: &GradSums) -> Vec<f32> {
         match sums {
             GradSums::F32(sums) => sums.read(),
-            GradSums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
+            GradSums::Bf16(sums) => sums.read().iter().map(|sum| sum.to_f32()).collect(),
         }
     }
 
     #[test]
     fn segments_are_added_and_rounded_once_a_pass() {
-        let (mut sums, mut spare) = (GradSums::Bf16(Vec::new()), FloatBuffer::default());
+        let (mut sums, mut spare) = (GradSums::Bf16(Array::default()), FloatBuffer::default());
         sums.begin(Device::Cpu, 7);
         for pass in 0..2 {
             let mut grads = sums.grads(&mut spare);
@@ -191,7 +159,7 @@ mod tests {
 
     #[test]
     fn sums_are_taken_out_as_they_are() {
-        for mut sums in [GradSums::default(), GradSums::Bf16(Vec::new())] {
+        for mut sums in [GradSums::default(), GradSums::Bf16(Array::default())] {
             sums.begin(Device::Cpu, 5);
             sums.add(1, [1.5, 2.5, -4.0][..].into());
             let mut values = [0.001, 0.002];

@@ -626,7 +626,7 @@ fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_
                     let own = optimizer.owned(tensor).map(|(range, state)| {
                         let bytes = match state {
                             State::F32(values) => little(&values.read()),
-                            State::U8(values) => values.clone(),
+                            State::U8(values) => values.read(),
                         };
                         (range.start * width, bytes)
                     });

@@ -3,7 +3,7 @@ use super::Model;
 use crate::grads::Grads;
 use crate::shards::Kind;
 use tunesmith_base::error::{Kind as ErrorKind, Result};
-use tunesmith_base::memory;
+use tunesmith_device::memory;
 
 impl Model {
     /// Goes along with the passes that other ranks make, where weights are shared, until none has one to make. Whatever

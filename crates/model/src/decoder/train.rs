@@ -8,9 +8,8 @@ use crate::pass::{Drops, Layout, Pass};
 use crate::shards::Kind;
 use std::time::Instant;
 use tunesmith_base::error::Result;
-use tunesmith_base::memory;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::Device;
+use tunesmith_device::{Device, memory};
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::noise;
 

@@ -287,9 +287,9 @@ impl<'a> Parts<'a> {
         let name = &self.name;
         match self.matrix {
             Quantized::Four(four) => {
-                let codes = (name.clone(), vec![four.codes().len(), 1], Numbers::U8(four.codes()));
+                let codes = (name.clone(), vec![four.codes().len(), 1], Numbers::U8(four.codes().into()));
                 let map = (format!("{name}.quant_map"), vec![16], Numbers::F32(four.table()[..].into()));
-                let state = Numbers::U8(&self.state);
+                let state = Numbers::U8((&self.state).into());
                 let state = (state_name(name, four.format()), vec![self.state.len()], state);
                 let mut tensors = vec![codes, map, state];
                 let absmax = format!("{name}.absmax");
@@ -298,7 +298,7 @@ impl<'a> Parts<'a> {
                         tensors.push((absmax, vec![scales.len()], Numbers::F32(scales[..].into())));
                     }
                     Scales::Nested(nested) => tensors.extend([
-                        (absmax, vec![nested.codes.len()], Numbers::U8(&nested.codes)),
+                        (absmax, vec![nested.codes.len()], Numbers::U8(nested.codes[..].into())),
                         (
                             format!("{name}.nested_absmax"),
                             vec![nested.absmax.len()],
@@ -312,7 +312,7 @@ impl<'a> Parts<'a> {
             Quantized::Eight(eight) => {
                 let module = name.trim_end_matches(".weight");
                 let scales = (format!("{module}.SCB"), vec![eight.scales().len()], Numbers::F32(eight.scales().into()));
-                let order = (format!("{module}.weight_format"), Vec::new(), Numbers::U8(&[0]));
+                let order = (format!("{module}.weight_format"), Vec::new(), Numbers::U8([0][..].into()));
                 vec![(name.clone(), self.shape.clone(), Numbers::I8(eight.codes())), scales, order]
             }
         }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::format::{CHUNK_BYTES, Dtype, TensorInfo, item_bytes};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
-use tunesmith_device::Floats;
+use tunesmith_device::{Floats, Slice};
 
 /// The numbers of a tensor to write.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +16,7 @@ pub enum Numbers<'a> {
     /// Numbers that are stored as F32.
     F32(Floats<'a>),
     /// Bytes that are stored as U8.
-    U8(&'a [u8]),
+    U8(Slice<'a, u8>),
     /// The bits of I8 numbers.
     I8(&'a [u8]),
     /// This many numbers, rounded to this dtype, which the caller of [`write_numbers_by`] writes in their turn.
@@ -29,7 +29,8 @@ impl Numbers<'_> {
     const fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
-            Self::U8(values) | Self::I8(values) => values.len(),
+            Self::U8(values) => values.len(),
+            Self::I8(values) => values.len(),
             Self::Fetched(count, _) | Self::Elsewhere(count, _) => count,
         }
     }
@@ -135,7 +136,8 @@ pub fn write_numbers_by(
     writer.write_all(&text)?;
     for (name, shape, values) in sorted {
         match *values {
-            Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
+            Numbers::U8(bytes) => writer.write_all(&bytes.to_host())?,
+            Numbers::I8(bytes) => writer.write_all(bytes)?,
             Numbers::F32(values) => write_floats(writer, &values.to_host(), Dtype::F32)?,
             Numbers::Fetched(..) | Numbers::Elsewhere(..) => {
                 let mut counting = Counting { writer: &mut *writer, bytes: 0 };

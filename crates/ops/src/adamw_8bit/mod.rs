@@ -10,7 +10,7 @@ mod tests;
 use crate::adamw::Step;
 use crate::floats::{Floats, FloatsMut};
 use crate::quant::map::dynamic;
-use tunesmith_device::Device;
+use tunesmith_device::{Device, SliceMut};
 
 /// Moments that share a scale.
 pub const BLOCK: usize = 256;
@@ -37,7 +37,7 @@ impl CodeMap {
 pub fn update(
     values: FloatsMut<'_>,
     grads: Floats<'_>,
-    codes: [&mut [u8]; 2],
+    codes: [SliceMut<'_, u8>; 2],
     absmax: [FloatsMut<'_>; 2],
     maps: [&CodeMap; 2],
     step: &Step,
@@ -47,7 +47,7 @@ pub fn update(
     assert_eq!([absmax[0].len(), absmax[1].len()], [grads.len().div_ceil(BLOCK); 2], "a scale for each block");
     match values.device() {
         Device::Cpu => {
-            cpu::update(values.cpu_slice(), grads.cpu_slice(), codes, absmax.map(FloatsMut::cpu_slice), maps, step);
+            cpu::update(values.cpu_slice(), grads.cpu_slice(), codes.map(SliceMut::cpu_slice), absmax.map(FloatsMut::cpu_slice), maps, step);
         }
         Device::Meta => {}
     }

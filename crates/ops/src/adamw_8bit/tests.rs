@@ -33,7 +33,7 @@ fn moments_of_a_byte_stay_near_those_of_four() {
         let grads: Vec<f32> = numbers(number + 1, count).iter().map(|value| 1.0 + 0.1 * value).collect();
         let [codes1, codes2] = &mut codes;
         let [absmax1, absmax2] = &mut absmax;
-        let (codes, absmax) = ([&mut codes1[..], &mut codes2[..]], [absmax1.into(), absmax2.into()]);
+        let (codes, absmax) = ([codes1.into(), codes2.into()], [absmax1.into(), absmax2.into()]);
         update((&mut values).into(), (&grads).into(), codes, absmax, [&maps[0], &maps[1]], &step(number));
         reference::update(&mut values64, &f64s(&grads), &mut m64, &mut v64, &step(number));
     }

@@ -7,7 +7,7 @@ use crate::activation::{Activation, LANES, Pool};
 use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tunesmith_base::memory;
+use tunesmith_device::{Device, memory};
 
 /// A vector's worth of floats, on a cache line of its own.
 #[derive(Debug, Clone, Copy)]
@@ -20,14 +20,14 @@ pub(super) struct Page(Vec<Line>);
 
 impl Clone for Page {
     fn clone(&self) -> Self {
-        memory::admit(size_of_val(self.0.as_slice()), || Self(self.0.clone()))
+        memory::admit(Device::Cpu, size_of_val(self.0.as_slice()), || Self(self.0.clone()))
     }
 }
 
 impl Page {
     /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
     fn new(lines: usize) -> Self {
-        memory::admit(lines * size_of::<Line>(), || Self(vec![Line([0.0; LANES]); lines]))
+        memory::admit(Device::Cpu, lines * size_of::<Line>(), || Self(vec![Line([0.0; LANES]); lines]))
     }
 
     pub(super) const fn ptr(&self) -> *const f32 {

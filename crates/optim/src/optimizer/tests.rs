@@ -82,7 +82,7 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
                         filled += range.len();
                         match (&mut found, numbers) {
                             (State::F32(to), State::F32(from)) => to.slice_mut(range).copy_from(from.view()),
-                            (State::U8(to), State::U8(from)) => to[range].copy_from_slice(from),
+                            (State::U8(to), State::U8(from)) => to.slice_mut(range).copy_from(from.view()),
                             _ => panic!("{name}: two types"),
                         }
                     }

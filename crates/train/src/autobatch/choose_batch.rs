@@ -11,9 +11,9 @@ use super::batch_plan::{BatchPlan, BatchRequest, rounded};
 use super::measure_pass::{Line, MIN_TOKENS, Measured, PassMeasurer};
 use crate::memory_prediction::MemoryModel;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::memory;
 use tunesmith_base::words::are;
 use tunesmith_config::{Auto, Checkpointing};
+use tunesmith_device::{Device, memory};
 use tunesmith_plan::{grouped, human_bytes};
 
 /// The smallest speed-up that counts; less is noise.
@@ -235,7 +235,7 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
 
 /// The measured passes, the reasons, and the choice for the user, one line each.
 pub fn lines(passes: &[Measured], reasons: &[String], sizes: &BatchPlan) -> Vec<String> {
-    let budget = memory::budget().map_or("no limit".to_owned(), human_bytes);
+    let budget = memory::budget(Device::Cpu).map_or("no limit".to_owned(), human_bytes);
     let mut lines = vec![format!("measured passes (memory budget {budget}):")];
     for pass in passes {
         let tokens = grouped(pass.tokens as u64);

@@ -8,11 +8,11 @@ use crate::model_source::{Loaded, ModelSource};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tunesmith_base::error::Result;
-use tunesmith_base::memory;
 use tunesmith_checkpoint::Checkpoint;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Dataset, Sampler};
+use tunesmith_device::{Device, memory};
 use tunesmith_optim::UpdateRule;
 use tunesmith_parallel::ParallelPlan;
 use tunesmith_parallel::fsdp::Gatherer;
@@ -106,7 +106,7 @@ impl Measurement<'_> {
     /// Takes the sizes from the cache, or measures them.
     fn choose(&self, request: &BatchRequest, observer: &dyn Observer) -> Result<(BatchPlan, Option<Loaded>)> {
         let comm = self.comm;
-        let budget = memory::budget().unwrap_or(u64::MAX);
+        let budget = memory::budget(Device::Cpu).unwrap_or(u64::MAX);
         let cached = self.cached.as_deref().and_then(CachedChoice::read);
         let sizes = cached.as_ref().and_then(|cached| cached.sizes(budget));
         // Ranks with different caches must not choose differently.

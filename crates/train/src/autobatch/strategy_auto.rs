@@ -1,9 +1,9 @@
 //! `train.strategy: auto` with several ranks: DDP if it fits, else the strategy that fits and shards the least.
 use crate::memory_prediction::MemoryModel;
 use tunesmith_base::error::Result;
-use tunesmith_base::memory;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Checkpointing, Strategy};
+use tunesmith_device::{Device, memory};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::Pass;
 use tunesmith_plan::strategies::Way;
@@ -27,7 +27,7 @@ pub fn choose(
     let need =
         |&(strategy, way): &(Strategy, Way)| Ok((strategy, model.rank(way, checkpointing, ranks, pass)?.total()));
     let needs: Vec<(Strategy, u64)> = candidates.iter().map(need).collect::<Result<_>>()?;
-    let budgets = comm.collect(&[memory::budget().unwrap_or(u64::MAX)])?;
+    let budgets = comm.collect(&[memory::budget(Device::Cpu).unwrap_or(u64::MAX)])?;
     let memory = budgets.into_iter().min().unwrap_or(u64::MAX);
     // Machines may predict differently, so the first rank chooses for all.
     let mut chosen = [pick(&needs, memory) as u64];

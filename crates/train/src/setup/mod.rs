@@ -24,7 +24,7 @@ use super::ranks::Seat;
 use super::run_plan::{ChosenSizes, EarlyStoppingPlan, MemoryPlan, RanksPlan, RunPlan, SavingPlan, When};
 use super::signals::Stop;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_base::memory::{self, limits};
+use tunesmith_base::memory::limits;
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::{Checkpoint, TrainState};
 use tunesmith_comm::Collectives;
@@ -32,6 +32,7 @@ use tunesmith_config::{
     Auto, Checkpointing, Config, EvalStrategy, Resolved, SaveStrategy, Source, Strategy, TrainConfig,
 };
 use tunesmith_data::{self as data, Dataset, Sampler};
+use tunesmith_device::{Device, memory};
 use tunesmith_ops::simd;
 use tunesmith_optim::{OptimizerPlan, Schedule};
 use tunesmith_parallel::ParallelPlan;
@@ -220,7 +221,7 @@ impl Checked {
             samples: plan_parts::samples(&config, &self.source, &self.dataset)?,
             memory: MemoryPlan {
                 configured: config.train.memory_budget.map(|bytes| bytes.0),
-                budget: memory::budget(),
+                budget: memory::budget(Device::Cpu),
                 optimizer_state: self.source.optimizer.state + self.source.optimizer.average,
                 predicted: rank.map(|rank| Peak { rank, ranks_in_process: in_process }),
             },

@@ -8,7 +8,7 @@ use crate::gemm::cpu::tile;
 use crate::simd::Simd;
 use crate::spans::Span;
 use std::cell::RefCell;
-use tunesmith_base::memory;
+use tunesmith_device::{Device, memory};
 
 mod backward;
 mod decode;
@@ -31,7 +31,7 @@ fn with_scratch<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < floats {
             *scratch = Vec::new();
-            *scratch = memory::admit(floats * size_of::<f32>(), || vec![0.0; floats]);
+            *scratch = memory::admit(Device::Cpu, floats * size_of::<f32>(), || vec![0.0; floats]);
         }
         f(&mut scratch[..floats])
     })

@@ -1,33 +1,35 @@
-//! Owned f32 in a device's memory.
+//! Owned numbers in a device's memory.
 use super::Device;
-use super::floats::{Floats, FloatsMut};
+use super::slice::{Element, Slice, SliceMut};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Owned numbers in a device's memory: trained values, their gradients, the optimizer's state, moving averages.
-/// [`Floats`] and [`FloatsMut`] borrow them.
+/// Owned f32: trained values, their gradients, moments, moving averages.
+pub type FloatBuffer = Array<f32>;
+
+/// Owned numbers in a device's memory, one dimension. [`Slice`] and [`SliceMut`] borrow them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FloatBuffer(Memory);
+pub struct Array<T>(Memory<T>);
 
 #[derive(Debug, Clone, PartialEq)]
-enum Memory {
-    Host(Vec<f32>),
+enum Memory<T> {
+    Host(Vec<T>),
     /// So many, which have no memory.
     Meta(usize),
 }
 
-impl Default for FloatBuffer {
+impl<T: Element> Default for Array<T> {
     /// Empty, on the CPU.
     fn default() -> Self {
         Self(Memory::Host(Vec::new()))
     }
 }
 
-impl FloatBuffer {
+impl<T: Element> Array<T> {
     /// `len` zeros.
     pub fn zeros(device: Device, len: usize) -> Self {
         Self(match device {
-            Device::Cpu => Memory::Host(vec![0.0; len]),
+            Device::Cpu => Memory::Host(vec![T::default(); len]),
             Device::Meta => Memory::Meta(len),
         })
     }
@@ -59,18 +61,18 @@ impl FloatBuffer {
     }
 
     /// All numbers, to read.
-    pub const fn view(&self) -> Floats<'_> {
+    pub const fn view(&self) -> Slice<'_, T> {
         match &self.0 {
-            Memory::Host(values) => Floats::of_host(values.as_slice()),
-            Memory::Meta(len) => Floats::meta(*len),
+            Memory::Host(values) => Slice::of_host(values.as_slice()),
+            Memory::Meta(len) => Slice::meta(*len),
         }
     }
 
     /// All numbers, to read and write.
-    pub const fn view_mut(&mut self) -> FloatsMut<'_> {
+    pub const fn view_mut(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
-            Memory::Host(values) => FloatsMut::of_host(values.as_mut_slice()),
-            Memory::Meta(len) => FloatsMut::meta(*len),
+            Memory::Host(values) => SliceMut::of_host(values.as_mut_slice()),
+            Memory::Meta(len) => SliceMut::meta(*len),
         }
     }
 
@@ -78,7 +80,7 @@ impl FloatBuffer {
     ///
     /// # Panics
     /// If the range reaches beyond the end.
-    pub fn slice(&self, range: Range<usize>) -> Floats<'_> {
+    pub fn slice(&self, range: Range<usize>) -> Slice<'_, T> {
         self.view().slice(range)
     }
 
@@ -86,17 +88,17 @@ impl FloatBuffer {
     ///
     /// # Panics
     /// If the range reaches beyond the end.
-    pub fn slice_mut(&mut self, range: Range<usize>) -> FloatsMut<'_> {
+    pub fn slice_mut(&mut self, range: Range<usize>) -> SliceMut<'_, T> {
         self.view_mut().slice(range)
     }
 
-    /// As [`Floats::to_host`].
-    pub fn to_host(&self) -> Cow<'_, [f32]> {
+    /// As [`Slice::to_host`].
+    pub fn to_host(&self) -> Cow<'_, [T]> {
         self.view().to_host()
     }
 
-    /// As [`Floats::read`].
-    pub fn read(&self) -> Vec<f32> {
+    /// As [`Slice::read`].
+    pub fn read(&self) -> Vec<T> {
         self.view().read()
     }
 
@@ -109,7 +111,7 @@ impl FloatBuffer {
     }
 
     /// Appends numbers of any device.
-    pub fn append(&mut self, more: Floats<'_>) {
+    pub fn append(&mut self, more: Slice<'_, T>) {
         match &mut self.0 {
             Memory::Host(values) => values.extend_from_slice(&more.to_host()),
             Memory::Meta(len) => *len += more.len(),
@@ -139,30 +141,30 @@ impl FloatBuffer {
     }
 }
 
-impl From<Vec<f32>> for FloatBuffer {
+impl<T: Element> From<Vec<T>> for Array<T> {
     /// The same memory, on the CPU.
-    fn from(values: Vec<f32>) -> Self {
+    fn from(values: Vec<T>) -> Self {
         Self(Memory::Host(values))
     }
 }
 
-impl From<Floats<'_>> for FloatBuffer {
+impl<T: Element> From<Slice<'_, T>> for Array<T> {
     /// A copy, where the numbers are.
-    fn from(values: Floats<'_>) -> Self {
+    fn from(values: Slice<'_, T>) -> Self {
         let mut copy = Self::zeros(values.device(), 0);
         copy.append(values);
         copy
     }
 }
 
-impl<'a> From<&'a FloatBuffer> for Floats<'a> {
-    fn from(buffer: &'a FloatBuffer) -> Self {
+impl<'a, T: Element> From<&'a Array<T>> for Slice<'a, T> {
+    fn from(buffer: &'a Array<T>) -> Self {
         buffer.view()
     }
 }
 
-impl<'a> From<&'a mut FloatBuffer> for FloatsMut<'a> {
-    fn from(buffer: &'a mut FloatBuffer) -> Self {
+impl<'a, T: Element> From<&'a mut Array<T>> for SliceMut<'a, T> {
+    fn from(buffer: &'a mut Array<T>) -> Self {
         buffer.view_mut()
     }
 }
@@ -170,6 +172,7 @@ impl<'a> From<&'a mut FloatBuffer> for FloatsMut<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Floats;
 
     #[test]
     fn a_buffer_grows_without_a_copy_and_keeps_a_part() {

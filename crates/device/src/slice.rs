@@ -1,32 +1,54 @@
-//! Borrowed f32 in a device's memory: weights, gains, trained values, gradients, optimizer state.
+//! Borrowed numbers in a device's memory: weights, gains, trained values, gradients, optimizer state.
 //!
-//! [`Floats::cpu_slice`] and [`FloatsMut::cpu_slice`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
-//! collectives. Everything else reads and writes copies ([`Floats::to_host`], [`FloatsMut::on_host`]), which cost nothing on
+//! [`Slice::cpu_slice`] and [`SliceMut::cpu_slice`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
+//! collectives. Everything else reads and writes copies ([`Slice::to_host`], [`SliceMut::on_host`]), which cost nothing on
 //! the CPU.
 use super::Device;
+use half::bf16;
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::ops::{Deref, DerefMut, Range};
+
+/// What a device keeps arrays of: `f32`; [`bf16`] for gradient sums of half the size; `u8` for codes of quantized moments.
+pub trait Element: sealed::Sealed + Copy + Default + PartialEq + Debug + Send + Sync + 'static {}
+
+impl Element for f32 {}
+impl Element for bf16 {}
+impl Element for u8 {}
+
+mod sealed {
+    /// Keeps other types out: a device's kernels know the three.
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for u8 {}
+}
+
+/// Borrowed f32, such as a weight or gradients.
+pub type Floats<'a> = Slice<'a, f32>;
+/// Borrowed f32 to write.
+pub type FloatsMut<'a> = SliceMut<'a, f32>;
 
 /// Borrowed numbers.
 #[derive(Debug, Clone, Copy)]
-pub struct Floats<'a>(Numbers<'a>);
+pub struct Slice<'a, T>(Numbers<'a, T>);
 
 #[derive(Debug, Clone, Copy)]
-enum Numbers<'a> {
-    Host(&'a [f32]),
+enum Numbers<'a, T> {
+    Host(&'a [T]),
     /// So many, which have no memory.
     Meta(usize),
 }
 
-impl Default for Floats<'_> {
+impl<T: Element> Default for Slice<'_, T> {
     /// None, on the CPU.
     fn default() -> Self {
         Self(Numbers::Host(&[]))
     }
 }
 
-impl<'a> Floats<'a> {
-    pub(super) const fn of_host(values: &'a [f32]) -> Self {
+impl<'a, T: Element> Slice<'a, T> {
+    pub(super) const fn of_host(values: &'a [T]) -> Self {
         Self(Numbers::Host(values))
     }
 
@@ -64,15 +86,15 @@ impl<'a> Floats<'a> {
     }
 
     /// The numbers on the host: borrowed from the CPU, a copy from elsewhere, zeros from the meta device.
-    pub fn to_host(self) -> Cow<'a, [f32]> {
+    pub fn to_host(self) -> Cow<'a, [T]> {
         match self.0 {
             Numbers::Host(values) => Cow::Borrowed(values),
-            Numbers::Meta(len) => Cow::Owned(vec![0.0; len]),
+            Numbers::Meta(len) => Cow::Owned(vec![T::default(); len]),
         }
     }
 
     /// Copies them to the host; zeros from the meta device.
-    pub fn read(self) -> Vec<f32> {
+    pub fn read(self) -> Vec<T> {
         self.to_host().into_owned()
     }
 
@@ -80,18 +102,18 @@ impl<'a> Floats<'a> {
     ///
     /// # Panics
     /// If there are fewer or more than `host` has.
-    pub fn read_into(self, host: &mut [f32]) {
+    pub fn read_into(self, host: &mut [T]) {
         match self.0 {
             Numbers::Host(values) => host.copy_from_slice(values),
             Numbers::Meta(len) => {
                 assert_eq!(host.len(), len, "a place for each number");
-                host.fill(0.0);
+                host.fill(T::default());
             }
         }
     }
 
     /// Whether they are exactly these. Never on the meta device.
-    pub fn equal(self, host: &[f32]) -> bool {
+    pub fn equal(self, host: &[T]) -> bool {
         matches!(self.0, Numbers::Host(values) if values == host)
     }
 
@@ -99,7 +121,7 @@ impl<'a> Floats<'a> {
     ///
     /// # Panics
     /// If they are not there: an op on a device takes operands of that device.
-    pub const fn cpu_slice(self) -> &'a [f32] {
+    pub const fn cpu_slice(self) -> &'a [T] {
         match self.0 {
             Numbers::Host(values) => values,
             Numbers::Meta(_) => panic!("numbers of the CPU"),
@@ -115,37 +137,37 @@ impl<'a> Floats<'a> {
     }
 }
 
-impl<'a> From<&'a [f32]> for Floats<'a> {
-    fn from(values: &'a [f32]) -> Self {
+impl<'a, T: Element> From<&'a [T]> for Slice<'a, T> {
+    fn from(values: &'a [T]) -> Self {
         Self(Numbers::Host(values))
     }
 }
 
-impl<'a> From<&'a Vec<f32>> for Floats<'a> {
-    fn from(values: &'a Vec<f32>) -> Self {
+impl<'a, T: Element> From<&'a Vec<T>> for Slice<'a, T> {
+    fn from(values: &'a Vec<T>) -> Self {
         Self(Numbers::Host(values))
     }
 }
 
 /// Numbers borrowed for writing.
 #[derive(Debug)]
-pub struct FloatsMut<'a>(NumbersMut<'a>);
+pub struct SliceMut<'a, T>(NumbersMut<'a, T>);
 
 #[derive(Debug)]
-enum NumbersMut<'a> {
-    Host(&'a mut [f32]),
+enum NumbersMut<'a, T> {
+    Host(&'a mut [T]),
     Meta(usize),
 }
 
-impl Default for FloatsMut<'_> {
+impl<T: Element> Default for SliceMut<'_, T> {
     /// None, on the CPU.
     fn default() -> Self {
         Self(NumbersMut::Host(&mut []))
     }
 }
 
-impl<'a> FloatsMut<'a> {
-    pub(super) const fn of_host(values: &'a mut [f32]) -> Self {
+impl<'a, T: Element> SliceMut<'a, T> {
+    pub(super) const fn of_host(values: &'a mut [T]) -> Self {
         Self(NumbersMut::Host(values))
     }
 
@@ -173,10 +195,10 @@ impl<'a> FloatsMut<'a> {
     }
 
     /// The numbers, to read.
-    pub const fn view(&self) -> Floats<'_> {
+    pub const fn view(&self) -> Slice<'_, T> {
         match &self.0 {
-            NumbersMut::Host(values) => Floats(Numbers::Host(values)),
-            NumbersMut::Meta(len) => Floats::meta(*len),
+            NumbersMut::Host(values) => Slice(Numbers::Host(values)),
+            NumbersMut::Meta(len) => Slice::meta(*len),
         }
     }
 
@@ -214,10 +236,10 @@ impl<'a> FloatsMut<'a> {
     }
 
     /// Borrows them once more.
-    pub const fn reborrow(&mut self) -> FloatsMut<'_> {
+    pub const fn reborrow(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
-            NumbersMut::Host(values) => FloatsMut(NumbersMut::Host(values)),
-            NumbersMut::Meta(len) => FloatsMut::meta(*len),
+            NumbersMut::Host(values) => SliceMut(NumbersMut::Host(values)),
+            NumbersMut::Meta(len) => SliceMut::meta(*len),
         }
     }
 
@@ -225,7 +247,7 @@ impl<'a> FloatsMut<'a> {
     ///
     /// # Panics
     /// If there are fewer or more.
-    pub fn copy_from(self, from: Floats<'_>) {
+    pub fn copy_from(self, from: Slice<'_, T>) {
         assert_eq!(self.len(), from.len(), "a number for each place");
         if let NumbersMut::Host(values) = self.0 {
             from.read_into(values);
@@ -236,14 +258,14 @@ impl<'a> FloatsMut<'a> {
     ///
     /// # Panics
     /// If there are fewer or more.
-    pub fn write(self, host: &[f32]) {
+    pub fn write(self, host: &[T]) {
         self.copy_from(host.into());
     }
 
     /// Sets them to zero.
     pub fn zero(self) {
         if let NumbersMut::Host(values) = self.0 {
-            values.fill(0.0);
+            values.fill(T::default());
         }
     }
 
@@ -251,7 +273,7 @@ impl<'a> FloatsMut<'a> {
     ///
     /// # Panics
     /// If there are fewer or more, or they are on another device.
-    pub fn swap(self, other: FloatsMut<'_>) {
+    pub fn swap(self, other: SliceMut<'_, T>) {
         match (self.0, other.0) {
             (NumbersMut::Host(one), NumbersMut::Host(other)) => one.swap_with_slice(other),
             (NumbersMut::Meta(one), NumbersMut::Meta(other)) => assert_eq!(one, other, "one with each"),
@@ -261,19 +283,11 @@ impl<'a> FloatsMut<'a> {
         }
     }
 
-    /// Adds numbers of the host, one to each.
-    pub fn add(self, host: &[f32]) {
-        assert_eq!(self.len(), host.len(), "a summand for each number");
-        if let NumbersMut::Host(values) = self.0 {
-            values.iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
-        }
-    }
-
     /// The numbers on the host, to change: those of the CPU themselves. The meta device gives zeros and keeps nothing.
-    pub fn on_host(self) -> HostMut<'a> {
+    pub fn on_host(self) -> HostMut<'a, T> {
         HostMut(match self.0 {
             NumbersMut::Host(values) => Changed::Borrowed(values),
-            NumbersMut::Meta(len) => Changed::Dropped(vec![0.0; len]),
+            NumbersMut::Meta(len) => Changed::Dropped(vec![T::default(); len]),
         })
     }
 
@@ -281,7 +295,7 @@ impl<'a> FloatsMut<'a> {
     ///
     /// # Panics
     /// If they are not there: an op on a device takes operands of that device.
-    pub const fn cpu_slice(self) -> &'a mut [f32] {
+    pub const fn cpu_slice(self) -> &'a mut [T] {
         match self.0 {
             NumbersMut::Host(values) => values,
             NumbersMut::Meta(_) => panic!("numbers of the CPU"),
@@ -289,33 +303,43 @@ impl<'a> FloatsMut<'a> {
     }
 }
 
-impl<'a> From<&'a mut [f32]> for FloatsMut<'a> {
-    fn from(values: &'a mut [f32]) -> Self {
+impl FloatsMut<'_> {
+    /// Adds numbers of the host, one to each.
+    pub fn add(self, host: &[f32]) {
+        assert_eq!(self.len(), host.len(), "a summand for each number");
+        if let NumbersMut::Host(values) = self.0 {
+            values.iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
+        }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for SliceMut<'a, T> {
+    fn from(values: &'a mut [T]) -> Self {
         Self(NumbersMut::Host(values))
     }
 }
 
-impl<'a> From<&'a mut Vec<f32>> for FloatsMut<'a> {
-    fn from(values: &'a mut Vec<f32>) -> Self {
+impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a, T> {
+    fn from(values: &'a mut Vec<T>) -> Self {
         Self(NumbersMut::Host(values))
     }
 }
 
-/// Numbers of a device on the host, to change ([`FloatsMut::on_host`]).
+/// Numbers of a device on the host, to change ([`SliceMut::on_host`]).
 #[derive(Debug)]
-pub struct HostMut<'a>(Changed<'a>);
+pub struct HostMut<'a, T>(Changed<'a, T>);
 
 #[derive(Debug)]
-enum Changed<'a> {
-    Borrowed(&'a mut [f32]),
+enum Changed<'a, T> {
+    Borrowed(&'a mut [T]),
     /// Of the meta device.
-    Dropped(Vec<f32>),
+    Dropped(Vec<T>),
 }
 
-impl Deref for HostMut<'_> {
-    type Target = [f32];
+impl<T> Deref for HostMut<'_, T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[f32] {
+    fn deref(&self) -> &[T] {
         match &self.0 {
             Changed::Borrowed(values) => values,
             Changed::Dropped(values) => values,
@@ -323,8 +347,8 @@ impl Deref for HostMut<'_> {
     }
 }
 
-impl DerefMut for HostMut<'_> {
-    fn deref_mut(&mut self) -> &mut [f32] {
+impl<T> DerefMut for HostMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.0 {
             Changed::Borrowed(values) => values,
             Changed::Dropped(values) => values,

@@ -1,0 +1,157 @@
+//! How many bytes of a device a run holds ([`live`], [`peak`]), and how many it may ([`Budget`]).
+//!
+//! Rust's allocator cannot return a failed allocation as an error. So whoever takes a large buffer asks [`admit`] first. Where
+//! the budget would be exceeded, that call unwinds without a panic's message to the nearest [`guarded`], which returns an error
+//! of [`tunesmith_base::Kind::Memory`]. Unwinding gives back what was taken on the way, so that the caller can try again with
+//! less.
+use super::Device;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::memory::{self, human_bytes};
+
+/// The value of a budget that is not set.
+const NONE: u64 = u64::MAX;
+
+/// The budget of the CPU: of the whole process.
+static CPU: AtomicU64 = AtomicU64::new(NONE);
+
+/// A device's budget; none where it has no memory.
+const fn limit(device: Device) -> Option<&'static AtomicU64> {
+    match device {
+        Device::Cpu => Some(&CPU),
+        Device::Meta => None,
+    }
+}
+
+/// Bytes that are held there now: on the CPU, all of the process.
+pub fn live(device: Device) -> u64 {
+    match device {
+        Device::Cpu => memory::live(),
+        Device::Meta => 0,
+    }
+}
+
+/// The most bytes held there at once since the last [`reset_peak`].
+pub fn peak(device: Device) -> u64 {
+    match device {
+        Device::Cpu => memory::peak(),
+        Device::Meta => 0,
+    }
+}
+
+/// Begins a new measurement of [`peak`].
+pub fn reset_peak(device: Device) {
+    match device {
+        Device::Cpu => memory::reset_peak(),
+        Device::Meta => {}
+    }
+}
+
+/// The most bytes of a device that may be held; while it lives, [`admit`] refuses what would exceed it.
+#[derive(Debug)]
+pub struct Budget {
+    device: Device,
+    before: u64,
+}
+
+impl Budget {
+    /// Sets the device's budget to `bytes` until this is dropped, which restores the one before.
+    pub fn new(device: Device, bytes: u64) -> Self {
+        Self { device, before: limit(device).map_or(NONE, |limit| limit.swap(bytes, Ordering::Relaxed)) }
+    }
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        if let Some(limit) = limit(self.device) {
+            limit.store(self.before, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A device's budget in bytes, if there is one.
+pub fn budget(device: Device) -> Option<u64> {
+    limit(device).map(|limit| limit.load(Ordering::Relaxed)).filter(|&bytes| bytes != NONE)
+}
+
+/// Carries a refusal of [`admit`] to [`guarded`]; all in bytes.
+struct Exceeded {
+    wanted: u64,
+    live: u64,
+    budget: u64,
+}
+
+/// Held from the check until the memory is taken: of two threads that ask at once, the second sees what the first took.
+static TAKING: Mutex<()> = Mutex::new(());
+
+/// Takes a buffer of `bytes` on a device with `take`, which must not call this again: a lock is held meanwhile.
+///
+/// Where the buffer would exceed the device's budget, this does not return: it unwinds to the nearest [`guarded`].
+pub fn admit<T>(device: Device, bytes: usize, take: impl FnOnce() -> T) -> T {
+    let taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let budget = budget(device).unwrap_or(NONE);
+    let (live, wanted) = (live(device), bytes as u64);
+    if live.saturating_add(wanted) > budget {
+        drop(taking);
+        // Not a panic: nothing is wrong with the program, and no hook has anything to print.
+        resume_unwind(Box::new(Exceeded { wanted, live, budget }));
+    }
+    take()
+}
+
+/// Does `work`, and returns a refusal of [`admit`] within it as an error. Whatever `work` leaves half done must be
+/// thrown away when it fails.
+///
+/// # Errors
+/// Those of `work`. [`tunesmith_base::Kind::Memory`]: the budget would have been exceeded.
+pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done,
+        Err(payload) => match payload.downcast::<Exceeded>() {
+            Ok(exceeded) => {
+                let Exceeded { wanted, live, budget } = *exceeded;
+                Err(Error::memory(format!(
+                    "{} more would exceed the memory budget of {}: {} are held",
+                    human_bytes(wanted),
+                    human_bytes(budget),
+                    human_bytes(live)
+                ))
+                .hint("raise train.memory_budget, or use less: docs/auto-batch.md"))
+            }
+            Err(panic) => resume_unwind(panic),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_exceed_the_budget_is_an_error_of_its_own_and_other_panics_stay_panics() {
+        assert_eq!(guarded(|| Ok(7)).unwrap(), 7);
+        // As `admit` does it: a budget of its own would catch other tests of this process.
+        let exceed =
+            || -> Result<()> { resume_unwind(Box::new(Exceeded { wanted: 64 << 20, live: 1 << 30, budget: 1 << 30 })) };
+        let error = guarded::<()>(exceed).unwrap_err();
+        assert_eq!(error.kind(), tunesmith_base::Kind::Memory);
+        assert!(error.message().contains("64.0 MiB more would exceed the memory budget of 1.00 GiB"), "{error}");
+        let in_a_thread = guarded::<()>(|| {
+            rayon::scope(|scope| scope.spawn(|_| drop(exceed())));
+            Ok(())
+        });
+        assert_eq!(in_a_thread.unwrap_err().kind(), tunesmith_base::Kind::Memory);
+        let other = catch_unwind(|| guarded::<()>(|| resume_unwind(Box::new("another panic"))));
+        assert_eq!(other.unwrap_err().downcast_ref::<&str>(), Some(&"another panic"));
+    }
+
+    #[test]
+    fn a_budget_is_a_devices_own() {
+        let budget_of_meta = Budget::new(Device::Meta, 1);
+        assert_eq!((budget(Device::Meta), live(Device::Meta)), (None, 0));
+        assert_eq!(admit(Device::Meta, 1 << 50, || 7), 7);
+        drop(budget_of_meta);
+    }
+}

@@ -1,0 +1,72 @@
+//! Sums of gradients over passes, `s[i] += g[i]`: float32, or bfloat16 that is rounded to nearest, ties to even, after each
+//! addition. `s[i]` and `g[i]` are added in float32.
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::floats::{Floats, FloatsMut};
+use half::bf16;
+use tunesmith_device::{Device, Element, Slice, SliceMut};
+
+/// What sums are kept in: `f32` or [`bf16`].
+pub trait Sum: Element {
+    /// The same number.
+    fn to_f32(self) -> f32;
+    /// The nearest number of this type.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Sum for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Sum for bf16 {
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
+/// Adds `grads [n]` to `sums [n]`.
+pub fn add<T: Sum>(sums: SliceMut<'_, T>, grads: Floats<'_>) {
+    assert_eq!(sums.len(), grads.len(), "a gradient for each sum");
+    match sums.device() {
+        Device::Cpu => cpu::add(sums.cpu_slice(), grads.cpu_slice()),
+        Device::Meta => {}
+    }
+}
+
+/// Adds `sums [n]` to `grads [n]`, and sets the sums to zero.
+pub fn take<T: Sum>(sums: SliceMut<'_, T>, grads: FloatsMut<'_>) {
+    assert_eq!(sums.len(), grads.len(), "a gradient for each sum");
+    match sums.device() {
+        Device::Cpu => cpu::take(sums.cpu_slice(), grads.cpu_slice()),
+        Device::Meta => {}
+    }
+}
+
+/// Converts `sums [n]` to float32.
+pub fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
+    assert_eq!(sums.len(), floats.len(), "a float for each sum");
+    match sums.device() {
+        Device::Cpu => cpu::to_f32(sums.cpu_slice(), floats.cpu_slice()),
+        Device::Meta => {}
+    }
+}
+
+/// As [`crate::squares::sum`], of sums in bfloat16.
+pub fn squares(sums: Slice<'_, bf16>) -> f64 {
+    match sums.device() {
+        Device::Cpu => cpu::squares(sums.cpu_slice()),
+        Device::Meta => 0.0,
+    }
+}
