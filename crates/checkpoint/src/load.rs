@@ -136,7 +136,9 @@ impl Checkpoint {
                 State::F32(values) => {
                     self.optimizer.read_part_into(&name, range.start, &mut values.view_mut().on_host())
                 }
-                State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, &mut values.view_mut().on_host()),
+                State::U8(values) => {
+                    self.optimizer.read_part_of_bytes_into(&name, range.start, &mut values.view_mut().on_host())
+                }
             }
             .map_err(|error| error.with_kind(Kind::Checkpoint))?;
         }

@@ -145,11 +145,11 @@ impl Shared {
 impl SharedView<'_> {
     pub(super) fn store(&self) -> Store<'_> {
         match self.place {
-            Place::Floats(range) => Store::F32(&self.whole.floats[range.clone()]),
-            Place::Halves(range) => Store::Bf16(&self.whole.halves[range.clone()]),
+            Place::Floats(range) => Store::F32(self.whole.floats[range.clone()].into()),
+            Place::Halves(range) => Store::Bf16(self.whole.halves[range.clone()].into()),
             Place::Quantized(..) => match &self.whole.quantized[self.index] {
                 Some(matrix) => Store::Quantized(matrix),
-                None => Store::F32(&[]), // there is one for each such place
+                None => Store::F32(Floats::default()), // there is one for each such place
             },
         }
     }

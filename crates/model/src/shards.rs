@@ -80,7 +80,6 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
             let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
             Place::Quantized(form, byte, float)
         }
-        Store::Meta(_) => unreachable!("ranks share weights that are there"),
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
     let parts = lengths.map(|length| peers.part(length));
@@ -93,8 +92,12 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
     for (weight, place) in weights.iter().zip(&places) {
         let view: View<'_> = weight.view(Values::default());
         match (view.store(), place) {
-            (Store::F32(values), Place::Floats(range)) => keep(&mut own.floats, values, range.start, &parts[0]),
-            (Store::Bf16(values), Place::Halves(range)) => keep(&mut own.halves, values, range.start, &parts[1]),
+            (Store::F32(values), Place::Floats(range)) => {
+                keep(&mut own.floats, &values.to_host(), range.start, &parts[0])
+            }
+            (Store::Bf16(values), Place::Halves(range)) => {
+                keep(&mut own.halves, &values.to_host(), range.start, &parts[1])
+            }
             (Store::Quantized(matrix), Place::Quantized(_, byte, float)) => {
                 let ([codes, nested], scales) = matrix.parts();
                 keep(&mut own.bytes, codes, *byte, &parts[2]);

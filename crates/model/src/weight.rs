@@ -178,24 +178,23 @@ impl View<'_> {
     pub fn store(&self) -> Store<'_> {
         match self {
             Self::Frozen(storage) => match &**storage {
-                Storage::Cpu(CpuStorage::F32(values)) => Store::F32(values),
-                Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values),
-                _ => Store::F32(&[]), // no other is ever made
+                Storage::Cpu(CpuStorage::F32(values)) => Store::F32(values.into()),
+                Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values.into()),
+                _ => Store::F32(Floats::default()), // no other is ever made
             },
             Self::Quantized(matrix) => Store::Quantized(matrix),
             Self::Shared(shared) => shared.store(),
-            Self::Trained(values) => Store::from(*values),
-            Self::Rows(table) => Store::F32(table),
-            Self::Meta(len) => Store::Meta(*len),
+            Self::Trained(values) => Store::F32(*values),
+            Self::Rows(table) => Store::F32((&**table).into()),
+            Self::Meta(len) => Store::F32(Floats::meta(*len)),
         }
     }
 
     /// The numbers of a vector, which is always f32.
     pub fn vector(&self) -> Floats<'_> {
         match self.store() {
-            Store::F32(values) => values.into(),
-            Store::Meta(len) => Floats::meta(len),
-            Store::Bf16(_) | Store::Quantized(_) => Floats::from(&[][..]),
+            Store::F32(values) => values,
+            Store::Bf16(_) | Store::Quantized(_) => Floats::default(),
         }
     }
 }

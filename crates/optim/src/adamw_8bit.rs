@@ -49,7 +49,8 @@ impl UpdateRule for AdamW8bit {
                 adamw_8bit::update_small(values, grads, m.view_mut(), v.view_mut(), &step);
             }
             [State::U8(codes1), State::U8(codes2), State::F32(absmax1), State::F32(absmax2)] => {
-                let (codes, absmax) = ([codes1.view_mut(), codes2.view_mut()], [absmax1.view_mut(), absmax2.view_mut()]);
+                let (codes, absmax) =
+                    ([codes1.view_mut(), codes2.view_mut()], [absmax1.view_mut(), absmax2.view_mut()]);
                 adamw_8bit::update(values, grads, codes, absmax, [&self.signed, &self.unsigned], &step);
             }
             _ => {}

@@ -47,7 +47,14 @@ pub fn update(
     assert_eq!([absmax[0].len(), absmax[1].len()], [grads.len().div_ceil(BLOCK); 2], "a scale for each block");
     match values.device() {
         Device::Cpu => {
-            cpu::update(values.cpu_slice(), grads.cpu_slice(), codes.map(SliceMut::cpu_slice), absmax.map(FloatsMut::cpu_slice), maps, step);
+            cpu::update(
+                values.cpu_slice(),
+                grads.cpu_slice(),
+                codes.map(SliceMut::cpu_slice),
+                absmax.map(FloatsMut::cpu_slice),
+                maps,
+                step,
+            );
         }
         Device::Meta => {}
     }

@@ -7,7 +7,7 @@ fn looks_rows_up_and_adds_them_back() {
     let (features, tokens) = (5, [3u32, 0, 3, 2, 1, 3, 0, 0, 1, 2, 3, 3, 1, 0, 2, 2, 1, 3]);
     let (table, seed) = (numbers(1, 4 * features), numbers(2, tokens.len() * features));
     let pool = Pool::new();
-    let x = forward(&pool, Store::F32(&table), features, &tokens, 2.0);
+    let x = forward(&pool, Store::F32((&table).into()), features, &tokens, 2.0);
     let reference = |table: &[f64]| reference::forward(table, features, &tokens, 2.0);
     let double: Vec<f64> = table.iter().map(|&x| f64::from(x)).collect();
     assert!(x.to_rows().iter().zip(reference(&double)).all(|(got, want)| f64::from(*got) == want));

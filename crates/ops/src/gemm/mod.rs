@@ -14,18 +14,8 @@ mod tests;
 pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
 use crate::activation::{Activation, LANES};
-use crate::floats::Floats;
 use operands::holds;
 use tunesmith_device::Device;
-
-impl<'a> From<Floats<'a>> for Store<'a> {
-    fn from(values: Floats<'a>) -> Self {
-        match values.device() {
-            Device::Cpu => Self::F32(values.cpu_slice()),
-            Device::Meta => Self::Meta(values.len()),
-        }
-    }
-}
 
 /// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
 ///

@@ -4,29 +4,22 @@ use crate::floats::{Floats, FloatsMut};
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
+use tunesmith_device::Slice;
 
 /// A matrix's numbers as they are stored.
 #[derive(Debug, Clone, Copy)]
 pub enum Store<'a> {
     /// Values in single precision.
-    F32(&'a [f32]),
+    F32(Floats<'a>),
     /// bfloat16, widened tile by tile while it is multiplied.
-    Bf16(&'a [bf16]),
+    Bf16(Slice<'a, bf16>),
     /// 4 or 8 bits a number, widened tile by tile too.
     Quantized(&'a Quantized),
-    /// So many numbers on the meta device.
-    Meta(usize),
 }
 
-impl<'a> From<&'a [f32]> for Store<'a> {
-    fn from(values: &'a [f32]) -> Self {
-        Self::F32(values)
-    }
-}
-
-impl<'a> From<&'a Vec<f32>> for Store<'a> {
-    fn from(values: &'a Vec<f32>) -> Self {
-        Self::F32(values)
+impl<'a, V: Into<Floats<'a>>> From<V> for Store<'a> {
+    fn from(values: V) -> Self {
+        Self::F32(values.into())
     }
 }
 
@@ -38,17 +31,15 @@ impl Store<'_> {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
             Self::Quantized(matrix) => matrix.len(),
-            Self::Meta(len) => len,
         }
     }
 
     /// Writes the numbers from `start` on to `out`.
     pub fn widen(self, start: usize, out: &mut [f32]) {
         match self {
-            Self::F32(values) => out.copy_from_slice(&values[start..start + out.len()]),
-            Self::Bf16(values) => values[start..start + out.len()].convert_to_f32_slice(out),
+            Self::F32(values) => values.slice(start..start + out.len()).read_into(out),
+            Self::Bf16(values) => values.slice(start..start + out.len()).to_host().convert_to_f32_slice(out),
             Self::Quantized(matrix) => matrix.widen(start, out),
-            Self::Meta(_) => out.fill(0.0),
         }
     }
 }

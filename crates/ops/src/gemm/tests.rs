@@ -48,13 +48,13 @@ fn a_bf16_matrix_multiplies_as_its_values_do() {
                 matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
                 out.to_rows()
             };
-            let same = run(Matrix::rows(Store::Bf16(&narrow), depth)) == run(Matrix::rows(&wide[..], depth));
+            let same = run(Matrix::rows(Store::Bf16((&narrow).into()), depth)) == run(Matrix::rows(&wide[..], depth));
             assert!(same, "{level:?} rows [{tokens}, {depth}, {rows}]");
             // The same numbers as a matrix [depth, rows], transposed.
-            let turned = Matrix::transposed(Store::Bf16(&narrow), rows);
+            let turned = Matrix::transposed(Store::Bf16((&narrow).into()), rows);
             assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{level:?} transposed");
             let mut part = vec![0.0; depth.min(rows)];
-            Store::Bf16(&narrow).widen(1.min(narrow.len() - part.len()), &mut part);
+            Store::Bf16((&narrow).into()).widen(1.min(narrow.len() - part.len()), &mut part);
             assert!(part == wide[1.min(narrow.len() - part.len())..][..part.len()]);
         }
     });
@@ -139,9 +139,11 @@ fn one_token_alone_has_the_bits_that_it_has_in_company() {
             let act = |tokens: usize, values: &[f32], width: usize| {
                 Activation::from_rows(&pool, &values[..tokens * width], width)
             };
-            for (kind, store) in
-                [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&quantized))]
-            {
+            for (kind, store) in [
+                ("f32", Store::F32((&values).into())),
+                ("bf16", Store::Bf16((&narrow).into())),
+                ("nf4", Store::Quantized(&quantized)),
+            ] {
                 for case in 0..4 {
                     let run = |tokens: usize| {
                         let (xa, za, added) = (act(tokens, &x, depth), act(tokens, &z, 5), act(tokens, &rest, rows));
@@ -191,9 +193,11 @@ fn products_of_a_group_have_the_bits_that_each_has_alone() {
                 let terms: Vec<[Term<'_>; 2]> = (0..shapes.len())
                     .map(|at| {
                         let (_, depth, rows) = shapes[at];
-                        let store =
-                            [Store::F32(&values[at]), Store::Bf16(&halves[at]), Store::Quantized(&quantized[at])]
-                                [(at + kind) % 3];
+                        let store = [
+                            Store::F32((&values[at]).into()),
+                            Store::Bf16((&halves[at]).into()),
+                            Store::Quantized(&quantized[at]),
+                        ][(at + kind) % 3];
                         let low = Matrix::rows(&b[..5 * rows], 5);
                         [Term { matrix: Matrix::rows(store, depth), x: &xs[at] }, Term { matrix: low, x: &lows[at] }]
                     })
@@ -235,7 +239,8 @@ fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
             for transposed in [false, true] {
                 let terms: Vec<Term<'_>> = (depths.iter().zip(&xs).enumerate())
                     .map(|(at, (&depth, x))| {
-                        let store = if at == 3 { Store::Bf16(&narrow) } else { Store::F32(&matrices[at]) };
+                        let store =
+                            if at == 3 { Store::Bf16((&narrow).into()) } else { Store::F32((&matrices[at]).into()) };
                         let matrix =
                             if transposed { Matrix::transposed(store, rows) } else { Matrix::rows(store, depth) };
                         Term { matrix, x }

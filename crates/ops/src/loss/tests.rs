@@ -104,7 +104,7 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             let (h, w) = (numbers(1, rows * hidden), numbers(2, outputs * hidden));
             let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
             let (pool, chunks) = (Pool::new(), Pool::new());
-            let projection = Projection { weight: Store::F32(&w), outputs, softcap, pool: &chunks };
+            let projection = Projection { weight: Store::F32((&w).into()), outputs, softcap, pool: &chunks };
             let objective = Objective { terms: case.terms, squared, weights: &case.weights };
             let act = Activation::from_rows(&pool, &h, hidden);
             let mut dw = vec![0.0; w.len()];
@@ -144,7 +144,7 @@ fn a_chunk_does_not_depend_on_the_others() {
     let targets: Vec<u32> = (0..first + rest).map(|t| (t * 7 % outputs) as u32).collect();
     let (pool, chunks) = (Pool::new(), Pool::new());
     for softcap in [None, Some(2.0)] {
-        let projection = Projection { weight: Store::F32(&w), outputs, softcap, pool: &chunks };
+        let projection = Projection { weight: Store::F32((&w).into()), outputs, softcap, pool: &chunks };
         let gradient = |rows: std::ops::Range<usize>, dw: &mut [f32]| {
             let h = Activation::from_rows(&pool, &h[rows.start * hidden..rows.end * hidden], hidden);
             let whole = WeightGradient::Whole(dw.into());

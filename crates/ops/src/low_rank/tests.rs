@@ -10,7 +10,7 @@ fn norms_are_those_of_the_sum() {
             let square = |row: &[f32]| row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
             let squares: Vec<f64> = w.chunks(inputs).map(square).collect();
             let update = Update { a: (&a).into(), b: (&b).into(), rank, scale: 0.75 };
-            let norms = row_norms(&Pool::new(), Store::F32(&w), &squares, update, inputs);
+            let norms = row_norms(&Pool::new(), Store::F32((&w).into()), &squares, update, inputs);
             for (got, want) in norms.into_iter().zip(reference::row_norms(&w, &a, &b, rank, 0.75)) {
                 assert!((f64::from(got) - want).abs() < 1e-4, "{level:?}: {got} != {want}");
             }

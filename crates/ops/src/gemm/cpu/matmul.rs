@@ -380,10 +380,9 @@ impl<'a> RawTerm<'a> {
     fn new(term: &Term<'a>, panels: usize) -> Self {
         let Matrix { data, row, col } = term.matrix;
         let (matrix, narrow, quantized) = match data {
-            Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
-            Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
+            Store::F32(values) => (values.cpu_slice().as_ptr(), std::ptr::null(), None),
+            Store::Bf16(values) => (std::ptr::null(), values.cpu_slice().as_ptr().cast(), None),
             Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
-            Store::Meta(_) => unreachable!("operands of the CPU"),
         };
         let ahead = if panels == 1 && col == 1 && !matrix.is_null() { TILE_ROWS * row } else { 0 };
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());

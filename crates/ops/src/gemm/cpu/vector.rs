@@ -176,14 +176,13 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
             let (row, depth, at) = (matrix.row, x.len(), m * matrix.row);
             let left = matrix.data.len() - at;
             match matrix.data {
-                // An op on the CPU has operands of the CPU.
-                Store::Meta(_) => {}
                 Store::F32(values) => {
-                    let rows = Rows { from: values.as_ptr().add(at), row, count, depth, left };
+                    let rows = Rows { from: values.cpu_slice().as_ptr().add(at), row, count, depth, left };
                     add_rows::<S, f32, TURNS>(&rows, x.as_ptr(), &mut sums);
                 }
                 Store::Bf16(values) => {
-                    let rows = Rows { from: values.as_ptr().cast::<u16>().add(at), row, count, depth, left };
+                    let rows =
+                        Rows { from: values.cpu_slice().as_ptr().cast::<u16>().add(at), row, count, depth, left };
                     add_rows::<S, u16, TURNS>(&rows, x.as_ptr(), &mut sums);
                 }
                 Store::Quantized(values) => {
