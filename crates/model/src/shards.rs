@@ -93,10 +93,10 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
         let view: View<'_> = weight.view(Values::default());
         match (view.store(), place) {
             (Store::F32(values), Place::Floats(range)) => {
-                keep(&mut own.floats, &values.to_host(), range.start, &parts[0])
+                keep(&mut own.floats, &values.to_host(), range.start, &parts[0]);
             }
             (Store::Bf16(values), Place::Halves(range)) => {
-                keep(&mut own.halves, &values.to_host(), range.start, &parts[1])
+                keep(&mut own.halves, &values.to_host(), range.start, &parts[1]);
             }
             (Store::Quantized(matrix), Place::Quantized(_, byte, float)) => {
                 let ([codes, nested], scales) = matrix.parts();
