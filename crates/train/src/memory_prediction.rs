@@ -81,7 +81,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
-        engine: Arc::new(MetaEngine { arch: arch.clone(), config: config.clone(), model: Mutex::default() }),
+        engine: Arc::new(MetaEngine { arch: arch.clone(), config: config.clone(), walked: Mutex::default() }),
     })
 }
 
@@ -129,20 +129,34 @@ impl OptimizerState {
     }
 }
 
-/// The engine on the meta device; the model is built for the first pass.
+/// The engine on the meta device.
 #[derive(Debug)]
 struct MetaEngine {
     arch: Arch,
     config: Config,
-    model: Mutex<Option<Model>>,
+    walked: Mutex<Walked>,
+}
+
+/// The model, which is built for the first pass, and the passes that were walked. Plans of several strategies ask for the same.
+#[derive(Debug, Default)]
+struct Walked {
+    model: Option<Model>,
+    passes: Vec<(Walk, BufferCounts)>,
 }
 
 impl CountBuffers for MetaEngine {
     fn count(&self, walk: &Walk) -> BufferCounts {
-        let mut model = self.model.lock().unwrap_or_else(PoisonError::into_inner);
-        let built = model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
-        let built = built.expect("what a job was made of can be built without values");
-        model.insert(built).buffer_counts(walk).expect("nothing is read, and no memory is taken")
+        let blocks = self.arch.blocks.len();
+        let walk = Walk { full: walk.full.min(blocks), none: walk.none.min(blocks), ..*walk };
+        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, counts)) = walked.passes.iter().find(|(known, _)| *known == walk) {
+            return counts.clone();
+        }
+        let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
+        let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
+        let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
+        walked.passes.push((walk, counts.clone()));
+        counts
     }
 }
 
