@@ -35,6 +35,8 @@ pub enum Kind {
     Numeric,
     /// Memory or threads that the system does not give, or a budget that would be exceeded: exit 9.
     Memory,
+    /// A GPU, its driver or its libraries are missing, or fail: exit 10.
+    Device,
     /// Stopped by a signal after saving: exit 75 (`EX_TEMPFAIL`).
     Preempted,
 }
@@ -51,6 +53,7 @@ impl Kind {
             Self::Peer => 7,
             Self::Numeric => 8,
             Self::Memory => 9,
+            Self::Device => 10,
             Self::Preempted => 75,
         }
     }
@@ -66,6 +69,7 @@ impl Kind {
             Self::Peer => "peer",
             Self::Numeric => "numeric",
             Self::Memory => "memory",
+            Self::Device => "device",
             Self::Preempted => "preempted",
         }
     }
@@ -101,7 +105,7 @@ impl Error {
     }
 
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
-        memory Memory, preempted Preempted);
+        memory Memory, device Device, preempted Preempted);
 
     /// Adds what led to this error: its text and those of its own causes go after the message, and `source()` returns it.
     #[must_use]

@@ -1,5 +1,5 @@
 //! Owned numbers in a device's memory.
-use super::Device;
+use super::{Device, gpu};
 use super::slice::{Element, Slice, SliceMut};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,12 +8,14 @@ use std::ops::Range;
 pub type FloatBuffer = Array<f32>;
 
 /// Owned numbers in a device's memory, one dimension. [`Slice`] and [`SliceMut`] borrow them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct Array<T>(Memory<T>);
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 enum Memory<T> {
     Host(Vec<T>),
+    /// On a GPU; its memory may have room for more.
+    Gpu { memory: gpu::Memory, len: usize },
     /// So many, which have no memory.
     Meta(usize),
 }
@@ -25,13 +27,60 @@ impl<T: Element> Default for Array<T> {
     }
 }
 
+impl<T: Element> Clone for Array<T> {
+    fn clone(&self) -> Self {
+        match &self.0 {
+            Memory::Host(values) => Self(Memory::Host(values.clone())),
+            Memory::Gpu { .. } | Memory::Meta(_) => self.view().into(),
+        }
+    }
+}
+
+impl<T: Element> PartialEq for Array<T> {
+    /// On one device, of one length, and of equal numbers.
+    fn eq(&self, other: &Self) -> bool {
+        let [one, two] = [self, other].map(Array::device);
+        one == two && self.len() == other.len() && (one == Device::Meta || self.to_host() == other.to_host())
+    }
+}
+
 impl<T: Element> Array<T> {
+    /// A copy on that device.
+    #[must_use]
+    pub fn to(&self, device: Device) -> Self {
+        let mut copy = Self::uninit(device, self.len());
+        copy.view_mut().copy_from(self.view());
+        copy
+    }
+
+    /// `len` numbers; on a GPU they are undefined until they are written.
+    fn uninit(device: Device, len: usize) -> Self {
+        match device {
+            Device::Cuda(ordinal) => {
+                Self(Memory::Gpu { memory: gpu::Memory::new(ordinal, len * size_of::<T>()), len })
+            }
+            Device::Cpu | Device::Meta => Self::zeros(device, len),
+        }
+    }
+
+    /// A copy of the host's numbers on that device.
+    pub fn of(device: Device, values: &[T]) -> Self {
+        let mut copy = Self::uninit(device, values.len());
+        copy.view_mut().write(values);
+        copy
+    }
+
     /// `len` zeros.
     pub fn zeros(device: Device, len: usize) -> Self {
-        Self(match device {
-            Device::Cpu => Memory::Host(vec![T::default(); len]),
-            Device::Meta => Memory::Meta(len),
-        })
+        match device {
+            Device::Cpu => Self(Memory::Host(vec![T::default(); len])),
+            Device::Cuda(_) => {
+                let mut zeros = Self::uninit(device, len);
+                zeros.view_mut().zero();
+                zeros
+            }
+            Device::Meta => Self(Memory::Meta(len)),
+        }
     }
 
     /// Makes it `len` zeros of that device. It keeps its memory if it has this length already; else that is freed before
@@ -47,7 +96,10 @@ impl<T: Element> Array<T> {
 
     /// How many numbers it has.
     pub const fn len(&self) -> usize {
-        self.view().len()
+        match &self.0 {
+            Memory::Host(values) => values.len(),
+            Memory::Gpu { len, .. } | Memory::Meta(len) => *len,
+        }
     }
 
     /// Whether it has none.
@@ -57,21 +109,27 @@ impl<T: Element> Array<T> {
 
     /// Where it is.
     pub const fn device(&self) -> Device {
-        self.view().device()
+        match &self.0 {
+            Memory::Host(_) => Device::Cpu,
+            Memory::Gpu { memory, .. } => Device::Cuda(memory.ordinal()),
+            Memory::Meta(_) => Device::Meta,
+        }
     }
 
     /// All numbers, to read.
-    pub const fn view(&self) -> Slice<'_, T> {
+    pub fn view(&self) -> Slice<'_, T> {
         match &self.0 {
             Memory::Host(values) => Slice::of_host(values.as_slice()),
+            Memory::Gpu { memory, len } => Slice::of_gpu(memory, *len),
             Memory::Meta(len) => Slice::meta(*len),
         }
     }
 
     /// All numbers, to read and write.
-    pub const fn view_mut(&mut self) -> SliceMut<'_, T> {
+    pub fn view_mut(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
             Memory::Host(values) => SliceMut::of_host(values.as_mut_slice()),
+            Memory::Gpu { memory, len } => SliceMut::of_gpu(memory, *len),
             Memory::Meta(len) => SliceMut::meta(*len),
         }
     }
@@ -106,6 +164,7 @@ impl<T: Element> Array<T> {
     pub fn reserve(&mut self, more: usize) {
         match &mut self.0 {
             Memory::Host(values) => values.reserve_exact(more),
+            Memory::Gpu { memory, len } => grow::<T>(memory, *len, *len + more),
             Memory::Meta(_) => {}
         }
     }
@@ -114,6 +173,11 @@ impl<T: Element> Array<T> {
     pub fn append(&mut self, more: Slice<'_, T>) {
         match &mut self.0 {
             Memory::Host(values) => values.extend_from_slice(&more.to_host()),
+            Memory::Gpu { memory, len } => {
+                grow::<T>(memory, *len, *len + more.len());
+                let before = std::mem::replace(len, *len + more.len());
+                SliceMut::of_gpu(memory, *len).slice(before..*len).copy_from(more);
+            }
             Memory::Meta(len) => *len += more.len(),
         }
     }
@@ -128,6 +192,14 @@ impl<T: Element> Array<T> {
                 values.truncate(start + kept.end);
                 values.drain(start..start + kept.start);
             }
+            Memory::Gpu { memory, len } => {
+                assert!(kept.start <= kept.end && start + kept.end <= *len, "a part of {len} numbers");
+                let all: Slice<'_, T> = Slice::of_gpu(memory, *len);
+                let mut left = Self::uninit(Device::Cuda(memory.ordinal()), start);
+                left.view_mut().copy_from(all.slice(0..start));
+                left.append(all.slice(start + kept.start..start + kept.end));
+                *self = left;
+            }
             Memory::Meta(len) => *len = start + kept.len(),
         }
     }
@@ -136,8 +208,17 @@ impl<T: Element> Array<T> {
     pub fn shrink_to_fit(&mut self) {
         match &mut self.0 {
             Memory::Host(values) => values.shrink_to_fit(),
-            Memory::Meta(_) => {}
+            Memory::Gpu { .. } | Memory::Meta(_) => {}
         }
+    }
+}
+
+/// Makes room for `wanted` numbers in memory that holds `len`.
+fn grow<T: Element>(memory: &mut gpu::Memory, len: usize, wanted: usize) {
+    if wanted * size_of::<T>() > memory.bytes() {
+        let larger = gpu::Memory::new(memory.ordinal(), wanted * size_of::<T>());
+        SliceMut::<T>::of_gpu(&larger, len).copy_from(Slice::of_gpu(memory, len));
+        *memory = larger;
     }
 }
 
@@ -151,9 +232,14 @@ impl<T: Element> From<Vec<T>> for Array<T> {
 impl<T: Element> From<Slice<'_, T>> for Array<T> {
     /// A copy, where the numbers are.
     fn from(values: Slice<'_, T>) -> Self {
-        let mut copy = Self::zeros(values.device(), 0);
-        copy.append(values);
-        copy
+        match values.device() {
+            Device::Cpu => Self(Memory::Host(values.read())),
+            device @ (Device::Cuda(_) | Device::Meta) => {
+                let mut copy = Self::uninit(device, values.len());
+                copy.view_mut().copy_from(values);
+                copy
+            }
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Memory for activations.
-use super::{Device, memory};
+use super::{Device, gpu, memory};
+use crate::slice::{Floats, FloatsMut, Slice, SliceMut};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ops::Range;
 use std::ptr;
 
 /// Bytes of a huge page.
@@ -12,12 +14,14 @@ pub const fn buffer_bytes(values: usize) -> usize {
     if bytes >= 2 * HUGE_PAGE { bytes.next_multiple_of(HUGE_PAGE) } else { bytes }
 }
 
-/// Uninitialised memory for f32 on the CPU, aligned to cache lines, or to huge pages where it is large. On the meta device
+/// Uninitialised memory for f32: on the CPU aligned to cache lines, or to huge pages where it is large. On the meta device
 /// it has a size and no memory.
 #[derive(Debug)]
 pub struct Buffer {
-    /// Null on the meta device.
+    /// Null but on the CPU.
     start: *mut f32,
+    /// On a GPU.
+    memory: Option<gpu::Memory>,
     values: usize,
     device: Device,
 }
@@ -30,14 +34,33 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]).
     pub fn new(device: Device, values: usize) -> Self {
-        let start = match device {
-            Device::Cpu => allocate(layout(buffer_bytes(values))),
-            Device::Meta => ptr::null_mut(),
+        let (start, memory) = match device {
+            Device::Cpu => (allocate(layout(buffer_bytes(values))), None),
+            Device::Cuda(ordinal) => (ptr::null_mut(), Some(gpu::Memory::new(ordinal, buffer_bytes(values)))),
+            Device::Meta => (ptr::null_mut(), None),
         };
-        Self { start, values, device }
+        Self { start, memory, values, device }
     }
 
-    /// The first value; null on the meta device. The memory lives as long as the buffer.
+    /// Some of its values, on a GPU.
+    ///
+    /// # Panics
+    /// If it is not on a GPU, or has fewer.
+    pub fn floats(&self, range: Range<usize>) -> Floats<'_> {
+        let memory = self.memory.as_ref().expect("memory of a GPU");
+        Slice::of_gpu(memory, self.values).slice(range)
+    }
+
+    /// As [`Buffer::floats`], to write.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn floats_mut(&mut self, range: Range<usize>) -> FloatsMut<'_> {
+        let memory = self.memory.as_ref().expect("memory of a GPU");
+        SliceMut::of_gpu(memory, self.values).slice(range)
+    }
+
+    /// The first value; null but on the CPU. The memory lives as long as the buffer.
     pub const fn start(&self) -> *mut f32 {
         self.start
     }

@@ -1,6 +1,11 @@
-//! Where tensors lie and ops compute: the CPU, or the meta device, which stores and computes nothing.
+//! Where tensors lie and ops compute: the CPU, an NVIDIA GPU, or the meta device, which stores and computes nothing.
+//!
+//! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which everything runs in
+//! order. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
 mod array;
 mod buffer;
+pub mod cuda;
+pub mod gpu;
 mod late;
 pub mod memory;
 mod slice;
@@ -16,6 +21,8 @@ pub enum Device {
     /// Main memory and the processor.
     #[default]
     Cpu,
+    /// The NVIDIA GPU of this number, counted as CUDA counts them (`CUDA_VISIBLE_DEVICES`).
+    Cuda(u8),
     /// Tensors have sizes and no memory, ops do nothing, as on PyTorch's device of this name: what a pass needs is counted
     /// without computing it.
     Meta,

@@ -4,7 +4,7 @@
 //! the budget would be exceeded, that call unwinds without a panic's message to the nearest [`guarded`], which returns an error
 //! of [`tunesmith_base::Kind::Memory`]. Unwinding gives back what was taken on the way, so that the caller can try again with
 //! less.
-use super::Device;
+use super::{Device, gpu};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,18 +17,23 @@ const NONE: u64 = u64::MAX;
 /// The budget of the CPU: of the whole process.
 static CPU: AtomicU64 = AtomicU64::new(NONE);
 
+/// The budgets of GPUs: of what this process holds there.
+static GPUS: [AtomicU64; 256] = [const { AtomicU64::new(NONE) }; 256];
+
 /// A device's budget; none where it has no memory.
-const fn limit(device: Device) -> Option<&'static AtomicU64> {
+fn limit(device: Device) -> Option<&'static AtomicU64> {
     match device {
         Device::Cpu => Some(&CPU),
+        Device::Cuda(ordinal) => Some(&GPUS[usize::from(ordinal)]),
         Device::Meta => None,
     }
 }
 
-/// Bytes that are held there now: on the CPU, all of the process.
+/// Bytes that are held there now: on the CPU, all of the process; on a GPU, its arrays and activations.
 pub fn live(device: Device) -> u64 {
     match device {
         Device::Cpu => memory::live(),
+        Device::Cuda(ordinal) => gpu::live(ordinal),
         Device::Meta => 0,
     }
 }
@@ -37,6 +42,7 @@ pub fn live(device: Device) -> u64 {
 pub fn peak(device: Device) -> u64 {
     match device {
         Device::Cpu => memory::peak(),
+        Device::Cuda(ordinal) => gpu::peak(ordinal),
         Device::Meta => 0,
     }
 }
@@ -45,6 +51,7 @@ pub fn peak(device: Device) -> u64 {
 pub fn reset_peak(device: Device) {
     match device {
         Device::Cpu => memory::reset_peak(),
+        Device::Cuda(ordinal) => gpu::reset_peak(ordinal),
         Device::Meta => {}
     }
 }
@@ -101,11 +108,20 @@ pub fn admit<T>(device: Device, bytes: usize, take: impl FnOnce() -> T) -> T {
     take()
 }
 
-/// Does `work`, and returns a refusal of [`admit`] within it as an error. Whatever `work` leaves half done must be
-/// thrown away when it fails.
+/// A device failed: unwinds to the nearest [`guarded`], which returns the error.
+pub(crate) fn fail(error: Error) -> ! {
+    resume_unwind(Box::new(Failed(error)))
+}
+
+/// Carries a device's failure to [`guarded`].
+struct Failed(Error);
+
+/// Does `work`, and returns a refusal of [`admit`] or a device's failure within it as an error. Whatever `work` leaves half
+/// done must be thrown away when it fails.
 ///
 /// # Errors
-/// Those of `work`. [`tunesmith_base::Kind::Memory`]: the budget would have been exceeded.
+/// Those of `work`. [`tunesmith_base::Kind::Memory`]: the budget would have been exceeded, or a GPU has no more memory.
+/// [`tunesmith_base::Kind::Device`]: a GPU failed.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,
@@ -120,7 +136,10 @@ pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
                 ))
                 .hint("raise train.memory_budget, or use less: docs/auto-batch.md"))
             }
-            Err(panic) => resume_unwind(panic),
+            Err(payload) => match payload.downcast::<Failed>() {
+                Ok(failed) => Err(failed.0),
+                Err(panic) => resume_unwind(panic),
+            },
         },
     }
 }

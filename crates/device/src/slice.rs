@@ -3,25 +3,89 @@
 //! [`Slice::cpu_slice`] and [`SliceMut::cpu_slice`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
 //! collectives. Everything else reads and writes copies ([`Slice::to_host`], [`SliceMut::on_host`]), which cost nothing on
 //! the CPU.
-use super::Device;
+use super::{Device, gpu};
 use half::bf16;
 use std::borrow::Cow;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut, Range};
 
-/// What a device keeps arrays of: `f32`; [`bf16`] for gradient sums of half the size; `u8` for codes of quantized moments.
+/// What a device keeps arrays of: `f32`; [`bf16`] for weights and gradient sums of half the size; `u8` for codes; whole numbers
+/// for indices; `f64` for sums. Each is plain bytes, all of which are values, zeros the default.
 pub trait Element: sealed::Sealed + Copy + Default + PartialEq + Debug + Send + Sync + 'static {}
 
-impl Element for f32 {}
-impl Element for bf16 {}
-impl Element for u8 {}
-
 mod sealed {
-    /// Keeps other types out: a device's kernels know the three.
+    /// Keeps other types out: a device's kernels know these.
     pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for u8 {}
+}
+
+macro_rules! elements {
+    ($($element:ty),*) => {$(
+        impl Element for $element {}
+        impl sealed::Sealed for $element {}
+    )*};
+}
+
+elements!(f32, f64, bf16, u8, u32, u64, i32);
+
+/// Their bytes.
+pub(super) fn bytes<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding, so that each byte is initialised.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Their bytes, to write.
+pub(super) fn bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: elements have no padding, and any bytes are values of theirs.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+/// Numbers of a GPU: where the first is, and how many there are. There is memory for all of them as long as what they were
+/// made of is borrowed.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    ordinal: u8,
+    address: u64,
+    len: usize,
+}
+
+impl Stretch {
+    fn new<T>(memory: &gpu::Memory, len: usize) -> Self {
+        assert!(len * size_of::<T>() <= memory.bytes(), "memory for {len} numbers");
+        Self { ordinal: memory.ordinal(), address: memory.address(), len }
+    }
+
+    fn part<T>(self, range: &Range<usize>) -> Self {
+        check(range, self.len);
+        Self { address: self.address + (range.start * size_of::<T>()) as u64, len: range.len(), ..self }
+    }
+
+    fn read<T: Element>(self) -> Vec<T> {
+        let mut values = vec![T::default(); self.len];
+        self.read_into(&mut values);
+        values
+    }
+
+    fn read_into<T: Element>(self, host: &mut [T]) {
+        assert_eq!(host.len(), self.len, "a place for each number");
+        // SAFETY: there is memory for `len` numbers.
+        unsafe { gpu::download(self.ordinal, self.address, bytes_mut(host)) };
+    }
+
+    fn write<T: Element>(self, host: &[T]) {
+        assert_eq!(host.len(), self.len, "a number for each place");
+        // SAFETY: there is memory for `len` numbers.
+        unsafe { gpu::upload(self.ordinal, self.address, bytes(host)) };
+    }
+
+    fn copy_from<T: Element>(self, from: Self) {
+        assert_eq!(from.len, self.len, "a number for each place");
+        if self.ordinal == from.ordinal {
+            // SAFETY: there is memory for `len` numbers of both, and they do not overlap: one is borrowed for writing.
+            unsafe { gpu::copy(self.ordinal, self.address, from.address, self.len * size_of::<T>()) };
+        } else {
+            self.write(&from.read::<T>());
+        }
+    }
 }
 
 /// Borrowed f32, such as a weight or gradients.
@@ -36,6 +100,7 @@ pub struct Slice<'a, T>(Numbers<'a, T>);
 #[derive(Debug, Clone, Copy)]
 enum Numbers<'a, T> {
     Host(&'a [T]),
+    Gpu(Stretch),
     /// So many, which have no memory.
     Meta(usize),
 }
@@ -52,6 +117,25 @@ impl<'a, T: Element> Slice<'a, T> {
         Self(Numbers::Host(values))
     }
 
+    /// The first `len` numbers of a GPU's memory, which is borrowed.
+    ///
+    /// # Panics
+    /// If it has room for fewer.
+    pub(super) fn of_gpu(memory: &'a gpu::Memory, len: usize) -> Self {
+        Self(Numbers::Gpu(Stretch::new::<T>(memory, len)))
+    }
+
+    /// The address of the first number, on a GPU.
+    ///
+    /// # Panics
+    /// If they are not there: an op on a device takes operands of that device.
+    pub const fn address(self) -> u64 {
+        match self.0 {
+            Numbers::Gpu(stretch) => stretch.address,
+            Numbers::Host(_) | Numbers::Meta(_) => panic!("numbers of a GPU"),
+        }
+    }
+
     /// So many numbers on the meta device.
     pub const fn meta(len: usize) -> Self {
         Self(Numbers::Meta(len))
@@ -61,6 +145,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub const fn len(self) -> usize {
         match self.0 {
             Numbers::Host(values) => values.len(),
+            Numbers::Gpu(stretch) => stretch.len,
             Numbers::Meta(len) => len,
         }
     }
@@ -78,6 +163,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub fn slice(self, range: Range<usize>) -> Self {
         match self.0 {
             Numbers::Host(values) => Self(Numbers::Host(&values[range])),
+            Numbers::Gpu(stretch) => Self(Numbers::Gpu(stretch.part::<T>(&range))),
             Numbers::Meta(len) => {
                 check(&range, len);
                 Self::meta(range.len())
@@ -89,6 +175,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub fn to_host(self) -> Cow<'a, [T]> {
         match self.0 {
             Numbers::Host(values) => Cow::Borrowed(values),
+            Numbers::Gpu(stretch) => Cow::Owned(stretch.read()),
             Numbers::Meta(len) => Cow::Owned(vec![T::default(); len]),
         }
     }
@@ -105,6 +192,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub fn read_into(self, host: &mut [T]) {
         match self.0 {
             Numbers::Host(values) => host.copy_from_slice(values),
+            Numbers::Gpu(stretch) => stretch.read_into(host),
             Numbers::Meta(len) => {
                 assert_eq!(host.len(), len, "a place for each number");
                 host.fill(T::default());
@@ -114,7 +202,11 @@ impl<'a, T: Element> Slice<'a, T> {
 
     /// Whether they are exactly these. Never on the meta device.
     pub fn equal(self, host: &[T]) -> bool {
-        matches!(self.0, Numbers::Host(values) if values == host)
+        match self.0 {
+            Numbers::Host(values) => values == host,
+            Numbers::Gpu(stretch) => stretch.len == host.len() && stretch.read::<T>() == host,
+            Numbers::Meta(_) => false,
+        }
     }
 
     /// The numbers on the CPU.
@@ -124,7 +216,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub const fn cpu_slice(self) -> &'a [T] {
         match self.0 {
             Numbers::Host(values) => values,
-            Numbers::Meta(_) => panic!("numbers of the CPU"),
+            Numbers::Gpu(_) | Numbers::Meta(_) => panic!("numbers of the CPU"),
         }
     }
 
@@ -132,6 +224,7 @@ impl<'a, T: Element> Slice<'a, T> {
     pub const fn device(self) -> Device {
         match self.0 {
             Numbers::Host(_) => Device::Cpu,
+            Numbers::Gpu(stretch) => Device::Cuda(stretch.ordinal),
             Numbers::Meta(_) => Device::Meta,
         }
     }
@@ -156,6 +249,7 @@ pub struct SliceMut<'a, T>(NumbersMut<'a, T>);
 #[derive(Debug)]
 enum NumbersMut<'a, T> {
     Host(&'a mut [T]),
+    Gpu(Stretch),
     Meta(usize),
 }
 
@@ -171,6 +265,19 @@ impl<'a, T: Element> SliceMut<'a, T> {
         Self(NumbersMut::Host(values))
     }
 
+    /// As [`Slice::of_gpu`], for one that owns the memory or has borrowed it for writing.
+    pub(super) fn of_gpu(memory: &'a gpu::Memory, len: usize) -> Self {
+        Self(NumbersMut::Gpu(Stretch::new::<T>(memory, len)))
+    }
+
+    /// As [`Slice::address`].
+    ///
+    /// # Panics
+    /// As there.
+    pub const fn address(&self) -> u64 {
+        self.view().address()
+    }
+
     /// So many numbers on the meta device.
     pub const fn meta(len: usize) -> Self {
         Self(NumbersMut::Meta(len))
@@ -180,6 +287,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
     pub const fn len(&self) -> usize {
         match &self.0 {
             NumbersMut::Host(values) => values.len(),
+            NumbersMut::Gpu(stretch) => stretch.len,
             NumbersMut::Meta(len) => *len,
         }
     }
@@ -198,6 +306,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
     pub const fn view(&self) -> Slice<'_, T> {
         match &self.0 {
             NumbersMut::Host(values) => Slice(Numbers::Host(values)),
+            NumbersMut::Gpu(stretch) => Slice(Numbers::Gpu(*stretch)),
             NumbersMut::Meta(len) => Slice::meta(*len),
         }
     }
@@ -210,6 +319,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
     pub fn slice(self, range: Range<usize>) -> Self {
         match self.0 {
             NumbersMut::Host(values) => Self(NumbersMut::Host(&mut values[range])),
+            NumbersMut::Gpu(stretch) => Self(NumbersMut::Gpu(stretch.part::<T>(&range))),
             NumbersMut::Meta(len) => {
                 check(&range, len);
                 Self::meta(range.len())
@@ -228,6 +338,10 @@ impl<'a, T: Element> SliceMut<'a, T> {
                 let (low, high) = values.split_at_mut(at);
                 (Self(NumbersMut::Host(low)), Self(NumbersMut::Host(high)))
             }
+            NumbersMut::Gpu(stretch) => {
+                let part = |range: Range<usize>| Self(NumbersMut::Gpu(stretch.part::<T>(&range)));
+                (part(0..at), part(at..stretch.len))
+            }
             NumbersMut::Meta(len) => {
                 check(&(0..at), len);
                 (Self::meta(at), Self::meta(len - at))
@@ -239,6 +353,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
     pub const fn reborrow(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
             NumbersMut::Host(values) => SliceMut(NumbersMut::Host(values)),
+            NumbersMut::Gpu(stretch) => SliceMut(NumbersMut::Gpu(*stretch)),
             NumbersMut::Meta(len) => SliceMut::meta(*len),
         }
     }
@@ -249,8 +364,11 @@ impl<'a, T: Element> SliceMut<'a, T> {
     /// If there are fewer or more.
     pub fn copy_from(self, from: Slice<'_, T>) {
         assert_eq!(self.len(), from.len(), "a number for each place");
-        if let NumbersMut::Host(values) = self.0 {
-            from.read_into(values);
+        match (self.0, from.0) {
+            (NumbersMut::Host(values), _) => from.read_into(values),
+            (NumbersMut::Gpu(to), Numbers::Gpu(from)) => to.copy_from::<T>(from),
+            (NumbersMut::Gpu(to), _) => to.write(&from.to_host()),
+            (NumbersMut::Meta(_), _) => {}
         }
     }
 
@@ -264,8 +382,11 @@ impl<'a, T: Element> SliceMut<'a, T> {
 
     /// Sets them to zero.
     pub fn zero(self) {
-        if let NumbersMut::Host(values) = self.0 {
-            values.fill(T::default());
+        match self.0 {
+            NumbersMut::Host(values) => values.fill(T::default()),
+            // SAFETY: there is memory for `len` numbers, whose default is zero bytes.
+            NumbersMut::Gpu(to) => unsafe { gpu::zero(to.ordinal, to.address, to.len * size_of::<T>()) },
+            NumbersMut::Meta(_) => {}
         }
     }
 
@@ -277,16 +398,23 @@ impl<'a, T: Element> SliceMut<'a, T> {
         match (self.0, other.0) {
             (NumbersMut::Host(one), NumbersMut::Host(other)) => one.swap_with_slice(other),
             (NumbersMut::Meta(one), NumbersMut::Meta(other)) => assert_eq!(one, other, "one with each"),
-            (NumbersMut::Host(_), NumbersMut::Meta(_)) | (NumbersMut::Meta(_), NumbersMut::Host(_)) => {
-                panic!("numbers of one device")
+            (NumbersMut::Gpu(one), NumbersMut::Gpu(other)) if one.ordinal == other.ordinal => {
+                let kept = gpu::Memory::new(one.ordinal, one.len * size_of::<T>());
+                let between = Stretch::new::<T>(&kept, one.len);
+                between.copy_from::<T>(one);
+                one.copy_from::<T>(other);
+                other.copy_from::<T>(between);
             }
+            (NumbersMut::Host(_) | NumbersMut::Gpu(_) | NumbersMut::Meta(_), _) => panic!("numbers of one device"),
         }
     }
 
-    /// The numbers on the host, to change: those of the CPU themselves. The meta device gives zeros and keeps nothing.
+    /// The numbers on the host, to change: those of the CPU themselves; a copy of a GPU's, which is written back on drop. The
+    /// meta device gives zeros and keeps nothing.
     pub fn on_host(self) -> HostMut<'a, T> {
         HostMut(match self.0 {
             NumbersMut::Host(values) => Changed::Borrowed(values),
+            NumbersMut::Gpu(stretch) => Changed::Copied(stretch.read(), stretch),
             NumbersMut::Meta(len) => Changed::Dropped(vec![T::default(); len]),
         })
     }
@@ -298,7 +426,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
     pub const fn cpu_slice(self) -> &'a mut [T] {
         match self.0 {
             NumbersMut::Host(values) => values,
-            NumbersMut::Meta(_) => panic!("numbers of the CPU"),
+            NumbersMut::Gpu(_) | NumbersMut::Meta(_) => panic!("numbers of the CPU"),
         }
     }
 }
@@ -307,9 +435,7 @@ impl FloatsMut<'_> {
     /// Adds numbers of the host, one to each.
     pub fn add(self, host: &[f32]) {
         assert_eq!(self.len(), host.len(), "a summand for each number");
-        if let NumbersMut::Host(values) = self.0 {
-            values.iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
-        }
+        self.on_host().iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
     }
 }
 
@@ -327,31 +453,44 @@ impl<'a, T: Element> From<&'a mut Vec<T>> for SliceMut<'a, T> {
 
 /// Numbers of a device on the host, to change ([`SliceMut::on_host`]).
 #[derive(Debug)]
-pub struct HostMut<'a, T>(Changed<'a, T>);
+pub struct HostMut<'a, T: Element>(Changed<'a, T>);
 
 #[derive(Debug)]
 enum Changed<'a, T> {
     Borrowed(&'a mut [T]),
+    /// Of a GPU, to which they go back.
+    Copied(Vec<T>, Stretch),
     /// Of the meta device.
     Dropped(Vec<T>),
 }
 
-impl<T> Deref for HostMut<'_, T> {
+impl<T: Element> Drop for HostMut<'_, T> {
+    fn drop(&mut self) {
+        // A GPU that fails unwinds; a second unwinding would end the process.
+        if let Changed::Copied(values, to) = &self.0
+            && !std::thread::panicking()
+        {
+            to.write(values);
+        }
+    }
+}
+
+impl<T: Element> Deref for HostMut<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
         match &self.0 {
             Changed::Borrowed(values) => values,
-            Changed::Dropped(values) => values,
+            Changed::Copied(values, _) | Changed::Dropped(values) => values,
         }
     }
 }
 
-impl<T> DerefMut for HostMut<'_, T> {
+impl<T: Element> DerefMut for HostMut<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.0 {
             Changed::Borrowed(values) => values,
-            Changed::Dropped(values) => values,
+            Changed::Copied(values, _) | Changed::Dropped(values) => values,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The operations of a decoder, each with its forward and its backward pass, on activations `[tokens, features]`.
 //!
 //! An operation is a folder. `mod.rs` is its interface: formulas, shapes, assertions, the allocation of results, and the
-//! only `match` on the [device](tunesmith_device::Device). `cpu.rs` has the kernels, written once over [`simd::Simd`],
-//! and `reference.rs` the definition in f64. Tests compare both at every SIMD level, and gradients with finite
-//! differences ([`testing`]). `CONTRIBUTING.md` shows how to add one.
+//! only `match` on the [device](tunesmith_device::Device). `cpu.rs` has the CPU's kernels, written once over [`simd::Simd`];
+//! `<op>.cu` has the GPU's, `cuda.rs` launches them; `reference.rs` has the definition in f64. Tests compare all at every SIMD
+//! level and on a GPU, and gradients with finite differences ([`testing`]). `CONTRIBUTING.md` shows how to add one.
 //!
 //! Below, `x[t, j]` is feature j of token t. `d` before a name is the gradient of the loss with respect to it. Where
 //! nothing else is said, an operand is an activation `[tokens, features]`. Batches have no padding: `cu_seqlens` says
@@ -95,6 +95,7 @@ pub mod adamw_8bit;
 pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
+mod cuda;
 pub mod dropout;
 pub mod elementwise;
 pub mod ema;

@@ -1,5 +1,8 @@
 //! What tests of kernels share, here and in the crates above: pseudo-random numbers, every SIMD level in turn, finite differences.
+use super::activation::Pool;
 use super::simd::{self, Level};
+use std::sync::Arc;
+use tunesmith_device::{Array, Device, Element};
 
 /// `count` numbers in -1..1, the same for the same `seed`.
 pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -40,6 +43,51 @@ pub fn each_level(test: impl Fn(Level) + Sync) {
             threads.build().expect("two threads").install(|| test(level));
         }
     }
+}
+
+/// Where an op runs in a test ([`each_engine`]).
+#[derive(Debug, Clone, Copy)]
+pub struct Engine {
+    device: Device,
+}
+
+impl Engine {
+    /// Where operands have to be.
+    pub const fn device(self) -> Device {
+        self.device
+    }
+
+    /// Whether it is the CPU, at some SIMD level.
+    pub fn is_cpu(self) -> bool {
+        self.device == Device::Cpu
+    }
+
+    /// A new pool of activations there.
+    pub fn pool(self) -> Arc<Pool> {
+        Pool::on(self.device)
+    }
+
+    /// A copy of the numbers there.
+    pub fn array<T: Element>(self, values: &[T]) -> Array<T> {
+        Array::of(self.device, values)
+    }
+}
+
+/// Runs `test` on the CPU at each level that this processor has ([`each_level`]), then on a GPU: the stand-in, or GPU 0 of this
+/// machine if `TUNESMITH_TEST_GPU` is set.
+///
+/// # Panics
+/// As [`each_level`]; or the stand-in cannot be built.
+pub fn each_engine(test: impl Fn(Engine) + Sync) {
+    each_level(|_| test(Engine { device: Device::Cpu }));
+    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
+        tunesmith_device::cuda::testing::stand_in();
+    }
+    let run = || {
+        test(Engine { device: Device::Cuda(0) });
+        Ok(())
+    };
+    tunesmith_device::memory::guarded(run).expect("the GPU does all that it is told");
 }
 
 /// Holds the gradient `got` of `f` at `at` against central differences in f64, for up to 40 entries.

@@ -11,7 +11,7 @@ mod tests;
 
 pub use pool::{BufferCount, Pool};
 
-use crate::floats::Floats;
+use crate::floats::{Floats, FloatsMut};
 use crate::par::Shared;
 use std::sync::Arc;
 use tunesmith_device::{Buffer, Device};
@@ -97,6 +97,18 @@ impl Activation {
         let floats = self.panels() * self.stride();
         // SAFETY: as in `data`; the borrow of `self` for writing makes this the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
+    }
+
+    /// Its numbers on a GPU, row-major `[tokens, features]`.
+    pub(crate) fn floats(&self) -> Floats<'_> {
+        let buffer = self.buffer.as_ref().expect("an activation has memory until it is dropped");
+        buffer.floats(0..self.tokens * self.features)
+    }
+
+    /// As [`Activation::floats`], to write.
+    pub(crate) fn floats_mut(&mut self) -> FloatsMut<'_> {
+        let buffer = self.buffer.as_mut().expect("an activation has memory until it is dropped");
+        buffer.floats_mut(0..self.tokens * self.features)
     }
 
     /// One panel, `[features][16]`.

@@ -1,0 +1,139 @@
+//! What the ops' host side for GPUs shares: operands as arguments, grids, launches on the stream of the operands' GPU.
+use crate::activation::Activation;
+use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Product};
+use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
+
+pub(crate) use tunesmith_device::cuda::Source;
+
+/// Threads of a block, where nothing else is said.
+const THREADS: u32 = 256;
+
+/// How many blocks of how many threads run a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    /// Blocks in x (up to 2^31 - 1), y and z (up to 65,535).
+    pub(crate) blocks: [u32; 3],
+    /// Threads of a block, up to 1,024.
+    pub(crate) threads: u32,
+    /// Bytes of a block's dynamic shared memory.
+    pub(crate) shared: u32,
+}
+
+impl Grid {
+    /// So many blocks of 256 threads: a row each, for instance.
+    pub(crate) fn blocks(count: usize) -> Self {
+        let blocks = u32::try_from(count).expect("a grid has less than 2^32 blocks");
+        Self { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 }
+    }
+
+    /// A thread for each item, in blocks of 256; the kernel checks for the end.
+    pub(crate) fn items(count: usize) -> Self {
+        Self::blocks(count.div_ceil(THREADS as usize))
+    }
+
+    /// With so many threads a block.
+    #[must_use]
+    pub(crate) const fn threads(self, threads: u32) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// With so many bytes of dynamic shared memory a block.
+    #[must_use]
+    pub(crate) const fn shared(self, bytes: usize) -> Self {
+        Self { shared: bytes as u32, ..self }
+    }
+}
+
+/// An argument of a kernel: an address or a number of exactly the parameter's type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arg(Raw);
+
+impl Arg {
+    /// No operand: a null pointer.
+    pub(crate) const NULL: Self = Self(Raw::Address(0));
+
+    /// A count or an index: `u64`.
+    pub(crate) const fn count(count: usize) -> Self {
+        Self(Raw::U64(count as u64))
+    }
+}
+
+impl From<&Activation> for Arg {
+    fn from(x: &Activation) -> Self {
+        Self(Raw::Address(x.floats().address()))
+    }
+}
+
+impl From<&mut Activation> for Arg {
+    fn from(x: &mut Activation) -> Self {
+        Self(Raw::Address(x.floats().address()))
+    }
+}
+
+impl<T: Element> From<Slice<'_, T>> for Arg {
+    fn from(values: Slice<'_, T>) -> Self {
+        Self(Raw::Address(values.address()))
+    }
+}
+
+impl<T: Element> From<SliceMut<'_, T>> for Arg {
+    fn from(values: SliceMut<'_, T>) -> Self {
+        Self(Raw::Address(values.address()))
+    }
+}
+
+impl<T: Element> From<&Array<T>> for Arg {
+    fn from(values: &Array<T>) -> Self {
+        values.view().into()
+    }
+}
+
+impl<T: Element> From<&mut Array<T>> for Arg {
+    fn from(values: &mut Array<T>) -> Self {
+        values.view().into()
+    }
+}
+
+macro_rules! numbers {
+    ($($number:ty => $variant:ident),*) => {$(
+        impl From<$number> for Arg {
+            fn from(number: $number) -> Self {
+                Self(Raw::$variant(number))
+            }
+        }
+    )*};
+}
+
+numbers!(u32 => U32, i32 => I32, u64 => U64, f32 => F32, f64 => F64);
+
+impl From<bool> for Arg {
+    /// `i32`: 1 for true.
+    fn from(yes: bool) -> Self {
+        Self(Raw::I32(i32::from(yes)))
+    }
+}
+
+/// The GPU's number.
+fn ordinal(device: Device) -> u8 {
+    match device {
+        Device::Cuda(ordinal) => ordinal,
+        Device::Cpu | Device::Meta => panic!("an op of a GPU has operands there"),
+    }
+}
+
+/// Runs a kernel of `source` on a GPU, after all that was asked for before.
+pub(crate) fn launch(device: Device, source: &'static Source, kernel: &'static str, grid: Grid, args: &[Arg]) {
+    let args: Vec<Raw> = args.iter().map(|arg| arg.0).collect();
+    let grid = RawGrid { blocks: grid.blocks, threads: grid.threads, shared: grid.shared };
+    gpu::launch(ordinal(device), source, kernel, &grid, &args);
+}
+
+/// Runs a product of column-major matrices on a GPU.
+pub(crate) fn matmul(device: Device, product: &Product) {
+    gpu::matmul(ordinal(device), product);
+}
+
+/// Copies numbers of the host, such as indices, to a GPU. They may be dropped as soon as what reads them is launched.
+pub(crate) fn upload<T: Element>(device: Device, values: &[T]) -> Array<T> {
+    Array::of(device, values)
+}
