@@ -12,8 +12,8 @@
 //! plan          batch arithmetic, learning rates, predictions of memory and time
 //! data          sources, chat templates, label masks, packing, sampler state
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
-//! device        where tensors lie (CPU, or meta: counted and not computed), and their buffers
-//! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
+//! device        where tensors lie (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
+//! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable, CUDA
 //! optim         optimizers as pure updates of tensors, schedules, clipping
 //! model         decoder segments from parts (norms, attention, MLP or experts), weights, adapters
 //! checkpoint    atomic state, stamp, PEFT adapters
@@ -42,6 +42,7 @@ pub use tunesmith_checkpoint as checkpoint;
 pub use tunesmith_comm as comm;
 pub use tunesmith_config as config;
 pub use tunesmith_data as data;
+pub use tunesmith_device as device;
 pub use tunesmith_eval as eval;
 pub use tunesmith_export as export;
 pub use tunesmith_hub as hub;

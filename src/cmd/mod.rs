@@ -50,6 +50,7 @@ mod train;
 mod train_console;
 mod trained;
 
+use crate::device;
 use crate::error::{Error, Result};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
@@ -66,7 +67,7 @@ struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes:
   0 done, 2 configuration, 3 data, 4 model, 5 checkpoint, 6 files, 7 peer, 8 NaN or infinity,
-  9 memory, 75 stopped by a signal after saving: run again with --resume";
+  9 memory, 10 GPU, 75 stopped by a signal after saving: run again with --resume";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -152,7 +153,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if args.get(1).is_some_and(|word| word == "help") {
         args.retain(|word| word != "--help" && word != "-h");
     }
-    guard::guarded(move || finish(command(args)))
+    // A GPU may fail anywhere: see `device::memory::guarded`.
+    guard::guarded(move || finish(device::memory::guarded(|| command(args))))
 }
 
 /// Reads the arguments, and does what they say.

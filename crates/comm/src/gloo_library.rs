@@ -27,9 +27,7 @@ fn program() -> Result<PathBuf> {
 
 /// Where what is built by a program that stands in a folder of the system lies.
 fn cache() -> Option<PathBuf> {
-    let from_home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    Some(cache.or_else(from_home)?.join("tunesmith/gloo"))
+    Some(tunesmith_base::files::user_cache()?.join("gloo"))
 }
 
 /// Where the shared object is: as `TUNESMITH_GLOO` says, or beside the program, or in `gloo/` there or up to two folders

@@ -66,7 +66,7 @@ impl Dataset {
     /// The folder of the token cache; `None` with `data.use_cache: false`, or if the system has no cache folder.
     pub fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
         let kept = config.data.use_cache;
-        kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
+        kept.then(|| config.data.cache_dir.clone().or_else(tunesmith_base::files::user_cache)).flatten()
     }
 
     /// The prompt and the answer of an example, as token ids. `None` without an answer, or if the prompt has only

@@ -58,7 +58,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         encoder: Encoder { tokenizer, template, options, labels: numbers },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
-        cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
+        cache_dir: data.cache_dir.clone().or_else(tunesmith_base::files::user_cache),
         missed: Cell::new(false),
         warnings: RefCell::default(),
     };

@@ -50,13 +50,6 @@ const HAS_TARGET: u32 = 1 << 29;
 /// In a count of tokens: the row has several examples.
 const HAS_SEVERAL: u32 = 1 << 28;
 
-/// The cache folder if `data.cache_dir` is not set; `None` if the system has none.
-pub fn default_dir() -> Option<PathBuf> {
-    let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    xdg.or_else(home).map(|cache| cache.join("tunesmith"))
-}
-
 /// The cache file of a key.
 pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
     dir.join(format!("{}.tokens", key.to_hex()))

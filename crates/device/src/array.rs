@@ -1,6 +1,6 @@
 //! Owned numbers in a device's memory.
-use super::{Device, gpu};
 use super::slice::{Element, Slice, SliceMut};
+use super::{Device, gpu};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -15,7 +15,10 @@ pub struct Array<T>(Memory<T>);
 enum Memory<T> {
     Host(Vec<T>),
     /// On a GPU; its memory may have room for more.
-    Gpu { memory: gpu::Memory, len: usize },
+    Gpu {
+        memory: gpu::Memory,
+        len: usize,
+    },
     /// So many, which have no memory.
     Meta(usize),
 }
@@ -56,9 +59,7 @@ impl<T: Element> Array<T> {
     /// `len` numbers; on a GPU they are undefined until they are written.
     fn uninit(device: Device, len: usize) -> Self {
         match device {
-            Device::Cuda(ordinal) => {
-                Self(Memory::Gpu { memory: gpu::Memory::new(ordinal, len * size_of::<T>()), len })
-            }
+            Device::Cuda(ordinal) => Self(Memory::Gpu { memory: gpu::Memory::new(ordinal, len * size_of::<T>()), len }),
             Device::Cpu | Device::Meta => Self::zeros(device, len),
         }
     }

@@ -115,7 +115,7 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
 pub fn matmul(ordinal: u8, product: &Product) {
     let gpu = gpu(ordinal);
     let blas = gpu.blas.get().unwrap_or_else(|| {
-        let new = checked(Blas::new(&gpu.context));
+        let new = checked(Blas::new(&gpu.stream));
         gpu.blas.get_or_init(|| new)
     });
     checked(blas.product(&gpu.stream, product));

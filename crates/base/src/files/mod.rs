@@ -22,6 +22,13 @@ use std::sync::{Mutex, PoisonError};
 /// The limit in bytes for files that are read as a whole, such as a configuration or an index: no real one is as long.
 pub const SMALL: u64 = 64 << 20;
 
+/// This program's folder in the user's cache: `$XDG_CACHE_HOME/tunesmith` or `~/.cache/tunesmith`; `None` if the system has none.
+pub fn user_cache() -> Option<PathBuf> {
+    let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    xdg.or_else(home).map(|cache| cache.join("tunesmith"))
+}
+
 /// A file's identity: device and inode.
 type Identity = (u64, u64);
 

@@ -1,0 +1,174 @@
+//! A GPU's primary context.
+use super::library::{Driver, Handle, driver};
+use super::memory;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use tunesmith_base::error::{Error, Result};
+
+/// The primary context of a GPU, which libraries in this process share. It is held until the process ends.
+#[derive(Debug)]
+pub struct Context {
+    handle: Handle,
+    device: c_int,
+    ordinal: u32,
+    name: String,
+    uuid: String,
+    capability: (u32, u32),
+    multiprocessors: u32,
+    shared_memory: u32,
+}
+
+// SAFETY: the driver's contexts may be used by any thread that makes them current.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks them itself.
+unsafe impl Sync for Context {}
+
+thread_local! {
+    /// The context that this thread made current.
+    static CURRENT: Cell<Handle> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+impl Context {
+    /// How many GPUs the driver shows to this process.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Device`]: no driver, or one that is too old.
+    pub fn count() -> Result<u32> {
+        let driver = driver()?;
+        let mut count = 0;
+        // SAFETY: it writes one number.
+        driver.check("cuDeviceGetCount", unsafe { (driver.device_count)(&raw mut count) })?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// The context of the GPU of that number, current on this thread.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Device`]: no driver, no such GPU, or the driver does not give it.
+    pub fn new(ordinal: u32) -> Result<Arc<Self>> {
+        let driver = driver()?;
+        let count = Self::count()?;
+        if ordinal >= count {
+            let there = match count {
+                0 => "the driver shows none".to_owned(),
+                1 => "the driver shows one, number 0".to_owned(),
+                _ => format!("the driver shows {count}, numbers 0 to {}", count - 1),
+            };
+            return Err(Error::device(format!("there is no GPU {ordinal}: {there}"))
+                .hint("choose another with model.device, or look at CUDA_VISIBLE_DEVICES"));
+        }
+        let mut device = 0;
+        // SAFETY: it writes one number; the GPU exists.
+        driver.check("cuDeviceGet", unsafe { (driver.device)(&raw mut device, ordinal as c_int) })?;
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: it writes one handle; the device is the driver's.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain_context)(&raw mut handle, device) })?;
+        let attribute = |which: c_int| -> Result<u32> {
+            let mut value = 0;
+            // SAFETY: it writes one number.
+            driver
+                .check("cuDeviceGetAttribute", unsafe { (driver.device_attribute)(&raw mut value, which, device) })?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        // CU_DEVICE_ATTRIBUTE_: COMPUTE_CAPABILITY_MAJOR and MINOR, MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        let [major, minor, multiprocessors, shared_memory] = [75, 76, 16, 97].map(attribute);
+        let context = Self {
+            handle,
+            device,
+            ordinal,
+            name: name(driver, device)?,
+            uuid: uuid(driver, device)?,
+            capability: (major?, minor?),
+            multiprocessors: multiprocessors?,
+            shared_memory: shared_memory?,
+        };
+        context.bind()?;
+        memory::keep(&context)?;
+        Ok(Arc::new(context))
+    }
+
+    /// Makes it current on this thread, if it is not yet.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn bind(&self) -> Result<()> {
+        if CURRENT.get() != self.handle {
+            let driver = driver()?;
+            // SAFETY: the handle is that of a context which is never released.
+            driver.check("cuCtxSetCurrent", unsafe { (driver.set_context)(self.handle) })?;
+            CURRENT.set(self.handle);
+        }
+        Ok(())
+    }
+
+    /// Its number, counted as `CUDA_VISIBLE_DEVICES` leaves GPUs.
+    pub const fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    pub(super) const fn device(&self) -> c_int {
+        self.device
+    }
+
+    /// Its name, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its identity, as `nvidia-smi -L` prints it: two processes see by it whether they share a GPU.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Compute capability: (9, 0) is `sm_90`.
+    pub const fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    /// The number of streaming multiprocessors.
+    pub const fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// The most bytes of shared memory that a block can have.
+    pub const fn shared_memory_per_block(&self) -> u32 {
+        self.shared_memory
+    }
+
+    /// Bytes of its memory that are free, and that there are, for all programs together.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.bind()?;
+        let driver = driver()?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: it writes two numbers.
+        driver.check("cuMemGetInfo", unsafe { (driver.memory_info)(&raw mut free, &raw mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+fn name(driver: &Driver, device: c_int) -> Result<String> {
+    let mut name: [c_char; 256] = [0; 256];
+    // SAFETY: it writes a C string of at most 255 characters.
+    driver.check("cuDeviceGetName", unsafe { (driver.device_name)(name.as_mut_ptr(), 255, device) })?;
+    // SAFETY: the last byte is 0.
+    Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+fn uuid(driver: &Driver, device: c_int) -> Result<String> {
+    let mut bytes = [0u8; 16];
+    // SAFETY: it writes 16 bytes.
+    driver.check("cuDeviceGetUuid", unsafe { (driver.device_uuid)(&raw mut bytes, device) })?;
+    let mut text = String::from("GPU-");
+    for (index, byte) in bytes.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&index) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(text)
+}

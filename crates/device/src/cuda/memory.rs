@@ -1,0 +1,152 @@
+//! Memory of a GPU, taken and given back in a stream's order, and memory of the host that a GPU can reach.
+use super::context::Context;
+use super::library::{Handle, driver};
+use super::stream::Stream;
+use std::ffi::c_void;
+use std::sync::Arc;
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::memory::human_bytes;
+
+/// Bytes of a GPU's memory. They may be used by what comes later on the stream.
+#[derive(Debug)]
+pub struct Memory {
+    address: u64,
+    bytes: usize,
+    stream: Arc<Stream>,
+}
+
+impl Memory {
+    /// Takes bytes, which are undefined, from the GPU's default pool. The pool keeps what is freed ([`release`] gives it back).
+    ///
+    /// # Errors
+    /// [`Kind::Memory`]: the GPU has no more. Others of the driver.
+    pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self> {
+        let context = stream.context();
+        context.bind()?;
+        let driver = driver()?;
+        let mut address = 0;
+        // SAFETY: it writes one address; the stream is alive.
+        let code = unsafe { (driver.allocate)(&raw mut address, bytes, stream.handle()) };
+        driver.check("cuMemAllocAsync", code).map_err(|error| match error.kind() {
+            Kind::Memory => {
+                let free = context.memory().map_or(0, |(free, _)| free);
+                Error::memory(format!(
+                    "GPU {} has no {} more: {} are free",
+                    context.ordinal(),
+                    human_bytes(bytes as u64),
+                    human_bytes(free)
+                ))
+                .hint("use less memory (docs/auto-batch.md), or end other programs on this GPU")
+            }
+            _ => error,
+        })?;
+        Ok(Self { address, bytes, stream: Arc::clone(stream) })
+    }
+
+    /// Where it begins.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How large it is.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Ok(driver), Ok(())) = (driver(), self.stream.context().bind()) {
+            // SAFETY: nothing else has the address; what uses it stands before this on the stream.
+            unsafe { (driver.free)(self.address, self.stream.handle()) };
+        }
+    }
+}
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: i32 = 4;
+
+fn default_pool(context: &Context) -> Result<Handle> {
+    context.bind()?;
+    let driver = driver()?;
+    let mut pool: Handle = std::ptr::null_mut();
+    // SAFETY: it writes one handle.
+    driver.check("cuDeviceGetDefaultMemPool", unsafe { (driver.default_pool)(&raw mut pool, context.device()) })?;
+    Ok(pool)
+}
+
+/// Lets the GPU's pool keep what is freed, so that taking it again asks nothing of the system.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn keep(context: &Context) -> Result<()> {
+    let pool = default_pool(context)?;
+    let driver = driver()?;
+    let mut threshold = u64::MAX;
+    // SAFETY: the attribute is a 64-bit number.
+    let code = unsafe { (driver.set_pool_attribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast::<c_void>()) };
+    driver.check("cuMemPoolSetAttribute", code)
+}
+
+/// Waits for the stream, then gives all that the pool keeps and nothing uses back to the system.
+///
+/// # Errors
+/// The driver's.
+pub fn release(stream: &Stream) -> Result<()> {
+    stream.synchronize()?;
+    let pool = default_pool(stream.context())?;
+    let driver = driver()?;
+    // SAFETY: the pool is the driver's own.
+    driver.check("cuMemPoolTrimTo", unsafe { (driver.trim_pool)(pool, 0) })
+}
+
+/// Bytes of the host's memory that do not move, which a GPU copies from and to by itself.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    start: *mut u8,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: it owns its bytes, which belong to no thread.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for PinnedMemory {}
+
+impl PinnedMemory {
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// [`Kind::Memory`]: the system gives no more such memory.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        context.bind()?;
+        let driver = driver()?;
+        let mut start: *mut c_void = std::ptr::null_mut();
+        // SAFETY: it writes one address.
+        driver.check("cuMemHostAlloc", unsafe { (driver.allocate_host)(&raw mut start, bytes.max(1), 0) })?;
+        // SAFETY: the driver gave so many bytes there.
+        unsafe { start.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { start: start.cast(), bytes, context: Arc::clone(context) })
+    }
+
+    /// The bytes.
+    pub const fn as_slice(&self) -> &[u8] {
+        // SAFETY: so many bytes, initialised by `new`, are there as long as this lives.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    /// The bytes, to write.
+    pub const fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`; the borrow for writing makes this the only way to them.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if let (Ok(driver), Ok(())) = (driver(), self.context.bind()) {
+            // SAFETY: nothing else has the address.
+            unsafe { (driver.free_host)(self.start.cast()) };
+        }
+    }
+}

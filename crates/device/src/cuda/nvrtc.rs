@@ -1,0 +1,162 @@
+//! Compiles kernels for a GPU, and keeps what was compiled for later processes.
+use super::library::{self, Code, Handle, Nvrtc};
+use super::module::Source;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::PathBuf;
+use std::ptr;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+
+/// What every source may include.
+const HEADER: &str = include_str!("dev.cuh");
+
+/// No cubin of ours is larger, in bytes; a file that is was not written by us.
+const LARGEST: u64 = 64 << 20;
+
+/// A source, the options it is compiled with, and where the result is kept.
+pub(super) struct Program<'a> {
+    source: &'a Source,
+    nvrtc: &'static Nvrtc,
+    options: Vec<String>,
+    /// PTX, which the driver compiles: this NVRTC is older than the GPU.
+    ptx: bool,
+    file: Option<PathBuf>,
+}
+
+impl<'a> Program<'a> {
+    /// For a GPU of that compute capability.
+    pub(super) fn new(source: &'a Source, capability: (u32, u32)) -> Result<Self> {
+        let nvrtc = library::nvrtc()?;
+        let wanted = (capability.0 * 10 + capability.1) as c_int;
+        let archs = nvrtc.architectures()?;
+        let known = archs.contains(&wanted);
+        let best = archs.iter().copied().filter(|&arch| arch <= wanted).max();
+        let Some(arch) = best else {
+            let message =
+                format!("NVRTC {}.{} cannot compile for this GPU (sm_{wanted})", nvrtc.number().0, nvrtc.number().1);
+            return Err(Error::device(message).hint("a GPU of compute capability 8.0 or newer is needed"));
+        };
+        let kind = if known { "sm" } else { "compute" };
+        let options =
+            vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "--default-device".into()];
+        let mut program = Self { source, nvrtc, options, ptx: !known, file: None };
+        program.file = files::user_cache().map(|cache| cache.join("cuda").join(format!("{}.cubin", program.key())));
+        Ok(program)
+    }
+
+    /// What the result depends on, as a hash.
+    fn key(&self) -> String {
+        let mut hash = blake3::Hasher::new();
+        let (major, minor) = self.nvrtc.number();
+        let parts =
+            [self.source.name(), self.source.text(), HEADER, &format!("{major}.{minor}"), &self.options.join(" ")];
+        for part in parts {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.finalize().to_hex()[..32].to_owned()
+    }
+
+    /// What an earlier process kept.
+    pub(super) fn kept(&self) -> Option<Vec<u8>> {
+        files::read_own(self.file.as_ref()?, LARGEST).ok().filter(|image| !image.is_empty())
+    }
+
+    /// Keeps the result for later processes. Where it cannot be written, they compile again.
+    pub(super) fn keep(&self, image: &[u8]) {
+        if let Some(file) = &self.file {
+            let _ = std::fs::create_dir_all(files::parent(file));
+            let _ = files::atomic::write(file, image);
+        }
+    }
+
+    /// Compiles.
+    pub(super) fn compile(&self) -> Result<Vec<u8>> {
+        self.compile_with(&[]).map(|(image, _)| image)
+    }
+
+    /// Compiles with further options; also the compiler's log.
+    pub(super) fn compile_with(&self, more: &[&str]) -> Result<(Vec<u8>, String)> {
+        let ended = |text: &str| {
+            CString::new(text).map_err(|_| Error::device(format!("{}: a source with a NUL byte", self.source.name())))
+        };
+        let (text, name) = (ended(self.source.text())?, ended(&format!("{}.cu", self.source.name()))?);
+        let header = ended(HEADER)?;
+        let (headers, names) = ([header.as_ptr()], [c"dev.cuh".as_ptr()]);
+        let mut handle: Handle = ptr::null_mut();
+        // SAFETY: all are C strings, one header with one name, and it writes one handle.
+        let code = unsafe {
+            (self.nvrtc.create)(&raw mut handle, text.as_ptr(), name.as_ptr(), 1, headers.as_ptr(), names.as_ptr())
+        };
+        self.nvrtc.check("nvrtcCreateProgram", code)?;
+        let open = Open { nvrtc: self.nvrtc, handle };
+        let all = self.options.iter().map(String::as_str).chain(more.iter().copied());
+        let options = all.map(ended).collect::<Result<Vec<_>>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is open, and the options are C strings.
+        let code = unsafe { (self.nvrtc.compile)(handle, pointers.len() as c_int, pointers.as_ptr()) };
+        let log = open.text(self.nvrtc.log_size, self.nvrtc.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
+        self.nvrtc.check("nvrtcCompileProgram", code).map_err(|error| {
+            error.context(format!("kernels {}", self.source.name())).hint(format!("the compiler says: {log}"))
+        })?;
+        let image = if self.ptx {
+            open.text(self.nvrtc.ptx_size, self.nvrtc.ptx)?
+        } else {
+            open.text(self.nvrtc.cubin_size, self.nvrtc.cubin)?
+        };
+        Ok((image, log))
+    }
+}
+
+/// A program of NVRTC's.
+struct Open {
+    nvrtc: &'static Nvrtc,
+    handle: Handle,
+}
+
+impl Open {
+    /// What one of NVRTC's pairs of functions gives: a size, and so many bytes.
+    fn text(
+        &self,
+        size: unsafe extern "C" fn(Handle, *mut usize) -> Code,
+        get: unsafe extern "C" fn(Handle, *mut c_char) -> Code,
+    ) -> Result<Vec<u8>> {
+        let mut bytes = 0;
+        // SAFETY: the program is open; it writes one number.
+        self.nvrtc.check("nvrtc's size", unsafe { size(self.handle, &raw mut bytes) })?;
+        let mut text = vec![0u8; bytes];
+        // SAFETY: there is room for as many bytes as it says it writes.
+        self.nvrtc.check("nvrtc's result", unsafe { get(self.handle, text.as_mut_ptr().cast()) })?;
+        Ok(text)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: nothing else has the handle.
+        unsafe { (self.nvrtc.destroy)(&raw mut self.handle) };
+    }
+}
+
+impl Nvrtc {
+    fn check(&self, call: &str, code: Code) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: it returns a constant C string for any code.
+        let text = unsafe { CStr::from_ptr((self.error_text)(code)) };
+        Err(Error::device(format!("{call} failed: {}", text.to_string_lossy())))
+    }
+
+    /// Compute capabilities that it compiles for, times ten.
+    fn architectures(&self) -> Result<Vec<c_int>> {
+        let mut count = 0;
+        // SAFETY: it writes one number.
+        self.check("nvrtcGetNumSupportedArchs", unsafe { (self.count_archs)(&raw mut count) })?;
+        let mut archs = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: there is room for as many as it says.
+        self.check("nvrtcGetSupportedArchs", unsafe { (self.archs)(archs.as_mut_ptr()) })?;
+        Ok(archs)
+    }
+}

@@ -1,0 +1,66 @@
+//! The stand-in for a GPU that tests run on: `crates/device/stand_in/README.md`.
+use super::library;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Builds the stand-in, if it is not there for these sources, and makes this process load CUDA's libraries from its folder, which
+/// it returns. Environment variable `TUNESMITH_CUDA_LIBRARIES` makes other processes do so.
+///
+/// # Panics
+/// It cannot be built: there is no `g++`, or a kernel has an error, which the message shows.
+pub fn stand_in() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = build();
+        library::load_from(&folder);
+        folder
+    })
+}
+
+fn build() -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the folder of crates").to_owned();
+    let mut sources = Vec::new();
+    find(&crates, &mut sources);
+    sources.sort();
+    let mut hash = blake3::Hasher::new();
+    for source in &sources {
+        hash.update(source.as_os_str().as_encoded_bytes());
+        hash.update(&std::fs::read(source).expect("a source of the stand-in"));
+    }
+    let target = std::env::current_exe().expect("this test's path");
+    let target = target.ancestors().find(|folder| folder.join(".rustc_info.json").exists());
+    let target = target.map_or_else(|| std::env::temp_dir().join("tunesmith"), Path::to_owned);
+    let all = target.join("stand-in");
+    std::fs::create_dir_all(&all).expect("a folder for the stand-in");
+    let folder = all.join(&hash.finalize().to_hex()[..16]);
+    // Test processes that start together build it once.
+    let lock = File::create(all.join("lock")).expect("a lock file");
+    lock.lock().expect("the lock");
+    if !folder.join("built").exists() {
+        let script = crates.join("device/stand_in/build.sh");
+        let built = Command::new("bash").arg(&script).arg(&folder).output().expect("bash runs");
+        assert!(
+            built.status.success(),
+            "{} failed:\n{}{}",
+            script.display(),
+            String::from_utf8_lossy(&built.stdout),
+            String::from_utf8_lossy(&built.stderr)
+        );
+        std::fs::write(folder.join("built"), "").expect("a mark that it is whole");
+    }
+    folder
+}
+
+/// What the stand-in is built from: kernels, headers, and its own files.
+fn find(folder: &Path, sources: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            find(&path, sources);
+        } else if path.extension().is_some_and(|end| ["cu", "cuh", "cpp", "h", "sh"].iter().any(|it| end == *it)) {
+            sources.push(path);
+        }
+    }
+}
