@@ -176,7 +176,7 @@ pub(crate) fn reset_peak(ordinal: u8) {
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// None for no bytes.
-    memory: Option<cuda::Memory>,
+    taken: Option<cuda::Memory>,
     ordinal: u8,
     bytes: usize,
 }
@@ -185,7 +185,7 @@ impl Memory {
     /// Undefined bytes, where the budget has room for them.
     pub(crate) fn new(ordinal: u8, bytes: usize) -> Self {
         if bytes == 0 {
-            return Self { memory: None, ordinal, bytes };
+            return Self { taken: None, ordinal, bytes };
         }
         let gpu = gpu(ordinal);
         let taken = memory::admit(Device::Cuda(ordinal), bytes, || {
@@ -196,12 +196,12 @@ impl Memory {
             }
             taken
         });
-        Self { memory: Some(checked(taken)), ordinal, bytes }
+        Self { taken: Some(checked(taken)), ordinal, bytes }
     }
 
     /// Where it begins; 0 if it has no bytes.
     pub(crate) fn address(&self) -> u64 {
-        self.memory.as_ref().map_or(0, cuda::Memory::address)
+        self.taken.as_ref().map_or(0, cuda::Memory::address)
     }
 
     pub(crate) const fn ordinal(&self) -> u8 {
@@ -215,8 +215,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            drop(memory);
+        if let Some(taken) = self.taken.take() {
+            drop(taken);
             if let Some(gpu) = OPEN[usize::from(self.ordinal)].get() {
                 gpu.live.fetch_sub(self.bytes as u64, Ordering::Relaxed);
             }

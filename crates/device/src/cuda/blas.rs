@@ -172,14 +172,13 @@ impl Blas {
             beta == 0.0,
         );
         let known = self.chosen.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        let chosen = match known {
-            Some(chosen) => chosen,
-            None => {
-                let chosen = self.choose(&desc, [&in_a, &in_b, &in_c, &in_d], alignments).map_err(|error| {
-                    error.context(format!("a product [{m}, {k}] [{k}, {n}] of {:?} and {:?}", a.number, b.number))
-                })?;
-                *self.chosen.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(chosen)
-            }
+        let chosen = if let Some(chosen) = known {
+            chosen
+        } else {
+            let chosen = self.choose(&desc, [&in_a, &in_b, &in_c, &in_d], alignments).map_err(|error| {
+                error.context(format!("a product [{m}, {k}] [{k}, {n}] of {:?} and {:?}", a.number, b.number))
+            })?;
+            *self.chosen.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(chosen)
         };
         // SAFETY: the objects are alive; the caller's operands have room for the shapes; the scratch has as many bytes as it says;
         // what cublasLt reads of the host, it reads before it returns.

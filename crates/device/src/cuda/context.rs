@@ -68,8 +68,8 @@ impl Context {
         let attribute = |which: c_int| -> Result<u32> {
             let mut value = 0;
             // SAFETY: it writes one number.
-            driver
-                .check("cuDeviceGetAttribute", unsafe { (driver.device_attribute)(&raw mut value, which, device) })?;
+            let code = unsafe { (driver.device_attribute)(&raw mut value, which, device) };
+            driver.check("cuDeviceGetAttribute", code)?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
         // CU_DEVICE_ATTRIBUTE_: COMPUTE_CAPABILITY_MAJOR and MINOR, MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN

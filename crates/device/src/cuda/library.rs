@@ -156,16 +156,17 @@ fn dlopen(path: &Path, flags: c_int) -> std::result::Result<*mut c_void, String>
     Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
+/// The beginning of glibc's `struct link_map`.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+}
+
 /// The file that a library came from; `asked` where the loader does not say.
 fn loaded_from(handle: *mut c_void, asked: PathBuf) -> PathBuf {
     if asked.is_absolute() {
         return asked;
-    }
-    /// The beginning of glibc's `struct link_map`.
-    #[repr(C)]
-    struct LinkMap {
-        base: usize,
-        name: *const c_char,
     }
     let mut map: *const LinkMap = std::ptr::null();
     // SAFETY: the handle is open, and RTLD_DI_LINKMAP writes one pointer.
