@@ -1,4 +1,5 @@
-//! What attention has seen of one text in one layer: keys and values in pages of sixteen positions.
+//! What attention has seen of one text in one layer: keys and values in pages of sixteen positions, in the memory of the
+//! device that made them.
 //!
 //! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
@@ -7,37 +8,67 @@ use crate::activation::{Activation, LANES, Pool};
 use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tunesmith_device::{Device, memory};
+use tunesmith_device::{Array, Device, memory};
 
 /// A vector's worth of floats, on a cache line of its own.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Line([f32; LANES]);
 
-/// Keys `[kv head][head_dim][16 positions]`, then values `[kv head][16 positions][v_head_dim, filled up to whole lines]`.
+/// Sixteen positions, where the activations are that they came from.
 #[derive(Debug)]
-pub(super) struct Page(Vec<Line>);
+pub(super) enum Page {
+    /// Keys `[kv head][head_dim][16 positions]`, then values `[kv head][16 positions][v_head_dim, filled up to whole lines]`.
+    Cpu(Vec<Line>),
+    /// Keys `[16 positions][kv head][head_dim]`, then values `[16 positions][kv head][v_head_dim]`, on a GPU.
+    Gpu(Array<f32>),
+}
 
 impl Clone for Page {
     fn clone(&self) -> Self {
-        memory::admit(Device::Cpu, size_of_val(self.0.as_slice()), || Self(self.0.clone()))
+        match self {
+            Self::Cpu(lines) => memory::admit(Device::Cpu, size_of_val(lines.as_slice()), || Self::Cpu(lines.clone())),
+            Self::Gpu(floats) => Self::Gpu(floats.clone()),
+        }
     }
 }
 
 impl Page {
     /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
     fn new(lines: usize) -> Self {
-        memory::admit(Device::Cpu, lines * size_of::<Line>(), || Self(vec![Line([0.0; LANES]); lines]))
+        memory::admit(Device::Cpu, lines * size_of::<Line>(), || Self::Cpu(vec![Line([0.0; LANES]); lines]))
     }
 
-    pub(super) const fn ptr(&self) -> *const f32 {
-        self.0.as_ptr().cast()
+    fn lines(&self) -> &[Line] {
+        match self {
+            Self::Cpu(lines) => lines,
+            Self::Gpu(_) => panic!("a page of the CPU"),
+        }
+    }
+
+    pub(super) fn ptr(&self) -> *const f32 {
+        self.lines().as_ptr().cast()
     }
 
     fn floats(&mut self) -> &mut [f32] {
+        let Self::Cpu(lines) = self else { panic!("a page of the CPU") };
         // SAFETY: a line is sixteen floats without padding (64 bytes, aligned to 64), and the vector holds `len` of
         // them, all initialised; the borrow of `self` for writing is the only one.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * LANES) }
+        unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LANES) }
+    }
+
+    fn on_gpu(&self) -> &Array<f32> {
+        match self {
+            Self::Gpu(floats) => floats,
+            Self::Cpu(_) => panic!("a page of a GPU"),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Cpu(lines) => size_of_val(lines.as_slice()),
+            Self::Gpu(floats) => floats.len() * size_of::<f32>(),
+        }
     }
 }
 
@@ -80,15 +111,15 @@ impl KeyValues {
 
     /// Bytes of its pages, shared ones included.
     pub fn bytes(&self) -> usize {
-        self.pages.len() * self.page_floats() * size_of::<f32>()
+        self.pages.iter().map(|page| page.bytes()).sum()
     }
 
-    /// A value's floats in a page.
+    /// A value's floats in a page of the CPU.
     pub(super) const fn value_floats(&self) -> usize {
         self.heads.v_head_dim.next_multiple_of(LANES)
     }
 
-    /// Where a page's values start.
+    /// Where a page's values start, wherever it is.
     pub(super) const fn key_floats(&self) -> usize {
         self.heads.kv * self.heads.head_dim * LANES
     }
@@ -102,13 +133,32 @@ impl KeyValues {
         self.pages.get(number.checked_sub(self.first)?).map(|page| &**page)
     }
 
+    /// Whether it keeps the page with that number.
+    pub(super) fn keeps(&self, number: usize) -> bool {
+        self.page(number).is_some()
+    }
+
+    /// Where the page with that number is on a GPU.
+    pub(super) fn address(&self, number: usize) -> u64 {
+        self.page(number).map_or(0, |page| page.on_gpu().view().address())
+    }
+
     /// Appends tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`. Nothing is
     /// given up yet.
     pub fn append(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
+        let Heads { kv, head_dim, v_head_dim, .. } = self.heads;
+        assert_eq!((k.features(), v.features()), (kv * head_dim, kv * v_head_dim), "keys and values of all heads");
+        assert!(start + count <= k.tokens().min(v.tokens()), "tokens of the batch");
+        match k.device() {
+            Device::Cpu => self.append_cpu(k, v, start, count),
+            Device::Cuda(_) => self.append_cuda(k, v, start, count),
+            Device::Meta => panic!("a cache has numbers"),
+        }
+    }
+
+    fn append_cpu(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
         let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
         let (keys, values) = (kv * head_dim, self.key_floats());
-        assert_eq!((k.features(), v.features()), (keys, kv * v_head_dim), "keys and values of all heads");
-        assert!(start + count <= k.tokens().min(v.tokens()), "tokens of the batch");
         for token in start..start + count {
             let lane = self.length % LANES;
             if self.length / LANES >= self.first + self.pages.len() {
@@ -126,6 +176,29 @@ impl KeyValues {
                 page[values + (head * LANES + lane) * padded + inner] = of(v, feature);
             }
             self.length += 1;
+        }
+    }
+
+    fn append_cuda(&mut self, k: &Activation, v: &Activation, start: usize, count: usize) {
+        let (mut token, end) = (start, start + count);
+        while token < end {
+            let lane = self.length % LANES;
+            if self.length / LANES >= self.first + self.pages.len() {
+                let floats = LANES * (k.features() + v.features());
+                self.pages.push_back(Arc::new(Page::Gpu(Array::zeros(k.device(), floats))));
+            }
+            let values = self.key_floats();
+            let Some(page) = self.pages.back_mut() else { return };
+            let Page::Gpu(page) = Arc::make_mut(page) else { panic!("a page of a GPU") };
+            // As many as fit into the page: rows of the activations are rows of the page.
+            let more = (end - token).min(LANES - lane);
+            for (act, at) in [(k, 0), (v, values)] {
+                let rows = |first: usize| first * act.features()..(first + more) * act.features();
+                let to = rows(lane);
+                page.slice_mut(at + to.start..at + to.end).copy_from(act.floats().slice(rows(token)));
+            }
+            self.length += more;
+            token += more;
         }
     }
 
@@ -155,11 +228,19 @@ impl KeyValues {
 
     /// Writes the keys and values of all positions to tokens `start..` of `k` and `v`; those given up are zero.
     pub fn write(&self, k: &mut Activation, v: &mut Activation, start: usize) {
+        match k.device() {
+            Device::Cpu => self.write_cpu(k, v, start),
+            Device::Cuda(_) => self.write_cuda(k, v, start),
+            Device::Meta => panic!("a cache has numbers"),
+        }
+    }
+
+    fn write_cpu(&self, k: &mut Activation, v: &mut Activation, start: usize) {
         let (Heads { kv, head_dim, v_head_dim, .. }, padded) = (self.heads, self.value_floats());
         let values = self.key_floats();
         for position in 0..self.length {
             let (token, lane) = (start + position, position % LANES);
-            let page = self.page(position / LANES).map(|page| &page.0);
+            let page = self.page(position / LANES).map(Page::lines);
             let at = |float: usize| page.map_or(0.0, |lines| lines[float / LANES].0[float % LANES]);
             for feature in 0..kv * head_dim {
                 k.panel_mut(token / LANES)[feature * LANES + token % LANES] = at(feature * LANES + lane);
@@ -172,7 +253,22 @@ impl KeyValues {
         }
     }
 
-    /// Keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]` of several texts, end to end.
+    fn write_cuda(&self, k: &mut Activation, v: &mut Activation, start: usize) {
+        for number in 0..self.length.div_ceil(LANES) {
+            let (first, count) = (start + number * LANES, LANES.min(self.length - number * LANES));
+            for (act, at) in [(&mut *k, 0), (&mut *v, self.key_floats())] {
+                let width = act.features();
+                let to = act.floats_mut().slice(first * width..(first + count) * width);
+                match self.page(number) {
+                    Some(page) => to.copy_from(page.on_gpu().slice(at..at + count * width)),
+                    None => to.zero(),
+                }
+            }
+        }
+    }
+
+    /// Keys `[positions, kv * head_dim]` and values `[positions, kv * v_head_dim]` of several texts, end to end, in a pool of
+    /// the device where they are.
     pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Activation, Activation) {
         let widths = |text: &&Self| (text.heads.kv * text.heads.head_dim, text.heads.kv * text.heads.v_head_dim);
         let (keys, values) = texts.first().map_or((0, 0), widths);
@@ -190,45 +286,67 @@ impl KeyValues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::numbers;
+    use crate::testing::{each_engine, numbers};
 
     #[test]
     fn pages_give_back_what_was_written_and_forget_what_the_window_left() {
-        let (pool, heads) = (Pool::new(), Heads { query: 4, kv: 2, head_dim: 10, v_head_dim: 7 });
-        let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 14));
-        let (k, v) = (Activation::from_rows(&pool, &keys, 20), Activation::from_rows(&pool, &values, 14));
-        // A query at position 70 sees the keys from 51 or from 60 on; their page begins at 48.
-        for (window, kept) in [(None, 0), (Some(Window::Sliding(20)), 48), (Some(Window::Chunked(30)), 48)] {
-            let mut cache = KeyValues::new(heads, window);
-            for (start, count) in [(0, 18), (18, 1), (19, 40), (59, 11)] {
-                cache.append(&k, &v, start, count);
-                cache.trim();
+        each_engine(|engine| {
+            let (pool, heads) = (engine.pool(), Heads { query: 4, kv: 2, head_dim: 10, v_head_dim: 7 });
+            let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 14));
+            let (k, v) = (Activation::from_rows(&pool, &keys, 20), Activation::from_rows(&pool, &values, 14));
+            // A query at position 70 sees the keys from 51 or from 60 on; their page begins at 48.
+            for (window, kept) in [(None, 0), (Some(Window::Sliding(20)), 48), (Some(Window::Chunked(30)), 48)] {
+                let mut cache = KeyValues::new(heads, window);
+                for (start, count) in [(0, 18), (18, 1), (19, 40), (59, 11)] {
+                    cache.append(&k, &v, start, count);
+                    cache.trim();
+                }
+                let (k_back, v_back) = KeyValues::concat(&pool, &[&cache]);
+                for (back, rows) in [(k_back, &keys), (v_back, &values)] {
+                    let (back, width) = (back.to_rows(), back.features());
+                    assert!(back[..kept * width].iter().all(|&value| value == 0.0));
+                    assert_eq!(back[kept * width..], rows[kept * width..]);
+                }
+                // On the CPU a value is filled up to a line.
+                let value = if engine.is_cpu() { 16 } else { 7 };
+                assert_eq!(cache.bytes(), (5 - kept / 16) * (20 + 2 * value) * 16 * 4);
+                // Back within the window, but not to before what it has left.
+                assert!(cache.truncate(69) && cache.len() == 69);
+                assert_eq!(cache.truncate(40), window.is_none());
             }
-            let (k_back, v_back) = KeyValues::concat(&pool, &[&cache]);
-            for (back, rows) in [(k_back, &keys), (v_back, &values)] {
-                let (back, width) = (back.to_rows(), back.features());
-                assert!(back[..kept * width].iter().all(|&value| value == 0.0));
-                assert_eq!(back[kept * width..], rows[kept * width..]);
-            }
-            assert_eq!(cache.bytes(), (5 - kept / 16) * (20 + 2 * 16) * 16 * 4);
-            // Back within the window, but not to before what it has left.
-            assert!(cache.truncate(69) && cache.len() == 69);
-            assert_eq!(cache.truncate(40), window.is_none());
-        }
+        });
+    }
+
+    #[test]
+    fn texts_lie_end_to_end() {
+        each_engine(|engine| {
+            let (pool, heads) = (engine.pool(), Heads { query: 1, kv: 1, head_dim: 5, v_head_dim: 3 });
+            let (keys, values) = (numbers(1, 40 * 5), numbers(2, 40 * 3));
+            let (k, v) = (Activation::from_rows(&pool, &keys, 5), Activation::from_rows(&pool, &values, 3));
+            let caches = [0..19, 19..40].map(|tokens| {
+                let mut cache = KeyValues::new(heads, None);
+                cache.append(&k, &v, tokens.start, tokens.len());
+                cache
+            });
+            let (k, v) = KeyValues::concat(&pool, &[&caches[0], &caches[1]]);
+            assert_eq!((k.to_rows(), v.to_rows()), (keys, values));
+        });
     }
 
     #[test]
     fn a_copy_goes_its_own_way() {
-        let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
-        let act = |seed| Activation::from_rows(&pool, &numbers(seed, 20 * 4), 4);
-        let (k, other) = (act(1), act(2));
-        let mut cache = KeyValues::new(heads, None);
-        cache.append(&k, &k, 0, 18);
-        let mut copy = cache.clone();
-        copy.append(&other, &other, 18, 1);
-        cache.append(&k, &k, 18, 1);
-        let last = |cache: &KeyValues| KeyValues::concat(&pool, &[cache]).0.to_rows()[18 * 4..].to_vec();
-        assert_eq!(last(&cache), k.to_rows()[18 * 4..19 * 4]);
-        assert_eq!(last(&copy), other.to_rows()[18 * 4..19 * 4]);
+        each_engine(|engine| {
+            let (pool, heads) = (engine.pool(), Heads::new(1, 1, 4));
+            let act = |seed| Activation::from_rows(&pool, &numbers(seed, 20 * 4), 4);
+            let (k, other) = (act(1), act(2));
+            let mut cache = KeyValues::new(heads, None);
+            cache.append(&k, &k, 0, 18);
+            let mut copy = cache.clone();
+            copy.append(&other, &other, 18, 1);
+            cache.append(&k, &k, 18, 1);
+            let last = |cache: &KeyValues| KeyValues::concat(&pool, &[cache]).0.to_rows()[18 * 4..].to_vec();
+            assert_eq!(last(&cache), k.to_rows()[18 * 4..19 * 4]);
+            assert_eq!(last(&copy), other.to_rows()[18 * 4..19 * 4]);
+        });
     }
 }

@@ -14,6 +14,7 @@
 //! block needs only the rows that carry a loss.
 mod cache;
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -97,6 +98,7 @@ pub fn forward(
     check(q, k, v, sinks, spans, heads);
     match q.device() {
         Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::cpu_slice), spans, heads, how),
+        Device::Cuda(_) => cuda::forward(q, k, v, sinks, spans, heads, how),
         Device::Meta => {
             let of = |features| q.pool().act(q.tokens(), features);
             (of(heads.query * heads.v_head_dim), of(heads.query))
@@ -130,6 +132,7 @@ pub fn backward(
     }
     match q.device() {
         Device::Cpu => cpu::backward(saved, d_o, spans, heads, how, d_sinks.map(FloatsMut::cpu_slice)),
+        Device::Cuda(_) => cuda::backward(saved, d_o, spans, heads, how, d_sinks),
         Device::Meta => (q.like(), k.like(), v.like()),
     }
 }
@@ -152,10 +155,14 @@ pub fn decode(
     assert!(caches.iter().all(|cache| cache.heads().same_keys(heads) && !cache.is_empty()), "caches of these heads");
     let kept = |cache: &&KeyValues| {
         let seen = Window::causal(how.window, cache.len() - 1);
-        cache.page(seen.start / super::activation::LANES).is_some()
+        cache.keeps(seen.start / super::activation::LANES)
     };
     assert!(caches.iter().all(kept), "caches that keep what their last position sees");
-    cpu::decode(q, caches, sinks.map(Floats::cpu_slice), heads, how)
+    match q.device() {
+        Device::Cpu => cpu::decode(q, caches, sinks.map(Floats::cpu_slice), heads, how),
+        Device::Cuda(_) => cuda::decode(q, caches, sinks, heads, how),
+        Device::Meta => q.pool().act(q.tokens(), heads.query * heads.v_head_dim),
+    }
 }
 
 fn check_heads(heads: Heads, sinks: Option<Floats<'_>>) {

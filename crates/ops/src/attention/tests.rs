@@ -3,7 +3,7 @@ use super::reference::{self, Operands};
 use super::*;
 use crate::activation::Pool;
 use crate::spans::{KeyRanges, Mask, full_spans, row_spans};
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{Engine, check_gradient, each_engine, numbers};
 
 const PLAIN: Scores = Scores { scale: 0.7, softcap: None, window: None };
 
@@ -30,27 +30,26 @@ impl Case {
     }
 
     /// What the fast version gives: o, lse, dq, dk, dv, and the gradient of the sinks.
-    fn run(&self, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
-        let pool = Pool::new();
+    fn run(&self, engine: Engine, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
+        let pool = engine.pool();
         let act = |x: &[f32], features| Activation::from_rows(&pool, x, features);
         let q = act(&self.q, heads.query * heads.head_dim);
         let (k, v) = (act(&self.k, heads.kv * heads.head_dim), act(&self.v, heads.kv * heads.v_head_dim));
-        let sinks = sinks.then(|| Floats::from(&self.sinks));
+        let sinks = sinks.then(|| engine.array(&self.sinks));
+        let sinks = sinks.as_ref().map(Floats::from);
         let (o, lse) = forward(&q, &k, &v, sinks, spans, heads, how);
-        let mut d_sinks = vec![0.5; sinks.map_or(0, Floats::len)];
+        let mut d_sinks = engine.array(&vec![0.5; sinks.map_or(0, Floats::len)]);
         let saved = Saved { q: &q, k: &k, v: &v, sinks, o: &o, lse: &lse };
         let weight = act(&self.weight, heads.query * heads.v_head_dim);
         let d_sinks_to = sinks.map(|_| FloatsMut::from(&mut d_sinks));
         let (dq, dk, dv) = backward(saved, &weight, spans, heads, how, d_sinks_to);
         // It was added to what was there.
-        for value in &mut d_sinks {
-            *value -= 0.5;
-        }
+        let d_sinks = d_sinks.read().iter().map(|value| value - 0.5).collect();
         [o.to_rows(), lse.to_rows(), dq.to_rows(), dk.to_rows(), dv.to_rows(), d_sinks]
     }
 }
 
-fn check_spans(heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
+fn check_spans(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
     let case = Case::new(heads, spans);
     let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let operands = Operands {
@@ -60,7 +59,7 @@ fn check_spans(heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
         sinks: sinks.then(|| double(&case.sinks)),
     };
     let (wanted, wanted_lse) = reference::forward(&operands, spans, heads, how);
-    let [o, lse, dq, dk, dv, d_sinks] = case.run(spans, heads, how, sinks);
+    let [o, lse, dq, dk, dv, d_sinks] = case.run(engine, spans, heads, how, sinks);
     for (got, want) in o.iter().zip(&wanted).chain(lse.iter().zip(&wanted_lse)) {
         assert!((f64::from(*got) - want).abs() < 2e-5, "{got} != {want} {heads:?} {how:?}");
     }
@@ -77,92 +76,92 @@ fn check_spans(heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
     }
 }
 
-fn check(heads: Heads, cu_seqlens: &[usize], rows: Option<&[usize]>, how: Scores) {
+fn check(engine: Engine, heads: Heads, cu_seqlens: &[usize], rows: Option<&[usize]>, how: Scores) {
     let spans = rows.map_or_else(|| full_spans(cu_seqlens), |rows| row_spans(cu_seqlens, rows));
-    check_spans(heads, &spans, how, false);
+    check_spans(engine, heads, &spans, how, false);
 }
 
 #[test]
 fn equals_the_definition_and_its_finite_differences_on_odd_sizes() {
-    each_level(|_| {
-        check(Heads::new(1, 1, 2), &[0, 1], None, PLAIN);
-        check(Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, PLAIN);
-        check(Heads::new(3, 1, 24), &[0, 37], None, PLAIN);
-        check(Heads::new(2, 2, 10), &[0, 17, 50], Some(&[2, 9, 16, 30, 31, 49]), PLAIN);
-        check(Heads::new(2, 1, 4), &[0, 9, 20], Some(&[12, 13]), PLAIN);
+    each_engine(|engine| {
+        check(engine, Heads::new(1, 1, 2), &[0, 1], None, PLAIN);
+        check(engine, Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, PLAIN);
+        check(engine, Heads::new(3, 1, 24), &[0, 37], None, PLAIN);
+        check(engine, Heads::new(2, 2, 10), &[0, 17, 50], Some(&[2, 9, 16, 30, 31, 49]), PLAIN);
+        check(engine, Heads::new(2, 1, 4), &[0, 9, 20], Some(&[12, 13]), PLAIN);
     });
 }
 
 #[test]
 fn windows_and_caps_equal_the_definition() {
-    each_level(|_| {
+    each_engine(|engine| {
         for size in [1, 6, 17, 40] {
             for window in [Window::Sliding(size), Window::Chunked(size)] {
                 let how = Scores { window: Some(window), ..PLAIN };
-                check(Heads::new(2, 1, 6), &[0, 5, 6, 50], None, how);
-                check(Heads::new(2, 2, 4), &[0, 17, 70], Some(&[2, 9, 16, 30, 69]), how);
+                check(engine, Heads::new(2, 1, 6), &[0, 5, 6, 50], None, how);
+                check(engine, Heads::new(2, 2, 4), &[0, 17, 70], Some(&[2, 9, 16, 30, 69]), how);
             }
         }
         let capped = Scores { softcap: Some(0.5), ..PLAIN };
-        check(Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, capped);
-        check(Heads::new(1, 1, 4), &[0, 37], None, Scores { window: Some(Window::Sliding(6)), ..capped });
+        check(engine, Heads::new(4, 2, 6), &[0, 5, 6, 23, 40], None, capped);
+        check(engine, Heads::new(1, 1, 4), &[0, 37], None, Scores { window: Some(Window::Sliding(6)), ..capped });
     });
 }
 
 #[test]
 fn long_sequences_cross_every_block() {
-    each_level(|_| {
+    each_engine(|engine| {
         let heads = Heads::new(1, 1, 4);
-        check(heads, &[0, 300], None, PLAIN);
-        check(heads, &[0, 600], None, Scores { window: Some(Window::Sliding(20)), ..PLAIN });
-        check(heads, &[0, 330], None, Scores { window: Some(Window::Chunked(290)), ..PLAIN });
+        check(engine, heads, &[0, 300], None, PLAIN);
+        check(engine, heads, &[0, 600], None, Scores { window: Some(Window::Sliding(20)), ..PLAIN });
+        check(engine, heads, &[0, 330], None, Scores { window: Some(Window::Chunked(290)), ..PLAIN });
         // Queries so far apart that blocks between them are hidden from all.
         let how = Scores { window: Some(Window::Sliding(9)), ..PLAIN };
-        check(heads, &[0, 600], Some(&[3, 290, 599]), how);
+        check(engine, heads, &[0, 600], Some(&[3, 290, 599]), how);
     });
 }
 
 #[test]
 fn values_of_a_size_of_their_own_and_large_heads_equal_the_definition() {
-    each_level(|_| {
+    each_engine(|engine| {
         for (head_dim, v_head_dim) in [(6, 10), (5, 3), (1, 17), (33, 1), (192, 128), (72, 72), (512, 512), (511, 257)]
         {
             let heads = Heads { query: 2, kv: 1, head_dim, v_head_dim };
             let how = Scores { scale: 1.0 / (head_dim as f32).sqrt(), ..PLAIN };
-            check_spans(heads, &full_spans(&[0, 5, 23]), how, true);
-            check_spans(heads, &row_spans(&[0, 19, 37], &[3, 20, 36]), how, false);
+            check_spans(engine, heads, &full_spans(&[0, 5, 23]), how, true);
+            check_spans(engine, heads, &row_spans(&[0, 19, 37], &[3, 20, 36]), how, false);
         }
     });
 }
 
 #[test]
 fn sinks_equal_the_definition_and_their_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         for window in [None, Some(Window::Sliding(7)), Some(Window::Chunked(11))] {
             for softcap in [None, Some(0.5)] {
                 let how = Scores { softcap, window, ..PLAIN };
-                check_spans(Heads::new(4, 2, 6), &full_spans(&[0, 5, 6, 23, 40]), how, true);
-                check_spans(Heads::new(3, 1, 5), &row_spans(&[0, 17, 50], &[2, 9, 16, 30, 31, 49]), how, true);
+                check_spans(engine, Heads::new(4, 2, 6), &full_spans(&[0, 5, 6, 23, 40]), how, true);
+                check_spans(engine, Heads::new(3, 1, 5), &row_spans(&[0, 17, 50], &[2, 9, 16, 30, 31, 49]), how, true);
             }
         }
-        check_spans(Heads::new(1, 1, 4), &full_spans(&[0, 300]), PLAIN, true);
+        check_spans(engine, Heads::new(1, 1, 4), &full_spans(&[0, 300]), PLAIN, true);
     });
 }
 
 #[test]
 fn a_sink_far_below_the_scores_is_none_and_one_far_above_takes_all() {
-    each_level(|_| {
+    each_engine(|engine| {
         let (heads, spans) = (Heads::new(2, 1, 6), full_spans(&[0, 20]));
         let case = Case::new(heads, &spans);
-        let without = case.run(&spans, heads, PLAIN, false);
+        let without = case.run(engine, &spans, heads, PLAIN, false);
         for low in [f32::NEG_INFINITY, f32::MIN, -1e4] {
             let low = Case { sinks: vec![low; 2], ..Case::new(heads, &spans) };
-            let with = low.run(&spans, heads, PLAIN, true);
+            let with = low.run(engine, &spans, heads, PLAIN, true);
             assert_eq!(with[..5], without[..5]);
             assert_eq!(with[5], [0.0; 2]);
         }
         let high = Case { sinks: vec![1e4; 2], ..Case::new(heads, &spans) };
-        let [o, lse, rest @ ..] = high.run(&spans, heads, PLAIN, true);
+        let [o, lse, rest @ ..] = high.run(engine, &spans, heads, PLAIN, true);
         assert!(o.iter().all(|&value| value == 0.0) && lse.iter().all(|&value| value == 1e4));
         assert!(rest.iter().flatten().all(|&value| value == 0.0));
     });
@@ -182,19 +181,19 @@ fn every_mask_equals_the_definition_and_its_finite_differences() {
         Mask::Blocks { blocks: &blocks, window: Some(Window::Chunked(8)) },
     ];
     let heads = Heads { query: 4, kv: 2, head_dim: 6, v_head_dim: 5 };
-    each_level(|_| {
+    each_engine(|engine| {
         for mask in &masks {
             let masked = |spans: Vec<Span>| spans.into_iter().map(|span| span.masked(mask)).collect::<Vec<Span>>();
-            check_spans(heads, &masked(full_spans(&[0, 5, 6, 49])), PLAIN, false);
+            check_spans(engine, heads, &masked(full_spans(&[0, 5, 6, 49])), PLAIN, false);
             let rows = masked(row_spans(&[0, 17, 50], &[2, 9, 16, 30, 31, 49]));
             // The window of the layer does not matter where a span has ranges.
             let how = Scores { softcap: Some(0.8), window: Some(Window::Sliding(3)), ..PLAIN };
-            check_spans(heads, &rows, how, true);
+            check_spans(engine, heads, &rows, how, true);
         }
         // A sequence with ranges beside one with the causal rule.
         let mut mixed = full_spans(&[0, 20, 43]);
         mixed[1] = mixed[1].clone().masked(&Mask::Full);
-        check_spans(heads, &mixed, Scores { window, ..PLAIN }, true);
+        check_spans(engine, heads, &mixed, Scores { window, ..PLAIN }, true);
     });
 }
 
@@ -207,23 +206,23 @@ fn masks_of_long_sequences_cross_every_block() {
         Mask::Local { before: 30, after: 140 },
         Mask::Blocks { blocks: &images, window: Some(Window::Sliding(20)) },
     ];
-    each_level(|_| {
+    each_engine(|engine| {
         for mask in &masks {
             let spans = [full_spans(&[0, 300]).remove(0).masked(mask)];
-            check_spans(heads, &spans, PLAIN, false);
+            check_spans(engine, heads, &spans, PLAIN, false);
             let spans = [row_spans(&[0, 600], &[3, 290, 599]).remove(0).masked(mask)];
-            check_spans(heads, &spans, PLAIN, false);
+            check_spans(engine, heads, &spans, PLAIN, false);
         }
         // Ranges in no order, with gaps between what the queries of a strip see.
         let mut span = row_spans(&[0, 600], &[3, 4, 5]).remove(0);
         span.ranges = Some(KeyRanges { first: vec![597, 1, 300], end: vec![600, 2, 345] });
-        check_spans(heads, &[span], PLAIN, true);
+        check_spans(engine, heads, &[span], PLAIN, true);
     });
 }
 
 #[test]
 fn ranges_of_the_causal_rule_are_the_rule_to_the_bit() {
-    each_level(|_| {
+    each_engine(|engine| {
         let heads = Heads::new(2, 1, 12);
         for window in [None, Some(Window::Sliding(40)), Some(Window::Chunked(100))] {
             let how = Scores { window, ..PLAIN };
@@ -233,10 +232,10 @@ fn ranges_of_the_causal_rule_are_the_rule_to_the_bit() {
                 let by_ranges: Vec<Span> = spans.iter().map(masked).collect();
                 let bits =
                     |results: [Vec<f32>; 6]| results.map(|of| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-                let wanted = bits(case.run(&spans, heads, how, true));
-                assert_eq!(bits(case.run(&by_ranges, heads, how, true)), wanted, "{window:?}");
+                let wanted = bits(case.run(engine, &spans, heads, how, true));
+                assert_eq!(bits(case.run(engine, &by_ranges, heads, how, true)), wanted, "{window:?}");
                 // The window of a layer that is not the ranges' changes nothing.
-                assert_eq!(bits(case.run(&by_ranges, heads, PLAIN, true)), wanted, "{window:?}");
+                assert_eq!(bits(case.run(engine, &by_ranges, heads, PLAIN, true)), wanted, "{window:?}");
             }
         }
     });
@@ -247,5 +246,89 @@ fn ranges_of_the_causal_rule_are_the_rule_to_the_bit() {
 fn a_query_that_sees_no_key_is_refused() {
     let mut span = full_spans(&[0, 2]).remove(0);
     span.ranges = Some(KeyRanges { first: vec![0, 1], end: vec![1, 1] });
-    Case::new(Heads::new(1, 1, 4), &[span.clone()]).run(&[span], Heads::new(1, 1, 4), PLAIN, false);
+    let case = Case::new(Heads::new(1, 1, 4), &[span.clone()]);
+    each_engine(|engine| {
+        case.run(engine, &[span.clone()], Heads::new(1, 1, 4), PLAIN, false);
+    });
+}
+
+#[test]
+fn a_token_at_a_time_equals_all_at_once_to_the_bit() {
+    each_engine(|engine| {
+        for (heads, length) in [
+            (Heads::new(6, 2, 24), 300),
+            (Heads::new(3, 3, 16), 40),
+            (Heads::new(2, 1, 7), 620),
+            (Heads { query: 4, kv: 2, head_dim: 19, v_head_dim: 5 }, 290),
+            (Heads { query: 20, kv: 1, head_dim: 192, v_head_dim: 128 }, 20),
+            (Heads::new(1, 1, 512), 20),
+        ] {
+            for (softcap, window, with_sinks) in [
+                (None, None, false),
+                (None, None, true),
+                (Some(2.0), Some(Window::Sliding(7)), false),
+                (None, Some(Window::Sliding(270)), true),
+                (None, Some(Window::Sliding(33)), false),
+                (Some(2.0), Some(Window::Chunked(38)), true),
+                (None, Some(Window::Chunked(280)), false),
+            ] {
+                let how = Scores { scale: 0.3, softcap, window };
+                let pool = engine.pool();
+                let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, length * width), width);
+                let q = act(1, heads.query * heads.head_dim);
+                let (k, v) = (act(2, heads.kv * heads.head_dim), act(3, heads.kv * heads.v_head_dim));
+                let sinks = engine.array(&numbers(4, heads.query).iter().map(|x| x * 3.0).collect::<Vec<f32>>());
+                let sinks = with_sinks.then(|| Floats::from(&sinks));
+                let (whole, _) = forward(&q, &k, &v, sinks, &full_spans(&[0, length]), heads, how);
+                let (whole, width) = (whole.to_rows(), whole.features());
+                let mut cache = KeyValues::new(heads, window);
+                cache.append(&k, &v, 0, 1);
+                let other = cache.clone();
+                for token in 1..length {
+                    cache.append(&k, &v, token, 1);
+                    // The emulation of a GPU takes its time.
+                    if engine.is_cpu() || token % 17 == 0 || token == length - 1 {
+                        // Beside another text, whose company changes nothing.
+                        let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], sinks, heads, how);
+                        let wanted = [&whole[..width], &whole[token * width..][..width]].concat();
+                        for (got, want) in mixed.to_rows().iter().zip(wanted) {
+                            assert_eq!(got.to_bits(), want.to_bits(), "{engine:?} {how:?} token {token}");
+                        }
+                    }
+                    cache.trim();
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn an_answer_after_a_prefix_equals_all_at_once_to_the_bit() {
+    each_engine(|engine| {
+        let (heads, how) = (Heads::new(2, 1, 8), Scores { scale: 0.3, softcap: None, window: None });
+        let pool = engine.pool();
+        let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, 50 * width), width);
+        let (q, k, v) = (act(1, 16), act(2, 8), act(3, 8));
+        let spans = [full_spans(&[0, 50]).remove(0).masked(&Mask::Prefix(21))];
+        let (whole, _) = forward(&q, &k, &v, None, &spans, heads, how);
+        let mut cache = KeyValues::new(heads, None);
+        cache.append(&k, &v, 0, 21);
+        for token in 21..50 {
+            cache.append(&k, &v, token, 1);
+            let mixed = decode(&q.gather(&[token]), &[&cache], None, heads, how);
+            assert_eq!(mixed.to_rows(), whole.gather(&[token]).to_rows());
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "caches that keep what their last position sees")]
+fn a_cache_that_gave_up_visible_keys_is_refused() {
+    let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
+    let act = Activation::from_rows(&pool, &numbers(1, 40 * 4), 4);
+    let mut cache = KeyValues::new(heads, Some(Window::Sliding(4)));
+    cache.append(&act, &act, 0, 40);
+    cache.trim();
+    let how = Scores { scale: 1.0, softcap: None, window: None };
+    decode(&act.gather(&[39]), &[&cache], None, heads, how);
 }

@@ -1,0 +1,214 @@
+//! Attention on a GPU: which tiles of queries and keys there are, and who sees whom, as the kernels read it.
+use super::{Heads, KeyValues, Saved, Scores};
+use crate::activation::{Activation, LANES};
+use crate::cuda::{self, Arg, Grid, Source};
+use crate::floats::{Floats, FloatsMut};
+use crate::spans::{Span, Window};
+use std::cmp::Reverse;
+use tunesmith_device::{Array, Device};
+
+static KERNELS: Source = Source::new("attention", include_str!("attention.cu"));
+
+/// Queries of a tile.
+const QUERIES: usize = 64;
+/// Threads in each direction of a block: query heads that a block of the decoding kernel takes.
+const SIDE: usize = 16;
+
+/// What kernels of one name are made for: so many features of a head are summed at once, others by other blocks.
+struct Width {
+    features: usize,
+    forward: &'static str,
+    backward_queries: &'static str,
+    backward_keys: &'static str,
+    /// Keys of a tile of the last one.
+    keys: usize,
+}
+
+static WIDTHS: [Width; 3] = [
+    Width {
+        features: 64,
+        forward: "attention_forward_64",
+        backward_queries: "attention_backward_queries_64",
+        backward_keys: "attention_backward_keys_64",
+        keys: 64,
+    },
+    Width {
+        features: 128,
+        forward: "attention_forward_128",
+        backward_queries: "attention_backward_queries_128",
+        backward_keys: "attention_backward_keys_128",
+        keys: 64,
+    },
+    Width {
+        features: 256,
+        forward: "attention_forward_256",
+        backward_queries: "attention_backward_queries_256",
+        backward_keys: "attention_backward_keys_256",
+        keys: 32,
+    },
+];
+
+impl Width {
+    /// The narrowest that sums so many features at once, or the widest there is.
+    fn of(features: usize) -> &'static Self {
+        let [.., widest] = &WIDTHS;
+        WIDTHS.iter().find(|width| width.features >= features).unwrap_or(widest)
+    }
+
+    /// A block for each tile, head, and part of so many features.
+    fn grid(&self, tiles: usize, heads: usize, features: usize) -> Grid {
+        let mut grid = Grid::blocks(tiles);
+        grid.blocks[1] = heads as u32;
+        grid.blocks[2] = features.div_ceil(self.features) as u32;
+        grid
+    }
+}
+
+/// Which keys each row sees, counted from the first of its sequence, and tiles of queries, all on the GPU.
+struct Seen {
+    first: Array<u32>,
+    /// One past the last key; zero for a row that is no query.
+    end: Array<u32>,
+    tiles: Array<u32>,
+    count: usize,
+}
+
+impl Seen {
+    fn new(device: Device, spans: &[Span], window: Option<Window>, rows: usize) -> Self {
+        let (mut first, mut end) = (vec![0; rows], vec![0; rows]);
+        let mut tiles: Vec<[u32; 5]> = Vec::new();
+        for span in spans {
+            let visibility = span.visibility(window);
+            for start in (0..visibility.queries()).step_by(QUERIES) {
+                let queries = start..visibility.queries().min(start + QUERIES);
+                let mut any = visibility.keys_of(start);
+                for query in queries.clone() {
+                    let (seen, row) = (visibility.keys_of(query), span.query_start + query);
+                    (first[row], end[row]) = (seen.start as u32, seen.end as u32);
+                    any = any.start.min(seen.start)..any.end.max(seen.end);
+                }
+                let place = [span.query_start + start, queries.len(), span.key_start, any.start, any.end];
+                tiles.push(place.map(|number| number as u32));
+            }
+        }
+        // The longest first, so that the last ones to finish are short.
+        tiles.sort_by_key(|[.., from, to]| Reverse(to - from));
+        let of = |numbers: &[u32]| cuda::upload(device, numbers);
+        Self { first: of(&first), end: of(&end), tiles: of(tiles.as_flattened()), count: tiles.len() }
+    }
+}
+
+/// Tiles of so many keys, each with the queries that may see some of them.
+fn key_tiles(spans: &[Span], window: Option<Window>, keys: usize) -> Vec<[u32; 6]> {
+    let mut tiles: Vec<[u32; 6]> = Vec::new();
+    for span in spans {
+        for key in (0..span.keys).step_by(keys) {
+            let count = keys.min(span.keys - key);
+            let queries = span.visibility(window).queries_of(key..key + count);
+            let place = [span.key_start + key, key, count, span.query_start, queries.start, queries.end];
+            tiles.push(place.map(|number| number as u32));
+        }
+    }
+    tiles.sort_by_key(|[.., from, to]| Reverse(to - from));
+    tiles
+}
+
+/// The numbers with which every kernel's arguments end.
+fn numbers(heads: Heads, how: Scores) -> [Arg; 6] {
+    let [query, kv, head_dim, v_head_dim] =
+        [heads.query, heads.kv, heads.head_dim, heads.v_head_dim].map(|number| (number as u32).into());
+    // No cap is 0.
+    [query, kv, head_dim, v_head_dim, how.scale.into(), how.softcap.unwrap_or(0.0).into()]
+}
+
+/// [`super::forward`], whose checks have passed.
+pub(super) fn forward(
+    q: &Activation,
+    k: &Activation,
+    v: &Activation,
+    sinks: Option<Floats<'_>>,
+    spans: &[Span],
+    heads: Heads,
+    how: Scores,
+) -> (Activation, Activation) {
+    let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
+    let mut lse = q.pool().act(q.tokens(), heads.query);
+    let (seen, width) = (Seen::new(q.device(), spans, how.window, q.tokens()), Width::of(heads.v_head_dim));
+    let grid = width.grid(seen.count, heads.query, heads.v_head_dim);
+    let sinks = sinks.map_or(Arg::NULL, Arg::from);
+    let (first, end, tiles) = ((&seen.first).into(), (&seen.end).into(), (&seen.tiles).into());
+    let operands = [q.into(), k.into(), v.into(), sinks, (&mut o).into(), (&mut lse).into(), first, end, tiles];
+    cuda::launch(q.device(), &KERNELS, width.forward, grid, &[operands.as_slice(), &numbers(heads, how)].concat());
+    (o, lse)
+}
+
+/// [`super::backward`], whose checks have passed.
+pub(super) fn backward(
+    saved: Saved<'_>,
+    d_o: &Activation,
+    spans: &[Span],
+    heads: Heads,
+    how: Scores,
+    d_sinks: Option<FloatsMut<'_>>,
+) -> (Activation, Activation, Activation) {
+    let Saved { q, k, v, sinks, o, lse } = saved;
+    let (device, pool, count) = (q.device(), q.pool(), q.tokens() * heads.query);
+    let (mut dq, mut dk, mut dv) = (q.like(), k.like(), v.like());
+    let mut delta = pool.act(q.tokens(), heads.query);
+    let seen = Seen::new(device, spans, how.window, q.tokens());
+    let (first, end, numbers) = ((&seen.first).into(), (&seen.end).into(), numbers(heads, how));
+    let launch = |name, grid, args: &[Arg]| cuda::launch(device, &KERNELS, name, grid, args);
+
+    // A warp each.
+    let args = [o.into(), d_o.into(), (&mut delta).into(), Arg::count(count), (heads.v_head_dim as u32).into()];
+    launch("attention_delta", Grid::items(count * 32), &args);
+
+    if let Some((sinks, d_sinks)) = sinks.zip(d_sinks) {
+        let of = [sinks.into(), lse.into(), (&delta).into(), end, d_sinks.into(), Arg::count(q.tokens()), numbers[0]];
+        launch("attention_sinks", Grid::blocks(heads.query), &of);
+    }
+
+    let read = [q.into(), k.into(), v.into(), d_o.into(), lse.into(), (&delta).into()];
+    let width = Width::of(heads.head_dim);
+    let rest = [(&mut dq).into(), first, end, (&seen.tiles).into()];
+    let grid = width.grid(seen.count, heads.query, heads.head_dim);
+    launch(width.backward_queries, grid, &[read.as_slice(), &rest, &numbers].concat());
+
+    let features = heads.head_dim.max(heads.v_head_dim);
+    let width = Width::of(features);
+    let tiles = key_tiles(spans, how.window, width.keys);
+    let on_device = cuda::upload(device, tiles.as_flattened());
+    let rest = [(&mut dk).into(), (&mut dv).into(), first, end, (&on_device).into()];
+    let grid = width.grid(tiles.len(), heads.kv, features);
+    launch(width.backward_keys, grid, &[read.as_slice(), &rest, &numbers].concat());
+    (dq, dk, dv)
+}
+
+/// [`super::decode`], whose checks have passed.
+pub(super) fn decode(
+    q: &Activation,
+    caches: &[&KeyValues],
+    sinks: Option<Floats<'_>>,
+    heads: Heads,
+    how: Scores,
+) -> Activation {
+    let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
+    let (mut pages, mut texts): (Vec<u64>, Vec<[u32; 4]>) = (Vec::new(), Vec::new());
+    for cache in caches {
+        let seen = Window::causal(how.window, cache.len() - 1);
+        let numbers = seen.start / LANES..seen.end.div_ceil(LANES);
+        texts.push([pages.len(), numbers.start, seen.start, seen.end].map(|number| number as u32));
+        pages.extend(numbers.map(|number| cache.address(number)));
+    }
+    let pages = cuda::upload(q.device(), &pages);
+    let texts = cuda::upload(q.device(), texts.as_flattened());
+    let parts = (heads.query / heads.kv).div_ceil(SIDE);
+    // The widest of all: few features leave registers unused, not work undone.
+    let [.., widest] = &WIDTHS;
+    let grid = widest.grid(caches.len(), heads.kv * parts, heads.v_head_dim);
+    let sinks = sinks.map_or(Arg::NULL, Arg::from);
+    let operands = [q.into(), sinks, (&mut o).into(), (&pages).into(), (&texts).into()];
+    let args = [operands.as_slice(), &numbers(heads, how)].concat();
+    cuda::launch(q.device(), &KERNELS, "attention_decode", grid, &args);
+    o
+}
