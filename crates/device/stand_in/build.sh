@@ -1,0 +1,44 @@
+#!/bin/bash
+# Builds the stand-in for a GPU into FOLDER: crates/device/stand_in/build.sh FOLDER
+set -euo pipefail
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+crates=$(cd "$here/../.." && pwd)
+cxx=${CXX:-g++}
+flags=(-std=c++17 -O2 -fPIC -pthread -Wall -Wextra -Werror -I "$here" -I "$crates/device/src/cuda" -ffp-contract=off)
+read -ra more <<<"${TUNESMITH_STAND_IN_FLAGS:-}"
+flags+=("${more[@]}")
+mkdir -p "$folder/objects"
+objects=()
+jobs=()
+compile() {
+    local object=$folder/objects/$1.o
+    shift
+    objects+=("$object")
+    "$cxx" "${flags[@]}" "$@" -c -o "$object" &
+    jobs+=($!)
+    if ((${#jobs[@]} >= 2)); then
+        wait "${jobs[0]}"
+        jobs=("${jobs[@]:1}")
+    fi
+}
+for source in emulation cuda; do
+    compile "$source" "$here/$source.cpp"
+done
+# A kernel's source is compiled with lines that make its kernels known by name.
+while IFS= read -r source; do
+    name=$(basename "$source" .cu)
+    {
+        echo "#include \"$source\""
+        sed -nE 's/^KERNEL[[:space:]]+(__launch_bounds__\([^)]*\)[[:space:]]+)?([A-Za-z0-9_]+)[[:space:]]*\(.*/TUNESMITH_REGISTER(\2)/p' "$source"
+    } >"$folder/objects/$name.cpp"
+    compile "kernels_$name" -include emulation.h -Wno-unknown-pragmas -Wno-unused-function "$folder/objects/$name.cpp"
+done < <(find "$crates" -name '*.cu' | sort)
+for job in "${jobs[@]}"; do
+    wait "$job"
+done
+"$cxx" -shared -pthread -Wl,-soname,libcuda.so.1 -o "$folder/libcuda.so.1" "${objects[@]}"
+"$cxx" "${flags[@]}" -shared -Wl,-soname,libnvrtc.so.13 -o "$folder/libnvrtc.so.13" "$here/nvrtc.cpp"
+"$cxx" "${flags[@]}" -O3 -shared -Wl,-soname,libcublasLt.so.13 -Wl,-rpath,'$ORIGIN' -o "$folder/libcublasLt.so.13" \
+    "$here/cublaslt.cpp" "$folder/libcuda.so.1"
+rm -r "$folder/objects"

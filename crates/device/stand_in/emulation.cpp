@@ -1,0 +1,288 @@
+// Fibers and barriers: see emulation.h.
+#include "emulation.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+Dimensions threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+namespace {
+
+constexpr size_t STACK = 128 << 10;
+constexpr size_t SHARED = 232448;
+
+// Saves the registers that a function keeps, and the stack; continues with those saved in `to`.
+extern "C" void tunesmith_switch(void **from, void *to);
+#if defined(__x86_64__)
+asm(".text\n.globl tunesmith_switch\n.hidden tunesmith_switch\n.type tunesmith_switch,@function\ntunesmith_switch:\n"
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+constexpr size_t SAVED = 6;
+#elif defined(__aarch64__)
+asm(".text\n.globl tunesmith_switch\n.hidden tunesmith_switch\n.type tunesmith_switch,%function\ntunesmith_switch:\n"
+    "sub sp, sp, #160\n"
+    "stp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\nstp x25, x26, [sp, #48]\n"
+    "stp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
+    "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\nstp d14, d15, [sp, #144]\n"
+    "mov x9, sp\nstr x9, [x0]\nmov sp, x1\n"
+    "ldp x19, x20, [sp]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\nldp x25, x26, [sp, #48]\n"
+    "ldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\n"
+    "ldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\nldp d12, d13, [sp, #128]\nldp d14, d15, [sp, #144]\n"
+    "add sp, sp, #160\nret\n");
+#else
+#error "the stand-in knows how to switch fibers on x86-64 and aarch64"
+#endif
+
+enum class Wait { None, Block, Warp, Ended };
+
+struct Thread {
+    void *stack_pointer = nullptr;
+    int stack = -1;
+    Wait wait = Wait::None;
+    Site site{nullptr, 0};
+    uint32_t mask = 0;
+    uint64_t given = 0;
+};
+
+struct State {
+    std::vector<Thread> threads;
+    // What the lanes of each warp gave at its last exchange.
+    std::vector<uint64_t> exchanged;
+    std::vector<char *> stacks;
+    std::vector<int> idle;
+    void *scheduler = nullptr;
+    unsigned current = 0;
+    Body const *body = nullptr;
+    const char *name = "";
+    Dimensions block{1, 1, 1};
+    char *shared = nullptr;
+};
+
+// One kernel runs at a time.
+State &state() {
+    static State *state = new State;
+    return *state;
+}
+
+std::mutex &running() {
+    static std::mutex *mutex = new std::mutex;
+    return *mutex;
+}
+
+[[noreturn]] void fail(const char *what, const Thread &thread) {
+    State &s = state();
+    std::fprintf(stderr, "stand-in: kernel %s, block (%u, %u, %u): %s at %s:%d\n", s.name, blockIdx.x, blockIdx.y, blockIdx.z,
+                 what, thread.site.file ? thread.site.file : "?", thread.site.line);
+    std::abort();
+}
+
+void begin() {
+    State &s = state();
+    for (;;) {
+        (*s.body)();
+        s.threads[s.current].wait = Wait::Ended;
+        // A thread that ended gives its stack to the next one, which begins here.
+        tunesmith_switch(&s.threads[s.current].stack_pointer, s.scheduler);
+    }
+}
+
+void *fresh(char *stack) {
+    uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK) & ~uintptr_t(63);
+#if defined(__x86_64__)
+    // As after a call: the stack is 8 beyond a multiple of 16 when `begin` is entered.
+    void **place = reinterpret_cast<void **>(top) - 1;
+    *--place = reinterpret_cast<void *>(&begin);
+    for (size_t i = 0; i < SAVED; i++) *--place = nullptr;
+    return place;
+#else
+    uint64_t *place = reinterpret_cast<uint64_t *>(top) - 20;
+    std::memset(place, 0, 160);
+    place[11] = reinterpret_cast<uint64_t>(&begin);
+    return place;
+#endif
+}
+
+void set_index(unsigned thread) {
+    State &s = state();
+    s.current = thread;
+    threadIdx = {thread % s.block.x, thread / s.block.x % s.block.y, thread / s.block.x / s.block.y};
+}
+
+void resume(unsigned index) {
+    State &s = state();
+    Thread &thread = s.threads[index];
+    if (thread.stack < 0) {
+        if (s.idle.empty()) {
+            void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (memory == MAP_FAILED) fail("no memory for a thread's stack", thread);
+            s.idle.push_back(int(s.stacks.size()));
+            s.stacks.push_back(static_cast<char *>(memory));
+        }
+        thread.stack = s.idle.back();
+        s.idle.pop_back();
+        thread.stack_pointer = fresh(s.stacks[thread.stack]);
+    }
+    thread.wait = Wait::None;
+    set_index(index);
+    tunesmith_switch(&s.scheduler, thread.stack_pointer);
+    if (thread.wait == Wait::Ended) {
+        s.idle.push_back(thread.stack);
+        thread.stack = -1;
+    }
+}
+
+void wait_here(Wait wait, Site site) {
+    State &s = state();
+    unsigned self = s.current;
+    s.threads[self].wait = wait;
+    s.threads[self].site = site;
+    tunesmith_switch(&s.threads[self].stack_pointer, s.scheduler);
+}
+
+// Lets go the lanes of a warp that wait for each other; whether there were any.
+bool release_warp(unsigned first, unsigned count) {
+    State &s = state();
+    bool released = false;
+    for (unsigned lane = 0; lane < count; lane++) {
+        Thread &thread = s.threads[first + lane];
+        if (thread.wait != Wait::Warp) continue;
+        uint32_t mask = thread.mask;
+        if (!(mask >> lane & 1)) fail("a lane takes part in an exchange that its mask leaves out", thread);
+        bool complete = true;
+        for (unsigned other = 0; other < count; other++) {
+            Thread &it = s.threads[first + other];
+            if (!(mask >> other & 1) || it.wait == Wait::Ended) continue;
+            complete &= it.wait == Wait::Warp && it.mask == mask;
+        }
+        if (!complete) continue;
+        for (unsigned other = 0; other < LANES; other++) {
+            bool there = other < count && (mask >> other & 1) && s.threads[first + other].wait == Wait::Warp;
+            if (mask >> other & 1) s.exchanged[first + other] = there ? s.threads[first + other].given : 0;
+            if (there) s.threads[first + other].wait = Wait::None;
+        }
+        released = true;
+    }
+    return released;
+}
+
+// The order in which threads run: TUNESMITH_STAND_IN_ORDER.
+struct Order {
+    enum { Forward, Reverse, Greedy, Random } kind = Forward;
+    std::mt19937 random{1};
+
+    Order() {
+        const char *wanted = std::getenv("TUNESMITH_STAND_IN_ORDER");
+        std::string name = wanted ? wanted : "forward";
+        if (name == "reverse") kind = Reverse;
+        if (name == "greedy") kind = Greedy;
+        if (name.rfind("random", 0) == 0) {
+            kind = Random;
+            if (name.size() > 7) random.seed(unsigned(std::atoi(name.c_str() + 7)));
+        }
+    }
+};
+
+Order &order() {
+    static Order *order = new Order;
+    return *order;
+}
+
+void run_block(unsigned count, std::vector<unsigned> &turns) {
+    State &s = state();
+    for (Thread &thread : s.threads) thread = Thread{};
+    unsigned warps = (count + LANES - 1) / LANES;
+    auto size = [&](unsigned warp) { return std::min(LANES, count - warp * LANES); };
+    for (;;) {
+        bool ran = false;
+        if (order().kind == Order::Random) std::shuffle(turns.begin(), turns.end(), order().random);
+        for (unsigned index : turns) {
+            if (s.threads[index].wait != Wait::None) continue;
+            resume(index);
+            ran = true;
+            // The warp runs ahead of all others.
+            if (order().kind == Order::Greedy && index % LANES + 1 == size(index / LANES) && release_warp(index / LANES * LANES, size(index / LANES))) break;
+        }
+        bool released = false;
+        for (unsigned warp = 0; warp < warps; warp++) released |= release_warp(warp * LANES, size(warp));
+        if (released || (ran && order().kind == Order::Greedy)) continue;
+        // All wait at a barrier or have ended.
+        const Thread *waiting = nullptr;
+        for (const Thread &thread : s.threads) {
+            if (thread.wait == Wait::Warp) fail("a lane waits for others of its warp, which do not come,", thread);
+            if (thread.wait != Wait::Block) continue;
+            if (waiting && (waiting->site.line != thread.site.line || std::strcmp(waiting->site.file, thread.site.file) != 0))
+                fail("threads wait at different barriers, one", thread);
+            waiting = &thread;
+        }
+        if (!waiting) return;
+        for (Thread &thread : s.threads)
+            if (thread.wait == Wait::Block) thread.wait = Wait::None;
+    }
+}
+
+std::map<std::string, Bind> &kernels() {
+    static std::map<std::string, Bind> *kernels = new std::map<std::string, Bind>;
+    return *kernels;
+}
+
+} // namespace
+
+Registration::Registration(const char *name, Bind bind) {
+    if (!kernels().emplace(name, bind).second) {
+        std::fprintf(stderr, "stand-in: two kernels are named %s\n", name);
+        std::abort();
+    }
+}
+
+Bind find(const char *name) {
+    auto found = kernels().find(name);
+    return found == kernels().end() ? nullptr : found->second;
+}
+
+void *dynamic_shared() { return state().shared; }
+
+unsigned lane() { return state().current % LANES; }
+
+void block_barrier(Site site) { wait_here(Wait::Block, site); }
+
+void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site) {
+    State &s = state();
+    Thread &self = s.threads[s.current];
+    self.mask = mask;
+    self.given = value;
+    wait_here(Wait::Warp, site);
+    std::memcpy(all, &s.exchanged[s.current / LANES * LANES], LANES * sizeof *all);
+}
+
+void run(const char *name, Dimensions grid, Dimensions block, size_t shared, const Body &body) {
+    std::lock_guard<std::mutex> one(running());
+    State &s = state();
+    if (!s.shared) s.shared = static_cast<char *>(std::aligned_alloc(128, SHARED));
+    unsigned count = block.x * block.y * block.z;
+    s.threads.assign(count, Thread{});
+    s.exchanged.assign((count + LANES - 1) / LANES * LANES, 0);
+    s.body = &body;
+    s.name = name;
+    s.block = block;
+    blockDim = block;
+    gridDim = grid;
+    std::vector<unsigned> turns(count);
+    for (unsigned i = 0; i < count; i++) turns[i] = order().kind == Order::Reverse ? count - 1 - i : i;
+    for (unsigned z = 0; z < grid.z; z++)
+        for (unsigned y = 0; y < grid.y; y++)
+            for (unsigned x = 0; x < grid.x; x++) {
+                blockIdx = {x, y, z};
+                // NaN: whoever reads what nothing has written sees it.
+                std::memset(s.shared, 0xff, shared);
+                run_block(count, turns);
+            }
+}
+
+} // namespace emulation
