@@ -284,18 +284,20 @@ static __device__ inline void forward(const float* q, const float* k, const floa
     }
 }
 
-KERNEL attention_forward_64(const float* q, const float* k, const float* v, const float* sinks, float* o,
-                                   float* lse, const u32* first, const u32* end, const QueryTile* tiles, u32 heads,
-                                   u32 kv_heads, u32 head_dim, u32 v_head_dim, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, 2) attention_forward_64(
+    const float* q, const float* k, const float* v, const float* sinks, float* o, float* lse, const u32* first,
+    const u32* end, const QueryTile* tiles, u32 heads, u32 kv_heads, u32 head_dim, u32 v_head_dim, float scale,
+    float cap) {
     __shared__ Four tile[TILE];
     __shared__ Four matrix[SCORES];
     forward<1>(q, k, v, sinks, o, lse, first, end, tiles, heads, kv_heads, head_dim, v_head_dim, scale, cap, tile,
                matrix);
 }
 
-KERNEL attention_forward_128(const float* q, const float* k, const float* v, const float* sinks, float* o,
-                                    float* lse, const u32* first, const u32* end, const QueryTile* tiles, u32 heads,
-                                    u32 kv_heads, u32 head_dim, u32 v_head_dim, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, 2) attention_forward_128(
+    const float* q, const float* k, const float* v, const float* sinks, float* o, float* lse, const u32* first,
+    const u32* end, const QueryTile* tiles, u32 heads, u32 kv_heads, u32 head_dim, u32 v_head_dim, float scale,
+    float cap) {
     __shared__ Four tile[TILE];
     __shared__ Four matrix[SCORES];
     forward<2>(q, k, v, sinks, o, lse, first, end, tiles, heads, kv_heads, head_dim, v_head_dim, scale, cap, tile,
@@ -319,8 +321,9 @@ struct Text {
 
 // The newest token of each text over the text's cache. A block for each text (x), 16 query heads of a key head (y), and
 // 256 features of values (z). A page is `[16][kv heads][head_dim]` keys and `[16][kv heads][v_head_dim]` values.
-KERNEL attention_decode(const float* q, const float* sinks, float* o, const u64* pages, const Text* texts,
-                               u32 heads, u32 kv_heads, u32 head_dim, u32 v_head_dim, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, 2) attention_decode(
+    const float* q, const float* sinks, float* o, const u64* pages, const Text* texts, u32 heads, u32 kv_heads, u32
+    head_dim, u32 v_head_dim, float scale, float cap) {
     __shared__ Four tile[TILE];
     __shared__ Four matrix[SCORES];
     const Text at = texts[blockIdx.x];
@@ -424,10 +427,10 @@ static __device__ inline void backward_queries(const float* q, const float* k, c
     store<4, N>(dq + at.row * stride + (u64)head * head_dim, stride, at.queries, head_dim, column, factors, sums);
 }
 
-KERNEL attention_backward_queries_64(const float* q, const float* k, const float* v, const float* d_o,
-                                            const float* lse, const float* delta, float* dq, const u32* first,
-                                            const u32* end, const QueryTile* tiles, u32 heads, u32 kv_heads,
-                                            u32 head_dim, u32 v_head_dim, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, 2) attention_backward_queries_64(
+    const float* q, const float* k, const float* v, const float* d_o, const float* lse, const float* delta, float*
+    dq, const u32* first, const u32* end, const QueryTile* tiles, u32 heads, u32 kv_heads, u32 head_dim, u32
+    v_head_dim, float scale, float cap) {
     __shared__ Four tile[TILE];
     __shared__ Four matrix[SCORES];
     backward_queries<1>(q, k, v, d_o, lse, delta, dq, first, end, tiles, heads, kv_heads, head_dim, v_head_dim, scale,
@@ -506,10 +509,10 @@ static __device__ inline void backward_keys(const float* q, const float* k, cons
                 v_sums);
 }
 
-KERNEL attention_backward_keys_64(const float* q, const float* k, const float* v, const float* d_o,
-                                         const float* lse, const float* delta, float* dk, float* dv, const u32* first,
-                                         const u32* end, const KeyTile* tiles, u32 heads, u32 kv_heads, u32 head_dim,
-                                         u32 v_head_dim, float scale, float cap) {
+KERNEL __launch_bounds__(THREADS, 2) attention_backward_keys_64(
+    const float* q, const float* k, const float* v, const float* d_o, const float* lse, const float* delta, float*
+    dk, float* dv, const u32* first, const u32* end, const KeyTile* tiles, u32 heads, u32 kv_heads, u32 head_dim,
+    u32 v_head_dim, float scale, float cap) {
     __shared__ Four tile[TILE];
     __shared__ Four matrix[SCORES];
     backward_keys<4, 1>(q, k, v, d_o, lse, delta, dk, dv, first, end, tiles, heads, kv_heads, head_dim, v_head_dim,

@@ -13,7 +13,7 @@ use tunesmith_device::{Array, Device, memory};
 /// A vector's worth of floats, on a cache line of its own.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-struct Line([f32; LANES]);
+pub(super) struct Line([f32; LANES]);
 
 /// Sixteen positions, where the activations are that they came from.
 #[derive(Debug)]
