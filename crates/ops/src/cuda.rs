@@ -31,6 +31,16 @@ impl Grid {
         Self::blocks(count.div_ceil(THREADS as usize))
     }
 
+    /// A block for each row of so many numbers, with as many threads as it has work for.
+    pub(crate) fn rows(count: usize, width: usize) -> Self {
+        Self::blocks(count).threads(width.next_multiple_of(32).clamp(32, THREADS as usize) as u32)
+    }
+
+    /// A block for each 32 columns, eight threads a column.
+    pub(crate) fn columns(count: usize) -> Self {
+        Self::blocks(count.div_ceil(32))
+    }
+
     /// With so many threads a block.
     #[must_use]
     pub(crate) const fn threads(self, threads: u32) -> Self {

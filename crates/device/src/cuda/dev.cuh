@@ -136,3 +136,22 @@ static __device__ inline float block_max(float x) {
     for (u32 warp = 1; warp < warps; warp++) most = fmaxf(most, parts[warp]);
     return most;
 }
+
+// In a block whose threads stand as rows of 32: the sum over the threads of each column, which those of the first row get.
+static __device__ inline float column_sum(float x) {
+    __shared__ float parts[WARP][WARP + 1];
+    u32 column = threadIdx.x % WARP, row = threadIdx.x / WARP, rows = blockDim.x / WARP;
+    __syncthreads();
+    parts[row][column] = x;
+    __syncthreads();
+    if (row > 0) return 0.0f;
+    for (u32 other = 1; other < rows; other++) x += parts[other][column];
+    return x;
+}
+
+// SplitMix64's finalizer (Steele, Lea and Flood, 2014): the same bits as `dropout::mix` gives.
+static __device__ inline u64 mix(u64 z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}

@@ -38,7 +38,7 @@ impl<'a> Program<'a> {
         };
         let kind = if known { "sm" } else { "compute" };
         let options =
-            vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "--default-device".into()];
+            vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "-default-device".into()];
         let mut program = Self { source, nvrtc, options, ptx: !known, file: None };
         program.file = files::user_cache().map(|cache| cache.join("cuda").join(format!("{}.cubin", program.key())));
         Ok(program)

@@ -1,6 +1,7 @@
 //! Sums of gradients over passes, `s[i] += g[i]`: float32, or bfloat16 that is rounded to nearest, ties to even, after each
 //! addition. `s[i]` and `g[i]` are added in float32.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -10,6 +11,8 @@ use tunesmith_device::{Device, Element, Slice, SliceMut};
 
 /// What sums are kept in: `f32` or [`bf16`].
 pub trait Sum: Element {
+    /// Whether it is [`bf16`].
+    const NARROW: bool;
     /// The same number.
     fn to_f32(self) -> f32;
     /// The nearest number of this type.
@@ -17,6 +20,8 @@ pub trait Sum: Element {
 }
 
 impl Sum for f32 {
+    const NARROW: bool = false;
+
     fn to_f32(self) -> f32 {
         self
     }
@@ -27,6 +32,8 @@ impl Sum for f32 {
 }
 
 impl Sum for bf16 {
+    const NARROW: bool = true;
+
     fn to_f32(self) -> f32 {
         Self::to_f32(self)
     }
@@ -41,6 +48,7 @@ pub fn add<T: Sum>(sums: SliceMut<'_, T>, grads: Floats<'_>) {
     assert_eq!(sums.len(), grads.len(), "a gradient for each sum");
     match sums.device() {
         Device::Cpu => cpu::add(sums.cpu_slice(), grads.cpu_slice()),
+        Device::Cuda(_) => cuda::add(sums, grads),
         Device::Meta => {}
     }
 }
@@ -50,6 +58,7 @@ pub fn take<T: Sum>(sums: SliceMut<'_, T>, grads: FloatsMut<'_>) {
     assert_eq!(sums.len(), grads.len(), "a gradient for each sum");
     match sums.device() {
         Device::Cpu => cpu::take(sums.cpu_slice(), grads.cpu_slice()),
+        Device::Cuda(_) => cuda::take(sums, grads),
         Device::Meta => {}
     }
 }
@@ -59,6 +68,7 @@ pub fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
     assert_eq!(sums.len(), floats.len(), "a float for each sum");
     match sums.device() {
         Device::Cpu => cpu::to_f32(sums.cpu_slice(), floats.cpu_slice()),
+        Device::Cuda(_) => cuda::to_f32(sums, floats),
         Device::Meta => {}
     }
 }
@@ -67,6 +77,7 @@ pub fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
 pub fn squares(sums: Slice<'_, bf16>) -> f64 {
     match sums.device() {
         Device::Cpu => cpu::squares(sums.cpu_slice()),
+        Device::Cuda(_) => cuda::squares(sums),
         Device::Meta => 0.0,
     }
 }

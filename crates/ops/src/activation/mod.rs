@@ -1,10 +1,11 @@
-//! Activations `[tokens, features]`: in memory `[panel of 16 tokens][feature][16 tokens]`, from a pool that gives the
-//! same memory again.
+//! Activations `[tokens, features]`, from a pool that gives the same memory again: on the CPU
+//! `[panel of 16 tokens][feature][16 tokens]`, on a GPU row-major.
 //!
-//! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
+//! In the CPU's layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
 mod cpu;
+mod cuda;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -126,6 +127,7 @@ impl Activation {
     pub fn zero(&mut self) {
         match self.device() {
             Device::Cpu => self.data_mut().fill(0.0),
+            Device::Cuda(_) => self.floats_mut().zero(),
             Device::Meta => {}
         }
     }
@@ -135,7 +137,7 @@ impl Activation {
         if !self.tokens.is_multiple_of(LANES) {
             match self.device() {
                 Device::Cpu => self.panel_mut(self.tokens / LANES).fill(0.0),
-                Device::Meta => {}
+                Device::Cuda(_) | Device::Meta => {} // no panels
             }
         }
     }
@@ -152,6 +154,7 @@ impl Activation {
         let mut out = pool.blank(rows.len(), self.features);
         match self.device() {
             Device::Cpu => cpu::rows(self, rows.start, &mut out),
+            Device::Cuda(_) => cuda::rows(self, rows.start, &mut out),
             Device::Meta => {}
         }
         out
@@ -162,6 +165,7 @@ impl Activation {
         assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
         match self.device() {
             Device::Cpu => cpu::put_rows(self, first, part),
+            Device::Cuda(_) => cuda::put_rows(self, first, part),
             Device::Meta => {}
         }
     }
@@ -170,6 +174,7 @@ impl Activation {
     pub fn row(&self, token: usize) -> Vec<f32> {
         match self.device() {
             Device::Cpu => cpu::row(self, token),
+            Device::Cuda(_) => cuda::row(self, token),
             Device::Meta => vec![0.0; self.features],
         }
     }
@@ -180,6 +185,7 @@ impl Activation {
         let mut out = self.pool.act(self.tokens, columns.len());
         match self.device() {
             Device::Cpu => cpu::columns(self, columns, &mut out),
+            Device::Cuda(_) => cuda::columns(self, columns, &mut out),
             Device::Meta => {}
         }
         out
@@ -192,6 +198,7 @@ impl Activation {
         let mut out = parts[0].pool.act(parts[0].tokens, features);
         match out.device() {
             Device::Cpu => cpu::side_by_side(parts, &mut out),
+            Device::Cuda(_) => cuda::side_by_side(parts, &mut out),
             Device::Meta => {}
         }
         out
@@ -208,6 +215,7 @@ impl Activation {
         let mut act = pool.act(tokens, features);
         match act.device() {
             Device::Cpu => cpu::from_rows(rows, &mut act),
+            Device::Cuda(_) => act.floats_mut().write(&rows[..tokens * features]),
             Device::Meta => {}
         }
         act
@@ -217,6 +225,11 @@ impl Activation {
     pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
         match rows.device() {
             Device::Cpu => Self::from_rows(pool, rows.cpu_slice(), features),
+            Device::Cuda(_) => {
+                let mut act = pool.act(rows.len() / features, features);
+                act.floats_mut().copy_from(rows);
+                act
+            }
             Device::Meta => pool.act(rows.len() / features, features),
         }
     }
@@ -234,6 +247,7 @@ impl Activation {
         let mut rows = vec![0.0; self.tokens * self.features];
         match self.device() {
             Device::Cpu => cpu::to_rows(self, &mut rows),
+            Device::Cuda(_) => self.floats().read_into(&mut rows),
             Device::Meta => {}
         }
         rows
@@ -245,6 +259,7 @@ impl Activation {
         let mut out = self.pool.act(self.tokens, self.features);
         match self.device() {
             Device::Cpu => cpu::copy(self, &mut out),
+            Device::Cuda(_) => out.floats_mut().copy_from(self.floats()),
             Device::Meta => {}
         }
         out
@@ -262,6 +277,7 @@ impl Activation {
         let mut out = pool.act(rows.len(), self.features);
         match self.device() {
             Device::Cpu => cpu::gather(self, rows, &mut out),
+            Device::Cuda(_) => cuda::gather(self, rows, &mut out),
             Device::Meta => {}
         }
         out
@@ -272,6 +288,7 @@ impl Activation {
         assert_eq!(factors.len(), self.tokens, "a factor for each token");
         match self.device() {
             Device::Cpu => cpu::times(self, factors),
+            Device::Cuda(_) => cuda::times(self, factors),
             Device::Meta => {}
         }
     }
@@ -281,6 +298,7 @@ impl Activation {
         assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
         match self.device() {
             Device::Cpu => cpu::dot(self, other),
+            Device::Cuda(_) => cuda::dot(self, other),
             Device::Meta => vec![0.0; self.tokens],
         }
     }
@@ -290,6 +308,7 @@ impl Activation {
         assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
         match self.device() {
             Device::Cpu => cpu::scatter_add(self, rows, factors, from),
+            Device::Cuda(_) => cuda::scatter_add(self, rows, factors, from),
             Device::Meta => {}
         }
     }
@@ -300,6 +319,7 @@ impl Activation {
         let mut out = self.pool.act(tokens, self.features);
         match self.device() {
             Device::Cpu => cpu::scatter(self, rows, &mut out),
+            Device::Cuda(_) => cuda::scatter(self, rows, &mut out),
             Device::Meta => {}
         }
         out

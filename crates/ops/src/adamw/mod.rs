@@ -6,6 +6,7 @@
 //! w = (1 - rate decay) w - rate / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
 //! ```
 mod cpu;
+mod cuda;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub fn update(
         Device::Cpu => {
             cpu::update(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), exp_avg_sq.cpu_slice(), step);
         }
+        Device::Cuda(_) => cuda::update(values, grads, exp_avg, exp_avg_sq, step),
         Device::Meta => {}
     }
 }

@@ -4,6 +4,7 @@
 //! A block of 256 moments shares its largest magnitude, `absmax`. A moment divided by that is stored as the nearest entry of
 //! a dynamic [`CodeMap`]: a signed map for the first moment, an unsigned one for the second.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -56,6 +57,7 @@ pub fn update(
                 step,
             );
         }
+        Device::Cuda(_) => cuda::update(values, grads, codes, absmax, maps, step),
         Device::Meta => {}
     }
 }
@@ -75,6 +77,7 @@ pub fn update_small(
         Device::Cpu => {
             cpu::update_small(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), exp_avg_sq.cpu_slice(), step);
         }
+        Device::Cuda(_) => cuda::update_small(values, grads, exp_avg, exp_avg_sq, step),
         Device::Meta => {}
     }
 }

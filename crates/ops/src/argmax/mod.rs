@@ -1,5 +1,6 @@
 //! The largest feature of each token, `argmax_j x[t, j]`: the most probable token of a vocabulary.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -10,6 +11,7 @@ use tunesmith_device::Device;
 pub fn argmax(x: &Activation) -> Vec<u32> {
     match x.device() {
         Device::Cpu => cpu::argmax(x),
+        Device::Cuda(_) => cuda::argmax(x),
         Device::Meta => vec![0; x.tokens()],
     }
 }

@@ -3,6 +3,7 @@
 //! The mask is a function of counters alone (seed, step, module, row, feature): running a segment again, resuming, or
 //! splitting a step into other micro-batches gives the same mask.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +43,7 @@ impl Dropout<'_> {
         let mut out = x.like();
         match x.device() {
             Device::Cpu => cpu::apply(self, x, &mut out),
+            Device::Cuda(_) => cuda::apply(self, x, &mut out),
             Device::Meta => {}
         }
         out

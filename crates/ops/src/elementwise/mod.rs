@@ -1,5 +1,6 @@
 //! Arithmetic on activations `[tokens, features]`, value by value.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -9,14 +10,14 @@ use tunesmith_device::Device;
 
 /// `x = factor x`.
 pub fn scale(x: &mut Activation, factor: f32) {
-    map(x, |x| x * factor);
+    map(x, |x| x * factor, One { factor, addend: 0.0 });
 }
 
 /// `factor x`.
 #[must_use]
 pub fn scaled(x: &Activation, factor: f32) -> Activation {
     let mut out = x.like();
-    zip(&mut out, x, |_, x| factor * x);
+    zip(&mut out, x, |_, x| factor * x, Both { a: factor, b: 0.0 });
     out
 }
 
@@ -25,35 +26,35 @@ pub fn scaled(x: &Activation, factor: f32) -> Activation {
 /// # Panics
 /// If the shapes differ, as all functions of this module do.
 pub fn add(y: &mut Activation, x: &Activation) {
-    zip(y, x, |y, x| y + x);
+    zip(y, x, |y, x| y + x, Both { a: 1.0, b: 1.0 });
 }
 
 /// `left - right`.
 #[must_use]
 pub fn sub(left: &Activation, right: &Activation) -> Activation {
     let mut out = left.copy();
-    zip(&mut out, right, |out, right| out - right);
+    zip(&mut out, right, |out, right| out - right, Both { a: -1.0, b: 1.0 });
     out
 }
 
 /// `y = factor y + x`.
 pub fn scale_add(y: &mut Activation, factor: f32, x: &Activation) {
-    zip(y, x, |y, x| y * factor + x);
+    zip(y, x, |y, x| y * factor + x, Both { a: 1.0, b: factor });
 }
 
 /// `y = a x + b y`.
 pub fn axpby(a: f32, x: &Activation, b: f32, y: &mut Activation) {
-    zip(y, x, |y, x| a * x + b * y);
+    zip(y, x, |y, x| a * x + b * y, Both { a, b });
 }
 
 /// `y = x`.
 pub fn assign(y: &mut Activation, x: &Activation) {
-    zip(y, x, |_, x| x);
+    zip(y, x, |_, x| x, Both { a: 1.0, b: 0.0 });
 }
 
 /// Sets every value to `value`.
 pub fn fill(x: &mut Activation, value: f32) {
-    map(x, |_| value);
+    map(x, |_| value, One { factor: 0.0, addend: value });
 }
 
 /// `y[t, j] = y[t, j] + bias[j]`, `bias [features]`.
@@ -61,6 +62,7 @@ pub fn add_bias(y: &mut Activation, bias: Floats<'_>) {
     assert_eq!(y.features(), bias.len(), "a bias for each feature");
     match y.device() {
         Device::Cpu => cpu::add_bias(y, bias.cpu_slice()),
+        Device::Cuda(_) => cuda::add_bias(y, bias),
         Device::Meta => {}
     }
 }
@@ -70,23 +72,40 @@ pub fn add_bias_backward(dy: &Activation, d_bias: FloatsMut<'_>) {
     assert_eq!(dy.features(), d_bias.len(), "a sum for each feature");
     match dy.device() {
         Device::Cpu => cpu::sum_tokens(dy, d_bias.cpu_slice()),
+        Device::Cuda(_) => cuda::sum_tokens(dy, d_bias),
         Device::Meta => {}
     }
 }
 
-/// `x = f(x)`.
-fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync) {
+/// `factor x + addend`, as a GPU computes a function of one number; with the factor 0, x is not read.
+#[derive(Clone, Copy)]
+struct One {
+    factor: f32,
+    addend: f32,
+}
+
+/// `a x + b y`, as a GPU computes a function of two numbers; with `b` 0, y is not read.
+#[derive(Clone, Copy)]
+struct Both {
+    a: f32,
+    b: f32,
+}
+
+/// `x = f(x)`; `f` is `same`.
+fn map(x: &mut Activation, f: impl Fn(f32) -> f32 + Sync, same: One) {
     match x.device() {
         Device::Cpu => cpu::map(x, f),
+        Device::Cuda(_) => cuda::map(x, same),
         Device::Meta => {}
     }
 }
 
-/// `y = f(y, x)`.
-fn zip(y: &mut Activation, x: &Activation, f: impl Fn(f32, f32) -> f32 + Sync) {
+/// `y = f(y, x)`; `f` is `same`.
+fn zip(y: &mut Activation, x: &Activation, f: impl Fn(f32, f32) -> f32 + Sync, same: Both) {
     assert_eq!((y.tokens(), y.features()), (x.tokens(), x.features()), "both have one shape");
     match y.device() {
         Device::Cpu => cpu::zip(y, x, f),
+        Device::Cuda(_) => cuda::zip(y, x, same),
         Device::Meta => {}
     }
 }

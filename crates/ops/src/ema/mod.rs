@@ -1,5 +1,6 @@
 //! An exponential moving average, `a[i] = a[i] + weight (x[i] - a[i])`, rounded as `torch.lerp` rounds it.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -13,6 +14,7 @@ pub fn update(averages: FloatsMut<'_>, values: Floats<'_>, weight: f32) {
     assert_eq!(averages.len(), values.len(), "an average for each value");
     match values.device() {
         Device::Cpu => cpu::update(averages.cpu_slice(), values.cpu_slice(), weight),
+        Device::Cuda(_) => cuda::update(averages, values, weight),
         Device::Meta => {}
     }
 }

@@ -1,6 +1,7 @@
 //! Token embedding: looks up a row of a table for each token, `x[t] = scale * table[tokens[t]]`. Its gradient adds each
 //! token's gradient to its row.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
     let mut out = pool.act(tokens.len(), features);
     match out.device() {
         Device::Cpu => cpu::forward(table, tokens, scale, &mut out),
+        Device::Cuda(_) => cuda::forward(table, tokens, scale, &mut out),
         Device::Meta => {}
     }
     out
@@ -31,6 +33,7 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
 pub fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
     match dx.device() {
         Device::Cpu => cpu::backward(dx, tokens, scale, padding, d_table.cpu_slice()),
+        Device::Cuda(_) => cuda::backward(dx, tokens, scale, padding, d_table),
         Device::Meta => {}
     }
 }

@@ -2,6 +2,7 @@
 //! 2024, <https://arxiv.org/abs/2402.09353>) and the factors of (IA)³ (Liu et al., 2022,
 //! <https://arxiv.org/abs/2205.05638>).
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub fn times(v: &Activation, gain: Floats<'_>) -> Activation {
     let mut out = v.like();
     match v.device() {
         Device::Cpu => cpu::times(v, gain.cpu_slice(), &mut out),
+        Device::Cuda(_) => cuda::times(v, gain, &mut out),
         Device::Meta => {}
     }
     out
@@ -34,6 +36,7 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
     assert_eq!(v.features(), gain.len(), "a factor for each feature");
     match y.device() {
         Device::Cpu => cpu::add(y, v, gain.cpu_slice()),
+        Device::Cuda(_) => cuda::add(y, v, gain),
         Device::Meta => {}
     }
 }
@@ -49,6 +52,7 @@ pub fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: 
     assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
     match dy.device() {
         Device::Cpu => cpu::backward(dy, v, norm.cpu_slice(), d_magnitude.cpu_slice()),
+        Device::Cuda(_) => cuda::backward(dy, v, norm, d_magnitude),
         Device::Meta => {}
     }
 }

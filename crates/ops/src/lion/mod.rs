@@ -5,6 +5,7 @@
 //! m = beta2 m + (1 - beta2) g
 //! ```
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, exp_avg: FloatsMut<'_>, 
     assert_eq!([values.len(), exp_avg.len()], [grads.len(); 2], "a gradient and a momentum for each value");
     match values.device() {
         Device::Cpu => cpu::update(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), step),
+        Device::Cuda(_) => cuda::update(values, grads, exp_avg, step),
         Device::Meta => {}
     }
 }

@@ -5,6 +5,7 @@
 //! formed where [`linear`] need not: it multiplies the unnormalised exponentials by the weight, and corrects each token
 //! by a factor and one row of the weight.
 mod cpu;
+mod cuda;
 pub mod linear;
 #[cfg(test)]
 mod reference;
@@ -12,7 +13,7 @@ mod reference;
 mod tests;
 
 use crate::activation::Activation;
-use tunesmith_device::Device;
+use tunesmith_device::{Array, Device};
 
 /// The loss of one token.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,19 +28,46 @@ pub struct TokenLoss {
     pub right: bool,
 }
 
+/// The losses of some tokens, where they were computed: reading them waits for a GPU.
+#[derive(Debug)]
+pub struct Losses(Results);
+
+#[derive(Debug)]
+enum Results {
+    Host(Vec<TokenLoss>),
+    /// Four numbers a token: those of a [`TokenLoss`], in its order.
+    Gpu(Array<f32>),
+}
+
+impl Losses {
+    /// One for each token.
+    pub fn read(self) -> Vec<TokenLoss> {
+        match self.0 {
+            Results::Host(losses) => losses,
+            Results::Gpu(losses) => {
+                let of = |four: &[f32]| TokenLoss { nll: four[0], sum: four[1], lse: four[2], right: four[3] != 0.0 };
+                losses.read().chunks_exact(4).map(of).collect()
+            }
+        }
+    }
+}
+
 /// Replaces `logits [tokens, vocabulary]` by `exp(logit - max)`; returns each token's loss. `targets` is `[tokens]`.
 /// Losses are zero on the meta device.
 ///
 /// # Panics
 /// If a target is not below `vocabulary`, or the shapes do not fit.
-pub fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Vec<TokenLoss> {
+pub fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Losses {
     assert_eq!(targets.len(), logits.tokens(), "a target for each token");
-    let mut out = vec![TokenLoss::default(); targets.len()];
     match logits.device() {
-        Device::Cpu => cpu::cross_entropy(logits, targets, &mut out),
-        Device::Meta => {}
+        Device::Cpu => {
+            let mut out = vec![TokenLoss::default(); targets.len()];
+            cpu::cross_entropy(logits, targets, &mut out);
+            Losses(Results::Host(out))
+        }
+        Device::Cuda(_) => Losses(Results::Gpu(cuda::cross_entropy(logits, targets))),
+        Device::Meta => Losses(Results::Host(vec![TokenLoss::default(); targets.len()])),
     }
-    out
 }
 
 /// What an objective has beside plain cross-entropy.
@@ -66,12 +94,13 @@ impl Terms {
 ///
 /// # Panics
 /// As [`cross_entropy`].
-pub fn gradient(logits: &mut Activation, targets: &[u32], scales: &[f32], terms: Terms) -> Vec<TokenLoss> {
+pub fn gradient(logits: &mut Activation, targets: &[u32], scales: &[f32], terms: Terms) -> Losses {
     assert_eq!(targets.len(), scales.len(), "a scale for each target");
     let losses = cross_entropy(logits, targets);
-    match logits.device() {
-        Device::Cpu => cpu::gradient(logits, targets, scales, terms, &losses),
-        Device::Meta => {}
+    match &losses.0 {
+        Results::Host(_) if logits.is_meta() => {}
+        Results::Host(losses) => cpu::gradient(logits, targets, scales, terms, losses),
+        Results::Gpu(losses) => cuda::gradient(logits, targets, scales, terms, losses),
     }
     losses
 }
@@ -85,6 +114,7 @@ pub fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<
     assert_eq!((values.features(), targets.len()), (1, scales.len()), "a number, and a scale, for each target");
     match values.device() {
         Device::Cpu => cpu::squared(values, targets, scales),
+        Device::Cuda(_) => cuda::squared(values, targets, scales),
         Device::Meta => vec![0.0; targets.len()],
     }
 }

@@ -1,6 +1,7 @@
 //! Activations rounded to sixteen bits between forward and backward: half the memory. bfloat16 keeps eight bits of
 //! mantissa; float16 keeps eleven, and no number above 65504.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,7 @@ impl Narrow {
         let mut halves = act.pool().act(act.tokens(), act.features().div_ceil(2));
         match act.device() {
             Device::Cpu => cpu::narrow(act, half, &mut halves),
+            Device::Cuda(_) => cuda::narrow(act, half, &mut halves),
             Device::Meta => {}
         }
         Self { half, halves, features: act.features() }
@@ -41,6 +43,7 @@ impl Narrow {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
         match out.device() {
             Device::Cpu => cpu::widen(self, &mut out),
+            Device::Cuda(_) => cuda::widen(self, &mut out),
             Device::Meta => {}
         }
         out

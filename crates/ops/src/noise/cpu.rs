@@ -3,13 +3,8 @@ use crate::activation::{Activation, LANES};
 use crate::dropout::mix;
 use crate::par;
 
-pub(super) fn add(x: &mut Activation, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+pub(super) fn add(x: &mut Activation, bounds: &[f32], key: u64, first_row: u64) {
     let (features, stride, to) = (x.features(), x.stride(), x.shared());
-    let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;
-    let bounds: Vec<f32> = cu_seqlens
-        .windows(2)
-        .flat_map(|ends| std::iter::repeat_n(bound(ends[1] - ends[0]), ends[1] - ends[0]))
-        .collect();
     par::run(x.panels(), |panel| {
         for (lane, bound) in bounds[panel * LANES..].iter().take(LANES).enumerate() {
             let row = mix(key.wrapping_add(first_row + (panel * LANES + lane) as u64));

@@ -1,6 +1,7 @@
 //! Uniform noise, `x[t, j] = x[t, j] + bound u`, `u` in -1..1: `NEFTune` (Jain et al., 2023,
 //! <https://arxiv.org/abs/2310.05914>). It is a function of counters alone, as the masks of [`crate::dropout`].
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +13,13 @@ use tunesmith_device::Device;
 /// `cu_seqlens[i]..cu_seqlens[i + 1]`. Row `first_row + t` of the step has the same noise however the step is cut into
 /// passes. The gradient passes through unchanged.
 pub fn add(x: &mut Activation, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u64) {
+    let features = x.features();
+    let bound = |length: usize| (alpha / ((length * features) as f64).sqrt()) as f32;
+    let lengths = cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+    let bounds: Vec<f32> = lengths.flat_map(|length| std::iter::repeat_n(bound(length), length)).collect();
     match x.device() {
-        Device::Cpu => cpu::add(x, cu_seqlens, alpha, key, first_row),
+        Device::Cpu => cpu::add(x, &bounds, key, first_row),
+        Device::Cuda(_) => cuda::add(x, &bounds, key, first_row),
         Device::Meta => {}
     }
 }

@@ -6,6 +6,7 @@
 //! w = w - rate (nesterov: d + momentum m, else m; without momentum: d)
 //! ```
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, momentum: Option<FloatsM
     assert!(momentum.as_ref().is_none_or(|it| it.len() == grads.len()), "a momentum for each value");
     match values.device() {
         Device::Cpu => cpu::update(values.cpu_slice(), grads.cpu_slice(), momentum.map(FloatsMut::cpu_slice), step),
+        Device::Cuda(_) => cuda::update(values, grads, momentum, step),
         Device::Meta => {}
     }
 }

@@ -1,5 +1,6 @@
 //! The sum of squares, `sum_i x[i]^2`: the square of a gradient's Euclidean norm.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -12,6 +13,7 @@ use tunesmith_device::Device;
 pub fn sum(x: Floats<'_>) -> f64 {
     match x.device() {
         Device::Cpu => cpu::sum(x.cpu_slice()),
+        Device::Cuda(_) => cuda::sum(x),
         Device::Meta => 0.0,
     }
 }

@@ -1,5 +1,5 @@
 //! The corrections of a chunk's gradient. In one task, so that each row's sum adds token by token.
-use super::TokenLoss;
+use crate::loss::TokenLoss;
 use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
 

@@ -5,8 +5,9 @@
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to a row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
 mod cpu;
+mod cuda;
 
-use super::{Terms, TokenLoss, cross_entropy, gradient, squared};
+use super::{Losses, Results, Terms, cross_entropy, gradient, squared};
 use crate::activation::{Activation, LANES, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
@@ -103,7 +104,7 @@ impl Projection<'_> {
                 losses.extend(errors.into_iter().map(|error| (error, false)));
                 continue;
             }
-            losses.extend(cross_entropy(&mut logits, targets).into_iter().map(|loss| (loss.nll, loss.right)));
+            losses.extend(cross_entropy(&mut logits, targets).read().iter().map(|loss| (loss.nll, loss.right)));
         }
         losses
     }
@@ -120,6 +121,7 @@ impl Projection<'_> {
     ) -> LossGradient {
         let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs));
         let mut found = LossGradient { total: 0.0, right: 0, dh: h.pool().act(h.tokens(), hidden) };
+        let mut chunks = Vec::new();
         let plain =
             objective.terms.is_plain() && objective.weights.is_empty() && !objective.squared && self.softcap.is_none();
         for first in (0..h.tokens()).step_by(chunk) {
@@ -128,7 +130,7 @@ impl Projection<'_> {
             let part = h.rows(self.pool, rows.clone());
             let d_part = if plain {
                 let chunk = Chunk { h, rows, part, targets };
-                self.plain(chunk, scale, &mut d_weight, &mut found)
+                self.plain(chunk, scale, &mut d_weight, &mut chunks)
             } else {
                 let ones;
                 let weights = if objective.weights.is_empty() {
@@ -137,9 +139,12 @@ impl Projection<'_> {
                 } else {
                     &objective.weights[rows]
                 };
-                self.weighted(&part, targets, weights, objective, scale, &mut d_weight, &mut found)
+                self.weighted(&part, targets, weights, objective, scale, &mut d_weight, &mut chunks)
             };
             found.dh.put_rows(first, &d_part);
+        }
+        for chunk in chunks {
+            chunk.add_to(&mut found);
         }
         found
     }
@@ -151,14 +156,12 @@ impl Projection<'_> {
         chunk: Chunk<'_>,
         scale: f32,
         d_weight: &mut WeightGradient<'_>,
-        found: &mut LossGradient,
+        chunks: &mut Vec<ChunkLosses>,
     ) -> Activation {
         let Chunk { h, rows, mut part, targets } = chunk;
         let hidden = part.features();
         let mut e = self.project(&part);
         let losses = cross_entropy(&mut e, targets);
-        found.total += losses.iter().map(|loss| f64::from(loss.nll)).sum::<f64>();
-        found.right += losses.iter().filter(|loss| loss.right).count();
         let mut d_part = self.pool.act(part.tokens(), hidden);
         matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &e }]);
         let h_over_s = (!matches!(d_weight, WeightGradient::None)).then_some(&mut part);
@@ -174,6 +177,7 @@ impl Projection<'_> {
                 subtract_targets(gradients.reborrow(), None, targets, h, rows.start, scale);
             }
         }
+        chunks.push(ChunkLosses::Plain(losses));
         d_part
     }
 
@@ -183,13 +187,14 @@ impl Projection<'_> {
         &self,
         d_part: &mut Activation,
         h_over_s: Option<&mut Activation>,
-        losses: &[TokenLoss],
+        losses: &Losses,
         targets: &[u32],
         scale: f32,
     ) {
-        match d_part.device() {
-            Device::Cpu => cpu::correct(self.weight, d_part, h_over_s, losses, targets, scale),
-            Device::Meta => {}
+        match &losses.0 {
+            Results::Host(_) if d_part.is_meta() => {}
+            Results::Host(losses) => cpu::correct(self.weight, d_part, h_over_s, losses, targets, scale),
+            Results::Gpu(losses) => cuda::correct(self.weight, d_part, h_over_s, losses, targets, scale),
         }
     }
 
@@ -204,7 +209,7 @@ impl Projection<'_> {
         objective: Objective<'_>,
         scale: f32,
         d_weight: &mut WeightGradient<'_>,
-        found: &mut LossGradient,
+        chunks: &mut Vec<ChunkLosses>,
     ) -> Activation {
         let hidden = part.features();
         let mut logits = self.project(part);
@@ -212,17 +217,14 @@ impl Projection<'_> {
         let capped = self.softcap.map(|cap| (logits.columns(0..self.outputs), cap));
         let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
         let losses = if objective.squared {
-            squared(&mut logits, targets, &scales)
+            ChunkLosses::Squared(squared(&mut logits, targets, &scales), weights.to_vec())
         } else {
-            let losses = gradient(&mut logits, targets, &scales, objective.terms);
-            found.right += losses.iter().filter(|loss| loss.right).count();
-            losses.into_iter().map(|loss| loss.nll).collect()
+            ChunkLosses::Weighted(gradient(&mut logits, targets, &scales, objective.terms), weights.to_vec())
         };
         if let Some((capped, cap)) = &capped {
             softcap::backward(capped, *cap, &mut logits);
         }
-        let terms = losses.iter().zip(weights);
-        found.total += terms.map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
+        chunks.push(losses);
         let mut d_part = self.pool.act(part.tokens(), hidden);
         matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &logits }]);
         match d_weight {
@@ -233,6 +235,40 @@ impl Projection<'_> {
             }
         }
         d_part
+    }
+}
+
+/// The losses of a chunk, read when all chunks are under way.
+enum ChunkLosses {
+    Plain(Losses),
+    /// Each counts by its weight.
+    Weighted(Losses, Vec<f32>),
+    /// Squared errors, of which none is right, and their weights.
+    Squared(Vec<f32>, Vec<f32>),
+}
+
+impl ChunkLosses {
+    fn add_to(self, found: &mut LossGradient) {
+        let weighted = |losses: &mut dyn Iterator<Item = f32>, weights: &[f32]| {
+            losses.zip(weights).map(|(nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>()
+        };
+        let losses = match self {
+            Self::Plain(losses) => {
+                let losses = losses.read();
+                found.total += losses.iter().map(|loss| f64::from(loss.nll)).sum::<f64>();
+                losses
+            }
+            Self::Weighted(losses, weights) => {
+                let losses = losses.read();
+                found.total += weighted(&mut losses.iter().map(|loss| loss.nll), &weights);
+                losses
+            }
+            Self::Squared(errors, weights) => {
+                found.total += weighted(&mut errors.into_iter(), &weights);
+                return;
+            }
+        };
+        found.right += losses.iter().filter(|loss| loss.right).count();
     }
 }
 
@@ -250,6 +286,7 @@ fn add_rows(ids: &[u32], gradients: FloatsMut<'_>, d: &Activation, x: &Activatio
     let mut columns = d.pool().act(d.tokens(), ids.len());
     match d.device() {
         Device::Cpu => cpu::pick_columns(d, ids, &mut columns),
+        Device::Cuda(_) => cuda::pick_columns(d, ids, &mut columns),
         Device::Meta => {}
     }
     outer(Target::Rows(gradients), &columns, &Transposed::new(x));
@@ -267,6 +304,7 @@ fn subtract_targets(
 ) {
     match h.device() {
         Device::Cpu => cpu::subtract_targets(gradients.cpu_slice(), ids, targets, h, first, scale),
+        Device::Cuda(_) => cuda::subtract_targets(gradients, ids, targets, h, first, scale),
         Device::Meta => {}
     }
 }

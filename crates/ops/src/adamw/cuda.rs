@@ -1,0 +1,30 @@
+//! `AdamW`'s update in a GPU's memory.
+use super::Step;
+use crate::cuda::{self, Arg, Grid, Source};
+use crate::floats::{Floats, FloatsMut};
+
+static KERNELS: Source = Source::new("adamw", include_str!("adamw.cu"));
+
+impl Step {
+    /// The kernels' constants: factor, beta1 and its rest, beta2 and its rest, epsilon, and those of [`Step::rounded`].
+    pub(crate) fn args(&self) -> [Arg; 9] {
+        let [keep, pace, root] = self.rounded();
+        let (beta1, rest1) = (self.beta1 as f32, (1.0 - self.beta1) as f32);
+        let (beta2, rest2) = (self.beta2 as f32, (1.0 - self.beta2) as f32);
+        [self.factor, beta1, rest1, beta2, rest2, self.epsilon as f32, keep, pace, root].map(Arg::from)
+    }
+}
+
+pub(super) fn update(
+    values: FloatsMut<'_>,
+    grads: Floats<'_>,
+    exp_avg: FloatsMut<'_>,
+    exp_avg_sq: FloatsMut<'_>,
+    step: &Step,
+) {
+    let (device, count) = (grads.device(), grads.len());
+    let mut args = vec![values.into(), grads.into(), exp_avg.into(), exp_avg_sq.into()];
+    args.extend(step.args());
+    args.push(Arg::count(count));
+    cuda::launch(device, &KERNELS, "adamw_update", Grid::items(count), &args);
+}

@@ -1,0 +1,28 @@
+//! Dropout in a GPU's memory, with the CPU's masks.
+use super::Dropout;
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+
+static KERNELS: Source = Source::new("dropout", include_str!("dropout.cu"));
+
+pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation) {
+    let (device, tokens, features) = (x.device(), x.tokens(), x.features());
+    let rows = dropout.rows.map(|rows| {
+        // As on the CPU, a token past the last row counts as its own number.
+        let row = |token: usize| rows.get(token).copied().unwrap_or(token) as u32;
+        cuda::upload(device, &(0..tokens).map(row).collect::<Vec<_>>())
+    });
+    let threshold = (f64::from(dropout.rate) * 4_294_967_296.0) as u64;
+    let args = [
+        x.into(),
+        rows.as_ref().map_or(Arg::NULL, Arg::from),
+        out.into(),
+        dropout.key.into(),
+        dropout.first_row.into(),
+        threshold.into(),
+        (1.0 / (1.0 - dropout.rate)).into(),
+        Arg::count(tokens),
+        Arg::count(features),
+    ];
+    cuda::launch(device, &KERNELS, "dropout_apply", Grid::items(tokens * features), &args);
+}

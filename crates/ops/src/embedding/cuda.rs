@@ -1,0 +1,45 @@
+//! Embeddings in a GPU's memory.
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+use crate::floats::FloatsMut;
+use crate::gemm::Store;
+
+static KERNELS: Source = Source::new("embedding", include_str!("embedding.cu"));
+
+pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Activation) {
+    let (device, features) = (out.device(), out.features());
+    let (kernel, table) = match table {
+        Store::F32(values) => ("embedding_f32", Arg::from(values)),
+        Store::Bf16(values) => ("embedding_bf16", Arg::from(values)),
+        Store::Quantized(_) => panic!("an embedding table is never quantized"),
+    };
+    let ids = cuda::upload(device, tokens);
+    let args = [table, (&ids).into(), out.into(), scale.into(), Arg::count(tokens.len()), Arg::count(features)];
+    cuda::launch(device, &KERNELS, kernel, Grid::items(tokens.len() * features), &args);
+}
+
+/// A block a row of the table, which adds its tokens in their order.
+pub(super) fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Option<u32>, d_table: FloatsMut<'_>) {
+    let mut places: Vec<u32> = (0..tokens.len() as u32).filter(|&at| Some(tokens[at as usize]) != padding).collect();
+    places.sort_by_key(|&at| tokens[at as usize]);
+    let (mut ids, mut starts) = (Vec::new(), Vec::new());
+    for (index, &at) in places.iter().enumerate() {
+        if ids.last() != Some(&tokens[at as usize]) {
+            ids.push(tokens[at as usize]);
+            starts.push(index as u32);
+        }
+    }
+    starts.push(places.len() as u32);
+    let (device, features, rows) = (dx.device(), dx.features(), ids.len());
+    let [ids, starts, places] = [ids, starts, places].map(|indices| cuda::upload(device, &indices));
+    let args = [
+        dx.into(),
+        (&ids).into(),
+        (&starts).into(),
+        (&places).into(),
+        scale.into(),
+        d_table.into(),
+        Arg::count(features),
+    ];
+    cuda::launch(device, &KERNELS, "embedding_backward", Grid::rows(rows, features), &args);
+}

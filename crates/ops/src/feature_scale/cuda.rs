@@ -1,0 +1,26 @@
+//! A factor for each feature, in a GPU's memory.
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+use crate::floats::{Floats, FloatsMut};
+
+static KERNELS: Source = Source::new("feature_scale", include_str!("feature_scale.cu"));
+
+pub(super) fn times(v: &Activation, gain: Floats<'_>, out: &mut Activation) {
+    scale(v, gain, out, false);
+}
+
+pub(super) fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
+    scale(v, gain, y, true);
+}
+
+fn scale(v: &Activation, gain: Floats<'_>, out: &mut Activation, add: bool) {
+    let (tokens, features) = (v.tokens(), v.features());
+    let args = [v.into(), gain.into(), out.into(), add.into(), Arg::count(tokens), Arg::count(features)];
+    cuda::launch(v.device(), &KERNELS, "feature_scale_times", Grid::items(tokens * features), &args);
+}
+
+pub(super) fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
+    let (tokens, features) = (dy.tokens(), dy.features());
+    let args = [dy.into(), v.into(), norm.into(), d_magnitude.into(), Arg::count(tokens), Arg::count(features)];
+    cuda::launch(dy.device(), &KERNELS, "feature_scale_backward", Grid::columns(features), &args);
+}

@@ -1,0 +1,20 @@
+// A factor for each feature.
+#include "dev.cuh"
+
+// out[t, j] = gain[j] v[t, j], added to what is there if `add`
+KERNEL feature_scale_times(const float* v, const float* gain, float* out, i32 add, u64 tokens, u64 features) {
+    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= tokens * features) return;
+    float value = gain[i % features] * v[i];
+    out[i] = add ? out[i] + value : value;
+}
+
+// d_magnitude[j] += sum_t dy[t, j] v[t, j] / norm[j]; a block has 32 features
+KERNEL feature_scale_backward(const float* dy, const float* v, const float* norm, float* d_magnitude, u64 tokens, u64 features) {
+    u64 feature = u64(blockIdx.x) * WARP + threadIdx.x % WARP;
+    float sum = 0.0f;
+    if (feature < features)
+        for (u64 t = threadIdx.x / WARP; t < tokens; t += blockDim.x / WARP) sum += dy[t * features + feature] * v[t * features + feature];
+    sum = column_sum(sum);
+    if (threadIdx.x < WARP && feature < features) d_magnitude[feature] += sum / norm[feature];
+}

@@ -1,0 +1,48 @@
+//! Losses in a GPU's memory.
+use super::Terms;
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+use tunesmith_device::Array;
+
+static KERNELS: Source = Source::new("loss", include_str!("loss.cu"));
+
+/// The results, four numbers a token, as [`super::Losses`] reads them.
+pub(super) fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Array<f32> {
+    let (device, tokens, vocabulary) = (logits.device(), logits.tokens(), logits.features());
+    assert!(targets.iter().all(|&target| (target as usize) < vocabulary), "a target inside the vocabulary");
+    let losses = Array::<f32>::zeros(device, 4 * tokens);
+    let targets = cuda::upload(device, targets);
+    let args = [logits.into(), (&targets).into(), (&losses).into(), Arg::count(vocabulary)];
+    cuda::launch(device, &KERNELS, "loss_cross_entropy", Grid::rows(tokens, vocabulary), &args);
+    losses
+}
+
+pub(super) fn gradient(
+    exponentials: &mut Activation,
+    targets: &[u32],
+    scales: &[f32],
+    terms: Terms,
+    losses: &Array<f32>,
+) {
+    let (device, tokens, vocabulary) = (exponentials.device(), exponentials.tokens(), exponentials.features());
+    let (targets, scales) = (cuda::upload(device, targets), cuda::upload(device, scales));
+    let args = [
+        exponentials.into(),
+        (&targets).into(),
+        (&scales).into(),
+        losses.into(),
+        terms.smoothing.into(),
+        terms.z.into(),
+        Arg::count(vocabulary),
+    ];
+    cuda::launch(device, &KERNELS, "loss_gradient", Grid::rows(tokens, vocabulary), &args);
+}
+
+pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+    let (device, count) = (values.device(), targets.len());
+    let errors = Array::<f32>::zeros(device, count);
+    let (targets, scales) = (cuda::upload(device, targets), cuda::upload(device, scales));
+    let args = [values.into(), (&targets).into(), (&scales).into(), (&errors).into(), Arg::count(count)];
+    cuda::launch(device, &KERNELS, "loss_squared", Grid::items(count), &args);
+    errors.read()
+}
