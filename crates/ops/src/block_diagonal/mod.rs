@@ -1,6 +1,7 @@
 //! Products with a block-diagonal matrix D. Each block of a token's features, a row, is multiplied by a matrix of its
 //! own, `out[t, b] = x[t, b] D_b`: the rotations of OFT (Qiu et al., 2023, <https://arxiv.org/abs/2306.07280>).
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut
     assert_eq!((x.tokens(), x.features()), (out.tokens(), out.features()), "one shape");
     match x.device() {
         Device::Cpu => cpu::times(diagonal, x, transposed, out, adds),
+        Device::Cuda(_) => cuda::times(diagonal, x, transposed, out, adds),
         Device::Meta => {}
     }
 }
@@ -51,6 +53,7 @@ pub fn outer(size: usize, x: &Activation, d: &Activation) -> Vec<f32> {
     let mut out = vec![0.0f32; x.features() * size];
     match x.device() {
         Device::Cpu => cpu::outer(size, x, d, &mut out),
+        Device::Cuda(_) => cuda::outer(size, x, d, &mut out),
         Device::Meta => {}
     }
     out

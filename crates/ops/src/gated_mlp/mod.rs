@@ -1,6 +1,7 @@
 //! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`) or GELU by tanh (`GeGLU`). Shazeer, "GLU
 //! Variants Improve Transformer", 2020; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub fn forward(act: Gate, gate: &Activation, up: &Activation) -> Activation {
     let mut out = gate.pool().blank(gate.tokens(), gate.features());
     match gate.device() {
         Device::Cpu => cpu::forward(act, gate, up, &mut out),
+        Device::Cuda(_) => cuda::forward(act, gate, up, &mut out),
         Device::Meta => {}
     }
     out
@@ -42,6 +44,7 @@ pub fn backward(act: Gate, gate: &mut Activation, up: &mut Activation, d_out: &A
     }
     match gate.device() {
         Device::Cpu => cpu::backward(act, gate, up, d_out),
+        Device::Cuda(_) => cuda::backward(act, gate, up, d_out),
         Device::Meta => {}
     }
 }

@@ -1,6 +1,7 @@
 //! Row norms of a weight with a low-rank update, `||W_j + s (B A)_j||`, as `DoRA` needs them (Liu et al., 2024,
 //! <https://arxiv.org/abs/2402.09353>).
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub fn row_norms(
     matmul(&mut aa, Init::Zero, &[Term { matrix: Matrix::rows(a, in_features), x: &rows }]);
     match rows.device() {
         Device::Cpu => cpu::row_norms(squares, update, &aw, &aa),
+        Device::Cuda(_) => cuda::row_norms(squares, update, &aw, &aa),
         Device::Meta => vec![1.0; squares.len()],
     }
 }

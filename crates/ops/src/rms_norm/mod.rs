@@ -3,6 +3,7 @@
 //!
 //! `features = groups * dim`: each of `groups` has a mean of its own, and all share one weight `[dim]`.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub fn stats(x: &Activation, groups: usize, eps: f32) -> Activation {
     let mut out = x.pool().blank(x.tokens(), groups);
     match x.device() {
         Device::Cpu => cpu::stats(x, eps, &mut out),
+        Device::Cuda(_) => cuda::stats(x, eps, &mut out),
         Device::Meta => {}
     }
     out
@@ -44,6 +46,7 @@ pub fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>) -> Activation {
     let mut out = x.pool().blank(x.tokens(), x.features());
     match x.device() {
         Device::Cpu => cpu::apply(x, rstd, gain, &mut out),
+        Device::Cuda(_) => cuda::apply(x, rstd, gain, &mut out),
         Device::Meta => {}
     }
     out
@@ -65,6 +68,7 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
     );
     match x.device() {
         Device::Cpu => cpu::backward(x, rstd, gain, dh, dx, add),
+        Device::Cuda(_) => cuda::backward(x, rstd, gain, dh, dx, add),
         Device::Meta => {}
     }
 }
@@ -73,6 +77,7 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
 pub fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
     match x.device() {
         Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.cpu_slice()),
+        Device::Cuda(_) => cuda::backward_weight(x, rstd, dh, dw),
         Device::Meta => {}
     }
 }

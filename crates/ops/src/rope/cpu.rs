@@ -18,6 +18,26 @@ struct Turn {
     sign: f32,
 }
 
+/// Fills both tables with `angle(token, frequency)`, which gives cosine and sine.
+pub(super) fn tables(cos: &mut Activation, sin: &mut Activation, angle: impl Fn(usize, usize) -> (f32, f32) + Sync) {
+    let (tokens, pairs, stride, panels) = (cos.tokens(), cos.features(), cos.stride(), cos.panels());
+    let (cos_to, sin_to) = (cos.shared(), sin.shared());
+    par::run(panels, |panel| {
+        for lane in 0..LANES.min(tokens - panel * LANES) {
+            for feature in 0..pairs {
+                let (c, s) = angle(panel * LANES + lane, feature);
+                let at = panel * stride + feature * LANES + lane;
+                // SAFETY: both tables have one shape, whose panels and features these are; they are borrowed for writing, and
+                // no other task has this panel.
+                unsafe {
+                    *cos_to.get().add(at) = c;
+                    *sin_to.get().add(at) = s;
+                }
+            }
+        }
+    });
+}
+
 /// Turns all heads of `x`, whose shape has been held against the table.
 pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usize, sign: f32) {
     let pairs = rope.cos.features();

@@ -10,13 +10,13 @@
 //! Of each head `2 * frequencies` features turn, from an offset on, and the rest stay. The backward pass turns the other
 //! way. A [`Rope`] holds the cosines and sines of a batch, so that the passes know nothing of positions.
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::activation::{Activation, LANES, Pool};
-use super::par;
+use super::activation::{Activation, Pool};
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_device::Device;
@@ -89,26 +89,17 @@ impl Rope {
     fn build(pool: &Arc<Pool>, rules: &[(&[f32], f32)], position: impl Fn(usize, usize) -> usize + Sync) -> Self {
         let pairs = rules.first().map_or(1, |(inv_freq, _)| inv_freq.len());
         assert!(rules.iter().all(|(inv_freq, _)| inv_freq.len() == pairs), "rules of one width");
+        let angle = |token: usize, feature: usize| {
+            let (inv_freq, factor) = rules[token];
+            let (sin, cos) = f64::from(position(token, feature) as f32 * inv_freq[feature]).sin_cos();
+            (cos as f32 * factor, sin as f32 * factor)
+        };
         let (mut cos, mut sin) = (pool.act(rules.len(), pairs), pool.act(rules.len(), pairs));
-        if cos.is_meta() {
-            return Self { cos, sin, pairing: Pairing::Half };
+        match pool.device() {
+            Device::Cpu => cpu::tables(&mut cos, &mut sin, angle),
+            Device::Cuda(_) => cuda::tables(&mut cos, &mut sin, angle),
+            Device::Meta => {}
         }
-        let (stride, cos_to, sin_to) = (cos.stride(), cos.shared(), sin.shared());
-        par::run(cos.panels(), |panel| {
-            for (lane, &(inv_freq, factor)) in rules[panel * LANES..].iter().take(LANES).enumerate() {
-                for (feature, &frequency) in inv_freq.iter().enumerate() {
-                    let position = position(panel * LANES + lane, feature);
-                    let (s, c) = f64::from(position as f32 * frequency).sin_cos();
-                    let at = panel * stride + feature * LANES + lane;
-                    // SAFETY: both tables have `pairs` features, and `feature` is below that, as the assertion above
-                    // says; no other task has this panel.
-                    unsafe {
-                        *cos_to.get().add(at) = c as f32 * factor;
-                        *sin_to.get().add(at) = s as f32 * factor;
-                    }
-                }
-            }
-        });
         Self { cos, sin, pairing: Pairing::Half }
     }
 
@@ -149,6 +140,7 @@ impl Rope {
         assert!(x.tokens() <= self.cos.tokens(), "a position for each token");
         match x.device() {
             Device::Cpu => cpu::turn(self, x, head_dim, offset, sign),
+            Device::Cuda(_) => cuda::turn(self, x, head_dim, offset, sign),
             Device::Meta => {}
         }
     }

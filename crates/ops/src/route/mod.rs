@@ -4,6 +4,8 @@
 //!
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
+//!
+//! The host routes for a GPU too: it has to know the experts' numbers of tokens, and their logits are few.
 mod cpu;
 #[cfg(test)]
 mod reference;
@@ -43,7 +45,7 @@ pub struct WeightGradients(Vec<f32>);
 /// ones. `normalised`: a token's weights sum to 1.
 pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     match logits.device() {
-        Device::Cpu => {
+        Device::Cpu | Device::Cuda(_) => {
             // An expert of a larger pass has work for all threads, and activations that are not held beside others'.
             let group = if logits.tokens() <= LANES { GROUP } else { 1 };
             Routing { group, ..cpu::route(logits, per_token, normalised) }
@@ -122,7 +124,7 @@ impl Routing {
         to: &mut WeightGradients,
     ) {
         match middle.device() {
-            Device::Cpu => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
+            Device::Cpu | Device::Cuda(_) => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
             Device::Meta => {}
         }
     }
@@ -132,7 +134,7 @@ impl Routing {
     pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Activation {
         let mut gradient = d_weights.0;
         match pool.device() {
-            Device::Cpu => cpu::backward(self, &mut gradient, balance),
+            Device::Cpu | Device::Cuda(_) => cpu::backward(self, &mut gradient, balance),
             Device::Meta => {}
         }
         Activation::from_rows(pool, &gradient, self.experts.len())
@@ -147,7 +149,7 @@ impl SigmoidGate {
     /// Of `logits [tokens, 1]`.
     pub fn new(logits: &Activation) -> Self {
         match logits.device() {
-            Device::Cpu => Self(cpu::sigmoid(logits)),
+            Device::Cpu | Device::Cuda(_) => Self(cpu::sigmoid(logits)),
             Device::Meta => Self(vec![0.0; logits.tokens()]),
         }
     }
@@ -160,7 +162,7 @@ impl SigmoidGate {
     /// The gradient of the logits, `[tokens, 1]`; the arguments are those of [`Routing::set_weight_gradient`].
     pub fn backward(&self, d_middle: &Activation, middle: &Activation, pool: &Arc<Pool>) -> Activation {
         let d = match middle.device() {
-            Device::Cpu => cpu::sigmoid_backward(&self.0, d_middle, middle),
+            Device::Cpu | Device::Cuda(_) => cpu::sigmoid_backward(&self.0, d_middle, middle),
             Device::Meta => vec![0.0; self.0.len()],
         };
         Activation::from_rows(pool, &d, 1)

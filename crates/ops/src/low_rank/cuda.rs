@@ -1,0 +1,26 @@
+//! Row norms in a GPU's memory.
+use super::Update;
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+use tunesmith_device::Array;
+
+static KERNELS: Source = Source::new("low_rank", include_str!("low_rank.cu"));
+
+/// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
+pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {
+    let (device, rows) = (aw.device(), squares.len());
+    let squares = cuda::upload(device, squares);
+    let norms = Array::<f32>::zeros(device, rows);
+    let args = [
+        (&squares).into(),
+        update.b.into(),
+        aw.into(),
+        aa.into(),
+        f64::from(update.scale).into(),
+        (&norms).into(),
+        Arg::count(rows),
+        Arg::count(update.rank),
+    ];
+    cuda::launch(device, &KERNELS, "low_rank_row_norms", Grid::items(rows), &args);
+    norms.read()
+}
