@@ -46,12 +46,6 @@ impl Grid {
     pub(crate) const fn threads(self, threads: u32) -> Self {
         Self { threads, ..self }
     }
-
-    /// With so many bytes of dynamic shared memory a block.
-    #[must_use]
-    pub(crate) const fn shared(self, bytes: usize) -> Self {
-        Self { shared: bytes as u32, ..self }
-    }
 }
 
 /// An argument of a kernel: an address or a number of exactly the parameter's type.

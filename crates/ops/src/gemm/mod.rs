@@ -5,6 +5,7 @@
 //! - [`matmul_grouped`]: several of these at once (q, k and v).
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 pub(crate) mod cpu;
+mod cuda;
 mod operands;
 #[cfg(test)]
 mod reference;
@@ -56,6 +57,7 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
     }
     match device {
         Device::Cpu => cpu::matmul_grouped(products),
+        Device::Cuda(_) => cuda::matmul_grouped(products),
         Device::Meta => {}
     }
 }
@@ -72,11 +74,16 @@ pub struct Transposed {
 impl Transposed {
     /// Copies `x [tokens, features]` to `[features, tokens]`.
     pub fn new(x: &Activation) -> Self {
-        let mut act = x.pool().act(x.panels() * LANES, x.features().next_multiple_of(LANES));
-        match x.device() {
-            Device::Cpu => cpu::transposed(x, &mut act),
-            Device::Meta => {}
-        }
+        let padded = || x.pool().act(x.panels() * LANES, x.features().next_multiple_of(LANES));
+        let act = match x.device() {
+            Device::Cpu => {
+                let mut act = padded();
+                cpu::transposed(x, &mut act);
+                act
+            }
+            Device::Cuda(_) => cuda::transposed(x),
+            Device::Meta => padded(),
+        };
         Self { act, features: x.features() }
     }
 }
@@ -97,6 +104,7 @@ pub fn outer(out: Target<'_>, y: &Activation, x: &Transposed) {
     assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     match y.device() {
         Device::Cpu => cpu::outer(out.cpu_slice(), [row, col], y, x),
+        Device::Cuda(_) => cuda::outer(out, [row, col], y, x),
         Device::Meta => {}
     }
 }

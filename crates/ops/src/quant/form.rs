@@ -2,37 +2,80 @@
 use super::{Eight, Format, Four, Nested, Quantized, Scales};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use tunesmith_device::{Array, Device, Element, Slice};
 
-/// Numbers of a matrix: its own, or a part of a buffer that it shares with others.
+/// Numbers of a matrix: its own, or a part of a buffer that it shares with others. On the CPU they are a slice.
 #[derive(Debug, Clone)]
-pub struct Stored<T> {
-    all: Arc<Vec<T>>,
+pub struct Stored<T: Element> {
+    all: All<T>,
     range: Range<usize>,
 }
 
-impl<T> Stored<T> {
+#[derive(Debug, Clone)]
+enum All<T: Element> {
+    Host(Arc<Vec<T>>),
+    Gpu(Arc<Array<T>>),
+}
+
+impl<T: Element> Stored<T> {
     /// The numbers `range` of `all`.
     ///
     /// # Panics
     /// If there are not as many.
     pub fn part(all: &Arc<Vec<T>>, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= all.len(), "the part lies within the buffer");
-        Self { all: Arc::clone(all), range }
+        Self { all: All::Host(Arc::clone(all)), range }
+    }
+
+    /// The numbers, wherever they are.
+    pub(super) fn numbers(&self) -> Slice<'_, T> {
+        match &self.all {
+            All::Host(all) => Slice::from(&all[self.range.clone()]),
+            All::Gpu(all) => all.slice(self.range.clone()),
+        }
+    }
+
+    /// A copy on that device; on the CPU what is there is shared.
+    pub(super) fn to(&self, device: Device) -> Self {
+        match (device, &self.all) {
+            (Device::Cpu | Device::Meta, All::Host(_)) => self.clone(),
+            (Device::Cpu | Device::Meta, All::Gpu(_)) => self.numbers().read().into(),
+            (Device::Cuda(_), _) => {
+                let mut copy = Array::zeros(device, self.range.len());
+                copy.view_mut().copy_from(self.numbers());
+                Self { range: 0..copy.len(), all: All::Gpu(Arc::new(copy)) }
+            }
+        }
+    }
+
+    /// How many numbers there are.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
     }
 }
 
-impl<T> From<Vec<T>> for Stored<T> {
+impl<T: Element> From<Vec<T>> for Stored<T> {
     fn from(numbers: Vec<T>) -> Self {
-        Self { range: 0..numbers.len(), all: Arc::new(numbers) }
+        Self { range: 0..numbers.len(), all: All::Host(Arc::new(numbers)) }
     }
 }
 
-impl<T> Deref for Stored<T> {
+impl<T: Element> Deref for Stored<T> {
     type Target = [T];
 
+    /// # Panics
+    /// If the numbers are on a GPU: what reads them as a slice runs on the CPU.
     #[inline]
     fn deref(&self) -> &[T] {
-        &self.all[self.range.clone()]
+        match &self.all {
+            All::Host(all) => &all[self.range.clone()],
+            All::Gpu(_) => panic!("numbers of the CPU"),
+        }
     }
 }
 
@@ -91,7 +134,7 @@ impl Form {
                         offset: *offset,
                     }),
                 };
-                Quantized::Four(Four { format: *format, codes, len: *len, shift: *shift, table: *table, scales })
+                Quantized::Four(Four { format: *format, codes, len: *len, shift: *shift, table: *table, scales, lookup: None })
             }
         }
     }

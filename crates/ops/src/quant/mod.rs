@@ -8,6 +8,7 @@
 //! **8 bits**: a number is `code * scale / 127` with the scale of its row.
 //!
 //! [`encode`] makes them, `run` widens a stretch of numbers in vectors, for the matrix products and everybody else.
+mod cuda;
 pub mod encode;
 mod form;
 pub mod map;
@@ -16,7 +17,9 @@ mod run;
 pub use form::{Form, Stored};
 pub(crate) use run::{eight_run, four_run, widen_run};
 
+use crate::floats::FloatsMut;
 use std::sync::Arc;
+use tunesmith_device::{Array, Device};
 
 /// How a matrix is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,6 +134,8 @@ pub struct Four {
     shift: u32,
     table: [f32; 16],
     scales: Scales,
+    /// On a GPU: the table, and the map of nested scales.
+    lookup: Option<Arc<Array<f32>>>,
 }
 
 /// The sizes of blocks that bitsandbytes has.
@@ -176,7 +181,7 @@ impl Four {
         if !finite || !table.iter().all(|value| value.is_finite()) {
             return Err("a scale that is NaN or infinite".into());
         }
-        Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales })
+        Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales, lookup: None })
     }
 
     /// The format of the matrix.
@@ -215,6 +220,7 @@ impl Four {
             shift: self.shift,
             table: self.table,
             scales: Scales::Plain([self.scales.all(), below.scales.all()].concat().into()),
+            lookup: None,
         })
     }
 }
@@ -288,13 +294,64 @@ impl Quantized {
         }
     }
 
-    /// Writes the numbers from `start` on to `out`.
+    /// Where its codes are.
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Four(four) => four.codes.numbers().device(),
+            Self::Eight(eight) => eight.codes.numbers().device(),
+        }
+    }
+
+    /// The same matrix on that device.
+    #[must_use]
+    pub fn to(&self, device: Device) -> Self {
+        match self {
+            Self::Four(four) => {
+                let scales = match &four.scales {
+                    Scales::Plain(scales) => Scales::Plain(scales.to(device)),
+                    Scales::Nested(it) => Scales::Nested(Nested {
+                        codes: it.codes.to(device),
+                        absmax: it.absmax.to(device),
+                        map: Arc::clone(&it.map),
+                        ..*it
+                    }),
+                };
+                let on_gpu = matches!(device, Device::Cuda(_));
+                let lookup = on_gpu.then(|| Arc::new(cuda::lookup(four, device)));
+                Self::Four(Four { codes: four.codes.to(device), scales, lookup, ..*four })
+            }
+            Self::Eight(eight) => {
+                Self::Eight(Eight { codes: eight.codes.to(device), scales: eight.scales.to(device), ..*eight })
+            }
+        }
+    }
+
+    /// Writes the numbers from `start` on to `out`, on the device where the matrix is.
+    ///
+    /// # Panics
+    /// If there are not as many, or `out` is elsewhere.
+    pub fn widen_to(&self, start: usize, out: FloatsMut<'_>) {
+        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
+        assert!(within, "the numbers lie within the matrix");
+        match self.device() {
+            Device::Cpu => self.widen(start, out.cpu_slice()),
+            Device::Cuda(_) => cuda::widen(self, start, out),
+            Device::Meta => {}
+        }
+    }
+
+    /// Writes the numbers from `start` on to `out`, on the host.
     ///
     /// # Panics
     /// If there are not as many.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
         let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
         assert!(within, "the numbers lie within the matrix");
+        if let device @ Device::Cuda(_) = self.device() {
+            let mut numbers = Array::zeros(device, out.len());
+            cuda::widen(self, start, numbers.view_mut());
+            return numbers.view().read_into(out);
+        }
         // SAFETY: the assertion keeps the run within the matrix, and `out` is as long as the run.
         unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
     }
@@ -303,6 +360,10 @@ impl Quantized {
     pub fn dequantize(&self) -> Vec<f32> {
         const RUN: usize = 1 << 16;
         let mut out = vec![0.0; self.len()];
+        if let Device::Cuda(_) = self.device() {
+            self.widen(0, &mut out);
+            return out;
+        }
         let parts: Vec<_> = out.chunks_mut(RUN).map(|part| (part.as_mut_ptr(), part.len())).collect();
         let parts: Vec<_> = parts.into_iter().map(|(part, len)| (super::par::Shared(part), len)).collect();
         super::par::run(parts.len(), |task| {

@@ -1,0 +1,173 @@
+//! Products in a GPU's memory, by cublasLt. It sees matrices column by column: an activation `[tokens, features]` is
+//! `[features, tokens]` there, and `out = W x` needs nothing turned.
+use super::{Init, Matrix, Store, Transposed};
+use crate::activation::Activation;
+use crate::cuda::{self, Arg, Grid, Source};
+use crate::floats::{Floats, FloatsMut};
+use tunesmith_device::cuda::{Number, Operand, Product};
+use tunesmith_device::{Array, Device};
+
+static KERNELS: Source = Source::new("gemm", include_str!("gemm.cu"));
+
+/// Numbers of a matrix that are widened at once: 64 MiB.
+const SLAB: usize = 16 << 20;
+
+const fn operand(address: u64, leading: usize, transposed: bool) -> Operand {
+    Operand { address, number: Number::F32, leading: leading as u64, transposed, batch_stride: 0 }
+}
+
+/// A matrix `[rows, depth]` of floats in a GPU's memory, as cublasLt reads it.
+#[derive(Clone, Copy)]
+struct Dense {
+    address: u64,
+    /// Each row's numbers lie side by side; else each column's.
+    by_rows: bool,
+    leading: usize,
+}
+
+pub(super) fn matmul_grouped(products: &mut [super::Product<'_>]) {
+    for product in products {
+        matmul(product);
+    }
+}
+
+fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>) {
+    let (device, tokens, rows) = (out.device(), out.tokens(), out.features());
+    if tokens == 0 {
+        return;
+    }
+    if let Init::Bias(bias) = *init {
+        let args = [bias.into(), (&mut **out).into(), Arg::count(tokens), Arg::count(rows)];
+        cuda::launch(device, &KERNELS, "gemm_bias", Grid::items(tokens * rows), &args);
+    }
+    let to = out.floats().address();
+    // What the next product is added to; nothing before the first where it starts at zero.
+    let mut addend = match init {
+        Init::Zero => None,
+        Init::Bias(_) | Init::Out => Some(to),
+        Init::Add(other) => Some(other.floats().address()),
+    };
+    for term in *terms {
+        each_slab(device, term.matrix, rows, term.x.features(), |dense, row, column, [part_rows, part_depth]| {
+            let x = operand(term.x.floats().address() + 4 * column as u64, term.x.features(), false);
+            let at = |address: u64| operand(address + 4 * row as u64, rows, false);
+            let product = Product {
+                m: part_rows as u64,
+                n: tokens as u64,
+                k: part_depth as u64,
+                alpha: 1.0,
+                beta: if addend.is_some() || column > 0 { 1.0 } else { 0.0 },
+                a: operand(dense.address, dense.leading, dense.by_rows),
+                b: x,
+                c: at(if column > 0 { to } else { addend.unwrap_or(to) }),
+                d: at(to),
+                batch: 1,
+                tf32: false,
+            };
+            cuda::matmul(device, &product);
+        });
+        addend = Some(to);
+    }
+}
+
+/// Calls `product` with the matrix `[rows, depth]` as floats: whole, or in slabs that are widened one after the other. Its
+/// arguments: the slab, its first row and column, its shape.
+fn each_slab(
+    device: Device,
+    matrix: Matrix<'_>,
+    rows: usize,
+    depth: usize,
+    mut product: impl FnMut(Dense, usize, usize, [usize; 2]),
+) {
+    let Matrix { data, row, col } = matrix;
+    // The stored lines that a slab is cut between: rows, or columns of a matrix that is seen transposed.
+    let (by_rows, lines, width, stride) =
+        if col == 1 && (row >= depth || rows == 1) { (true, rows, depth, row) } else { (false, depth, rows, col) };
+    let regular = by_rows || (row == 1 && (col >= rows || depth == 1));
+    if !regular {
+        let numbers = (rows - 1) * row + (depth - 1) * col + 1;
+        let mut wide = Array::<f32>::zeros(device, 0);
+        let floats = widened(device, data, 0..numbers, &mut wide);
+        let packed = Array::<f32>::zeros(device, rows * depth);
+        let args = [floats.into(), (&packed).into()];
+        let counts = [rows, depth, row, col].map(Arg::count);
+        cuda::launch(device, &KERNELS, "gemm_pack", Grid::items(rows * depth), &[&args[..], &counts].concat());
+        let dense = Dense { address: packed.view().address(), by_rows: true, leading: depth };
+        return product(dense, 0, 0, [rows, depth]);
+    }
+    let leading = stride.max(width);
+    let per_slab = match data {
+        Store::F32(_) => lines,
+        Store::Bf16(_) | Store::Quantized(_) => (SLAB / leading).clamp(1, lines),
+    };
+    let mut wide = Array::<f32>::zeros(device, 0);
+    for first in (0..lines).step_by(per_slab) {
+        let count = per_slab.min(lines - first);
+        let start = first * stride;
+        let floats = widened(device, data, start..start + (count - 1) * stride + width, &mut wide);
+        let dense = Dense { address: floats.address(), by_rows, leading };
+        if by_rows {
+            product(dense, first, 0, [count, depth]);
+        } else {
+            product(dense, 0, first, [rows, count]);
+        }
+    }
+}
+
+/// The numbers `range` as floats: themselves, or widened into `wide`.
+fn widened<'a>(
+    device: Device,
+    data: Store<'a>,
+    range: std::ops::Range<usize>,
+    wide: &'a mut Array<f32>,
+) -> Floats<'a> {
+    let count = range.len();
+    if let Store::F32(values) = data {
+        return values.slice(range);
+    }
+    if wide.len() < count {
+        *wide = Array::zeros(device, count);
+    }
+    match data {
+        Store::F32(_) => {}
+        Store::Bf16(values) => {
+            let args = [values.slice(range).into(), wide.slice_mut(0..count).into(), Arg::count(count)];
+            cuda::launch(device, &KERNELS, "gemm_widen", Grid::items(count), &args);
+        }
+        Store::Quantized(matrix) => matrix.widen_to(range.start, wide.slice_mut(0..count)),
+    }
+    wide.slice(0..count)
+}
+
+/// A copy as it is: cublasLt multiplies it transposed.
+pub(super) fn transposed(x: &Activation) -> Activation {
+    x.copy()
+}
+
+pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, x: &Transposed) {
+    let (device, tokens, rows, cols) = (y.device(), y.tokens(), y.features(), x.features);
+    if tokens == 0 {
+        return;
+    }
+    let (y, x) = (operand(y.floats().address(), rows, false), operand(x.act.floats().address(), cols, false));
+    let product = |to: u64, by_rows: bool, leading: usize, beta: f32| {
+        let (left, right, m, n) = if by_rows { (x, y, cols, rows) } else { (y, x, rows, cols) };
+        let d = operand(to, leading, false);
+        let right = Operand { transposed: true, ..right };
+        let (m, n, k) = (m as u64, n as u64, tokens as u64);
+        let product =
+            Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32: false };
+        cuda::matmul(device, &product);
+    };
+    if col == 1 && (row >= cols || rows == 1) {
+        product(out.address(), true, row.max(cols), 1.0);
+    } else if row == 1 && (col >= rows || cols == 1) {
+        product(out.address(), false, col.max(rows), 1.0);
+    } else {
+        let sums = Array::<f32>::zeros(device, rows * cols);
+        product(sums.view().address(), true, cols, 0.0);
+        let args = [(&sums).into(), out.into()];
+        let counts = [rows, cols, row, col].map(Arg::count);
+        cuda::launch(device, &KERNELS, "gemm_unpack_add", Grid::items(rows * cols), &[&args[..], &counts].concat());
+    }
+}
