@@ -2,7 +2,7 @@
 use super::*;
 use crate::adamw::reference;
 use crate::par::TASK;
-use crate::testing::{f64s, near, numbers};
+use crate::testing::{each_engine, f64s, near, numbers};
 
 fn step(number: u64) -> Step {
     Step { factor: 0.5, rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, number }
@@ -40,4 +40,30 @@ fn moments_of_a_byte_stay_near_those_of_four() {
     near("values", &values, &values64, 2e-3);
     let first = |at: usize| maps[0].values[usize::from(codes[0][at])] * absmax[0][at / BLOCK];
     near("the first moment", &(0..count).map(first).collect::<Vec<_>>(), &m64, 0.02);
+}
+
+#[test]
+fn every_engine_has_the_same_bits() {
+    let (count, maps) = (3 * BLOCK + 44, [CodeMap::new(true), CodeMap::new(false)]);
+    let found = std::sync::Mutex::new(Vec::new());
+    each_engine(|engine| {
+        let blocks = count.div_ceil(BLOCK);
+        let mut values = engine.array(&numbers(1, count));
+        let [mut codes1, mut codes2] = [(); 2].map(|()| engine.array(&vec![0u8; count]));
+        let [mut absmax1, mut absmax2] = [(); 2].map(|()| engine.array(&vec![0.0f32; blocks]));
+        let [mut small, mut m, mut v] = [1, 0, 0].map(|factor| {
+            engine.array(&numbers(5, 300).iter().map(|value| value * factor as f32).collect::<Vec<_>>())
+        });
+        for number in 1..4 {
+            let grads = engine.array(&numbers(number + 1, count));
+            let (codes, absmax) = ([codes1.view_mut(), codes2.view_mut()], [absmax1.view_mut(), absmax2.view_mut()]);
+            update(values.view_mut(), grads.view(), codes, absmax, [&maps[0], &maps[1]], &step(number));
+            update_small(small.view_mut(), grads.slice(0..300), m.view_mut(), v.view_mut(), &step(number));
+        }
+        let floats = [values, absmax1, absmax2, small, m, v].map(|array| array.read());
+        let bits: Vec<u32> = floats.concat().into_iter().map(f32::to_bits).collect();
+        found.lock().unwrap().push((bits, codes1.read(), codes2.read()));
+    });
+    let found = found.into_inner().unwrap();
+    assert!(found.windows(2).all(|two| two[0] == two[1]));
 }

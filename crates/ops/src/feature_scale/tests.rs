@@ -1,29 +1,32 @@
 //! The factors and their gradient against the formula and finite differences.
 use super::*;
 use crate::activation::Pool;
-use crate::testing::{check_gradient, numbers};
+use crate::testing::{check_gradient, each_engine, numbers};
 
 #[test]
 fn equals_its_formula_and_its_finite_differences() {
-    let (tokens, features) = (37, 70);
-    let pool = Pool::new();
-    let (v, seed) = (numbers(1, tokens * features), numbers(2, tokens * features));
-    let (magnitude, norm) = (numbers(3, features), vec![0.5; features]);
-    let gain: Vec<f32> = magnitude.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-    let (va, dy) = (Activation::from_rows(&pool, &v, features), Activation::from_rows(&pool, &seed, features));
-    let y = times(&va, (&gain).into());
-    let double: Vec<f64> = gain.iter().map(|&gain| f64::from(gain)).collect();
-    // A product in f64 is exact, so that rounding it gives the product in f32.
-    let plain: Vec<f32> = reference::times(&v, &double).into_iter().map(|value| value as f32).collect();
-    assert_eq!(y.to_rows(), plain);
-    let mut twice = y.copy();
-    add(&mut twice, &va, (&gain).into());
-    assert_eq!(twice.to_rows(), plain.iter().map(|value| 2.0 * value).collect::<Vec<_>>());
-    let mut d_magnitude = vec![0.0; features];
-    backward(&dy, &va, (&norm).into(), (&mut d_magnitude).into());
-    check_gradient("magnitude", &magnitude, &d_magnitude, |magnitude| {
-        let gain: Vec<f64> = magnitude.iter().map(|magnitude| magnitude / 0.5).collect();
-        reference::times(&v, &gain).iter().zip(&seed).map(|(y, &s)| y * f64::from(s)).sum()
+    each_engine(|engine| {
+        let (tokens, features) = (37, 70);
+        let pool = engine.pool();
+        let (v, seed) = (numbers(1, tokens * features), numbers(2, tokens * features));
+        let (magnitude, norm) = (numbers(3, features), vec![0.5; features]);
+        let gain: Vec<f32> = magnitude.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+        let (va, dy) = (Activation::from_rows(&pool, &v, features), Activation::from_rows(&pool, &seed, features));
+        let (gains, norms) = (engine.array(&gain), engine.array(&norm));
+        let y = times(&va, gains.view());
+        let double: Vec<f64> = gain.iter().map(|&gain| f64::from(gain)).collect();
+        // A product in f64 is exact, so that rounding it gives the product in f32.
+        let plain: Vec<f32> = reference::times(&v, &double).into_iter().map(|value| value as f32).collect();
+        assert_eq!(y.to_rows(), plain);
+        let mut twice = y.copy();
+        add(&mut twice, &va, gains.view());
+        assert_eq!(twice.to_rows(), plain.iter().map(|value| 2.0 * value).collect::<Vec<_>>());
+        let mut d_magnitude = engine.array(&vec![0.0; features]);
+        backward(&dy, &va, norms.view(), d_magnitude.view_mut());
+        check_gradient("magnitude", &magnitude, &d_magnitude.read(), |magnitude| {
+            let gain: Vec<f64> = magnitude.iter().map(|magnitude| magnitude / 0.5).collect();
+            reference::times(&v, &gain).iter().zip(&seed).map(|(y, &s)| y * f64::from(s)).sum()
+        });
     });
 }
 

@@ -1,16 +1,15 @@
 //! Both activations against their definition and finite differences.
 use super::*;
-use crate::activation::Pool;
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{Engine, check_gradient, each_engine, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    let run = |act: Gate| {
+    let run = |engine: Engine, act: Gate| {
         let (tokens, features) = (19, 5);
         let gate: Vec<f32> = numbers(1, tokens * features).iter().map(|x| x * 8.0).collect();
         let (up, seed) = (numbers(2, tokens * features), numbers(3, tokens * features));
         let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-        let pool = Pool::new();
+        let pool = engine.pool();
         let panels = |x: &[f32]| Activation::from_rows(&pool, x, features);
         let (mut ga, mut ua) = (panels(&gate), panels(&up));
         for (got, want) in
@@ -25,5 +24,5 @@ fn equals_the_definition_and_its_finite_differences() {
         check_gradient("gate", &gate, &ga.to_rows(), |g| loss(g, &double(&up)));
         check_gradient("up", &up, &ua.to_rows(), |u| loss(&double(&gate), u));
     };
-    each_level(|_| [Gate::Silu, Gate::GeluTanh].into_iter().for_each(run));
+    each_engine(|engine| [Gate::Silu, Gate::GeluTanh].into_iter().for_each(|act| run(engine, act)));
 }

@@ -1,33 +1,41 @@
 //! Both products against their plain sums.
 use super::*;
 use crate::activation::{Activation, Pool};
-use crate::testing::{each_level, numbers};
+use crate::testing::{each_engine, each_level, numbers};
 use half::bf16;
 
 #[test]
 fn matmul_equals_the_plain_sum_on_odd_sizes() {
-    each_level(|level| {
+    each_engine(|engine| {
         for (tokens, depth, rows) in
             [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100), (300, 16, 130)]
         {
-            let pool = Pool::new();
+            let pool = engine.pool();
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
             let (z, b) = (numbers(3, tokens * 5), numbers(4, rows * 5));
             let (bias, addend) = (numbers(5, rows), numbers(6, tokens * rows));
             let (xa, za) = (Activation::from_rows(&pool, &x, depth), Activation::from_rows(&pool, &z, 5));
             let added = Activation::from_rows(&pool, &addend, rows);
             let wt: Vec<f32> = (0..depth * rows).map(|i| w[i % rows * depth + i / rows]).collect();
+            let [wd, wtd, bd, bias_there] = [&w, &wt, &b, &bias].map(|values| engine.array(values));
+            // Every second number of both: neither stride is 1.
+            let spread: Vec<f32> = w.iter().flat_map(|&value| [value, 9.0]).collect();
+            let spread = engine.array(&spread);
             for (case, init) in
-                [Init::Zero, Init::Bias((&bias).into()), Init::Add(&added), Init::Out].into_iter().enumerate()
+                [Init::Zero, Init::Bias(bias_there.view()), Init::Add(&added), Init::Out].into_iter().enumerate()
             {
-                for matrix in [Matrix::rows(&w[..], depth), Matrix::transposed(&wt[..], rows)] {
+                for matrix in [
+                    Matrix::rows(wd.view(), depth),
+                    Matrix::transposed(wtd.view(), rows),
+                    Matrix::strided(spread.view(), 2 * depth, 2),
+                ] {
                     let mut out = added.copy();
-                    let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }];
+                    let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(bd.view(), 5), x: &za }];
                     matmul(&mut out, init, &terms);
                     let start = [vec![0.0; tokens * rows], bias.repeat(tokens), addend.clone(), addend.clone()];
                     let expected = reference::matmul(&start[case], rows, &[(&w, &x, depth), (&b, &z, 5)]);
                     for (at, (got, sum)) in out.to_rows().into_iter().zip(expected).enumerate() {
-                        assert!((f64::from(got) - sum).abs() < 1e-4, "{level:?} {case} [{at}]: {got} != {sum}");
+                        assert!((f64::from(got) - sum).abs() < 1e-4, "{engine:?} {case} [{at}]: {got} != {sum}");
                     }
                 }
             }
@@ -37,24 +45,25 @@ fn matmul_equals_the_plain_sum_on_odd_sizes() {
 
 #[test]
 fn a_bf16_matrix_multiplies_as_its_values_do() {
-    each_level(|level| {
+    each_engine(|engine| {
         for (tokens, depth, rows) in [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100)] {
-            let pool = Pool::new();
+            let pool = engine.pool();
             let narrow: Vec<bf16> = numbers(2, rows * depth).into_iter().map(bf16::from_f32).collect();
             let wide: Vec<f32> = narrow.iter().map(|value| value.to_f32()).collect();
             let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let (nd, wd) = (engine.array(&narrow), engine.array(&wide));
             let run = |matrix| {
                 let mut out = pool.act(tokens, rows);
                 matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
                 out.to_rows()
             };
-            let same = run(Matrix::rows(Store::Bf16((&narrow).into()), depth)) == run(Matrix::rows(&wide[..], depth));
-            assert!(same, "{level:?} rows [{tokens}, {depth}, {rows}]");
+            let same = run(Matrix::rows(Store::Bf16(nd.view()), depth)) == run(Matrix::rows(wd.view(), depth));
+            assert!(same, "{engine:?} rows [{tokens}, {depth}, {rows}]");
             // The same numbers as a matrix [depth, rows], transposed.
-            let turned = Matrix::transposed(Store::Bf16((&narrow).into()), rows);
-            assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{level:?} transposed");
+            let turned = Matrix::transposed(Store::Bf16(nd.view()), rows);
+            assert!(run(turned) == run(Matrix::transposed(wd.view(), rows)), "{engine:?} transposed");
             let mut part = vec![0.0; depth.min(rows)];
-            Store::Bf16((&narrow).into()).widen(1.min(narrow.len() - part.len()), &mut part);
+            Store::Bf16(nd.view()).widen(1.min(narrow.len() - part.len()), &mut part);
             assert!(part == wide[1.min(narrow.len() - part.len())..][..part.len()]);
         }
     });
@@ -62,21 +71,27 @@ fn a_bf16_matrix_multiplies_as_its_values_do() {
 
 #[test]
 fn outer_equals_the_plain_sum_on_odd_sizes() {
-    each_level(|level| {
+    each_engine(|engine| {
         for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50)] {
-            let pool = Pool::new();
+            let pool = engine.pool();
             let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
             let (ya, xa) = (Activation::from_rows(&pool, &y, rows), Activation::from_rows(&pool, &x, cols));
             let xt = Transposed::new(&xa);
-            let (mut plain, mut turned) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
-            outer(Target::Rows((&mut plain).into()), &ya, &xt);
-            outer(Target::Transposed((&mut turned).into()), &ya, &xt);
+            let [mut plain, mut turned] = [(); 2].map(|()| engine.array(&vec![1.0; rows * cols]));
+            let mut spread = engine.array(&vec![1.0; 2 * rows * cols]);
+            outer(Target::Rows(plain.view_mut()), &ya, &xt);
+            outer(Target::Transposed(turned.view_mut()), &ya, &xt);
+            outer(Target::Strided(spread.view_mut(), 2 * cols, 2), &ya, &xt);
+            let [plain, turned, spread] = [plain, turned, spread].map(|array| array.read());
+            assert!(spread.iter().skip(1).step_by(2).all(|&value| value == 1.0), "{engine:?}: between");
             let expected = reference::outer(&y, rows, &x, cols);
             for m in 0..rows {
                 for n in 0..cols {
                     let sum = 1.0 + expected[m * cols + n];
-                    assert!((f64::from(plain[m * cols + n]) - sum).abs() < 1e-4, "{level:?} rows [{m},{n}]");
-                    assert!((f64::from(turned[n * rows + m]) - sum).abs() < 1e-4, "{level:?} turned [{m},{n}]");
+                    assert!((f64::from(plain[m * cols + n]) - sum).abs() < 1e-4, "{engine:?} rows [{m},{n}]");
+                    let there = spread[2 * (m * cols + n)];
+                    assert!((f64::from(there) - sum).abs() < 1e-4, "{engine:?} strided [{m},{n}]");
+                    assert!((f64::from(turned[n * rows + m]) - sum).abs() < 1e-4, "{engine:?} turned [{m},{n}]");
                 }
             }
         }
@@ -86,36 +101,38 @@ fn outer_equals_the_plain_sum_on_odd_sizes() {
 #[test]
 fn a_quantized_matrix_multiplies_as_its_values_do() {
     use crate::quant::{Format, encode};
-    each_level(|level| {
+    each_engine(|engine| {
         // Odd widths begin rows in the middle of a byte; most begin them in the middle of a block.
         for (tokens, depth, rows) in
             [(1, 1, 1), (5, 3, 7), (17, 33, 16), (33, 600, 29), (19, 64, 192), (18, 1100, 101), (40, 5, 200)]
         {
-            let pool = Pool::new();
+            let pool = engine.pool();
             let values = numbers(2, rows * depth);
             let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
             let z = Activation::from_rows(&pool, &numbers(3, tokens * 5), 5);
-            let b = numbers(4, rows * 5);
+            let b = engine.array(&numbers(4, rows * 5));
             for (format, double) in
                 [(Format::Nf4, false), (Format::Nf4, true), (Format::Fp4, true), (Format::Int8, false)]
             {
                 let run = |matrix| {
                     let mut out = pool.act(tokens, rows);
-                    let terms = [Term { matrix, x: &x }, Term { matrix: Matrix::rows(&b[..], 5), x: &z }];
+                    let terms = [Term { matrix, x: &x }, Term { matrix: Matrix::rows(b.view(), 5), x: &z }];
                     matmul(&mut out, Init::Zero, &terms);
                     out.to_rows()
                 };
-                let what = format!("{level:?} {format:?} {double} [{tokens}, {depth}, {rows}]");
-                let quantized = encode::quantize(&values, depth, format, double).unwrap();
-                let wide = quantized.dequantize();
+                let what = format!("{engine:?} {format:?} {double} [{tokens}, {depth}, {rows}]");
+                let quantized = encode::quantize(&values, depth, format, double).unwrap().to(engine.device());
+                let wide = engine.array(&quantized.dequantize());
                 let same =
-                    run(Matrix::rows(Store::Quantized(&quantized), depth)) == run(Matrix::rows(&wide[..], depth));
+                    run(Matrix::rows(Store::Quantized(&quantized), depth)) == run(Matrix::rows(wide.view(), depth));
                 assert!(same, "{what}");
                 // The same numbers as a matrix [depth, rows], transposed.
-                let quantized = encode::quantize(&values, rows, format, double).unwrap();
-                let wide = quantized.dequantize();
+                let quantized = encode::quantize(&values, rows, format, double).unwrap().to(engine.device());
+                let wide = engine.array(&quantized.dequantize());
                 let turned = Matrix::transposed(Store::Quantized(&quantized), rows);
-                assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{what} transposed");
+                assert!(run(turned) == run(Matrix::transposed(wide.view(), rows)), "{what} transposed");
+                let wide = wide.read();
+                assert_eq!(wide, encode::quantize(&values, rows, format, double).unwrap().dequantize(), "{what}");
                 for start in [0, 1, values.len() / 3] {
                     let mut part = vec![0.0; (values.len() - start).min(77)];
                     Store::Quantized(&quantized).widen(start, &mut part);

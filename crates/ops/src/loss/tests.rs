@@ -1,17 +1,17 @@
 //! Losses and gradients against their definitions and finite differences.
 use super::*;
 use crate::activation::Pool;
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{check_gradient, each_engine, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         for (tokens, vocabulary) in [(1, 1), (5, 7), (17, 33), (32, 258)] {
             let logits: Vec<f32> = numbers(1, tokens * vocabulary).iter().map(|x| x * 20.0).collect();
             let targets: Vec<u32> = (0..tokens).map(|t| (t * 13 % vocabulary) as u32).collect();
-            let pool = Pool::new();
+            let pool = engine.pool();
             let mut act = Activation::from_rows(&pool, &logits, vocabulary);
-            let losses = cross_entropy(&mut act, &targets);
+            let losses = cross_entropy(&mut act, &targets).read();
             let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
             for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
                 assert!((f64::from(got.nll) - want).abs() < 1e-5, "{} != {want}", got.nll);
@@ -32,26 +32,28 @@ fn equals_the_definition_and_its_finite_differences() {
 
 #[test]
 fn squared_errors_equal_their_definition_and_its_finite_differences() {
-    for tokens in [1, 5, 17] {
-        let (values, wanted) = (numbers(1, tokens), numbers(2, tokens));
-        let scales: Vec<f32> = numbers(3, tokens).iter().map(|x| 0.6 + 0.5 * x).collect();
-        let targets: Vec<u32> = wanted.iter().map(|number| number.to_bits()).collect();
-        let mut act = Activation::from_rows(&Pool::new(), &values, 1);
-        let errors = squared(&mut act, &targets, &scales);
-        let error = |value: f64, token: usize| (value - f64::from(wanted[token])).powi(2);
-        for (token, found) in errors.iter().enumerate() {
-            assert!((f64::from(*found) - error(f64::from(values[token]), token)).abs() < 1e-6);
+    each_engine(|engine| {
+        for tokens in [1, 5, 17] {
+            let (values, wanted) = (numbers(1, tokens), numbers(2, tokens));
+            let scales: Vec<f32> = numbers(3, tokens).iter().map(|x| 0.6 + 0.5 * x).collect();
+            let targets: Vec<u32> = wanted.iter().map(|number| number.to_bits()).collect();
+            let mut act = Activation::from_rows(&engine.pool(), &values, 1);
+            let errors = squared(&mut act, &targets, &scales);
+            let error = |value: f64, token: usize| (value - f64::from(wanted[token])).powi(2);
+            for (token, found) in errors.iter().enumerate() {
+                assert!((f64::from(*found) - error(f64::from(values[token]), token)).abs() < 1e-6);
+            }
+            let objective = |values: &[f64]| -> f64 {
+                values.iter().enumerate().map(|(token, &value)| f64::from(scales[token]) * error(value, token)).sum()
+            };
+            check_gradient("values", &values, &act.to_rows(), objective);
         }
-        let objective = |values: &[f64]| -> f64 {
-            values.iter().enumerate().map(|(token, &value)| f64::from(scales[token]) * error(value, token)).sum()
-        };
-        check_gradient("values", &values, &act.to_rows(), objective);
-    }
+    });
 }
 
 #[test]
 fn smoothing_and_z_loss_equal_their_definition_and_its_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         for (tokens, vocabulary) in [(1, 3), (5, 7), (17, 33), (32, 130)] {
             let logits: Vec<f32> = numbers(5, tokens * vocabulary).iter().map(|x| x * 6.0).collect();
             let targets: Vec<u32> = (0..tokens).map(|t| (t * 13 % vocabulary) as u32).collect();
@@ -63,9 +65,9 @@ fn smoothing_and_z_loss_equal_their_definition_and_its_finite_differences() {
                 Terms { smoothing: 0.3, z: 1e-2 },
             ] {
                 let objective = |logits: &[f64]| reference::objective(logits, &targets, &scales, terms);
-                let pool = Pool::new();
+                let pool = engine.pool();
                 let mut act = Activation::from_rows(&pool, &logits, vocabulary);
-                let losses = gradient(&mut act, &targets, &scales, terms);
+                let losses = gradient(&mut act, &targets, &scales, terms).read();
                 let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
                 for (got, want) in losses.iter().zip(reference::cross_entropy(&double, &targets, vocabulary)) {
                     assert!((f64::from(got.nll) - want).abs() < 1e-5, "{} != {want}: plain cross-entropy", got.nll);
@@ -81,7 +83,7 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
     use super::linear::{Objective, Projection, WeightGradient};
     use crate::gemm::Store;
     let (rows, hidden) = (37, 7);
-    each_level(|level| {
+    each_engine(|engine| {
         for (outputs, softcap, squared, smoothing, weighted) in [
             (1, None, true, 0.0, true),
             (1, None, true, 0.0, false),
@@ -103,26 +105,26 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             };
             let (h, w) = (numbers(1, rows * hidden), numbers(2, outputs * hidden));
             let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-            let (pool, chunks) = (Pool::new(), Pool::new());
-            let projection = Projection { weight: Store::F32((&w).into()), outputs, softcap, pool: &chunks };
+            let (pool, chunks, wd) = (engine.pool(), engine.pool(), engine.array(&w));
+            let projection = Projection { weight: Store::F32(wd.view()), outputs, softcap, pool: &chunks };
             let objective = Objective { terms: case.terms, squared, weights: &case.weights };
             let act = Activation::from_rows(&pool, &h, hidden);
-            let mut dw = vec![0.0; w.len()];
-            let whole = WeightGradient::Whole((&mut dw).into());
+            let mut dw = engine.array(&vec![0.0; w.len()]);
+            let whole = WeightGradient::Whole(dw.view_mut());
             let found = projection.forward_backward(&act, &case.targets, objective, 0.5, whole);
-            let halved = |x: f64| 0.5 * x;
+            let (dw, halved) = (dw.read(), |x: f64| 0.5 * x);
             check_gradient("h", &h, &found.dh.to_rows(), |h| halved(reference::linear(h, &double(&w), &case)));
             check_gradient("w", &w, &dw, |w| halved(reference::linear(&double(&h), w, &case)));
             let ids: Vec<u32> = (0..outputs as u32).step_by(3).collect();
-            let mut picked = vec![0.0; ids.len() * hidden];
-            let some = WeightGradient::Rows { ids: &ids, gradients: (&mut picked).into() };
+            let mut picked = engine.array(&vec![0.0; ids.len() * hidden]);
+            let some = WeightGradient::Rows { ids: &ids, gradients: picked.view_mut() };
             projection.forward_backward(&act, &case.targets, objective, 0.5, some);
-            for (&id, row) in ids.iter().zip(picked.chunks(hidden)) {
-                assert_eq!(row, &dw[id as usize * hidden..][..hidden], "{level:?}: row {id} of {outputs}");
+            for (&id, row) in ids.iter().zip(picked.read().chunks(hidden)) {
+                assert_eq!(row, &dw[id as usize * hidden..][..hidden], "{engine:?}: row {id} of {outputs}");
             }
             let plain = reference::LinearCase { terms: Terms::default(), ..case };
             let total = reference::linear(&double(&h), &double(&w), &plain);
-            assert!((found.total - total).abs() < 1e-4, "{level:?}: {} != {total}", found.total);
+            assert!((found.total - total).abs() < 1e-4, "{engine:?}: {} != {total}", found.total);
             let losses = projection.losses(&act, &plain.targets, squared);
             let sum = losses
                 .iter()

@@ -1,20 +1,46 @@
 //! A quantized matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
-use super::{Eight, Format, Four, Nested, Quantized, Scales};
+use super::{Eight, Format, Four, Nested, Quantized, Scales, placed};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use tunesmith_device::{Array, Device, Element, Slice};
+use tunesmith_device::{Array, Device, Element, Slice};
 
-/// Numbers of a matrix: its own, or a part of a buffer that it shares with others. On the CPU they are a slice.
+/// Numbers of a matrix: its own, or a part of a buffer that it shares with others.
 #[derive(Debug, Clone)]
-pub struct Stored<T: Element> {
-    all: All<T>,
+pub struct Stored<T> {
+    all: Numbers<T>,
     range: Range<usize>,
 }
 
+/// Numbers that matrices share: of the host, or of any device.
 #[derive(Debug, Clone)]
-enum All<T: Element> {
+pub enum Numbers<T> {
+    /// On the CPU.
     Host(Arc<Vec<T>>),
-    Gpu(Arc<Array<T>>),
+    /// Where the array is.
+    Array(Arc<Array<T>>),
+}
+
+impl<T> From<&Arc<Vec<T>>> for Numbers<T> {
+    fn from(numbers: &Arc<Vec<T>>) -> Self {
+        Self::Host(Arc::clone(numbers))
+    }
+}
+
+impl<T> From<&Arc<Array<T>>> for Numbers<T> {
+    fn from(numbers: &Arc<Array<T>>) -> Self {
+        Self::Array(Arc::clone(numbers))
+    }
+}
+
+impl<T: Element> Numbers<T> {
+    #[inline]
+    fn view(&self) -> Slice<'_, T> {
+        match self {
+            Self::Host(numbers) => numbers.as_slice().into(),
+            Self::Array(numbers) => numbers.view(),
+        }
+    }
 }
 
 impl<T: Element> Stored<T> {
@@ -22,60 +48,69 @@ impl<T: Element> Stored<T> {
     ///
     /// # Panics
     /// If there are not as many.
-    pub fn part(all: &Arc<Vec<T>>, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= all.len(), "the part lies within the buffer");
-        Self { all: All::Host(Arc::clone(all)), range }
+    pub fn part(all: impl Into<Numbers<T>>, range: Range<usize>) -> Self {
+        let all = all.into();
+        assert!(range.start <= range.end && range.end <= all.view().len(), "the part lies within the buffer");
+        Self { all, range }
     }
 
-    /// The numbers, wherever they are.
-    pub(super) fn numbers(&self) -> Slice<'_, T> {
-        match &self.all {
-            All::Host(all) => Slice::from(&all[self.range.clone()]),
-            All::Gpu(all) => all.slice(self.range.clone()),
-        }
+    /// The numbers, where they are.
+    #[inline]
+    pub fn view(&self) -> Slice<'_, T> {
+        self.all.view().slice(self.range.clone())
     }
 
-    /// A copy on that device; on the CPU what is there is shared.
-    pub(super) fn to(&self, device: Device) -> Self {
-        match (device, &self.all) {
-            (Device::Cpu | Device::Meta, All::Host(_)) => self.clone(),
-            (Device::Cpu | Device::Meta, All::Gpu(_)) => self.numbers().read().into(),
-            (Device::Cuda(_), _) => {
-                let mut copy = Array::zeros(device, self.range.len());
-                copy.view_mut().copy_from(self.numbers());
-                Self { range: 0..copy.len(), all: All::Gpu(Arc::new(copy)) }
-            }
-        }
-    }
-
-    /// How many numbers there are.
+    /// How many there are.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
+    /// Where they are.
+    pub fn device(&self) -> Device {
+        self.all.view().device()
+    }
+
+    /// The same numbers on that device: shared where they are there, else a copy.
+    pub(super) fn to(&self, device: Device) -> Self {
+        if self.device() == device {
+            return self.clone();
+        }
+        match device {
+            Device::Cpu => self.view().read().into(),
+            Device::Cuda(_) | Device::Meta => Array::from(self.view()).to(device).into(),
+        }
+    }
+
+    /// These numbers and then those of `below`.
+    pub(super) fn joined(&self, below: &Self) -> Self {
+        let mut all = Array::zeros(self.device(), 0);
+        all.reserve(self.len() + below.len());
+        all.append(self.view());
+        all.append(below.view());
+        all.into()
     }
 }
 
-impl<T: Element> From<Vec<T>> for Stored<T> {
+impl<T> From<Vec<T>> for Stored<T> {
     fn from(numbers: Vec<T>) -> Self {
-        Self { range: 0..numbers.len(), all: All::Host(Arc::new(numbers)) }
+        Self { range: 0..numbers.len(), all: Numbers::Host(Arc::new(numbers)) }
+    }
+}
+
+impl<T: Element> From<Array<T>> for Stored<T> {
+    fn from(numbers: Array<T>) -> Self {
+        Self { range: 0..numbers.len(), all: Numbers::Array(Arc::new(numbers)) }
     }
 }
 
 impl<T: Element> Deref for Stored<T> {
     type Target = [T];
 
-    /// # Panics
-    /// If the numbers are on a GPU: what reads them as a slice runs on the CPU.
+    /// The numbers on the CPU; elsewhere it panics, as [`Slice::cpu_slice`] does.
     #[inline]
     fn deref(&self) -> &[T] {
-        match &self.all {
-            All::Host(all) => &all[self.range.clone()],
-            All::Gpu(_) => panic!("numbers of the CPU"),
-        }
+        self.view().cpu_slice()
     }
 }
 
@@ -90,7 +125,14 @@ pub struct Form {
 
 #[derive(Debug, Clone)]
 enum Kind {
-    Four { format: Format, len: usize, shift: u32, table: [f32; 16], nested: Option<Outer> },
+    Four {
+        format: Format,
+        len: usize,
+        shift: u32,
+        table: [f32; 16],
+        nested: Option<Outer>,
+        placed: Option<Arc<Array<f32>>>,
+    },
     Eight { width: usize },
 }
 
@@ -118,12 +160,19 @@ impl Form {
     ///
     /// # Panics
     /// If the buffers do not reach that far.
-    pub fn matrix(&self, bytes: &Arc<Vec<u8>>, byte: usize, floats: &Arc<Vec<f32>>, float: usize) -> Quantized {
-        let codes = Stored::part(bytes, byte..byte + self.bytes[0]);
+    pub fn matrix(
+        &self,
+        bytes: impl Into<Numbers<u8>>,
+        byte: usize,
+        floats: impl Into<Numbers<f32>>,
+        float: usize,
+    ) -> Quantized {
+        let bytes = bytes.into();
+        let codes = Stored::part(bytes.clone(), byte..byte + self.bytes[0]);
         let scales = Stored::part(floats, float..float + self.floats);
         match &self.kind {
             Kind::Eight { width } => Quantized::Eight(Eight { codes, scales, width: *width }),
-            Kind::Four { format, len, shift, table, nested } => {
+            Kind::Four { format, len, shift, table, nested, placed: known } => {
                 let scales = match nested {
                     None => Scales::Plain(scales),
                     Some(Outer { map, block, offset }) => Scales::Nested(Nested {
@@ -143,26 +192,27 @@ impl Form {
 impl Quantized {
     /// The form of the matrix: everything but its codes and scales.
     pub fn form(&self) -> Form {
-        let ([codes, nested], floats) = self.parts();
-        let kind = match self {
-            Self::Eight(eight) => Kind::Eight { width: eight.width },
-            Self::Four(four) => Kind::Four {
-                format: four.format,
-                len: four.len,
-                shift: four.shift,
-                table: four.table,
-                nested: match &four.scales {
-                    Scales::Plain(_) => None,
-                    Scales::Nested(Nested { map, block, offset, .. }) => {
-                        Some(Outer { map: Arc::clone(map), block: *block, offset: *offset })
+        match self {
+            Self::Eight(Eight { codes, scales, width }) => {
+                Form { kind: Kind::Eight { width: *width }, bytes: [codes.len(), 0], floats: scales.len() }
+            }
+            Self::Four(Four { format, codes, len, shift, table, scales, placed }) => {
+                let (nested, bytes, floats) = match scales {
+                    Scales::Plain(scales) => (None, 0, scales.len()),
+                    Scales::Nested(Nested { codes, map, absmax, block, offset }) => {
+                        let outer = Outer { map: Arc::clone(map), block: *block, offset: *offset };
+                        (Some(outer), codes.len(), absmax.len())
                     }
-                },
-            },
-        };
-        Form { kind, bytes: [codes.len(), nested.len()], floats: floats.len() }
+                };
+                let (format, len, shift, table, placed) = (*format, *len, *shift, *table, placed.clone());
+                let kind = Kind::Four { format, len, shift, table, nested, placed };
+                Form { kind, bytes: [codes.len(), bytes], floats }
+            }
+        }
     }
 
-    /// The numbers: codes, codes of scales (none where scales are not quantized), and scales or their factors.
+    /// The numbers of a matrix on the CPU: codes, codes of scales (none where scales are not quantized), and scales or their
+    /// factors.
     pub fn parts(&self) -> ([&[u8]; 2], &[f32]) {
         match self {
             Self::Eight(eight) => ([&eight.codes, &[]], &eight.scales),
@@ -170,30 +220,6 @@ impl Quantized {
                 Scales::Plain(scales) => ([&four.codes, &[]], scales),
                 Scales::Nested(nested) => ([&four.codes, &nested.codes], &nested.absmax),
             },
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::quant::encode;
-    use crate::testing::numbers;
-
-    #[test]
-    fn a_matrix_put_together_elsewhere_is_the_same() {
-        let values = numbers(1, 20 * 33);
-        let four = |format, double| Quantized::Four(encode::four(&values, format, 64, double).unwrap());
-        let eight = Quantized::Eight(encode::eight(&values, 33).unwrap());
-        for matrix in [four(Format::Nf4, true), four(Format::Fp4, false), eight] {
-            let (form, ([codes, nested], scales)) = (matrix.form(), matrix.parts());
-            assert_eq!((form.bytes() + 4 * form.floats()), matrix.bytes());
-            // Something else lies before and behind.
-            let bytes = Arc::new([&[9; 3][..], codes, nested, &[7; 5]].concat());
-            let floats = Arc::new([&[1.5f32][..], scales, &[2.5]].concat());
-            let again = form.matrix(&bytes, 3, &floats, 1);
-            assert_eq!(again.dequantize(), matrix.dequantize());
-            assert_eq!(again.format(), matrix.format());
         }
     }
 }

@@ -37,6 +37,12 @@ pub fn signed() -> Arc<[f32; 256]> {
     MAP.get_or_init(|| Arc::new(dynamic(true))).clone()
 }
 
+/// The middles between the values of the signed map.
+pub(super) fn bounds() -> [f32; 255] {
+    let map = signed();
+    std::array::from_fn(|at| f32::midpoint(map[at], map[at + 1]))
+}
+
 /// Cells of bitsandbytes' table from a number in -1..1 to the nearest code.
 const CELLS: usize = 1 << 16;
 
@@ -45,8 +51,7 @@ const CELLS: usize = 1 << 16;
 pub fn code(value: f32) -> u8 {
     static CODES: OnceLock<Vec<u8>> = OnceLock::new();
     let codes = CODES.get_or_init(|| {
-        let map = signed();
-        let bounds: Vec<f32> = map.windows(2).map(|ends| f32::midpoint(ends[0], ends[1])).collect();
+        let bounds = bounds();
         let middle = |cell: usize| (2.0 * cell as f64 / (CELLS - 1) as f64 - 1.0) as f32;
         (0..CELLS).map(|cell| bounds.partition_point(|&bound| bound < middle(cell)) as u8).collect()
     });

@@ -1,20 +1,20 @@
 //! The norm and its gradients against the definition and finite differences.
 use super::*;
-use crate::activation::Pool;
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{check_gradient, each_engine, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         for (tokens, groups, dim, offset) in [(1, 1, 1, 0.0), (5, 1, 7, 1.0), (17, 3, 8, 0.0), (33, 1, 65, 1.0)] {
             let (x, weight, seed) =
                 (numbers(1, tokens * groups * dim), numbers(2, dim), numbers(3, tokens * groups * dim));
             let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-            let pool = Pool::new();
+            let pool = engine.pool();
             let (xa, dh) =
                 (Activation::from_rows(&pool, &x, groups * dim), Activation::from_rows(&pool, &seed, groups * dim));
             let rstd = stats(&xa, groups, 1e-3);
-            let gain = Gain { weight: (&weight).into(), offset };
+            let weights = engine.array(&weight);
+            let gain = Gain { weight: weights.view(), offset };
             let h = apply(&xa, &rstd, gain);
             for (got, want) in
                 h.to_rows().iter().zip(reference::apply(&double(&x), &double(&weight), f64::from(offset), 1e-3))
@@ -30,9 +30,9 @@ fn equals_the_definition_and_its_finite_differences() {
             let once = dx.to_rows();
             backward(&xa, &rstd, gain, &dh, &mut dx, true);
             assert!(dx.to_rows().iter().zip(&once).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
-            let mut dw = vec![0.0; dim];
-            backward_weight(&xa, &rstd, &dh, (&mut dw).into());
-            check_gradient("dw", &weight, &dw, |w| loss(&double(&x), w));
+            let mut dw = engine.array(&vec![0.0; dim]);
+            backward_weight(&xa, &rstd, &dh, dw.view_mut());
+            check_gradient("dw", &weight, &dw.read(), |w| loss(&double(&x), w));
         }
     });
 }

@@ -1,14 +1,14 @@
 //! Every form against the definition, in f64, and its finite differences.
 use super::reference::{self, Angles};
 use super::*;
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{Engine, check_gradient, each_engine, numbers};
 
 /// Holds a table of so many tokens against their angles, on heads of `head_dim` that turn from `offset` on.
-fn check(rope: &Rope, tokens: &[Angles], head_dim: usize, offset: usize, pairing: Pairing) {
+fn check(engine: Engine, rope: &Rope, tokens: &[Angles], head_dim: usize, offset: usize, pairing: Pairing) {
     let width = 3 * head_dim;
     let (x, seed) = (numbers(1, tokens.len() * width), numbers(2, tokens.len() * width));
     let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let pool = Pool::new();
+    let pool = engine.pool();
     let mut turned = Activation::from_rows(&pool, &x, width);
     rope.forward(&mut turned, head_dim, offset);
     let wanted = reference::forward(&double(&x), tokens, head_dim, offset, pairing);
@@ -31,7 +31,7 @@ fn angles(position: impl Fn(usize) -> usize, (inv_freq, factor): (&[f32], f32)) 
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         let (short, long): ([f32; 3], [f32; 3]) = ([1.0, 0.3, 0.01], [0.5, 0.2, 0.001]);
         let rule = |length| if length > 10 { (&long[..], 1.2) } else { (&short[..], 1.0) };
         let sequences = [18, 1, 2, 12];
@@ -40,14 +40,14 @@ fn equals_the_definition_and_its_finite_differences() {
             .flat_map(|&length| (0..length).map(move |position| angles(|_| position, rule(length))))
             .collect();
         for pairing in [Pairing::Half, Pairing::Interleaved] {
-            let rope = Rope::new(&Pool::new(), sequences, rule).paired(pairing);
+            let rope = Rope::new(&engine.pool(), sequences, rule).paired(pairing);
             // Whole heads, partial rotation, and what turns at a head's end or in its middle.
             for (head_dim, offset) in [(6, 0), (10, 0), (11, 5), (13, 4)] {
-                check(&rope, &tokens, head_dim, offset, pairing);
+                check(engine, &rope, &tokens, head_dim, offset, pairing);
             }
             let rows = [0, 3, 17, 19, 32];
             let picked: Vec<Angles> = rows.iter().map(|&row| tokens[row].clone()).collect();
-            check(&rope.gather(&rows), &picked, 7, 1, pairing);
+            check(engine, &rope.gather(&rows), &picked, 7, 1, pairing);
         }
     });
 }
@@ -69,19 +69,19 @@ fn positions_of_several_components_equal_the_definition_and_its_finite_differenc
         (&repeated, sections(&[4, 4]), vec![&row, &column]),
         (&inv_freq, sections(&[9]), vec![&time]),
     ];
-    each_level(|_| {
+    each_engine(|engine| {
         for (inv_freq, components, positions) in &forms {
             for pairing in [Pairing::Half, Pairing::Interleaved] {
                 // Two sequences, each with a rule of its own.
                 let parts = [(20, (*inv_freq, 1.0)), (17, (*inv_freq, 1.3))];
-                let rope = Rope::with_components(&Pool::new(), positions, components, parts).paired(pairing);
+                let rope = Rope::with_components(&engine.pool(), positions, components, parts).paired(pairing);
                 let of = |token: usize| {
                     let factor = if token < 20 { 1.0 } else { 1.3 };
                     angles(|i| positions[components[i]][token] as usize, (inv_freq, factor))
                 };
                 let wanted: Vec<Angles> = (0..tokens.len()).map(of).collect();
-                check(&rope, &wanted, 18, 0, pairing);
-                check(&rope, &wanted, 25, 3, pairing);
+                check(engine, &rope, &wanted, 18, 0, pairing);
+                check(engine, &rope, &wanted, 25, 3, pairing);
             }
         }
     });

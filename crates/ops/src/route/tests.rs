@@ -1,6 +1,6 @@
 //! Routing against its definition and finite differences.
 use super::*;
-use crate::testing::{check_gradient, numbers};
+use crate::testing::{check_gradient, each_engine, numbers};
 
 const TOKENS: usize = 21;
 const EXPERTS: usize = 5;
@@ -15,73 +15,79 @@ fn objective(logits: &[f64], x: &[f64], seed: &[f32], per_token: usize, normalis
 
 #[test]
 fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() {
-    for (per_token, normalised) in [(1, false), (2, false), (2, true), (EXPERTS, true)] {
-        // Far enough apart that a small difference changes no choice.
-        let logits: Vec<f32> =
-            numbers(1, TOKENS * EXPERTS).iter().enumerate().map(|(at, x)| x + (at * 7 % EXPERTS) as f32).collect();
-        let (x, seed) = (numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
-        let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-        let (pool, own) = (Pool::new(), Pool::stepped());
-        let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), per_token, normalised);
-        let (xa, d_out) = (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
-        let (mut out, mut dx) = (xa.like(), xa.like());
-        out.zero();
-        dx.zero();
-        let mut d_weights = routing.weight_gradients();
-        for expert in routing.groups().concat() {
-            let factor = (expert + 1) as f32;
-            let middle = routing.dispatch(expert, &xa, &own);
-            let mut y = middle.copy();
-            crate::elementwise::scale(&mut y, factor);
-            routing.combine(expert, &y, &mut out);
-            // The gradient of the tokens is here also that of what the weight's gradient is found with.
-            let mut d_middle = routing.combine_backward(expert, &d_out, &own);
-            crate::elementwise::scale(&mut d_middle, factor);
-            routing.set_weight_gradient(expert, &d_middle, &middle, &mut d_weights);
-            routing.dispatch_backward(expert, &d_middle, &mut dx);
+    each_engine(|engine| {
+        for (per_token, normalised) in [(1, false), (2, false), (2, true), (EXPERTS, true)] {
+            // Far enough apart that a small difference changes no choice.
+            let logits: Vec<f32> =
+                numbers(1, TOKENS * EXPERTS).iter().enumerate().map(|(at, x)| x + (at * 7 % EXPERTS) as f32).collect();
+            let (x, seed) = (numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
+            let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+            let (pool, own) = (engine.pool(), Pool::stepped_on(engine.device()));
+            let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), per_token, normalised);
+            let (xa, d_out) = (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
+            let (mut out, mut dx) = (xa.like(), xa.like());
+            out.zero();
+            dx.zero();
+            let mut d_weights = routing.weight_gradients();
+            for expert in routing.groups().concat() {
+                let factor = (expert + 1) as f32;
+                let middle = routing.dispatch(expert, &xa, &own);
+                let mut y = middle.copy();
+                crate::elementwise::scale(&mut y, factor);
+                routing.combine(expert, &y, &mut out);
+                // The gradient of the tokens is here also that of what the weight's gradient is found with.
+                let mut d_middle = routing.combine_backward(expert, &d_out, &own);
+                crate::elementwise::scale(&mut d_middle, factor);
+                routing.set_weight_gradient(expert, &d_middle, &middle, &mut d_weights);
+                routing.dispatch_backward(expert, &d_middle, &mut dx);
+            }
+            let found: f64 = out.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();
+            let wanted = objective(&double(&logits), &double(&x), &seed, per_token, normalised);
+            assert!((found - wanted).abs() < 1e-4, "{found} != {wanted}");
+            check_gradient("x", &x, &dx.to_rows(), |x| objective(&double(&logits), x, &seed, per_token, normalised));
+            let d_logits = routing.backward(d_weights, None, &pool).to_rows();
+            check_gradient("logits", &logits, &d_logits, |logits| {
+                objective(logits, &double(&x), &seed, per_token, normalised)
+            });
         }
-        let found: f64 = out.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();
-        let wanted = objective(&double(&logits), &double(&x), &seed, per_token, normalised);
-        assert!((found - wanted).abs() < 1e-4, "{found} != {wanted}");
-        check_gradient("x", &x, &dx.to_rows(), |x| objective(&double(&logits), x, &seed, per_token, normalised));
-        let d_logits = routing.backward(d_weights, None, &pool).to_rows();
-        check_gradient("logits", &logits, &d_logits, |logits| {
-            objective(logits, &double(&x), &seed, per_token, normalised)
-        });
-    }
+    });
 }
 
 #[test]
 fn the_load_and_its_gradient_are_those_of_the_probabilities() {
-    let logits = numbers(1, TOKENS * EXPERTS);
-    let pool = Pool::new();
-    let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), 2, true);
-    let load: Vec<(f64, f64)> = routing.load().collect();
-    assert_eq!(load.iter().map(|(tokens, _)| tokens).sum::<f64>(), (2 * TOKENS) as f64);
-    let factors = numbers(2, EXPERTS);
-    let objective = |logits: &[f64]| -> f64 {
-        let probabilities = reference::weights(logits, EXPERTS, EXPERTS, false);
-        probabilities.iter().enumerate().map(|(at, p)| p * f64::from(factors[at % EXPERTS])).sum()
-    };
-    let found: f64 = load.iter().zip(&factors).map(|((_, sum), &factor)| sum * f64::from(factor)).sum();
-    let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
-    assert!((found - objective(&double)).abs() < 1e-4);
-    let d_logits = routing.backward(routing.weight_gradients(), Some(&factors), &pool).to_rows();
-    check_gradient("logits", &logits, &d_logits, objective);
+    each_engine(|engine| {
+        let logits = numbers(1, TOKENS * EXPERTS);
+        let pool = engine.pool();
+        let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), 2, true);
+        let load: Vec<(f64, f64)> = routing.load().collect();
+        assert_eq!(load.iter().map(|(tokens, _)| tokens).sum::<f64>(), (2 * TOKENS) as f64);
+        let factors = numbers(2, EXPERTS);
+        let objective = |logits: &[f64]| -> f64 {
+            let probabilities = reference::weights(logits, EXPERTS, EXPERTS, false);
+            probabilities.iter().enumerate().map(|(at, p)| p * f64::from(factors[at % EXPERTS])).sum()
+        };
+        let found: f64 = load.iter().zip(&factors).map(|((_, sum), &factor)| sum * f64::from(factor)).sum();
+        let double: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+        assert!((found - objective(&double)).abs() < 1e-4);
+        let d_logits = routing.backward(routing.weight_gradients(), Some(&factors), &pool).to_rows();
+        check_gradient("logits", &logits, &d_logits, objective);
+    });
 }
 
 #[test]
 fn a_gate_has_the_gradient_of_its_finite_differences() {
-    let (logits, x, seed) = (numbers(1, TOKENS), numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
-    let pool = Pool::new();
-    let gate = SigmoidGate::new(&Activation::from_rows(&pool, &logits, 1));
-    let (middle, mut d_middle) =
-        (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
-    gate.apply(&mut d_middle);
-    let d_logits = gate.backward(&d_middle, &middle, &pool).to_rows();
-    check_gradient("logits", &logits, &d_logits, |logits| {
-        let each = x.iter().zip(&seed).enumerate();
-        each.map(|(at, (x, s))| f64::from(*x) * f64::from(*s) / (1.0 + (-logits[at / FEATURES]).exp())).sum()
+    each_engine(|engine| {
+        let (logits, x, seed) = (numbers(1, TOKENS), numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
+        let pool = engine.pool();
+        let gate = SigmoidGate::new(&Activation::from_rows(&pool, &logits, 1));
+        let (middle, mut d_middle) =
+            (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
+        gate.apply(&mut d_middle);
+        let d_logits = gate.backward(&d_middle, &middle, &pool).to_rows();
+        check_gradient("logits", &logits, &d_logits, |logits| {
+            let each = x.iter().zip(&seed).enumerate();
+            each.map(|(at, (x, s))| f64::from(*x) * f64::from(*s) / (1.0 + (-logits[at / FEATURES]).exp())).sum()
+        });
     });
 }
 

@@ -1,13 +1,12 @@
 //! The cap and its gradient against the definition and finite differences.
 use super::*;
-use crate::activation::Pool;
-use crate::testing::{check_gradient, each_level, numbers};
+use crate::testing::{check_gradient, each_engine, numbers};
 
 #[test]
 fn equals_the_definition_and_its_finite_differences() {
-    each_level(|_| {
+    each_engine(|engine| {
         let (x, seed): (Vec<f32>, _) = (numbers(1, 19 * 5).iter().map(|x| x * 9.0).collect(), numbers(2, 19 * 5));
-        let pool = Pool::new();
+        let pool = engine.pool();
         let mut capped = Activation::from_rows(&pool, &x, 5);
         forward(&mut capped, 2.0);
         for (got, want) in capped.to_rows().iter().zip(&x) {

@@ -1,7 +1,7 @@
 //! The sum against the definition, and the same bits on any number of threads.
 use super::*;
 use crate::par::TASK;
-use crate::testing::{f64s, numbers};
+use crate::testing::{each_engine, f64s, numbers};
 
 #[test]
 fn any_length_is_summed_to_the_same_bits_on_any_number_of_threads() {
@@ -20,4 +20,16 @@ fn any_length_is_summed_to_the_same_bits_on_any_number_of_threads() {
 fn what_is_not_finite_shows_and_the_meta_device_has_no_numbers() {
     assert!(sum([1.0, f32::NAN][..].into()).is_nan() && sum([f32::INFINITY][..].into()).is_infinite());
     assert_eq!(sum(Floats::meta(5)), 0.0);
+}
+
+#[test]
+fn every_engine_sums_alike() {
+    each_engine(|engine| {
+        for count in [1, 7, 300, TASK, 2 * TASK + 13] {
+            let x = numbers(3, count);
+            let (found, expected) = (sum(engine.array(&x).view()), reference::sum(&f64s(&x)));
+            assert!((found - expected).abs() <= 1e-12 * expected, "{engine:?} {count}: {found} != {expected}");
+        }
+        assert!(sum(engine.array(&[1.0, f32::NAN]).view()).is_nan());
+    });
 }

@@ -1,7 +1,7 @@
 //! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
 //! A number is the same to the bit at every level and wherever the stretch begins.
-use super::{Eight, Four, Quantized};
 use crate::activation::LANES;
+use crate::quant::{Eight, Four, Quantized};
 use crate::simd::{Simd, dispatch};
 
 /// 1 / 127 as bitsandbytes writes it.
