@@ -42,10 +42,14 @@ pub(super) fn load_from(folder: &Path) {
     *TEST_FOLDER.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(folder.to_owned());
 }
 
+/// The folder of [`load_from`].
+pub(super) fn test_folder() -> Option<PathBuf> {
+    TEST_FOLDER.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+}
+
 /// The one folder to load from, if one is set.
 fn only_folder() -> Option<PathBuf> {
-    let of_tests = TEST_FOLDER.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-    of_tests.or_else(|| std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from))
+    test_folder().or_else(|| std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from))
 }
 
 /// Folders that may have the libraries of a toolkit, in the order in which they are tried.

@@ -10,6 +10,8 @@ mod module;
 mod nvrtc;
 mod stream;
 pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use blas::{Blas, Number, Operand, Product};
 pub use context::Context;

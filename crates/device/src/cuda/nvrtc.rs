@@ -37,10 +37,10 @@ impl<'a> Program<'a> {
             return Err(Error::device(message).hint("a GPU of compute capability 8.0 or newer is needed"));
         };
         let kind = if known { "sm" } else { "compute" };
-        let options =
-            vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "-default-device".into()];
+        let options = vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "-default-device".into()];
         let mut program = Self { source, nvrtc, options, ptx: !known, file: None };
-        program.file = files::user_cache().map(|cache| cache.join("cuda").join(format!("{}.cubin", program.key())));
+        let folder = library::test_folder().or_else(files::user_cache).map(|folder| folder.join("cuda"));
+        program.file = folder.map(|folder| folder.join(format!("{}.cubin", program.key())));
         Ok(program)
     }
 
@@ -67,6 +67,14 @@ impl<'a> Program<'a> {
         if let Some(file) = &self.file {
             let _ = std::fs::create_dir_all(files::parent(file));
             let _ = files::atomic::write(file, image);
+        }
+    }
+
+    /// Removes what is kept.
+    #[cfg(test)]
+    pub(super) fn forget(&self) {
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
         }
     }
 
