@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::bytes::{self, Element as _};
 use super::{Collectives, World};
 use tunesmith_base::error::Result;
-use tunesmith_device::FloatsMut;
+use tunesmith_device::{Device, FloatsMut};
 
 /// Values of which each rank owns a part.
 #[derive(Debug)]
@@ -51,6 +51,20 @@ impl Piece<'_> {
 
 /// A section of a rank's parts: the number of the piece, and the range in its values.
 type Stretch = (usize, Range<usize>);
+
+/// Does `work` on the pieces, or on copies on the host where a device has them; what it changes is written back.
+fn on_host(pieces: &mut [Piece<'_>], work: impl FnOnce(&mut [Piece<'_>]) -> Result<()>) -> Result<()> {
+    if pieces.iter().all(|piece| piece.values.device() == Device::Cpu) {
+        return work(pieces);
+    }
+    let mut copies: Vec<_> =
+        pieces.iter_mut().map(|piece| (piece.values.reborrow().on_host(), piece.parts.clone())).collect();
+    let mut staged: Vec<Piece<'_>> = Vec::with_capacity(copies.len());
+    for (values, parts) in &mut copies {
+        staged.push(Piece { values: (&mut **values).into(), parts: std::mem::take(parts) });
+    }
+    work(&mut staged)
+}
 
 /// The sections of the values `from..to` of a rank, counted over its parts in all pieces.
 fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
@@ -100,13 +114,17 @@ impl PartitionedCollectives {
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a peer is gone or late.
     pub fn reduce_scatter(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        let World { rank, size, .. } = comm.world();
-        if size == 1 {
+        if comm.world().size == 1 {
             return Ok(());
         }
-        if let Some(threads) = comm.shared_memory() {
-            return threads.sum_parts(pieces);
-        }
+        on_host(pieces, |pieces| match comm.shared_memory() {
+            Some(threads) => threads.sum_parts(pieces),
+            None => self.sum_by_messages(comm, pieces),
+        })
+    }
+
+    fn sum_by_messages(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
+        let World { rank, size, .. } = comm.world();
         let bucket = comm.limits().bucket;
         let mut rest = Vec::new();
         for piece in pieces {
@@ -144,13 +162,17 @@ impl PartitionedCollectives {
     /// # Errors
     /// As [`PartitionedCollectives::reduce_scatter`].
     pub fn all_gather(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        let World { rank, size, .. } = comm.world();
-        if size == 1 {
+        if comm.world().size == 1 {
             return Ok(());
         }
-        if let Some(threads) = comm.shared_memory() {
-            return threads.fill_parts(pieces);
-        }
+        on_host(pieces, |pieces| match comm.shared_memory() {
+            Some(threads) => threads.fill_parts(pieces),
+            None => self.fill_by_messages(comm, pieces),
+        })
+    }
+
+    fn fill_by_messages(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
+        let World { rank, size, .. } = comm.world();
         let mut rest = Vec::new();
         for piece in pieces {
             match piece.whole(LARGE..usize::MAX) {
