@@ -2,7 +2,8 @@
 use super::locate;
 use super::terminal::{self, Style};
 use crate::comm::gloo;
-use crate::error::Result;
+use crate::device::cuda::{Context, library};
+use crate::error::{Error, Result};
 use crate::files::temporary;
 use crate::hub::HubSettings;
 use crate::memory::limits;
@@ -66,7 +67,7 @@ pub fn run(_args: &Args) -> Result<()> {
             "`python3 -m pip install tensorboard`; training writes its event files without it",
         ),
         gloo(gloo::probe()),
-        gpu(locate::library("libcuda.so.1")),
+        gpu(),
         Finding::new("python", Verdict::Neutral, "not needed"),
     ];
     terminal::print(&report(&findings, terminal::stdout_colour()))
@@ -207,12 +208,36 @@ fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
     }
 }
 
-fn gpu(driver: Option<PathBuf>) -> Finding {
-    let text = match driver {
-        Some(path) => format!("CUDA driver found ({}), not used: this version trains on the CPU", path.display()),
-        None => "no CUDA driver found, none needed: this version trains on the CPU".to_owned(),
+/// GPUs, and the libraries that computing on them needs.
+fn gpu() -> Finding {
+    let mut reports = library::report().into_iter();
+    let driver = reports.next().map(|it| it.found);
+    let Some(Ok((version, _))) = driver else {
+        return Finding::new("gpu", Verdict::Neutral, "no CUDA driver that can be used: runs compute on the CPU");
     };
-    Finding::new("gpu", Verdict::Neutral, text)
+    let count = match Context::count() {
+        Ok(0) => return Finding::new("gpu", Verdict::Neutral, "the CUDA driver shows no GPU: runs compute on the CPU"),
+        Ok(count) => count,
+        Err(error) => return lacking("gpu", &error),
+    };
+    let mut found = vec![version];
+    for report in reports {
+        match report.found {
+            Ok((version, _)) => found.push(format!("{} {version}", report.name)),
+            Err(error) => return lacking("gpu", &error),
+        }
+    }
+    let of = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
+    Finding::new("gpu", Verdict::Good, format!("{of}, {}: model.device: cuda computes there", found.join(", ")))
+}
+
+/// What does not work, with the error's hint.
+fn lacking(subject: &'static str, error: &Error) -> Finding {
+    let finding = Finding::new(subject, Verdict::Lacking, error.message());
+    match error.hint_text() {
+        Some(hint) => finding.hint(hint),
+        None => finding,
+    }
 }
 
 fn cache_dir() -> PathBuf {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{locate, terminal};
 use crate::bench::training;
+use crate::device::cuda::library::{self, LibraryReport};
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
 use crate::ops::{peak, simd};
@@ -77,7 +78,22 @@ fn gpus() -> String {
             let _ = writeln!(text, "  {:>width$}{}", format!("GPU{index}"), row(&mut links.iter().cloned()));
         }
     }
-    text + "  this version trains on the CPU\n"
+    text + &libraries()
+}
+
+/// What computing on these GPUs needs, and where it was found.
+fn libraries() -> String {
+    let row = |report: LibraryReport| {
+        let what = match report.found {
+            Ok((version, path)) => format!("{version} ({})", path.display()),
+            Err(error) => {
+                let hint = error.hint_text().map_or_else(String::new, |hint| format!("; {hint}"));
+                format!("{}{hint}", error.message())
+            }
+        };
+        (report.name.to_owned(), what)
+    };
+    format!("to compute there (model.device: cuda)\n{}", table(&library::report().into_iter().map(row).collect::<Vec<_>>()))
 }
 
 /// The version of a library, from the file name that its link points to.
