@@ -1,54 +1,111 @@
-//! Quantized matrices in a GPU's memory.
-use super::{Four, Quantized, Scales};
+//! Coding and widening in a GPU's memory.
+use super::encode::{NESTED_BLOCK, Rule};
+use super::{Four, Nested, Quantized, Scales, map};
 use crate::cuda::{self, Arg, Grid, Source};
-use crate::floats::FloatsMut;
-use tunesmith_device::{Array, Device};
+use crate::floats::{Floats, FloatsMut};
+use tunesmith_device::{Array, SliceMut};
 
 static KERNELS: Source = Source::new("quant", include_str!("quant.cu"));
 
-/// What [`Four`]'s codes mean, and those of its scales: 16 numbers and 256.
-pub(super) fn lookup(four: &Four, device: Device) -> Array<f32> {
-    let map = match &four.scales {
-        Scales::Plain(_) => &[][..],
-        Scales::Nested(nested) => &nested.map[..],
-    };
-    cuda::upload(device, &[&four.table[..], map].concat())
-}
+/// Numbers that a thread widens.
+const PER_THREAD: usize = 4;
+/// Warps of a block of threads.
+const WARPS: usize = 8;
+/// Accumulators of [`torch_sum`], a lane each.
+const LANES: usize = 32;
 
-/// Writes the numbers from `start` on to `out`, which lies on the matrix's GPU.
+/// As [`super::cpu::widen`]: `start` and `out` lie within the matrix.
 pub(super) fn widen(matrix: &Quantized, start: usize, out: FloatsMut<'_>) {
     let (device, count) = (out.device(), out.len());
-    let grid = Grid::items(count);
+    let grid = Grid::items(count.div_ceil(PER_THREAD));
+    let [start, count] = [start, count].map(Arg::count);
     match matrix {
         Quantized::Four(four) => {
-            let (scales, nested, outer, offset) = match &four.scales {
-                Scales::Plain(scales) => (scales, Arg::NULL, 1, 0.0),
-                Scales::Nested(it) => (&it.absmax, it.codes.numbers().into(), it.block, it.offset),
-            };
-            let args = [
-                four.codes.numbers().into(),
-                scales.numbers().into(),
-                nested,
-                four.lookup.as_deref().expect("a matrix on a GPU has its tables there").into(),
-                four.shift.into(),
-                Arg::count(outer),
-                offset.into(),
-                Arg::count(start),
-                out.into(),
-                Arg::count(count),
-            ];
+            let [table, scales, nested, map, size, offset] = meanings(four);
+            let (codes, shift) = (four.codes.view().into(), four.shift.into());
+            let args = [codes, table, scales, nested, map, size, offset, shift, start, count, out.into()];
             cuda::launch(device, &KERNELS, "quant_widen_four", grid, &args);
         }
         Quantized::Eight(eight) => {
-            let args = [
-                eight.codes.numbers().into(),
-                eight.scales.numbers().into(),
-                Arg::count(eight.width),
-                Arg::count(start),
-                out.into(),
-                Arg::count(count),
-            ];
+            let (codes, scales, width) = (eight.codes.view().into(), eight.scales.view().into(), eight.width);
+            let args = [codes, scales, Arg::count(width), start, count, out.into()];
             cuda::launch(device, &KERNELS, "quant_widen_eight", grid, &args);
         }
     }
+}
+
+/// The table; and the scales, or their factors with the codes, map, block and offset of nested ones.
+fn meanings(four: &Four) -> [Arg; 6] {
+    let lookup = four.lookup.as_ref().expect("a matrix on a GPU has its tables there");
+    let table = lookup.slice(0..16).into();
+    match &four.scales {
+        Scales::Plain(scales) => [table, scales.view().into(), Arg::NULL, Arg::NULL, Arg::count(1), 0.0f32.into()],
+        Scales::Nested(nested) => {
+            let map = lookup.slice(16..lookup.len()).into();
+            let (absmax, codes) = (nested.absmax.view().into(), nested.codes.view().into());
+            [table, absmax, codes, map, Arg::count(nested.block), nested.offset.into()]
+        }
+    }
+}
+
+/// All scales in single precision.
+pub(super) fn scales(nested: &Nested, out: FloatsMut<'_>) {
+    let (device, count) = (out.device(), out.len());
+    let map = cuda::upload(device, &nested.map[..]);
+    let (absmax, codes) = (nested.absmax.view().into(), nested.codes.view().into());
+    let [size, len] = [nested.block, count].map(Arg::count);
+    let args = [absmax, codes, (&map).into(), size, nested.offset.into(), len, out.into()];
+    cuda::launch(device, &KERNELS, "quant_scales", Grid::items(count), &args);
+}
+
+/// As [`super::cpu::four`].
+pub(super) fn four(
+    rule: &Rule,
+    values: Floats<'_>,
+    block: usize,
+    codes: SliceMut<'_, u8>,
+    scales: FloatsMut<'_>,
+) -> bool {
+    let (device, blocks) = (values.device(), scales.len());
+    let (bounds, order) = (cuda::upload(device, &rule.bounds), cuda::upload(device, &rule.order));
+    let mut odd = Array::<u32>::zeros(device, 1);
+    let [len, block] = [values.len(), block].map(Arg::count);
+    let (bounds, order, seen) = ((&bounds).into(), (&order).into(), (&mut odd).into());
+    let args = [values.into(), len, block, bounds, order, codes.into(), scales.into(), seen];
+    cuda::launch(device, &KERNELS, "quant_code_four", Grid::blocks(blocks.div_ceil(WARPS)), &args);
+    odd.read() == [0]
+}
+
+/// As [`super::cpu::torch_sum`], to the bit: what that adds up in parts is added up in these parts here.
+pub(super) fn torch_sum(values: Floats<'_>) -> f32 {
+    const LEVELS: usize = 4;
+    let (device, len) = (values.device(), values.len());
+    let size = len / LANES;
+    let power = (size.max(1).next_power_of_two().trailing_zeros() as usize / LEVELS).max(4);
+    let chunks = size >> power;
+    let mut parts = Array::<f32>::zeros(device, chunks * LANES);
+    let args = [values.into(), Arg::count(1 << power), Arg::count(chunks), (&mut parts).into()];
+    cuda::launch(device, &KERNELS, "quant_sum_chunks", Grid::blocks(chunks.div_ceil(WARPS)), &args);
+    let mut sum = Array::<f32>::zeros(device, 1);
+    let args = [values.into(), Arg::count(len), (&parts).into(), (power as u32).into(), (&mut sum).into()];
+    cuda::launch(device, &KERNELS, "quant_sum", Grid::blocks(1).threads(LANES as u32), &args);
+    sum.read()[0]
+}
+
+/// As [`super::cpu::nested`].
+pub(super) fn nested(scales: Floats<'_>, offset: f32, codes: SliceMut<'_, u8>, absmax: FloatsMut<'_>) {
+    let (device, count, blocks) = (scales.device(), scales.len(), absmax.len());
+    let bounds = cuda::upload(device, &map::bounds());
+    let args = [scales.into(), Arg::count(count), offset.into(), (&bounds).into(), codes.into(), absmax.into()];
+    cuda::launch(device, &KERNELS, "quant_code_scales", Grid::blocks(blocks).threads(NESTED_BLOCK as u32), &args);
+}
+
+/// As [`super::cpu::eight`].
+pub(super) fn eight(values: Floats<'_>, width: usize, codes: SliceMut<'_, u8>, scales: FloatsMut<'_>) -> bool {
+    let (device, len, rows) = (values.device(), values.len(), scales.len());
+    let mut odd = Array::<u32>::zeros(device, 1);
+    let [len, line] = [len, width].map(Arg::count);
+    let args = [values.into(), len, line, codes.into(), scales.into(), (&mut odd).into()];
+    cuda::launch(device, &KERNELS, "quant_code_eight", Grid::rows(rows, width), &args);
+    odd.read() == [0]
 }

@@ -119,7 +119,7 @@ pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: 
     }
 }
 
-fn four_there(values: Floats<'_>, format: Format, block: usize, double: bool) -> Result<Four> {
+pub(super) fn four_there(values: Floats<'_>, format: Format, block: usize, double: bool) -> Result<Four> {
     if !super::BLOCKS.contains(&block) {
         return Err(Error::model(format!("blocks of {block} numbers, expected one of {:?}", super::BLOCKS)));
     }

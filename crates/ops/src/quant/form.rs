@@ -1,8 +1,7 @@
 //! A quantized matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
-use super::{Eight, Format, Four, Nested, Quantized, Scales, placed};
+use super::{Eight, Format, Four, Nested, Quantized, Scales, lookup};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use tunesmith_device::{Array, Device, Element, Slice};
 use tunesmith_device::{Array, Device, Element, Slice};
 
 /// Numbers of a matrix: its own, or a part of a buffer that it shares with others.
@@ -78,7 +77,11 @@ impl<T: Element> Stored<T> {
         }
         match device {
             Device::Cpu => self.view().read().into(),
-            Device::Cuda(_) | Device::Meta => Array::from(self.view()).to(device).into(),
+            Device::Cuda(_) | Device::Meta => {
+                let mut copy = Array::zeros(device, self.len());
+                copy.view_mut().copy_from(self.view());
+                copy.into()
+            }
         }
     }
 
@@ -131,9 +134,11 @@ enum Kind {
         shift: u32,
         table: [f32; 16],
         nested: Option<Outer>,
-        placed: Option<Arc<Array<f32>>>,
+        lookup: Option<Arc<Array<f32>>>,
     },
-    Eight { width: usize },
+    Eight {
+        width: usize,
+    },
 }
 
 /// What codes of scales mean.
@@ -172,7 +177,7 @@ impl Form {
         let scales = Stored::part(floats, float..float + self.floats);
         match &self.kind {
             Kind::Eight { width } => Quantized::Eight(Eight { codes, scales, width: *width }),
-            Kind::Four { format, len, shift, table, nested, placed: known } => {
+            Kind::Four { format, len, shift, table, nested, lookup: known } => {
                 let scales = match nested {
                     None => Scales::Plain(scales),
                     Some(Outer { map, block, offset }) => Scales::Nested(Nested {
@@ -183,7 +188,10 @@ impl Form {
                         offset: *offset,
                     }),
                 };
-                Quantized::Four(Four { format: *format, codes, len: *len, shift: *shift, table: *table, scales, lookup: None })
+                let (format, len, shift, table, device) = (*format, *len, *shift, *table, codes.device());
+                let known = known.as_ref().filter(|known| known.device() == device).cloned();
+                let lookup = known.or_else(|| lookup(device, &table, &scales));
+                Quantized::Four(Four { format, codes, len, shift, table, scales, lookup })
             }
         }
     }
@@ -196,7 +204,7 @@ impl Quantized {
             Self::Eight(Eight { codes, scales, width }) => {
                 Form { kind: Kind::Eight { width: *width }, bytes: [codes.len(), 0], floats: scales.len() }
             }
-            Self::Four(Four { format, codes, len, shift, table, scales, placed }) => {
+            Self::Four(Four { format, codes, len, shift, table, scales, lookup }) => {
                 let (nested, bytes, floats) = match scales {
                     Scales::Plain(scales) => (None, 0, scales.len()),
                     Scales::Nested(Nested { codes, map, absmax, block, offset }) => {
@@ -204,8 +212,8 @@ impl Quantized {
                         (Some(outer), codes.len(), absmax.len())
                     }
                 };
-                let (format, len, shift, table, placed) = (*format, *len, *shift, *table, placed.clone());
-                let kind = Kind::Four { format, len, shift, table, nested, placed };
+                let (format, len, shift, table, lookup) = (*format, *len, *shift, *table, lookup.clone());
+                let kind = Kind::Four { format, len, shift, table, nested, lookup };
                 Form { kind, bytes: [codes.len(), bytes], floats }
             }
         }

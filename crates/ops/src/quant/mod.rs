@@ -7,15 +7,20 @@
 //!
 //! **8 bits**: a number is `code * scale / 127` with the scale of its row.
 //!
-//! [`encode`] makes them, `run` widens a stretch of numbers in vectors, for the matrix products and everybody else.
+//! [`encode`] makes them, where the numbers are; [`Quantized::widen`] gives a stretch of the numbers back. Codes, scales and
+//! numbers are the same to the bit on every device.
+mod cpu;
 mod cuda;
 pub mod encode;
 mod form;
 pub mod map;
-mod run;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
 
-pub use form::{Form, Stored};
-pub(crate) use run::{eight_run, four_run, widen_run};
+pub(crate) use cpu::{eight_run, four_run};
+pub use form::{Form, Numbers, Stored};
 
 use crate::floats::FloatsMut;
 use std::sync::Arc;
@@ -77,11 +82,6 @@ impl Scales {
         }
     }
 
-    /// The scale of block `block`.
-    pub fn at(&self, block: usize) -> f32 {
-        self.look().at(block)
-    }
-
     #[inline]
     fn look(&self) -> Look<'_> {
         match self {
@@ -92,9 +92,36 @@ impl Scales {
         }
     }
 
-    /// All scales in single precision.
+    /// All scales in single precision, on the host.
     pub fn all(&self) -> Vec<f32> {
-        (0..self.len()).map(|block| self.at(block)).collect()
+        self.wide().view().read()
+    }
+
+    /// All scales in single precision, where they are.
+    fn wide(&self) -> Stored<f32> {
+        let nested = match self {
+            Self::Plain(scales) => return scales.clone(),
+            Self::Nested(nested) => nested,
+        };
+        let mut wide = Array::zeros(nested.codes.device(), nested.codes.len());
+        match nested.codes.device() {
+            Device::Cpu => cpu::scales(self.look(), wide.view_mut().cpu_slice()),
+            Device::Cuda(_) => cuda::scales(nested, wide.view_mut()),
+            Device::Meta => {}
+        }
+        wide.into()
+    }
+
+    fn to(&self, device: Device) -> Self {
+        match self {
+            Self::Plain(scales) => Self::Plain(scales.to(device)),
+            Self::Nested(nested) => Self::Nested(Nested {
+                codes: nested.codes.to(device),
+                map: Arc::clone(&nested.map),
+                absmax: nested.absmax.to(device),
+                ..*nested
+            }),
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -134,8 +161,20 @@ pub struct Four {
     shift: u32,
     table: [f32; 16],
     scales: Scales,
-    /// On a GPU: the table, and the map of nested scales.
+    /// What [`lookup`] gives.
     lookup: Option<Arc<Array<f32>>>,
+}
+
+/// What codes mean, for kernels of a GPU: the table, and the map of nested scales behind it.
+fn lookup(device: Device, table: &[f32; 16], scales: &Scales) -> Option<Arc<Array<f32>>> {
+    let map = match scales {
+        Scales::Plain(_) => &[][..],
+        Scales::Nested(nested) => &nested.map[..],
+    };
+    match device {
+        Device::Cuda(_) => Some(Arc::new(Array::of(device, &[table, map].concat()))),
+        Device::Cpu | Device::Meta => None,
+    }
 }
 
 /// The sizes of blocks that bitsandbytes has.
@@ -149,6 +188,18 @@ impl Four {
     pub fn new(
         format: Format,
         codes: Vec<u8>,
+        len: usize,
+        block: usize,
+        table: [f32; 16],
+        scales: Scales,
+    ) -> Result<Self, String> {
+        Self::of(format, codes.into(), len, block, table, scales)
+    }
+
+    /// As [`Four::new`], on any device.
+    fn of(
+        format: Format,
+        codes: Stored<u8>,
         len: usize,
         block: usize,
         table: [f32; 16],
@@ -168,20 +219,22 @@ impl Four {
             return Err(format!("{} scales for {len} numbers in blocks of {block}, expected {blocks}", scales.len()));
         }
         let finite = match &scales {
-            Scales::Plain(scales) => scales.iter().all(|scale| scale.is_finite()),
+            Scales::Plain(scales) => scales.view().to_host().iter().all(|scale| scale.is_finite()),
             Scales::Nested(nested) => {
                 let factors = if nested.block == 0 { 0 } else { blocks.div_ceil(nested.block) };
                 if factors == 0 || nested.absmax.len() != factors {
                     let (found, block) = (nested.absmax.len(), nested.block);
                     return Err(format!("{found} factors for {blocks} scales in blocks of {block}"));
                 }
-                nested.map.iter().chain(&*nested.absmax).chain([&nested.offset]).all(|value| value.is_finite())
+                let absmax = nested.absmax.view().to_host();
+                nested.map.iter().chain(&*absmax).chain([&nested.offset]).all(|value| value.is_finite())
             }
         };
         if !finite || !table.iter().all(|value| value.is_finite()) {
             return Err("a scale that is NaN or infinite".into());
         }
-        Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales, lookup: None })
+        let lookup = lookup(codes.device(), &table, &scales);
+        Ok(Self { format, codes, len, shift: block.trailing_zeros(), table, scales, lookup })
     }
 
     /// The format of the matrix.
@@ -189,7 +242,7 @@ impl Four {
         self.format
     }
 
-    /// Two codes a byte, the first in the high half.
+    /// Two codes a byte, the first in the high half; of a matrix on the CPU.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
@@ -214,14 +267,18 @@ impl Four {
     fn joined(&self, below: &Self) -> Option<Self> {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {
-            format: self.format,
-            codes: [&self.codes[..], &below.codes].concat().into(),
+            codes: self.codes.joined(&below.codes),
             len: self.len + below.len,
-            shift: self.shift,
-            table: self.table,
-            scales: Scales::Plain([self.scales.all(), below.scales.all()].concat().into()),
-            lookup: None,
+            scales: Scales::Plain(self.scales.wide().joined(&below.scales.wide())),
+            lookup: self.lookup.clone(),
+            ..*self
         })
+    }
+
+    fn to(&self, device: Device) -> Self {
+        let (codes, scales) = (self.codes.to(device), self.scales.to(device));
+        let lookup = lookup(device, &self.table, &scales);
+        Self { codes, scales, lookup, ..*self }
     }
 }
 
@@ -239,21 +296,26 @@ impl Eight {
     /// # Errors
     /// In words, which part does not fit the others.
     pub fn new(codes: Vec<u8>, scales: Vec<f32>, width: usize) -> Result<Self, String> {
-        if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
-            return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
-        }
-        if !scales.iter().all(|scale| scale.is_finite()) {
-            return Err("a scale that is NaN or infinite".into());
-        }
-        Ok(Self { codes: codes.into(), scales: scales.into(), width })
+        Self::of(codes.into(), scales.into(), width)
     }
 
-    /// The codes, signed, by their bits.
+    /// As [`Eight::new`], on any device.
+    fn of(codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Result<Self, String> {
+        if width == 0 || scales.len() == 0 || scales.len().checked_mul(width) != Some(codes.len()) {
+            return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
+        }
+        if !scales.view().to_host().iter().all(|scale| scale.is_finite()) {
+            return Err("a scale that is NaN or infinite".into());
+        }
+        Ok(Self { codes, scales, width })
+    }
+
+    /// The codes, signed, by their bits; of a matrix on the CPU.
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// The largest magnitude of each row.
+    /// The largest magnitude of each row; of a matrix on the CPU.
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
@@ -294,49 +356,22 @@ impl Quantized {
         }
     }
 
-    /// Where its codes are.
+    /// Where its codes and scales are.
     pub fn device(&self) -> Device {
         match self {
-            Self::Four(four) => four.codes.numbers().device(),
-            Self::Eight(eight) => eight.codes.numbers().device(),
+            Self::Four(four) => four.codes.device(),
+            Self::Eight(eight) => eight.codes.device(),
         }
     }
 
-    /// The same matrix on that device.
+    /// The same matrix on that device; what is there already is shared.
     #[must_use]
     pub fn to(&self, device: Device) -> Self {
         match self {
-            Self::Four(four) => {
-                let scales = match &four.scales {
-                    Scales::Plain(scales) => Scales::Plain(scales.to(device)),
-                    Scales::Nested(it) => Scales::Nested(Nested {
-                        codes: it.codes.to(device),
-                        absmax: it.absmax.to(device),
-                        map: Arc::clone(&it.map),
-                        ..*it
-                    }),
-                };
-                let on_gpu = matches!(device, Device::Cuda(_));
-                let lookup = on_gpu.then(|| Arc::new(cuda::lookup(four, device)));
-                Self::Four(Four { codes: four.codes.to(device), scales, lookup, ..*four })
+            Self::Four(four) => Self::Four(four.to(device)),
+            Self::Eight(Eight { codes, scales, width }) => {
+                Self::Eight(Eight { codes: codes.to(device), scales: scales.to(device), width: *width })
             }
-            Self::Eight(eight) => {
-                Self::Eight(Eight { codes: eight.codes.to(device), scales: eight.scales.to(device), ..*eight })
-            }
-        }
-    }
-
-    /// Writes the numbers from `start` on to `out`, on the device where the matrix is.
-    ///
-    /// # Panics
-    /// If there are not as many, or `out` is elsewhere.
-    pub fn widen_to(&self, start: usize, out: FloatsMut<'_>) {
-        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
-        assert!(within, "the numbers lie within the matrix");
-        match self.device() {
-            Device::Cpu => self.widen(start, out.cpu_slice()),
-            Device::Cuda(_) => cuda::widen(self, start, out),
-            Device::Meta => {}
         }
     }
 
@@ -345,44 +380,44 @@ impl Quantized {
     /// # Panics
     /// If there are not as many.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
-        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
-        assert!(within, "the numbers lie within the matrix");
-        if let device @ Device::Cuda(_) = self.device() {
-            let mut numbers = Array::zeros(device, out.len());
-            cuda::widen(self, start, numbers.view_mut());
-            return numbers.view().read_into(out);
+        if self.device() == Device::Cpu {
+            return self.widen_to(start, out.into());
         }
-        // SAFETY: the assertion keeps the run within the matrix, and `out` is as long as the run.
-        unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
+        let mut wide = Array::zeros(self.device(), out.len());
+        self.widen_to(start, wide.view_mut());
+        wide.view().read_into(out);
     }
 
-    /// All values in single precision.
-    pub fn dequantize(&self) -> Vec<f32> {
-        const RUN: usize = 1 << 16;
-        let mut out = vec![0.0; self.len()];
-        if let Device::Cuda(_) = self.device() {
-            self.widen(0, &mut out);
-            return out;
+    /// Writes the numbers from `start` on to `out`, which is where the matrix is.
+    ///
+    /// # Panics
+    /// If there are not as many, or `out` is elsewhere.
+    pub fn widen_to(&self, start: usize, out: FloatsMut<'_>) {
+        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
+        assert!(within, "the numbers lie within the matrix");
+        assert_eq!(out.device(), self.device(), "numbers go where the matrix is");
+        match self.device() {
+            Device::Cpu => cpu::widen(self, start, out.cpu_slice()),
+            Device::Cuda(_) => cuda::widen(self, start, out),
+            Device::Meta => {}
         }
-        let parts: Vec<_> = out.chunks_mut(RUN).map(|part| (part.as_mut_ptr(), part.len())).collect();
-        let parts: Vec<_> = parts.into_iter().map(|(part, len)| (super::par::Shared(part), len)).collect();
-        super::par::run(parts.len(), |task| {
-            let (part, len) = parts[task];
-            // SAFETY: part `task` begins at `task * RUN`, and all parts together are as long as the matrix; `out` lives
-            // until all tasks are done, and no other task has this part.
-            unsafe { widen_run(self, task * RUN, part.get(), len) };
-        });
+    }
+
+    /// All values in single precision, on the host.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.len()];
+        self.widen(0, &mut out);
         out
     }
 
-    /// `self` over `below`, as one matrix of the same width; nothing where they are quantized differently or `self` ends within
+    /// `self` over `below`, which is on the same device, as one matrix of the same width; nothing where they are quantized differently or `self` ends within
     /// a block.
     pub fn joined(&self, below: &Self) -> Option<Self> {
         match (self, below) {
             (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),
             (Self::Eight(above), Self::Eight(below)) if above.width == below.width => Some(Self::Eight(Eight {
-                codes: [&above.codes[..], &below.codes].concat().into(),
-                scales: [&above.scales[..], &below.scales].concat().into(),
+                codes: above.codes.joined(&below.codes),
+                scales: above.scales.joined(&below.scales),
                 width: above.width,
             })),
             _ => None,

@@ -1,0 +1,19 @@
+//! The definitions in f64, number by number.
+
+/// `table[code] * scale[block]`: two codes a byte, the first in the high half, a scale for each `block` numbers.
+pub(super) fn widen_four(codes: &[u8], table: &[f32; 16], scales: &[f32], block: usize, len: usize) -> Vec<f64> {
+    let code = |at: usize| if at.is_multiple_of(2) { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
+    (0..len).map(|at| f64::from(table[usize::from(code(at))]) * f64::from(scales[at / block])).collect()
+}
+
+/// `code * scale[row] / 127`, of rows of `width` numbers.
+pub(super) fn widen_eight(codes: &[u8], scales: &[f32], width: usize) -> Vec<f64> {
+    let number = |(at, code): (usize, &u8)| f64::from(code.cast_signed()) * f64::from(scales[at / width]) / 127.0;
+    codes.iter().enumerate().map(number).collect()
+}
+
+/// How far the nearest of the values `table * scale` is from a number.
+pub(super) fn distance(value: f32, table: &[f32], scale: f32) -> f64 {
+    let far = |at: &f32| (f64::from(*at) * f64::from(scale) - f64::from(value)).abs();
+    table.iter().map(far).fold(f64::INFINITY, f64::min)
+}
