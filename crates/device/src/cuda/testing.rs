@@ -25,6 +25,7 @@ fn build() -> PathBuf {
     find(&crates, &mut sources);
     sources.sort();
     let mut hash = blake3::Hasher::new();
+    hash.update(std::env::var_os("TUNESMITH_STAND_IN_FLAGS").unwrap_or_default().as_encoded_bytes());
     for source in &sources {
         hash.update(source.as_os_str().as_encoded_bytes());
         hash.update(&std::fs::read(source).expect("a source of the stand-in"));
