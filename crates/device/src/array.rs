@@ -26,6 +26,14 @@ impl<T: Element> Default for Array<T> {
 }
 
 impl<T: Element> Array<T> {
+    /// A copy on that device.
+    #[must_use]
+    pub fn to(&self, device: Device) -> Self {
+        let mut copy = Self::zeros(device, self.len());
+        copy.view_mut().copy_from(self.view());
+        copy
+    }
+
     /// `len` zeros.
     pub fn zeros(device: Device, len: usize) -> Self {
         Self(match device {
@@ -193,6 +201,7 @@ mod tests {
         let (mut one, mut other) = (FloatBuffer::from(vec![1.0, 2.0, 3.0]), FloatBuffer::from(vec![7.0, 8.0]));
         one.slice_mut(1..3).swap(other.view_mut());
         assert_eq!((one.read(), other.read()), (vec![1.0, 7.0, 8.0], vec![2.0, 3.0]));
+        assert_eq!(one.to(Device::Cpu), one);
         one.slice_mut(0..2).copy_from(other.view());
         one.slice_mut(2..3).write(&[9.0]);
         one.view_mut().on_host()[0] += 3.0;
@@ -210,6 +219,7 @@ mod tests {
         assert_eq!(buffer.slice(5..8).read(), [0.0; 3]);
         buffer.slice_mut(0..2).write(&[1.0, 2.0]);
         assert_eq!(*buffer.slice(0..2).to_host(), [0.0; 2]);
+        assert_eq!(FloatBuffer::from(vec![1.0, 2.0]).to(Device::Meta), FloatBuffer::zeros(Device::Meta, 2));
         buffer.keep(8, &(3..5));
         assert_eq!(buffer.len(), 10);
     }
