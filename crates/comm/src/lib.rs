@@ -235,7 +235,7 @@ impl dyn Collectives + '_ {
     pub fn all_gather_parts(&self, values: FloatsMut<'_>, parts: &[Range<usize>]) -> Result<()> {
         let width = size_of::<f32>();
         let parts: Vec<_> = parts.iter().map(|part| part.start * width..part.end * width).collect();
-        self.all_gather_bytes(bytes::of_mut(values.cpu_slice()), &parts)
+        self.all_gather_bytes(bytes::of_mut(&mut values.on_host()), &parts)
     }
 
     /// Replaces `data` by that of rank `root`.
