@@ -30,7 +30,7 @@
 //!
 //! A model is a list of **segments** (embedding, block 0..L-1, head). A segment has
 //! `forward(x) -> (y, saved)` and `backward(saved, dy) -> dx`, composed by hand from [`ops`] that come in the
-//! same pairs; there is no tape. Weights are candle tensors; activations are
+//! same pairs; there is no tape. Weights are arrays in a device's memory; activations are
 //! [`ops::activation::Activation`], a layout of 16-token panels in an arena. Batches are padding-free: a flat token stream with `cu_seqlens`.
 #![warn(missing_docs)]
 
@@ -42,6 +42,7 @@ pub use tunesmith_checkpoint as checkpoint;
 pub use tunesmith_comm as comm;
 pub use tunesmith_config as config;
 pub use tunesmith_data as data;
+pub use tunesmith_device as device;
 pub use tunesmith_eval as eval;
 pub use tunesmith_export as export;
 pub use tunesmith_hub as hub;

@@ -45,6 +45,11 @@ impl Params {
         Self { values: FloatBuffer::zeros(device, 0), ..Self::default() }
     }
 
+    /// Where the values are, and their gradients.
+    pub const fn device(&self) -> Device {
+        self.values.device()
+    }
+
     /// Appends a tensor; returns its place.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Floats<'_>) -> Range<usize> {
         let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
@@ -177,7 +182,7 @@ impl Params {
 
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) {
-        self.grads.reset(self.values.device(), self.len());
+        self.grads.reset(self.device(), self.len());
     }
 
     /// The spec with that name.
