@@ -245,7 +245,7 @@ fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_b
 
 fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
-    let mut lines = choose_batch::lines(&found.passes, &found.reasons, &found.sizes);
+    let mut lines = choose_batch::lines(sweep.budget, &found.passes, &found.reasons, &found.sizes);
     lines.push(
         "steps of the same rows, cut otherwise (the choice first; what comes to the same passes once):".to_owned(),
     );

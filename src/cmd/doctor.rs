@@ -4,7 +4,7 @@ use super::terminal::{self, Style};
 use crate::comm::gloo;
 use crate::device::cuda::{Context, library};
 use crate::error::{Error, Result};
-use crate::files::temporary;
+use crate::files::{temporary, user_cache};
 use crate::hub::HubSettings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
@@ -57,7 +57,7 @@ pub fn run(_args: &Args) -> Result<()> {
         vectors(simd::detect()),
         memory(machine.memory, limits::available(), limits::group().map(|group| group.limit)),
         disk("disk here", Path::new(".")),
-        disk("disk for cache", &cache_dir()),
+        disk("disk for cache", &user_cache().unwrap_or_else(|| PathBuf::from("."))),
         writable(),
         hub(HubSettings::from_env()),
         just(),
@@ -238,10 +238,6 @@ fn lacking(subject: &'static str, error: &Error) -> Finding {
         Some(hint) => finding.hint(hint),
         None => finding,
     }
-}
-
-fn cache_dir() -> PathBuf {
-    std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from).join(".cache/tunesmith")
 }
 
 fn bytes(count: u64) -> String {

@@ -9,6 +9,7 @@ use tunesmith::comm::{Collectives, Limits};
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Config, Dtype, Mode, Quantization, Sharding, Strategy};
 use tunesmith::data::batch::{Batch, IGNORE};
+use tunesmith::device::Device;
 use tunesmith::model::shards::{Flat, Kind, Peers, Shards};
 use tunesmith::model::stack::Stack;
 use tunesmith::model::weight::Weight;
@@ -223,7 +224,7 @@ fn the_next_segment_is_asked_for_while_one_is_at_work_and_a_pass_that_breaks_off
         let asked = Asked::default();
         let mut shards = Shards::new(Box::new(asked.clone()), stays);
         for length in [10, 20, 30, 40] {
-            let mut weight = Weight::frozen(vec![length as f32; length], &[length]).unwrap();
+            let mut weight = Weight::frozen(vec![length as f32; length], Device::Cpu);
             shards.push(vec![&mut weight], &mut Params::default());
         }
         // Segments 0 to 3, where the last is turned around in, and down to 1.

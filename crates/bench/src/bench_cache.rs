@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use tunesmith_base::files::{self, atomic};
-use tunesmith_data::cache_dir;
+use tunesmith_base::files::user_cache;
 use tunesmith_telemetry::machine::MachineInfo;
 
 /// A measured speed, and the machine and setup it holds for.
@@ -25,7 +25,7 @@ pub struct MeasuredRate {
 }
 
 fn path() -> Option<PathBuf> {
-    cache_dir().map(|dir| dir.join("rate.json"))
+    user_cache().map(|dir| dir.join("rate.json"))
 }
 
 impl MeasuredRate {

@@ -8,9 +8,9 @@ use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Batch, Sampler, SamplerOptions, Split};
-use tunesmith_device::Device;
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::Model;
+use tunesmith_model::device::device;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::optimizer::slots;
@@ -35,6 +35,8 @@ pub struct Tried {
 /// The result of a sweep.
 #[derive(Debug, Clone)]
 pub struct Sweep {
+    /// The memory budget of all splits; `None` without a limit.
+    pub budget: Option<u64>,
     /// The choice of the probe, with its measurements.
     pub found: Choice,
     /// All splits; the first is the choice.
@@ -80,17 +82,18 @@ impl Bench<'_> {
         let batches = self.passes(sizes)?;
         self.model.set_checkpointing(sizes.checkpointing);
         self.model.release();
-        memory::reset_peak(Device::Cpu);
+        let device = self.model.device();
+        memory::reset_peak(device);
         let mut speed = None;
         for _ in 0..2 {
             let began = Instant::now();
             speed =
                 match attempt(&mut self.model, &mut self.optimizer, &Single, &mut self.sharing, &batches, 1e-4, 1.0)? {
                     Attempt::Done(stats) => Some(stats.wait().tokens as f64 / began.elapsed().as_secs_f64()),
-                    Attempt::TooLarge { .. } => return Ok((None, memory::peak(Device::Cpu))),
+                    Attempt::TooLarge { .. } => return Ok((None, memory::peak(device))),
                 };
         }
-        Ok((speed, memory::peak(Device::Cpu)))
+        Ok((speed, memory::peak(device)))
     }
 }
 
@@ -100,8 +103,9 @@ impl Bench<'_> {
 /// # Errors
 /// Those of [`training::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
 pub fn run(request: &TrainingRequest, budget: Option<u64>) -> Result<Sweep> {
-    let _budget = budget.map(|bytes| Budget::new(Device::Cpu, bytes));
     let config = &request.config;
+    let device = device(config.model.device)?;
+    let _budget = budget.map(|bytes| Budget::new(device, bytes));
     let arch = training::shape(&request.shape)?;
     let mut model = Model::load(&arch, None, config)?;
     let split = Split::from_examples(&training::rows(request, arch.vocab_size))?;
@@ -143,7 +147,7 @@ pub fn run(request: &TrainingRequest, budget: Option<u64>) -> Result<Sweep> {
             tried.tokens_per_second = [tried.tokens_per_second, speed].into_iter().flatten().reduce(f64::max);
         }
     }
-    let mut sweep = Sweep { found, tried, duel: None };
+    let mut sweep = Sweep { budget, found, tried, duel: None };
     if let Some(rival) = sweep.rival().map(|rival| rival.sizes) {
         let mut best = [0.0f64; 2];
         for round in 0..2 * request.steps {
@@ -200,7 +204,8 @@ mod tests {
         assert_eq!(ways.len(), 1 + 2 + 3 + 4, "{ways:?}");
         let tried = |speed| Tried { sizes: chosen, tokens_per_second: speed, bytes: 0 };
         let found = Choice { sizes: chosen, passes: Vec::new(), reasons: Vec::new(), bytes: 0 };
-        let mut sweep = Sweep { found, tried: vec![tried(Some(95.0)), tried(Some(100.0)), tried(None)], duel: None };
+        let mut sweep =
+            Sweep { budget: None, found, tried: vec![tried(Some(95.0)), tried(Some(100.0)), tried(None)], duel: None };
         assert_eq!(sweep.rival().unwrap().tokens_per_second, Some(100.0));
         for (duel, ratio) in [([95.0, 100.0], 0.95), ([101.0, 100.0], 1.0)] {
             sweep.duel = Some(duel);

@@ -1,12 +1,13 @@
 //! Reduce-scatter and all-gather over parts at any place. A contiguous piece of medium size is sent directly. Short pieces share
 //! a message; a long piece takes several. Buffers take at most [`Limits::bucket`](super::Limits) bytes. Sums go from the first
 //! rank to the last, as everywhere in [`super`], so the division into messages and parts does not change a bit.
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::bytes::{self, Element as _};
 use super::{Collectives, World};
 use tunesmith_base::error::Result;
-use tunesmith_device::{Device, FloatsMut};
+use tunesmith_device::{FloatsMut, HostMut};
 
 /// Values of which each rank owns a part.
 #[derive(Debug)]
@@ -34,8 +35,17 @@ impl Piece<'_> {
     }
 
     /// All values on the host, where messages come from and go to.
-    pub(super) const fn cpu_slice(&mut self) -> &mut [f32] {
-        self.values.reborrow().cpu_slice()
+    fn on_host(&mut self) -> HostMut<'_, f32> {
+        self.values.reborrow().on_host()
+    }
+
+    /// Some of the values on the host.
+    fn read(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
+        self.values.view().slice(range.clone()).to_host()
+    }
+
+    fn write(&mut self, range: &Range<usize>, values: &[f32]) {
+        self.values.reborrow().slice(range.clone()).write(values);
     }
 
     /// The range of each rank's part in bytes, if the parts cover `values` in rank order and their size is within `bytes`.
@@ -51,20 +61,6 @@ impl Piece<'_> {
 
 /// A section of a rank's parts: the number of the piece, and the range in its values.
 type Stretch = (usize, Range<usize>);
-
-/// Does `work` on the pieces, or on copies on the host where a device has them; what it changes is written back.
-fn on_host(pieces: &mut [Piece<'_>], work: impl FnOnce(&mut [Piece<'_>]) -> Result<()>) -> Result<()> {
-    if pieces.iter().all(|piece| piece.values.device() == Device::Cpu) {
-        return work(pieces);
-    }
-    let mut copies: Vec<_> =
-        pieces.iter_mut().map(|piece| (piece.values.reborrow().on_host(), piece.parts.clone())).collect();
-    let mut staged: Vec<Piece<'_>> = Vec::with_capacity(copies.len());
-    for (values, parts) in &mut copies {
-        staged.push(Piece { values: (&mut **values).into(), parts: std::mem::take(parts) });
-    }
-    work(&mut staged)
-}
 
 /// The sections of the values `from..to` of a rank, counted over its parts in all pieces.
 fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
@@ -114,17 +110,13 @@ impl PartitionedCollectives {
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a peer is gone or late.
     pub fn reduce_scatter(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        if comm.world().size == 1 {
+        let World { rank, size, .. } = comm.world();
+        if size == 1 {
             return Ok(());
         }
-        on_host(pieces, |pieces| match comm.shared_memory() {
-            Some(threads) => threads.sum_parts(pieces),
-            None => self.sum_by_messages(comm, pieces),
-        })
-    }
-
-    fn sum_by_messages(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        let World { rank, size, .. } = comm.world();
+        if let Some(threads) = comm.shared_memory() {
+            return threads.sum_parts(pieces);
+        }
         let bucket = comm.limits().bucket;
         let mut rest = Vec::new();
         for piece in pieces {
@@ -134,13 +126,14 @@ impl PartitionedCollectives {
             };
             let own = piece.parts[rank].clone();
             let receive = room(&mut self.receive, own.len() * size);
-            comm.all_to_all_bytes(bytes::of(piece.cpu_slice()), &parts, bytes::of_mut(receive))?;
-            f32::sum(&mut piece.cpu_slice()[own], receive);
+            let mut values = piece.on_host();
+            comm.all_to_all_bytes(bytes::of(&values), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut values[own], receive);
         }
         for Message { stretches, parts } in messages(&rest, size, bucket) {
             self.send.clear();
             for (piece, range) in stretches.iter().flatten() {
-                self.send.extend_from_slice(&rest[*piece].cpu_slice()[range.clone()]);
+                self.send.extend_from_slice(&rest[*piece].read(range));
             }
             let own = parts[rank].len() / size_of::<f32>();
             let receive = room(&mut self.receive, own * size);
@@ -150,7 +143,7 @@ impl PartitionedCollectives {
             let mut sums = &sums[..];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = sums.split_at(range.len());
-                rest[*piece].cpu_slice()[range.clone()].copy_from_slice(now);
+                rest[*piece].write(range, now);
                 sums = later;
             }
         }
@@ -162,21 +155,17 @@ impl PartitionedCollectives {
     /// # Errors
     /// As [`PartitionedCollectives::reduce_scatter`].
     pub fn all_gather(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        if comm.world().size == 1 {
+        let World { rank, size, .. } = comm.world();
+        if size == 1 {
             return Ok(());
         }
-        on_host(pieces, |pieces| match comm.shared_memory() {
-            Some(threads) => threads.fill_parts(pieces),
-            None => self.fill_by_messages(comm, pieces),
-        })
-    }
-
-    fn fill_by_messages(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
-        let World { rank, size, .. } = comm.world();
+        if let Some(threads) = comm.shared_memory() {
+            return threads.fill_parts(pieces);
+        }
         let mut rest = Vec::new();
         for piece in pieces {
             match piece.whole(LARGE..usize::MAX) {
-                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.cpu_slice()), &parts)?,
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(&mut piece.on_host()), &parts)?,
                 None => rest.push(piece),
             }
         }
@@ -186,14 +175,14 @@ impl PartitionedCollectives {
             let mut own = &mut message[floats(&parts[rank])];
             for (piece, range) in &stretches[rank] {
                 let (now, later) = own.split_at_mut(range.len());
-                now.copy_from_slice(&rest[*piece].cpu_slice()[range.clone()]);
+                now.copy_from_slice(&rest[*piece].read(range));
                 own = later;
             }
             comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
             let mut all = &message[..];
             for (piece, range) in stretches.iter().flatten() {
                 let (now, later) = all.split_at(range.len());
-                rest[*piece].cpu_slice()[range.clone()].copy_from_slice(now);
+                rest[*piece].write(range, now);
                 all = later;
             }
         }

@@ -11,6 +11,7 @@ use super::rendezvous::LocalMainFirst;
 use super::shared_buffer::SharedBuffer;
 use super::{Collectives, Group, LOST, Limits, World};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_device::HostMut;
 
 /// What a rank contributes to an operation.
 #[derive(Debug)]
@@ -170,16 +171,15 @@ impl Threads {
     pub(crate) fn sum_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let rank = self.world.rank;
         let size = pieces.iter().map(Piece::bytes).sum();
-        let buffers =
-            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.cpu_slice()))).collect();
-        let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
-        self.exchange("reduce_scatter", size, parts, buffers, |all| {
-            for (index, piece) in pieces.iter().enumerate() {
+        let (mut values, parts) = on_host(pieces);
+        let buffers = values.iter_mut().map(|values| SharedBuffer::to_change(bytes::of_mut(values))).collect();
+        self.exchange("reduce_scatter", size, together(parts.iter().copied()), buffers, |all| {
+            for (index, parts) in parts.iter().enumerate() {
                 let of_ranks: Vec<SharedBuffer> = all.iter().map(|shown| shown.buffers[index]).collect();
                 // SAFETY: all ranks are in this exchange, which none leaves before all have looked; they came with the
                 // same parts, as `exchange` has compared, which do not overlap: this rank's part of everybody's memory is
                 // left to this thread.
-                unsafe { SharedBuffer::sum(&of_ranks, rank, &piece.parts[rank]) };
+                unsafe { SharedBuffer::sum(&of_ranks, rank, &parts[rank]) };
             }
         })
     }
@@ -190,10 +190,10 @@ impl Threads {
     /// As [`Threads::sum_parts`].
     pub(crate) fn fill_parts(&self, pieces: &mut [Piece<'_>]) -> Result<()> {
         let size = pieces.iter().map(Piece::bytes).sum();
-        let buffers: Vec<SharedBuffer> =
-            pieces.iter_mut().map(|piece| SharedBuffer::to_change(bytes::of_mut(piece.cpu_slice()))).collect();
+        let (mut values, parts) = on_host(pieces);
+        let buffers = values.iter_mut().map(|values| SharedBuffer::to_change(bytes::of_mut(values))).collect();
         let width = size_of::<f32>();
-        let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
+        let parts = parts.iter().map(|parts| parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
         let parts: Vec<&[Range<usize>]> = parts.iter().map(Vec::as_slice).collect();
         let shown = together(parts.iter().copied());
@@ -212,6 +212,11 @@ impl Threads {
             }
         }
     }
+}
+
+/// The values of pieces on the host, which other ranks look at until these are dropped, and the ranks' parts of each.
+fn on_host<'a>(pieces: &'a mut [Piece<'_>]) -> (Vec<HostMut<'a, f32>>, Vec<&'a [Range<usize>]>) {
+    pieces.iter_mut().map(|Piece { values, parts }| (values.reborrow().on_host(), parts.as_slice())).unzip()
 }
 
 /// The ranks' parts of all pieces, one after the other.

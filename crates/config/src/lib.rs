@@ -60,7 +60,7 @@ pub use enums::{
 pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};
 pub use lookup::unquoted;
-pub use mixed_values::{BeamStop, InitLora, Resume, TargetModules};
+pub use mixed_values::{BeamStop, DeviceChoice, InitLora, Resume, TargetModules};
 pub use model_choice::is_hub_name;
 pub use option::{Range, Scalar, env_name, variable};
 pub use pattern::Pattern;

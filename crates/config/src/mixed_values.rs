@@ -2,6 +2,7 @@
 use super::pattern::Pattern;
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
+use std::fmt;
 use std::path::PathBuf;
 
 /// Which linear layers get an adapter.
@@ -115,6 +116,55 @@ impl ConfigValue for InitLora {
 
     fn schema() -> Json {
         json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa", "loftq"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
+    }
+}
+
+/// Where a model is kept and computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// `auto`: the best that this build computes on and that the machine has.
+    Auto,
+    /// `cpu`: main memory and the processor.
+    Cpu,
+    /// `cuda:N`: the NVIDIA GPU of this number; `cuda` is `cuda:0`.
+    Cuda(u8),
+}
+
+impl ConfigValue for DeviceChoice {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        let refusal = || Refusal::new(node, Self::expected());
+        let Node::Str(word) = node else { return Err(refusal()) };
+        match word.as_str() {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            other => {
+                let number = other.strip_prefix("cuda:").filter(|number| number.bytes().all(|it| it.is_ascii_digit()));
+                number.and_then(|number| number.parse().ok()).map(Self::Cuda).ok_or_else(refusal)
+            }
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.to_string().into()
+    }
+
+    fn expected() -> String {
+        "auto, cpu, cuda, or cuda:N with the number of a GPU".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "pattern": "^(auto|cpu|cuda(:[0-9]{1,3})?)$" })
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
     }
 }
 

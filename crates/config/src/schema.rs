@@ -11,7 +11,7 @@ use super::enums::{
 };
 use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
-use super::mixed_values::{BeamStop, Resume};
+use super::mixed_values::{BeamStop, DeviceChoice, Resume};
 use super::option::{self, Range, section};
 use super::value::Patterns;
 use std::path::PathBuf;
@@ -116,6 +116,8 @@ section! {
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
+        /// Where the model is kept and computed. This build computes on the CPU, which `auto` is too; it refuses `cuda` and `cuda:N`.
+        device: DeviceChoice = DeviceChoice::Cpu;
         /// How frozen weights are kept in memory. Products are always computed in float32.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
         /// Quantize the base's linear layers in memory while adapters are trained on them. The head, embeddings, norms and routers

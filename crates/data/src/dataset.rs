@@ -10,7 +10,6 @@ use super::source_texts::source_texts;
 use super::split::Split;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use super::tokens;
 use tunesmith_base::error::Result;
 use tunesmith_config::Config;
 

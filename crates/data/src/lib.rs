@@ -75,4 +75,3 @@ pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
 pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};
-pub use tokens::default_dir as cache_dir;

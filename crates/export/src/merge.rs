@@ -10,7 +10,6 @@ use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
 use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use tunesmith_data::batch::Batch;
-use tunesmith_device::Device;
 use tunesmith_model::quantize::{self, Held};
 use tunesmith_model::stack::{Coded, Layer, Stack};
 use tunesmith_model::weights::WeightFiles;
@@ -179,13 +178,7 @@ impl Merged {
     /// [`tunesmith_base::Kind::Model`]: the files; [`tunesmith_base::Kind::Checkpoint`]: an adapter that does not fit.
     pub fn values(&self, spec: &TensorSpec) -> Result<Vec<f32>> {
         let config = Config::default();
-        let source = Source {
-            arch: &self.arch,
-            weights: Some(&self.weights),
-            config: &config,
-            stack: &self.stack,
-            device: Device::Cpu,
-        };
+        let source = Source { arch: &self.arch, weights: Some(&self.weights), config: &config, stack: &self.stack };
         source.values(&spec.name, spec.len())
     }
 

@@ -85,7 +85,7 @@ impl Attach for Module<'_, '_> {
     }
 
     fn device(&self) -> Device {
-        self.tensors.source.device
+        self.tensors.device
     }
 
     fn push(&mut self, values: &[f32]) -> Result<Range<usize>> {

@@ -5,6 +5,7 @@ use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::Model;
+use super::device::device;
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
@@ -43,10 +44,11 @@ struct Builder<'a> {
 
 impl Model {
     /// Reads the base from `weights`, or draws it from `config.train.seed` if there are none, and puts fresh adapters
-    /// where the configuration says.
+    /// where the configuration says, all on the device that it chooses.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`] for weights that cannot be read, [`tunesmith_base::Kind::Config`] for targets that do not exist.
+    /// [`tunesmith_base::Kind::Model`] for weights that cannot be read, [`tunesmith_base::Kind::Config`] for targets that do not exist, or
+    /// a device that this build does not compute on.
     pub fn load(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Self> {
         Self::load_on(arch, weights, config, &Stack::default())
     }
@@ -82,7 +84,7 @@ impl Model {
         cache: Option<Cache<'_>>,
         shards: Shards,
     ) -> Result<Self> {
-        Self::load_to(Device::Cpu, arch, weights, config, stack, cache, shards)
+        Self::load_to(device(config.model.device)?, arch, weights, config, stack, cache, shards)
     }
 
     fn load_to(
@@ -108,10 +110,12 @@ impl Model {
             }
         }
         let tensors = Tensors {
-            source: Source { arch, weights, config, stack, device },
-            quantizer: match device {
-                Device::Cpu => Quantizer::new(arch, weights, config, cache)?,
-                Device::Meta => Quantizer::none(),
+            source: Source { arch, weights, config, stack },
+            device,
+            quantizer: if device == Device::Meta {
+                Quantizer::none()
+            } else {
+                Quantizer::new(arch, weights, config, cache)?
             },
             params: Params::on(device),
             sizes: tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect(),
@@ -131,8 +135,8 @@ impl Builder<'_> {
         let adapters = self.placements.values().flat_map(|(_, placement)| placement.tensors());
         let adapters = adapters.map(|(_, shape)| shape.iter().product::<usize>());
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
-        let device = self.tensors.source.device;
-        if !self.shards.is_sharded() && device == Device::Cpu {
+        let device = self.tensors.device;
+        if !self.shards.is_sharded() {
             self.tensors.params.reserve(floats);
         }
         let (arch, config) = (self.arch, self.tensors.source.config);
@@ -239,14 +243,7 @@ impl Builder<'_> {
             None => None,
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
-        Ok(Moe {
-            router,
-            experts: parts,
-            shared,
-            per_token,
-            normalised,
-            pool: Pool::stepped_on(self.tensors.source.device),
-        })
+        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped_on(self.tensors.device) })
     }
 
     /// The linear module of that name, taken out of `linears`.

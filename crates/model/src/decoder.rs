@@ -116,6 +116,11 @@ impl Model {
         if arch.ties_head() { 0 } else { arch.num_hidden_layers + 1 }
     }
 
+    /// Where all of it is, and where its passes compute.
+    pub fn device(&self) -> Device {
+        self.pool.device()
+    }
+
     /// The segments of the model, which ranks may shard.
     pub const fn shards(&self) -> &Shards {
         &self.shards

@@ -17,7 +17,7 @@ pub enum Buffer<'g> {
 
 impl Buffer<'_> {
     /// The gradients, in the order of the flat buffer.
-    pub const fn values(&mut self) -> FloatsMut<'_> {
+    pub fn values(&mut self) -> FloatsMut<'_> {
         match self {
             Self::Borrowed(values) => values.reborrow(),
             Self::Owned(values) => values.view_mut(),

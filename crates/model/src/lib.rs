@@ -8,6 +8,7 @@ mod blocks;
 mod branch;
 mod build;
 mod decoder;
+pub mod device;
 pub mod freeze;
 pub mod grads;
 mod head;

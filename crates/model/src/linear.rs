@@ -9,6 +9,7 @@ use super::weight::{View, Weight};
 use smallvec::SmallVec;
 use std::cell::OnceCell;
 use std::fmt::Debug;
+use tunesmith_device::FloatBuffer;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::Dropout;
 use tunesmith_ops::elementwise;
@@ -119,7 +120,7 @@ pub struct Saved<T = Activation> {
     /// Activations, in an order of its own.
     pub acts: Vec<T>,
     /// Numbers of the module, likewise.
-    pub numbers: Vec<Vec<f32>>,
+    pub numbers: Vec<FloatBuffer>,
 }
 
 impl From<Activation> for Saved {

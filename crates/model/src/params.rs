@@ -45,6 +45,11 @@ impl Params {
         Self { values: FloatBuffer::zeros(device, 0), ..Self::default() }
     }
 
+    /// Where the values are, and their gradients.
+    pub const fn device(&self) -> Device {
+        self.values.device()
+    }
+
     /// Appends a tensor; returns its place.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Floats<'_>) -> Range<usize> {
         let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
@@ -146,17 +151,17 @@ impl Params {
     }
 
     /// All values; of a rank that keeps a share, those, end to end.
-    pub const fn values(&self) -> Floats<'_> {
+    pub fn values(&self) -> Floats<'_> {
         self.values.view()
     }
 
     /// As [`Params::values`], for writing.
-    pub const fn values_mut(&mut self) -> FloatsMut<'_> {
+    pub fn values_mut(&mut self) -> FloatsMut<'_> {
         self.values.view_mut()
     }
 
     /// All gradients; empty before the first [`Params::zero_grads`].
-    pub const fn grads(&self) -> Floats<'_> {
+    pub fn grads(&self) -> Floats<'_> {
         self.grads.view()
     }
 
@@ -171,13 +176,13 @@ impl Params {
     }
 
     /// Values to change beside gradients to change.
-    pub const fn split_mut(&mut self) -> (FloatsMut<'_>, FloatsMut<'_>) {
+    pub fn split_mut(&mut self) -> (FloatsMut<'_>, FloatsMut<'_>) {
         (self.values.view_mut(), self.grads.view_mut())
     }
 
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) {
-        self.grads.reset(self.values.device(), self.len());
+        self.grads.reset(self.device(), self.len());
     }
 
     /// The spec with that name.

@@ -139,6 +139,7 @@ mod tests {
     use crate::linear::Formula;
     use crate::pass::Drops;
     use crate::weight::Weight;
+    use tunesmith_device::Device;
     use tunesmith_ops::activation::Pool;
     use tunesmith_ops::testing::numbers;
 
@@ -159,7 +160,7 @@ mod tests {
         let a = weight.end..weight.end + RANK * IN;
         let b = a.end..a.end + out * RANK;
         let magnitude = b.end..b.end + out;
-        let frozen = Weight::frozen(values[weight.clone()].to_vec(), &[out, IN]).unwrap();
+        let frozen = Weight::frozen(values[weight.clone()].to_vec(), Device::Cpu);
         let squares = dora::row_squares(&frozen, [].as_slice().into(), IN);
         let matrices = Matrices { a, b, rank: RANK, scale: 0.75, module: at as u64, expert: None };
         let adapter: Option<Box<dyn Formula>> = match kind {
@@ -167,7 +168,7 @@ mod tests {
             1 => Some(Box::new(matrices)),
             _ => Some(Box::new(Dora { matrices, magnitude: Magnitude::new(magnitude, squares) })),
         };
-        let bias = Some(Weight::frozen(numbers(9, out), &[out]).unwrap());
+        let bias = Some(Weight::frozen(numbers(9, out), Device::Cpu));
         let weight = if full { Weight::Trained(weight) } else { frozen };
         Linear { weight, bias, out_features: out, in_features: IN, adapter }
     }
@@ -254,8 +255,8 @@ mod tests {
             .collect();
         let out = OUT.iter().sum();
         let fused = Linear {
-            weight: Weight::frozen(weights, &[out, IN]).unwrap(),
-            bias: Some(Weight::frozen(OUT.map(|out| numbers(9, out)).concat(), &[out]).unwrap()),
+            weight: Weight::frozen(weights, Device::Cpu),
+            bias: Some(Weight::frozen(OUT.map(|out| numbers(9, out)).concat(), Device::Cpu)),
             out_features: out,
             in_features: IN,
             adapter: None,

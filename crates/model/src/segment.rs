@@ -4,19 +4,21 @@ use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
-use tunesmith_device::{Device, FloatBuffer, Floats};
+use tunesmith_device::{Array, Device, FloatBuffer, Floats};
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::quant::{Form, Quantized};
 
 /// The numbers of a segment, or one rank's part of them: all of one kind end to end.
 #[derive(Debug, Default)]
 pub struct Flat {
-    /// Single precision: weights, and scales of quantized ones.
-    pub floats: Vec<f32>,
+    /// Weights in single precision.
+    pub floats: FloatBuffer,
     /// Weights in bfloat16.
-    pub halves: Vec<bf16>,
+    pub halves: Array<bf16>,
     /// Codes of quantized weights.
-    pub bytes: Vec<u8>,
+    pub codes: Vec<u8>,
+    /// Scales of quantized weights.
+    pub scales: Vec<f32>,
     /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
 }
@@ -30,24 +32,34 @@ pub struct Stretch {
     pub parts: Vec<Range<usize>>,
 }
 
+/// How many floats, halves, codes and scales there are.
+pub(super) type Lengths = [usize; 4];
+
 impl Flat {
-    pub(super) fn new([floats, halves, bytes]: [usize; 3], trained: &[Trained], device: Device) -> Self {
+    pub(super) fn new([floats, halves, codes, scales]: Lengths, trained: &[Trained], device: Device) -> Self {
         let stretch = |it: &Trained| Stretch { values: FloatBuffer::zeros(device, it.len()), parts: it.parts.clone() };
         Self {
-            floats: vec![0.0; floats],
-            halves: vec![bf16::ZERO; halves],
-            bytes: vec![0; bytes],
+            floats: FloatBuffer::zeros(device, floats),
+            halves: Array::zeros(device, halves),
+            codes: vec![0; codes],
+            scales: vec![0.0; scales],
             trained: trained.iter().map(stretch).collect(),
         }
     }
 
     /// Whether the buffers have exactly these lengths.
-    pub(super) fn fits(&self, lengths: [usize; 3], trained: &[Trained]) -> bool {
+    pub(super) fn fits(&self, lengths: Lengths, trained: &[Trained]) -> bool {
         let alike = |(mine, its): (&Stretch, &Trained)| mine.parts == its.parts;
-        [self.floats.len(), self.halves.len(), self.bytes.len()] == lengths
-            && self.trained.len() == trained.len()
-            && self.trained.iter().zip(trained).all(alike)
+        self.lengths() == lengths && self.trained.len() == trained.len() && self.trained.iter().zip(trained).all(alike)
     }
+
+    const fn lengths(&self) -> Lengths {
+        [self.floats.len(), self.halves.len(), self.codes.len(), self.scales.len()]
+    }
+}
+
+const fn bytes([floats, halves, codes, scales]: Lengths) -> usize {
+    4 * floats + 2 * halves + codes + 4 * scales
 }
 
 /// Where the numbers of a weight are among those of its segment.
@@ -55,16 +67,17 @@ impl Flat {
 pub(super) enum Place {
     Floats(Range<usize>),
     Halves(Range<usize>),
-    /// The codes from a byte on, and the scales from a float on.
+    /// Where its codes start, and its scales.
     Quantized(Form, usize, usize),
 }
 
 /// The numbers of all ranks, while a segment is gathered.
 #[derive(Debug)]
 struct Whole {
-    floats: Arc<Vec<f32>>,
-    halves: Arc<Vec<bf16>>,
-    bytes: Arc<Vec<u8>>,
+    floats: FloatBuffer,
+    halves: Array<bf16>,
+    codes: Arc<Vec<u8>>,
+    scales: Arc<Vec<f32>>,
     quantized: Vec<Option<Quantized>>,
     /// The trained values, each with its start in the flat buffer.
     trained: Vec<(usize, Stretch)>,
@@ -104,14 +117,14 @@ impl Trained {
 /// Weights that are gathered together.
 #[derive(Debug)]
 pub struct Segment {
-    lengths: [usize; 3],
+    lengths: Lengths,
     places: Vec<Place>,
     /// Tables with some trained rows: where each starts among the floats, its trained rows, and their place in the flat
     /// buffer.
     tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
     /// The numbers that this rank keeps.
     own: Flat,
-    parts: [Range<usize>; 3],
+    parts: [Range<usize>; 4],
     whole: RwLock<Option<Arc<Whole>>>,
 }
 
@@ -145,8 +158,8 @@ impl Shared {
 impl SharedView<'_> {
     pub(super) fn store(&self) -> Store<'_> {
         match self.place {
-            Place::Floats(range) => Store::F32(self.whole.floats[range.clone()].into()),
-            Place::Halves(range) => Store::Bf16(self.whole.halves[range.clone()].into()),
+            Place::Floats(range) => Store::F32(self.whole.floats.slice(range.clone())),
+            Place::Halves(range) => Store::Bf16(self.whole.halves.slice(range.clone())),
             Place::Quantized(..) => match &self.whole.quantized[self.index] {
                 Some(matrix) => Store::Quantized(matrix),
                 None => Store::F32(Floats::default()), // there is one for each such place
@@ -156,18 +169,18 @@ impl SharedView<'_> {
 }
 
 impl Segment {
-    /// A segment of which this rank keeps `own`, the `parts` of the floats, halves and bytes.
+    /// A segment of which this rank keeps `own`, the `parts` of the floats, halves, codes and scales.
     pub(super) fn new(
-        lengths: [usize; 3],
+        lengths: Lengths,
         places: Vec<Place>,
         tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
         own: Flat,
-        parts: [Range<usize>; 3],
+        parts: [Range<usize>; 4],
     ) -> Self {
         Self { lengths, places, tables, own, parts, whole: RwLock::default() }
     }
 
-    /// Empty buffers of the size of this segment; those of trained values are on `device`.
+    /// Empty buffers of the size of this segment on `device`.
     pub(super) fn blank(&self, trained: &[Trained], device: Device) -> Flat {
         Flat::new(self.lengths, trained, device)
     }
@@ -179,7 +192,7 @@ impl Segment {
 
     /// Bytes of this rank's share.
     pub(super) fn own_bytes(&self) -> usize {
-        4 * self.own.floats.len() + 2 * self.own.halves.len() + self.own.bytes.len()
+        bytes(self.own.lengths())
     }
 
     /// The trained values, while the segment is gathered.
@@ -189,11 +202,11 @@ impl Segment {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lengths == [0; 3]
+        self.lengths == Lengths::default()
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        4 * self.lengths[0] + 2 * self.lengths[1] + self.lengths[2]
+    pub(super) const fn bytes(&self) -> usize {
+        bytes(self.lengths)
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -205,9 +218,11 @@ impl Segment {
         for (stretch, Trained { own, packed, .. }) in numbers.trained.iter_mut().zip(trained) {
             stretch.values.slice_mut(own.clone()).copy_from(values.slice(*packed..*packed + own.len()));
         }
-        numbers.floats[self.parts[0].clone()].copy_from_slice(&self.own.floats);
-        numbers.halves[self.parts[1].clone()].copy_from_slice(&self.own.halves);
-        numbers.bytes[self.parts[2].clone()].copy_from_slice(&self.own.bytes);
+        let [floats, halves, codes, scales] = self.parts.clone();
+        numbers.floats.slice_mut(floats).copy_from(self.own.floats.view());
+        numbers.halves.slice_mut(halves).copy_from(self.own.halves.view());
+        numbers.codes[codes].copy_from_slice(&self.own.codes);
+        numbers.scales[scales].copy_from_slice(&self.own.scales);
         numbers
     }
 
@@ -215,7 +230,7 @@ impl Segment {
     /// not share these.
     pub(super) fn assemble(
         &self,
-        Flat { mut floats, halves, bytes, trained }: Flat,
+        Flat { mut floats, halves, codes, scales, trained }: Flat,
         places: &[Trained],
         values: Floats<'_>,
     ) {
@@ -224,28 +239,30 @@ impl Segment {
                 [] => values.into(),
                 _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, it.values.view()))),
             };
-            write_rows(&mut floats[*start..], ids, range, values);
+            let table = *start..floats.len();
+            write_rows(floats.slice_mut(table), ids, range, values);
         }
-        let (floats, bytes) = (Arc::new(floats), Arc::new(bytes));
+        let (codes, scales) = (Arc::new(codes), Arc::new(scales));
         let matrix = |place: &Place| match place {
-            Place::Quantized(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
+            Place::Quantized(form, code, scale) => Some(form.matrix(&codes, *code, &scales, *scale)),
             Place::Floats(_) | Place::Halves(_) => None,
         };
         let quantized = self.places.iter().map(matrix).collect();
         let trained = places.iter().map(|place| place.start).zip(trained).collect();
-        let whole = Arc::new(Whole { halves: Arc::new(halves), quantized, floats, bytes, trained });
+        let whole = Arc::new(Whole { floats, halves, codes, scales, quantized, trained });
         *self.whole.write().unwrap_or_else(PoisonError::into_inner) = Some(whole);
     }
 
     /// Gives up the numbers of the other ranks. Returns the buffers for another segment, unless a view still uses them.
     pub(super) fn dissolve(&self) -> Option<Flat> {
         let whole = self.whole.write().unwrap_or_else(PoisonError::into_inner).take()?;
-        let Whole { floats, halves, bytes, quantized, trained } = Arc::into_inner(whole)?;
+        let Whole { floats, halves, codes, scales, quantized, trained } = Arc::into_inner(whole)?;
         drop(quantized);
         Some(Flat {
-            floats: Arc::into_inner(floats)?,
-            halves: Arc::into_inner(halves)?,
-            bytes: Arc::into_inner(bytes)?,
+            floats,
+            halves,
+            codes: Arc::into_inner(codes)?,
+            scales: Arc::into_inner(scales)?,
             trained: trained.into_iter().map(|(_, stretch)| stretch).collect(),
         })
     }

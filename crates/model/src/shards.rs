@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_device::Floats;
+use tunesmith_device::{Array, Device, Element, Floats, Slice};
 use tunesmith_ops::gemm::Store;
 
 /// What a pass is for.
@@ -50,18 +50,23 @@ pub trait Peers: fmt::Debug + Send + Sync {
     fn next(&self, own: Option<Kind>) -> Result<Option<Kind>>;
 }
 
-/// Appends to `own` those of `numbers` that are in `part`. The first of them is number `start` of its kind.
-fn keep<T: Copy>(own: &mut Vec<T>, numbers: &[T], start: usize, part: &Range<usize>) {
-    let cut = |at: usize| at.clamp(start, start + numbers.len()) - start;
-    own.extend_from_slice(&numbers[cut(part.start)..cut(part.end)]);
+/// Which of `count` numbers are in `part`. The first of them is number `start` of its kind.
+fn cut(count: usize, start: usize, part: &Range<usize>) -> Range<usize> {
+    let cut = |at: usize| at.clamp(start, start + count) - start;
+    cut(part.start)..cut(part.end)
+}
+
+/// Appends to `own` those of `numbers` that are in `part`, as [`cut`] has it.
+fn keep<T: Element>(own: &mut Array<T>, numbers: Slice<'_, T>, start: usize, part: &Range<usize>) {
+    own.append(numbers.slice(cut(numbers.len(), start, part)));
 }
 
 /// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers;
 /// the weights give up theirs and point to the segment.
-fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
+fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device) -> Arc<Segment> {
     let is_frozen = |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
     let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
-    let mut lengths = [0; 3];
+    let mut lengths = [0; 4];
     let mut take = |kind: usize, count: usize| {
         lengths[kind] += count;
         lengths[kind] - count
@@ -77,32 +82,31 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
         }
         Store::Quantized(matrix) => {
             let form = matrix.form();
-            let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
-            Place::Quantized(form, byte, float)
+            let (code, scale) = (take(2, form.bytes()), take(3, form.floats()));
+            Place::Quantized(form, code, scale)
         }
     };
     let places: Vec<Place> = weights.iter().map(place).collect();
     let parts = lengths.map(|length| peers.part(length));
-    let mut own = Flat {
-        floats: Vec::with_capacity(parts[0].len()),
-        halves: Vec::with_capacity(parts[1].len()),
-        bytes: Vec::with_capacity(parts[2].len()),
-        trained: Vec::new(),
-    };
+    let mut own = Flat::new([0; 4], &[], device);
+    own.floats.reserve(parts[0].len());
+    own.halves.reserve(parts[1].len());
+    own.codes.reserve_exact(parts[2].len());
+    own.scales.reserve_exact(parts[3].len());
     for (weight, place) in weights.iter().zip(&places) {
         let view: View<'_> = weight.view(Values::default());
         match (view.store(), place) {
             (Store::F32(values), Place::Floats(range)) => {
-                keep(&mut own.floats, &values.to_host(), range.start, &parts[0]);
+                keep(&mut own.floats, values, range.start, &parts[0]);
             }
             (Store::Bf16(values), Place::Halves(range)) => {
-                keep(&mut own.halves, &values.to_host(), range.start, &parts[1]);
+                keep(&mut own.halves, values, range.start, &parts[1]);
             }
-            (Store::Quantized(matrix), Place::Quantized(_, byte, float)) => {
+            (Store::Quantized(matrix), Place::Quantized(_, code, scale)) => {
                 let ([codes, nested], scales) = matrix.parts();
-                keep(&mut own.bytes, codes, *byte, &parts[2]);
-                keep(&mut own.bytes, nested, *byte + codes.len(), &parts[2]);
-                keep(&mut own.floats, scales, *float, &parts[0]);
+                own.codes.extend_from_slice(&codes[cut(codes.len(), *code, &parts[2])]);
+                own.codes.extend_from_slice(&nested[cut(nested.len(), *code + codes.len(), &parts[2])]);
+                own.scales.extend_from_slice(&scales[cut(scales.len(), *scale, &parts[3])]);
             }
             _ => unreachable!("a place is of its weight's kind"),
         }
@@ -169,7 +173,7 @@ impl Shards {
     /// `params`.
     pub fn push(&mut self, weights: Vec<&mut Weight>, params: &mut Params) {
         let Some(peers) = &self.peers else { return };
-        self.segments.push(share(weights, &**peers));
+        self.segments.push(share(weights, &**peers, params.device()));
         self.trained.push(Vec::new());
         self.push_trained(self.segments.len() - 1, params);
     }

@@ -5,6 +5,7 @@ use super::norm::Norm;
 use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::stack::Stack;
+use super::values::placed;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use half::bf16;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
 use tunesmith_config::{Config, Dtype};
-use tunesmith_device::{Device, Floats};
+use tunesmith_device::{Device, FloatBuffer, Floats};
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -26,8 +27,6 @@ pub struct Source<'a> {
     pub config: &'a Config,
     /// Finished adapters to merge in.
     pub stack: &'a Stack,
-    /// Where tensors go; on the meta device no value is read or drawn.
-    pub device: Device,
 }
 
 impl Source<'_> {
@@ -73,6 +72,8 @@ impl Source<'_> {
 /// The tensors of a model that is being built.
 pub(super) struct Tensors<'a> {
     pub(super) source: Source<'a>,
+    /// Where they go; for the meta device no value is read or drawn.
+    pub(super) device: Device,
     pub(super) quantizer: Quantizer<'a>,
     /// The trained ones, in the order in which they were asked for.
     pub(super) params: Params,
@@ -103,14 +104,14 @@ impl Tensors<'_> {
             let rows: Vec<f32> =
                 tokens.iter().flat_map(|&token| values[token as usize * hidden..][..hidden].iter().copied()).collect();
             let range = self.params.push(token_rows(name), vec![tokens.len(), hidden], true, (&rows).into());
-            Ok(Weight::rows(values, tokens, range))
+            Ok(Weight::rows(placed(values, self.device), tokens, range))
         } else {
             self.frozen(name, &shape)
         }
     }
 
     pub(super) fn on_meta(&self) -> bool {
-        self.source.device == Device::Meta
+        self.device == Device::Meta
     }
 
     fn meta_weight(&mut self, name: &str, shape: Vec<usize>) -> Weight {
@@ -118,11 +119,12 @@ impl Tensors<'_> {
         if self.trained.contains(name) {
             Weight::Trained(self.params.push(name.to_owned(), shape, true, Floats::meta(count)))
         } else if tokens.is_empty() {
-            Weight::Meta(count)
+            Weight::Frozen(FloatBuffer::zeros(Device::Meta, count).into())
         } else {
             let rows = vec![tokens.len(), self.source.arch.hidden_size];
             let values = Floats::meta(rows.iter().product());
-            Weight::rows_on_meta(count, tokens, self.params.push(token_rows(name), rows, true, values))
+            let range = self.params.push(token_rows(name), rows, true, values);
+            Weight::rows(FloatBuffer::zeros(Device::Meta, count), tokens, range)
         }
     }
 
@@ -142,17 +144,18 @@ impl Tensors<'_> {
                     untouched && weights.is_some_and(|files| files.is_bf16(self.source.arch.starts_as(name)))
                 }
             };
-        match weights.filter(|_| narrow && untouched) {
+        Ok(match weights.filter(|_| narrow && untouched) {
             Some(files) => {
                 let mut values = vec![bf16::ZERO; count];
                 files.read_bf16_into(self.source.arch.starts_as(name), &mut values)?;
-                Weight::frozen(values, shape)
+                Weight::frozen(values, self.device)
             }
             None if narrow => {
-                Weight::frozen(self.source.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
+                let values = self.source.values(name, count)?;
+                Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
             }
-            None => Weight::frozen(self.source.values(name, count)?, shape),
-        }
+            None => Weight::frozen(self.source.values(name, count)?, self.device),
+        })
     }
 
     /// A base matrix in 4 or 8 bits a number. A checkpoint that is quantized keeps what it left as it was.
@@ -179,7 +182,6 @@ impl Tensors<'_> {
 
     /// The two matrices of an expert that lie side by side in Transformers 5, as one.
     pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize; 2]) -> Result<Weight> {
-        let (one, both) = (shape[0] * shape[1], [2 * shape[0], shape[1]]);
         let [first, second] = names;
         if self.trained.contains(first) && self.trained.contains(second) {
             // One after the other in the flat buffer: their ranges are one.
@@ -193,15 +195,13 @@ impl Tensors<'_> {
             return Err(Error::config(format!("{first} and {second} can only be trained together")));
         }
         if self.on_meta() {
-            return Ok(Weight::Meta(2 * one));
+            return Ok(Weight::Frozen(FloatBuffer::zeros(Device::Meta, 2 * shape[0] * shape[1]).into()));
         }
         match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
-            (Weight::Frozen(first), Weight::Frozen(second)) => {
-                let joined = candle_core::Tensor::cat(&[&first, &second], 0);
-                let joined = joined.map_err(|error| Error::model(error.to_string()).caused_by(error))?;
-                debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
-                Ok(Weight::Frozen(joined))
-            }
+            (Weight::Frozen(above), Weight::Frozen(below)) => match above.joined(&below) {
+                Some(joined) => Ok(Weight::Frozen(joined)),
+                None => Err(Error::model(format!("{first} and {second} have one dtype"))),
+            },
             (Weight::Quantized(above), Weight::Quantized(below)) => match above.joined(&below) {
                 Some(joined) => Ok(Weight::Quantized(Arc::new(joined))),
                 None => Err(Error::model(format!(

@@ -1,7 +1,7 @@
 //! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
 //! hand.
 use std::ops::Range;
-use tunesmith_device::Floats;
+use tunesmith_device::{Array, Device, Element, Floats, FloatsMut};
 
 /// Up to two stretches of the flat buffer.
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,11 +51,18 @@ impl<'a> From<&'a Vec<f32>> for Values<'a> {
 }
 
 /// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
-pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
-    let width = range.len() / ids.len();
-    for (&id, row) in ids.iter().zip(values.at(range).to_host().chunks_exact(width)) {
-        table[id as usize * width..][..width].copy_from_slice(row);
+pub(super) fn write_rows(mut table: FloatsMut<'_>, ids: &[u32], range: &Range<usize>, values: Values<'_>) {
+    let (width, rows) = (range.len() / ids.len(), values.at(range));
+    for (row, &id) in ids.iter().enumerate() {
+        let place = id as usize * width;
+        table.reborrow().slice(place..place + width).copy_from(rows.slice(row * width..(row + 1) * width));
     }
+}
+
+/// Numbers of the host on `device`; on the CPU in the memory that they are in.
+pub(super) fn placed<T: Element>(values: Vec<T>, device: Device) -> Array<T> {
+    let values = Array::from(values);
+    if device == Device::Cpu { values } else { values.to(device) }
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! A weight as a segment sees it. It is frozen (a candle tensor in f32 or bf16, a quantized matrix, or sharded among
-//! ranks), or trained (a part of the flat buffer), or a table with some trained rows.
+//! A weight as a segment sees it. It is frozen (an array in f32 or bf16, a quantized matrix, or sharded among ranks), or
+//! trained (a part of the flat buffer), or a table with some trained rows. All of it is on the model's device.
 use super::grads::Grads;
 use super::segment::{Shared, SharedView};
-use super::values::{Values, write_rows};
-use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
+use super::values::{Values, placed, write_rows};
+use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
-use tunesmith_base::error::{Error, Result};
+use tunesmith_device::{Array, Device, Element, FloatBuffer};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::embedding;
 use tunesmith_ops::floats::Floats;
@@ -18,7 +18,7 @@ use tunesmith_ops::quant::Quantized;
 #[derive(Debug, Clone)]
 pub enum Weight {
     /// A base weight that is not trained.
-    Frozen(Tensor),
+    Frozen(Frozen),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
     /// Not trained, and readable only while its segment is gathered.
@@ -27,8 +27,52 @@ pub enum Weight {
     Trained(Range<usize>),
     /// A table of which some rows are trained.
     Rows(Rows),
-    /// Not trained, of so many numbers, on the meta device.
-    Meta(usize),
+}
+
+/// Base numbers that are not trained, row-major. Copies of a weight, such as a head that is the embedding, share them.
+#[derive(Debug, Clone)]
+pub enum Frozen {
+    /// Single precision.
+    F32(Arc<Array<f32>>),
+    /// bfloat16: matrices only, since ops take vectors in f32.
+    Bf16(Arc<Array<bf16>>),
+}
+
+impl From<Array<f32>> for Frozen {
+    fn from(values: Array<f32>) -> Self {
+        Self::F32(Arc::new(values))
+    }
+}
+
+impl From<Array<bf16>> for Frozen {
+    fn from(values: Array<bf16>) -> Self {
+        Self::Bf16(Arc::new(values))
+    }
+}
+
+impl Frozen {
+    /// These numbers and `below` after them; `None` if they are not of one type.
+    pub(super) fn joined(self, below: &Self) -> Option<Self> {
+        match (self, below) {
+            (Self::F32(above), Self::F32(below)) => Some(end_to_end(above, below).into()),
+            (Self::Bf16(above), Self::Bf16(below)) => Some(end_to_end(above, below).into()),
+            (Self::F32(_), Self::Bf16(_)) | (Self::Bf16(_), Self::F32(_)) => None,
+        }
+    }
+
+    fn store(&self) -> Store<'_> {
+        match self {
+            Self::F32(values) => Store::F32(values.view()),
+            Self::Bf16(values) => Store::Bf16(values.view()),
+        }
+    }
+}
+
+fn end_to_end<T: Element>(above: Arc<Array<T>>, below: &Array<T>) -> Array<T> {
+    let mut joined = Arc::unwrap_or_clone(above);
+    joined.reserve(below.len());
+    joined.append(below.view());
+    joined
 }
 
 /// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
@@ -42,11 +86,9 @@ pub struct Rows {
 /// All rows of a table.
 #[derive(Debug, Clone)]
 enum Table {
-    Own(Arc<RwLock<Vec<f32>>>),
+    Own(Arc<RwLock<FloatBuffer>>),
     /// Shared among ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
-    /// So many numbers on the meta device.
-    Meta(usize),
 }
 
 impl Rows {
@@ -63,8 +105,8 @@ impl Rows {
 
 /// Borrowed values of a [`Weight`].
 pub enum View<'a> {
-    /// Of a candle tensor, whose lock is held meanwhile.
-    Frozen(StorageRef<'a>),
+    /// Numbers that are not trained.
+    Frozen(&'a Frozen),
     /// The codes and scales of a quantized matrix.
     Quantized(&'a Quantized),
     /// Of a segment that ranks share.
@@ -72,29 +114,25 @@ pub enum View<'a> {
     /// A part of the flat buffer of trained values.
     Trained(Floats<'a>),
     /// Of a table, whose lock is held meanwhile.
-    Rows(RwLockReadGuard<'a, Vec<f32>>),
-    /// So many numbers on the meta device.
-    Meta(usize),
+    Rows(RwLockReadGuard<'a, FloatBuffer>),
 }
 
 impl Weight {
-    /// Takes values that will not be trained.
-    ///
-    /// # Errors
-    /// Candle's, as [`tunesmith_base::Kind::Model`].
-    pub fn frozen<T: candle_core::WithDType>(values: Vec<T>, shape: &[usize]) -> Result<Self> {
-        let tensor = Tensor::from_vec(values, shape, &Device::Cpu);
-        tensor.map(Self::Frozen).map_err(|error| Error::model("cannot make a tensor of weights").caused_by(error))
+    /// Takes values that will not be trained to `device`; on the CPU they stay in the memory that they are in.
+    pub fn frozen<T: Element>(values: Vec<T>, device: Device) -> Self
+    where
+        Frozen: From<Array<T>>,
+    {
+        Self::Frozen(placed(values, device).into())
     }
 
     /// The values, out of `values` where the weight is trained.
     pub fn view<'a>(&'a self, values: Values<'a>) -> View<'a> {
         match self {
-            Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
+            Self::Frozen(frozen) => View::Frozen(frozen),
             Self::Quantized(matrix) => View::Quantized(matrix),
             Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
-            Self::Meta(len) | Self::Rows(Rows { table: Table::Meta(len), .. }) => View::Meta(*len),
             Self::Rows(Rows { table: Table::Own(table), .. }) => {
                 View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
             }
@@ -102,19 +140,14 @@ impl Weight {
     }
 
     /// A table whose rows `ids` are trained, at `range` of the flat buffer.
-    pub fn rows(table: Vec<f32>, ids: &[u32], range: Range<usize>) -> Self {
+    pub fn rows(table: FloatBuffer, ids: &[u32], range: Range<usize>) -> Self {
         Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
-    }
-
-    /// As [`Weight::rows`], of a table of so many numbers on the meta device.
-    pub fn rows_on_meta(numbers: usize, ids: &[u32], range: Range<usize>) -> Self {
-        Self::Rows(Rows { table: Table::Meta(numbers), ids: ids.into(), range })
     }
 
     /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) | Self::Meta(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) => None,
             Self::Trained(range) => Some(range),
         }
     }
@@ -122,20 +155,20 @@ impl Weight {
     /// The place in the flat buffer of what is trained of it.
     pub const fn place(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => None,
             Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
         }
     }
 
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
-        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_))
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_))
     }
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
     pub fn refresh(&self, values: Values<'_>) {
         let Self::Rows(Rows { table: Table::Own(table), ids, range }) = self else { return };
-        write_rows(&mut table.write().unwrap_or_else(PoisonError::into_inner), ids, range, values);
+        write_rows(table.write().unwrap_or_else(PoisonError::into_inner).view_mut(), ids, range, values);
     }
 
     /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times
@@ -149,7 +182,7 @@ impl Weight {
         grads: &mut Grads<'_>,
     ) {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => {}
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => {}
             Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, grads.at(range)),
             Self::Rows(Rows { ids, range, .. }) => {
                 // A token's place among the trained rows; that past the last stands for all others.
@@ -166,7 +199,7 @@ impl Weight {
     /// Where the gradient of a head is added, whose matrix this is.
     pub fn head_gradient<'g>(&'g self, grads: &'g mut Grads<'_>) -> WeightGradient<'g> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Meta(_) => WeightGradient::None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => WeightGradient::None,
             Self::Trained(range) => WeightGradient::Whole(grads.at(range)),
             Self::Rows(Rows { ids, range, .. }) => WeightGradient::Rows { ids, gradients: grads.at(range) },
         }
@@ -177,16 +210,11 @@ impl View<'_> {
     /// The numbers as they are stored.
     pub fn store(&self) -> Store<'_> {
         match self {
-            Self::Frozen(storage) => match &**storage {
-                Storage::Cpu(CpuStorage::F32(values)) => Store::F32(values.into()),
-                Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values.into()),
-                _ => Store::F32(Floats::default()), // no other is ever made
-            },
+            Self::Frozen(frozen) => frozen.store(),
             Self::Quantized(matrix) => Store::Quantized(matrix),
             Self::Shared(shared) => shared.store(),
             Self::Trained(values) => Store::F32(*values),
-            Self::Rows(table) => Store::F32((&**table).into()),
-            Self::Meta(len) => Store::F32(Floats::meta(*len)),
+            Self::Rows(table) => Store::F32(table.view()),
         }
     }
 

@@ -51,9 +51,10 @@ impl Gatherer {
 
 /// All-gathers each kind of numbers.
 fn complete(comm: &dyn Collectives, mut numbers: Flat) -> Result<Flat> {
-    comm.all_gather(&mut numbers.floats)?;
-    comm.all_gather(&mut numbers.halves)?;
-    comm.all_gather(&mut numbers.bytes)?;
+    comm.all_gather(&mut numbers.floats.view_mut().on_host())?;
+    comm.all_gather(&mut numbers.halves.view_mut().on_host())?;
+    comm.all_gather(&mut numbers.codes)?;
+    comm.all_gather(&mut numbers.scales)?;
     for stretch in &mut numbers.trained {
         comm.all_gather_parts(stretch.values.view_mut(), &stretch.parts)?;
     }

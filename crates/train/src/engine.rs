@@ -34,6 +34,7 @@ pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> 
         backend: config.tuning.backend,
         kernels: engine(config.tuning.backend),
         simd: simd::level().name(),
+        device: source.device,
         base_dtype: source.base_dtype(),
         activations: match (config.train.bf16, config.train.fp16) {
             (true, _) => "bfloat16",

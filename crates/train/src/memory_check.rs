@@ -7,14 +7,13 @@ use super::model_source::Described;
 use super::step::{Attempt, attempt};
 use tunesmith_base::error::Result;
 use tunesmith_base::files::disk::RealDisk;
-use tunesmith_base::memory::limits;
 use tunesmith_checkpoint::Background;
 use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Checkpointing, Resolved};
 use tunesmith_data as data;
-use tunesmith_device::Device;
 use tunesmith_device::memory::{self, Budget};
+use tunesmith_model::device::{device, usable};
 use tunesmith_optim::OptimizerPlan;
 use tunesmith_parallel::{ParallelPlan, optimizer};
 use tunesmith_plan::memory::{Breakdown, PROGRAM, Pass};
@@ -72,18 +71,19 @@ pub struct LargestStep {
 /// # Errors
 /// Those of preparing and loading.
 pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<LargestStep> {
-    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(limits::usable);
-    let _budget = budget.map(|bytes| Budget::new(Device::Cpu, bytes));
+    let device = device(resolved.config.model.device)?;
+    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(|| usable(device));
+    let _budget = budget.map(|bytes| Budget::new(device, bytes));
     memory::guarded(|| {
         engine::choose(resolved.config.tuning.backend);
         let (source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
         let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
         let sampler = dataset.sampler(&config);
         let parallel = ParallelPlan::new(&config.train, 1);
-        memory::reset_peak(Device::Cpu);
+        memory::reset_peak(device);
         let mut model = source.load(None)?;
         model.params.zero_grads();
-        let (loading, loaded) = (memory::peak(Device::Cpu), memory::live(Device::Cpu));
+        let (loading, loaded) = (memory::peak(device), memory::live(device));
         let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single);
         let mut measurer = PassMeasurer::new(&mut model, &dataset.train, &sampler, later, &Single)?;
         let request = BatchRequest::new(&config.train, &source.arch, 1);
@@ -122,13 +122,13 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
                 let apart = (average.is_some() || optimizer.averages()).then_some(values);
                 saver.reserve(values, apart, &optimizer.tensors());
             }
-            let before = memory::live(Device::Cpu);
+            let before = memory::live(device);
             let state = before.saturating_sub(loaded);
-            memory::reset_peak(Device::Cpu);
+            memory::reset_peak(device);
             model.forward_backward(&batch, 1.0 / batch.label_tokens().max(1) as f32, 1.0, 0)?;
-            let activations = memory::peak(Device::Cpu).saturating_sub(before);
+            let activations = memory::peak(device).saturating_sub(before);
             let done = attempt(&mut model, &mut optimizer, &Single, &mut sharing, &[batch], 1e-9, 1.0)?;
-            let stepping = memory::peak(Device::Cpu).max(loading);
+            let stepping = memory::peak(device).max(loading);
             if let Attempt::Done(_) = done {
                 let moment = stepping.saturating_sub(loaded + state + activations);
                 measured = Some(StepMemory { loaded, activations, optimizer: state, moment });

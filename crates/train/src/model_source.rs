@@ -10,10 +10,10 @@ use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
-use tunesmith_data as data;
 use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
+use tunesmith_model::device::device;
 use tunesmith_model::quantize::{self, How};
 use tunesmith_model::quantized_cache::Cache;
 use tunesmith_model::stack::Stack;
@@ -29,6 +29,7 @@ pub struct Described {
     config: Config,
     dir: PathBuf,
     snapshot: Option<Snapshot>,
+    device: Device,
     arch: Arch,
     stored: Vec<TensorSpec>,
     stack: Stack,
@@ -40,6 +41,8 @@ pub struct ModelSource {
     pub dir: PathBuf,
     /// Its place on the hub, if it came from there.
     pub snapshot: Option<Snapshot>,
+    /// Where it is loaded to.
+    pub device: Device,
     /// Its shape, with new tokens and the classification head.
     pub arch: Arch,
     /// Its weights; `None` if they are random.
@@ -75,6 +78,7 @@ impl Described {
     /// The folder does not exist, the hub fails, or this version does not support the model.
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
+        let device = device(config.model.device)?;
         let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();
@@ -85,7 +89,7 @@ impl Described {
         if let Some(note) = note {
             observer.event(&Event::Notice(&note));
         }
-        Ok(Self { config, dir, snapshot, arch, stored, stack, stack_hashes })
+        Ok(Self { config, dir, snapshot, device, arch, stored, stack, stack_hashes })
     }
 
     /// The folder with `config.json` and the tokenizer.
@@ -104,7 +108,7 @@ impl Described {
         resume: Option<&Checkpoint>,
         observer: &dyn Observer,
     ) -> Result<(ModelSource, Config)> {
-        let Self { mut config, dir, snapshot, mut arch, stored, stack, stack_hashes } = self;
+        let Self { mut config, dir, snapshot, device, mut arch, stored, stack, stack_hashes } = self;
         let downloads = Downloads(observer);
         let source = adapter::source(&config, resume, &downloads, observer)?;
         adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
@@ -154,6 +158,7 @@ impl Described {
         let source = ModelSource {
             dir,
             snapshot,
+            device,
             arch,
             weights,
             wrapping,
@@ -181,13 +186,7 @@ impl ModelSource {
 
     /// Reads tensors of the base model, with the adapters merged.
     pub const fn base(&self) -> Source<'_> {
-        Source {
-            arch: &self.arch,
-            weights: self.weights.as_ref(),
-            config: &self.config,
-            stack: &self.stack,
-            device: Device::Cpu,
-        }
+        Source { arch: &self.arch, weights: self.weights.as_ref(), config: &self.config, stack: &self.stack }
     }
 
     /// How the base is quantized; `None` if it is not.
@@ -269,7 +268,7 @@ impl ModelSource {
     /// The cache of quantized matrices; `None` if the base is not quantized, or already quantized on disk.
     fn quantized_cache(&self) -> Result<Option<Cache<'_>>> {
         let dense = self.weights.as_ref().filter(|files| self.config.data.use_cache && files.quantization().is_none());
-        let root = self.config.data.cache_dir.clone().or_else(data::cache_dir);
+        let root = self.config.data.cache_dir.clone().or_else(tunesmith_base::files::user_cache);
         match (self.quantization()?, dense, root) {
             (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
             _ => Ok(None),

@@ -10,12 +10,11 @@ use super::session::Session;
 use super::signals::Stop;
 use super::{engine, finish, save, setup};
 use tunesmith_base::error::{Error, Kind, Result};
-use tunesmith_base::memory::limits;
 use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
-use tunesmith_device::Device;
 use tunesmith_device::memory::{self, Budget};
+use tunesmith_model::device::{device, usable};
 use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
 use tunesmith_telemetry::report::RunOutcome;
 
@@ -71,9 +70,10 @@ fn on_ranks<T: Send>(
     engine::choose(resolved.config.tuning.backend);
     // Processes divide the machine's memory; threads share the budget of their process.
     let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
-    let usable = || limits::usable().map(|bytes| bytes / sharing);
+    let device = device(resolved.config.model.device)?;
+    let usable = || usable(device).map(|bytes| bytes / sharing);
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
-    let _budget = budget.map(|bytes| Budget::new(Device::Cpu, bytes));
+    let _budget = budget.map(|bytes| Budget::new(device, bytes));
     let mut seats = ranks::seats(resolved, options.launch.as_ref(), observer)?;
     let (world, launcher) = (seats[0].world, options.launch.as_ref().map(|launch| launch.launcher));
     let resolved = &resolved.in_world(world.size, world.local_size, launcher)?;

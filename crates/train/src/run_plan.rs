@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tunesmith_checkpoint::{AdapterConfig, Stamp};
 use tunesmith_config::{Backend, EvalConfig, Mode, Optim, Quantization, Setting};
+use tunesmith_device::Device;
 use tunesmith_eval::Settings as GenerationSettings;
 use tunesmith_optim::{OptimizerPlan, Schedule};
 use tunesmith_parallel::ParallelPlan;
@@ -107,6 +108,9 @@ pub struct EnginePlan {
     pub kernels: &'static str,
     /// Vector instruction set in use.
     pub simd: &'static str,
+    /// Where the model is kept and computed, as `model.device` chose it.
+    #[serde(serialize_with = "debug")]
+    pub device: Device,
     /// The type of the base's matrices in memory.
     pub base_dtype: &'static str,
     /// The type of saved activations.

@@ -7,7 +7,7 @@ use super::step::{Attempt, StepStats, attempt};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_config::{Checkpointing, ConfigValue as _};
 use tunesmith_data::{Batch, Step};
-use tunesmith_device::{Device, Late, memory};
+use tunesmith_device::{Late, memory};
 use tunesmith_model::Model;
 use tunesmith_plan::{grouped, human_bytes};
 use tunesmith_telemetry::progress::Event;
@@ -128,7 +128,7 @@ impl Session<'_> {
     fn shrink_passes(&mut self, batch: &Batch, error: Error, training: bool) -> Result<()> {
         self.model.release();
         let (tokens, step) = (batch.tokens.len(), self.state.step + u64::from(training));
-        let budget = human_bytes(memory::budget(Device::Cpu).unwrap_or(u64::MAX));
+        let budget = human_bytes(memory::budget(self.model.device()).unwrap_or(u64::MAX));
         let what = if training { "step" } else { "the validation after step" };
         let found = format!(
             "{what} {step}: a pass of {} tokens does not fit into the memory budget of {budget}",

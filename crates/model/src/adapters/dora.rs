@@ -7,6 +7,7 @@
 use super::low_rank::Matrices;
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved, project};
+use crate::values::placed;
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -100,8 +101,9 @@ impl Formula for Dora {
         };
         let norm = self.magnitude.norms(x.pool(), weight.store(), update, inputs, x.tokens());
         let magnitudes = base.pass.values.at(&self.magnitude.range);
-        let gain: Vec<f32> = magnitudes.read().iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-        feature_scale::add(&mut y, &v, (&gain).into());
+        let gain = magnitudes.read().iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+        let [norm, gain] = [norm, gain].map(|numbers| placed(numbers, x.device()));
+        feature_scale::add(&mut y, &v, gain.view());
         (y, Some(Saved { acts: vec![low, v], numbers: vec![norm, gain] }))
     }
 
@@ -118,9 +120,9 @@ impl Formula for Dora {
         let ([low, v], [norm, gain]) = (&acts[..], &numbers[..]) else { return };
         let (d_low, dv) = {
             let dropped = self.matrices.drop_some(base, input.x);
-            feature_scale::backward(dy, v, norm.into(), grads.at(&self.magnitude.range));
+            feature_scale::backward(dy, v, norm.view(), grads.at(&self.magnitude.range));
             // The gradient of `W x' + B (s A x')`.
-            let dv = feature_scale::times(dy, gain.into());
+            let dv = feature_scale::times(dy, gain.view());
             (self.matrices.gradients(base, low, &dv, dropped.as_ref().unwrap_or(input.x), grads), dv)
         };
         base.gradients(input, dy, grads);
@@ -135,7 +137,7 @@ impl Formula for Dora {
 pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_features: usize) -> (Vec<f64>, Vec<f32>) {
     let squares = row_squares(weight, values, in_features);
     let view = weight.view(values.into());
-    let norms = row_norms(&Pool::new(), view.store(), &squares, update, in_features);
+    let norms = row_norms(&Pool::on(update.a.device()), view.store(), &squares, update, in_features);
     (squares, norms)
 }
 
@@ -165,6 +167,7 @@ mod tests {
     use crate::linear::Linear;
     use crate::pass::{Drops, Pass};
     use crate::values::Values;
+    use tunesmith_device::Device;
     use tunesmith_ops::testing::{check_gradient, each_level, numbers};
 
     const TOKENS: usize = 21;
@@ -203,10 +206,10 @@ mod tests {
                 let values = [&a[..], &b, &m].concat();
                 let (a_range, b_range) = (0..a.len(), a.len()..a.len() + b.len());
                 let m_range = b_range.end..values.len();
-                let weight = Weight::frozen(w.clone(), &[OUT, IN]).unwrap();
+                let weight = Weight::frozen(w.clone(), Device::Cpu);
                 let squares = row_squares(&weight, Floats::default(), IN);
                 let linear = Linear {
-                    bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
+                    bias: Some(Weight::frozen(bias.clone(), Device::Cpu)),
                     out_features: OUT,
                     in_features: IN,
                     adapter: Some(Box::new(Dora {
@@ -275,7 +278,7 @@ mod tests {
     fn norms_equal_those_of_the_whole_matrix() {
         let (out, inputs, rank, scale) = (70, 33, 5, 0.7f32);
         let (w, a, b) = (numbers(1, out * inputs), numbers(2, rank * inputs), numbers(3, out * rank));
-        let weight = Weight::frozen(w.clone(), &[out, inputs]).unwrap();
+        let weight = Weight::frozen(w.clone(), Device::Cpu);
         let squares = row_squares(&weight, Floats::default(), inputs);
         let update = Update { a: (&a).into(), b: (&b).into(), rank, scale };
         let magnitude = Magnitude::new(0..out, squares);

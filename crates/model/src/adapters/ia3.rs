@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets};
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved};
+use crate::values::placed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
@@ -198,10 +199,10 @@ impl Formula for Scaled {
         grads: &mut Grads<'_>,
     ) {
         let factors = base.pass.values.at(&self.factors);
-        let ones = vec![1.0; factors.len()];
+        let ones = placed(vec![1.0; factors.len()], dy.device());
         if self.side == Side::Output {
             if let Some([v]) = saved.map(|saved| &saved.acts[..]) {
-                feature_scale::backward(dy, v, (&ones).into(), grads.at(&self.factors));
+                feature_scale::backward(dy, v, ones.view(), grads.at(&self.factors));
             }
             return base.backward(input, &feature_scale::times(dy, factors), dx, grads);
         }
@@ -209,7 +210,7 @@ impl Formula for Scaled {
         let mut d_scaled = input.x.like();
         let x = Input::new(scaled.as_ref().unwrap_or(input.x));
         base.backward(&x, dy, Some((&mut d_scaled, false)), grads);
-        feature_scale::backward(&d_scaled, input.x, (&ones).into(), grads.at(&self.factors));
+        feature_scale::backward(&d_scaled, input.x, ones.view(), grads.at(&self.factors));
         let Some((dx, add)) = dx else { return };
         if !add {
             dx.zero();
@@ -224,6 +225,7 @@ mod tests {
     use crate::linear::Linear;
     use crate::pass::Pass;
     use crate::weight::Weight;
+    use tunesmith_device::Device;
     use tunesmith_ops::activation::Pool;
     use tunesmith_ops::testing::{check_gradient, each_level, numbers};
 
@@ -240,8 +242,8 @@ mod tests {
                 let (rest, seed) = (numbers(4, TOKENS * OUT), numbers(5, TOKENS * OUT));
                 let factors = numbers(6, if side == Side::Input { IN } else { OUT });
                 let linear = Linear {
-                    weight: Weight::frozen(w.clone(), &[OUT, IN]).unwrap(),
-                    bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
+                    weight: Weight::frozen(w.clone(), Device::Cpu),
+                    bias: Some(Weight::frozen(bias.clone(), Device::Cpu)),
                     out_features: OUT,
                     in_features: IN,
                     adapter: Some(Box::new(Scaled { factors: 0..factors.len(), side })),

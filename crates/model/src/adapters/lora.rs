@@ -14,6 +14,7 @@ use super::{
 };
 use crate::linear::Formula;
 use crate::names::ends_with_module;
+use crate::values::placed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
@@ -203,16 +204,13 @@ impl Adapter for Update {
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
         let (rank, scale) = (self.rank.r, self.rank.scale);
-        let magnitudes = if self.magnitudes && at.device() != Device::Cpu {
+        let magnitudes = if self.magnitudes && at.device() == Device::Meta {
             Some((vec![1.0; self.outputs], Vec::new()))
         } else if self.magnitudes {
+            let [a, b] = [&a, &b].map(|start| placed(start.clone(), at.device()));
             let (weight, values) = at.base()?;
-            Some(dora::start(
-                weight,
-                values,
-                low_rank::Update { a: (&a).into(), b: (&b).into(), rank, scale },
-                self.inputs,
-            ))
+            let update = low_rank::Update { a: a.view(), b: b.view(), rank, scale };
+            Some(dora::start(weight, values, update, self.inputs))
         } else {
             None
         };

@@ -13,11 +13,12 @@ use rayon::prelude::*;
 use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets, names};
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved};
+use crate::values::placed;
 use cayley::Blocks;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_device::Device;
+use tunesmith_device::{Device, FloatBuffer};
 use tunesmith_ops::activation::{self, Activation};
 use tunesmith_ops::block_diagonal::{outer, times};
 use tunesmith_ops::floats::Floats;
@@ -181,46 +182,28 @@ struct Rotated {
     known: Mutex<Option<Known>>,
 }
 
-/// The matrices of a module, `[blocks, size, size]`.
-enum Matrices {
-    Host(Arc<Vec<f32>>),
-    Meta(usize),
-}
-
-impl Matrices {
-    fn floats(&self) -> Floats<'_> {
-        match self {
-            Self::Host(values) => Floats::from(&**values),
-            Self::Meta(len) => Floats::meta(*len),
-        }
-    }
-}
-
-/// Matrices, and the trained values that they were made of.
+/// Matrices `[blocks, size, size]`, and the trained values that they were made of.
 #[derive(Debug)]
 struct Known {
     weight: Vec<f32>,
-    made: Arc<Vec<f32>>,
+    made: Arc<FloatBuffer>,
 }
 
 impl Rotated {
-    /// The matrices, made once for all passes of a step; none on the meta device.
-    fn matrices(&self, weight: Floats<'_>) -> Matrices {
-        let len = self.blocks.count * self.blocks.size * self.blocks.size;
-        match weight.device() {
-            Device::Cpu => Matrices::Host(self.host_matrices(weight)),
-            Device::Meta => Matrices::Meta(len),
+    /// The matrices `[blocks, size, size]` on the device of `weight`, made once for all passes of a step.
+    fn matrices(&self, weight: Floats<'_>) -> Arc<FloatBuffer> {
+        let device = weight.device();
+        if device == Device::Meta {
+            let len = self.blocks.count * self.blocks.size * self.blocks.size;
+            return Arc::new(FloatBuffer::zeros(device, len));
         }
-    }
-
-    fn host_matrices(&self, weight: Floats<'_>) -> Arc<Vec<f32>> {
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().as_ref().filter(|known| weight.equal(&known.weight)) {
             return Arc::clone(&known.made);
         }
         // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
         let weight = weight.read();
-        let made = Arc::new(self.blocks.make(&weight));
+        let made = Arc::new(placed(self.blocks.make(&weight), device));
         *lock() = Some(Known { weight, made: Arc::clone(&made) });
         made
     }
@@ -243,7 +226,7 @@ impl Formula for Rotated {
     fn forward(&self, base: Base<'_>, x: &Activation, residual: Option<&Activation>) -> (Activation, Option<Saved>) {
         let matrices = self.matrices(base.pass.values.at(&self.weight));
         let mut rotated = x.like();
-        times(self.blocks.diagonal(matrices.floats()), x, false, &mut rotated, false);
+        times(self.blocks.diagonal(matrices.view()), x, false, &mut rotated, false);
         (base.forward(&rotated, residual), None)
     }
 
@@ -260,16 +243,16 @@ impl Formula for Rotated {
         let matrices = self.matrices(weight);
         let rotated = base.linear.weight.trained().map(|_| {
             let mut rotated = input.x.like();
-            times(self.blocks.diagonal(matrices.floats()), input.x, false, &mut rotated, false);
+            times(self.blocks.diagonal(matrices.view()), input.x, false, &mut rotated, false);
             rotated
         });
         let mut d_rotated = input.x.like();
         base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
-        if let Matrices::Host(_) = matrices {
+        if weight.device() != Device::Meta {
             self.add_gradient(weight, input.x, &d_rotated, grads);
         }
         if let Some((dx, add)) = dx {
-            times(self.blocks.diagonal(matrices.floats()), &d_rotated, true, dx, add);
+            times(self.blocks.diagonal(matrices.view()), &d_rotated, true, dx, add);
         }
     }
 }
@@ -343,7 +326,7 @@ mod tests {
             let (x, w, seed) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, TOKENS * OUT));
             let weight: Vec<f32> = numbers(4, count * blocks.trained()).iter().map(|value| 0.3 * value).collect();
             let linear = Linear {
-                weight: Weight::frozen(w.clone(), &[OUT, IN]).unwrap(),
+                weight: Weight::frozen(w.clone(), Device::Cpu),
                 bias: None,
                 out_features: OUT,
                 in_features: IN,

@@ -15,7 +15,7 @@ use tunesmith_device::Device;
 /// # Errors
 /// The weight cannot be read.
 pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
-    if at.device() != Device::Cpu {
+    if at.device() == Device::Meta {
         return Ok([Vec::new(), Vec::new()]);
     }
     let (lora, Rank { r, scale, .. }) = (&at.config().tuning.lora, rank);
@@ -27,7 +27,7 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
                 _ => None,
             };
             let start = pissa(&mut values, inputs, r, scale, rounds);
-            at.replace(Weight::frozen(values, &[outputs, inputs])?)?;
+            at.replace(Weight::frozen(values, at.device()))?;
             Ok(start)
         }
         (InitLora::Loftq, Some(how)) => {
@@ -43,7 +43,7 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
 
 /// A and B of all experts of a block.
 pub(super) fn of_experts(at: &dyn Attach, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
-    if at.device() != Device::Cpu {
+    if at.device() == Device::Meta {
         return [Vec::new(), Vec::new()];
     }
     let how = at.config().tuning.lora.init_lora_weights;

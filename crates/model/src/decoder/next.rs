@@ -156,7 +156,7 @@ impl Model {
                 } else if fresh {
                     attention::forward(q, k, v, None, &rows.outputs.spans, heads, how)
                 } else {
-                    let (k, v) = KeyValues::concat(&Pool::new(), &caches);
+                    let (k, v) = KeyValues::concat(&Pool::on(self.device()), &caches);
                     attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 if owns && !attention.shares {

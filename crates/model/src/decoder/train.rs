@@ -93,7 +93,7 @@ impl Model {
         }
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
-        if self.pool.device() != Device::Cpu {
+        if self.device() == Device::Meta {
             self.at_head = self.buffers(tokens, rows.len());
         }
 

@@ -5,7 +5,7 @@ use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_device::cuda::{Number, Operand, Product};
-use tunesmith_device::{Array, Device};
+use tunesmith_device::{Buffer, Device};
 
 static KERNELS: Source = Source::new("gemm", include_str!("gemm.cu"));
 
@@ -27,11 +27,12 @@ struct Dense {
 
 pub(super) fn matmul_grouped(products: &mut [super::Product<'_>]) {
     for product in products {
-        matmul(product);
+        matmul(product, SLAB);
     }
 }
 
-fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>) {
+/// Matrices that are not floats are widened in slabs of that many numbers, and at least a line.
+pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>, slab: usize) {
     let (device, tokens, rows) = (out.device(), out.tokens(), out.features());
     if tokens == 0 {
         return;
@@ -48,7 +49,8 @@ fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>) {
         Init::Add(other) => Some(other.floats().address()),
     };
     for term in *terms {
-        each_slab(device, term.matrix, rows, term.x.features(), |dense, row, column, [part_rows, part_depth]| {
+        let (matrix, shape) = (term.matrix, [rows, term.x.features()]);
+        each_slab(device, slab, matrix, shape, |dense, row, column, [part_rows, part_depth]| {
             let x = operand(term.x.floats().address() + 4 * column as u64, term.x.features(), false);
             let at = |address: u64| operand(address + 4 * row as u64, rows, false);
             let product = Product {
@@ -74,9 +76,9 @@ fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>) {
 /// arguments: the slab, its first row and column, its shape.
 fn each_slab(
     device: Device,
+    slab: usize,
     matrix: Matrix<'_>,
-    rows: usize,
-    depth: usize,
+    [rows, depth]: [usize; 2],
     mut product: impl FnMut(Dense, usize, usize, [usize; 2]),
 ) {
     let Matrix { data, row, col } = matrix;
@@ -86,21 +88,22 @@ fn each_slab(
     let regular = by_rows || (row == 1 && (col >= rows || depth == 1));
     if !regular {
         let numbers = (rows - 1) * row + (depth - 1) * col + 1;
-        let mut wide = Array::<f32>::zeros(device, 0);
+        let mut wide = None;
         let floats = widened(device, data, 0..numbers, &mut wide);
-        let packed = Array::<f32>::zeros(device, rows * depth);
-        let args = [floats.into(), (&packed).into()];
+        let packed = Buffer::new(device, rows * depth);
+        let to = packed.floats(0..rows * depth);
+        let args = [floats.into(), to.into()];
         let counts = [rows, depth, row, col].map(Arg::count);
         cuda::launch(device, &KERNELS, "gemm_pack", Grid::items(rows * depth), &[&args[..], &counts].concat());
-        let dense = Dense { address: packed.view().address(), by_rows: true, leading: depth };
+        let dense = Dense { address: to.address(), by_rows: true, leading: depth };
         return product(dense, 0, 0, [rows, depth]);
     }
     let leading = stride.max(width);
     let per_slab = match data {
         Store::F32(_) => lines,
-        Store::Bf16(_) | Store::Quantized(_) => (SLAB / leading).clamp(1, lines),
+        Store::Bf16(_) | Store::Quantized(_) => (slab / leading).clamp(1, lines),
     };
-    let mut wide = Array::<f32>::zeros(device, 0);
+    let mut wide = None;
     for first in (0..lines).step_by(per_slab) {
         let count = per_slab.min(lines - first);
         let start = first * stride;
@@ -114,29 +117,27 @@ fn each_slab(
     }
 }
 
-/// The numbers `range` as floats: themselves, or widened into `wide`.
+/// The numbers `range` as floats: themselves, or widened into `wide`, which is made for the first of several ranges, the longest.
 fn widened<'a>(
     device: Device,
     data: Store<'a>,
     range: std::ops::Range<usize>,
-    wide: &'a mut Array<f32>,
+    wide: &'a mut Option<Buffer>,
 ) -> Floats<'a> {
     let count = range.len();
     if let Store::F32(values) = data {
         return values.slice(range);
     }
-    if wide.len() < count {
-        *wide = Array::zeros(device, count);
-    }
+    let wide = wide.get_or_insert_with(|| Buffer::new(device, count));
     match data {
         Store::F32(_) => {}
         Store::Bf16(values) => {
-            let args = [values.slice(range).into(), wide.slice_mut(0..count).into(), Arg::count(count)];
+            let args = [values.slice(range).into(), wide.floats_mut(0..count).into(), Arg::count(count)];
             cuda::launch(device, &KERNELS, "gemm_widen", Grid::items(count), &args);
         }
-        Store::Quantized(matrix) => matrix.widen_to(range.start, wide.slice_mut(0..count)),
+        Store::Quantized(matrix) => matrix.widen_to(range.start, wide.floats_mut(0..count)),
     }
-    wide.slice(0..count)
+    wide.floats(0..count)
 }
 
 /// A copy as it is: cublasLt multiplies it transposed.
@@ -155,8 +156,7 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
         let d = operand(to, leading, false);
         let right = Operand { transposed: true, ..right };
         let (m, n, k) = (m as u64, n as u64, tokens as u64);
-        let product =
-            Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32: false };
+        let product = Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32: false };
         cuda::matmul(device, &product);
     };
     if col == 1 && (row >= cols || rows == 1) {
@@ -164,9 +164,10 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
     } else if row == 1 && (col >= rows || cols == 1) {
         product(out.address(), false, col.max(rows), 1.0);
     } else {
-        let sums = Array::<f32>::zeros(device, rows * cols);
-        product(sums.view().address(), true, cols, 0.0);
-        let args = [(&sums).into(), out.into()];
+        let sums = Buffer::new(device, rows * cols);
+        let sums = sums.floats(0..rows * cols);
+        product(sums.address(), true, cols, 0.0);
+        let args = [sums.into(), out.into()];
         let counts = [rows, cols, row, col].map(Arg::count);
         cuda::launch(device, &KERNELS, "gemm_unpack_add", Grid::items(rows * cols), &[&args[..], &counts].concat());
     }

@@ -1,7 +1,7 @@
 //! Both products against their plain sums.
 use super::*;
 use crate::activation::{Activation, Pool};
-use crate::testing::{each_engine, each_level, numbers};
+use crate::testing::{each_engine, each_level, near, numbers};
 use half::bf16;
 
 #[test]
@@ -137,6 +137,38 @@ fn a_quantized_matrix_multiplies_as_its_values_do() {
                     let mut part = vec![0.0; (values.len() - start).min(77)];
                     Store::Quantized(&quantized).widen(start, &mut part);
                     assert!(part == wide[start..][..part.len()], "{what} from {start}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_matrix_is_widened_in_slabs_of_any_size() {
+    use crate::quant::{Format, encode};
+    each_engine(|engine| {
+        for (tokens, depth, rows) in [(5, 33, 17), (3, 40, 64)].into_iter().filter(|_| !engine.is_cpu()) {
+            let pool = engine.pool();
+            let values = numbers(2, rows * depth);
+            let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            let narrow = engine.array(&narrow);
+            let quantized = encode::quantize(&values, depth, Format::Nf4, true).unwrap().to(engine.device());
+            let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let added = Activation::from_rows(&pool, &numbers(3, tokens * rows), rows);
+            for store in [Store::Bf16(narrow.view()), Store::Quantized(&quantized)] {
+                for matrix in [Matrix::rows(store, depth), Matrix::transposed(store, rows)] {
+                    for init in [Init::Zero, Init::Add(&added)] {
+                        let run = |slab: usize| {
+                            let mut out = pool.act(tokens, rows);
+                            let term = Term { matrix, x: &x };
+                            cuda::matmul(&mut Product { out: &mut out, init, terms: &[term] }, slab);
+                            out.to_rows()
+                        };
+                        let whole: Vec<f64> = run(usize::MAX).into_iter().map(f64::from).collect();
+                        for slab in [1, 100, 301] {
+                            near("slabs", &run(slab), &whole, 1e-5);
+                        }
+                    }
                 }
             }
         }

@@ -60,9 +60,13 @@ impl<T: Element> Stored<T> {
     }
 
     /// How many there are.
-    #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(&self) -> usize {
         self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
     }
 
     /// Where they are.

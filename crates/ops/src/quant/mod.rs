@@ -301,7 +301,7 @@ impl Eight {
 
     /// As [`Eight::new`], on any device.
     fn of(codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Result<Self, String> {
-        if width == 0 || scales.len() == 0 || scales.len().checked_mul(width) != Some(codes.len()) {
+        if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
             return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
         }
         if !scales.view().to_host().iter().all(|scale| scale.is_finite()) {

@@ -3,15 +3,18 @@ use super::*;
 use crate::testing::{Engine, each_engine, near, numbers};
 use tunesmith_base::Kind;
 
-/// Bytes of a matrix, whatever device it is on, and the rest of what it is made of.
-fn parts(matrix: &Quantized) -> (Vec<u8>, Vec<u8>, Vec<u32>, Option<(u32, usize)>) {
+/// Codes, codes of scales, the bits of scales, and the offset's with the block of nested ones.
+type Parts = ([Vec<u8>; 2], Vec<u32>, Option<(u32, usize)>);
+
+/// What a matrix is made of, whatever device it is on.
+fn parts(matrix: &Quantized) -> Parts {
     let matrix = matrix.to(Device::Cpu);
     let ([codes, nested], floats) = matrix.parts();
     let outer = match &matrix {
         Quantized::Four(Four { scales: Scales::Nested(nested), .. }) => Some((nested.offset.to_bits(), nested.block)),
         Quantized::Four(_) | Quantized::Eight(_) => None,
     };
-    (codes.to_vec(), nested.to_vec(), floats.iter().map(|value| value.to_bits()).collect(), outer)
+    ([codes, nested].map(<[u8]>::to_vec), bits(floats), outer)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -13,7 +13,6 @@ use crate::memory_prediction::MemoryModel;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::are;
 use tunesmith_config::{Auto, Checkpointing};
-use tunesmith_device::{Device, memory};
 use tunesmith_plan::{grouped, human_bytes};
 
 /// The smallest speed-up that counts; less is noise.
@@ -233,9 +232,9 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
     tokens / spent.max(1e-9)
 }
 
-/// The measured passes, the reasons, and the choice for the user, one line each.
-pub fn lines(passes: &[Measured], reasons: &[String], sizes: &BatchPlan) -> Vec<String> {
-    let budget = memory::budget(Device::Cpu).map_or("no limit".to_owned(), human_bytes);
+/// The memory budget, the measured passes, the reasons, and the choice for the user, one line each.
+pub fn lines(budget: Option<u64>, passes: &[Measured], reasons: &[String], sizes: &BatchPlan) -> Vec<String> {
+    let budget = budget.map_or("no limit".to_owned(), human_bytes);
     let mut lines = vec![format!("measured passes (memory budget {budget}):")];
     for pass in passes {
         let tokens = grouped(pass.tokens as u64);

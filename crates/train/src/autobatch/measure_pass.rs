@@ -11,7 +11,6 @@ use tunesmith_comm::single::Single;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::IGNORE;
 use tunesmith_data::{Batch, Sampler, Split};
-use tunesmith_device::Device;
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::Model;
 use tunesmith_plan::memory::Pass;
@@ -118,7 +117,7 @@ impl<'a> PassMeasurer<'a> {
         comm: &'a dyn Collectives,
     ) -> Result<Self> {
         let together = if comm.shares_memory() { comm.world().size as u64 } else { 1 };
-        let budgets = comm.collect(&[memory::budget(Device::Cpu).unwrap_or(u64::MAX)])?;
+        let budgets = comm.collect(&[memory::budget(model.device()).unwrap_or(u64::MAX)])?;
         let whole = budgets.into_iter().min().unwrap_or(u64::MAX);
         Ok(Self::made(model, split, sampler, comm, Bytes { whole, later }, together))
     }
@@ -126,7 +125,7 @@ impl<'a> PassMeasurer<'a> {
     /// Creates a measurer for one rank that does not communicate. `together` is the number of ranks in its process, itself
     /// included.
     pub fn alone(model: &'a mut Model, split: &'a Split, sampler: &'a Sampler, together: u64) -> Self {
-        let whole = memory::budget(Device::Cpu).unwrap_or(u64::MAX);
+        let whole = memory::budget(model.device()).unwrap_or(u64::MAX);
         Self::made(model, split, sampler, &Single, Bytes { whole, later: 0 }, together)
     }
 
@@ -143,7 +142,8 @@ impl<'a> PassMeasurer<'a> {
         rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
         // The budget belongs to the process: of ranks that share one, only the first lowers it.
         let holds = !comm.shares_memory() || comm.world().is_first();
-        let scope = holds.then(|| Budget::new(Device::Cpu, whole.saturating_sub(whole / MARGIN).saturating_sub(later)));
+        let budget = whole.saturating_sub(whole / MARGIN).saturating_sub(later);
+        let scope = holds.then(|| Budget::new(model.device(), budget));
         Self { model, split, sampler, comm, together, rows, later, _scope: scope, whole, passes: Vec::new() }
     }
 
@@ -217,12 +217,13 @@ impl<'a> PassMeasurer<'a> {
         let first = self.comm.world().is_first();
         let mut own = [0.0, 0.0];
         if first || !first_alone {
-            let before = memory::live(Device::Cpu);
+            let device = self.model.device();
+            let before = memory::live(device);
             if first || !self.comm.shares_memory() {
-                memory::reset_peak(Device::Cpu);
+                memory::reset_peak(device);
             }
             own = self.timed(batch)?.map_or([f64::INFINITY; 2], |seconds| {
-                let grown = memory::peak(Device::Cpu).saturating_sub(before);
+                let grown = memory::peak(device).saturating_sub(before);
                 [(before + self.together * grown) as f64, seconds]
             });
         }

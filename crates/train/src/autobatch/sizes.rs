@@ -12,7 +12,7 @@ use tunesmith_checkpoint::Checkpoint;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Dataset, Sampler};
-use tunesmith_device::{Device, memory};
+use tunesmith_device::memory;
 use tunesmith_optim::UpdateRule;
 use tunesmith_parallel::ParallelPlan;
 use tunesmith_parallel::fsdp::Gatherer;
@@ -106,7 +106,7 @@ impl Measurement<'_> {
     /// Takes the sizes from the cache, or measures them.
     fn choose(&self, request: &BatchRequest, observer: &dyn Observer) -> Result<(BatchPlan, Option<Loaded>)> {
         let comm = self.comm;
-        let budget = memory::budget(Device::Cpu).unwrap_or(u64::MAX);
+        let budget = memory::budget(self.source.device).unwrap_or(u64::MAX);
         let cached = self.cached.as_deref().and_then(CachedChoice::read);
         let sizes = cached.as_ref().and_then(|cached| cached.sizes(budget));
         // Ranks with different caches must not choose differently.
@@ -125,7 +125,9 @@ impl Measurement<'_> {
         drop(measurer);
         // The measurer of every rank has restored the budget before any rank continues.
         comm.barrier()?;
-        for line in choose_batch::lines(&choice.passes, &choice.reasons, &choice.sizes) {
+        for line in
+            choose_batch::lines(memory::budget(self.source.device), &choice.passes, &choice.reasons, &choice.sizes)
+        {
             observer.event(&Event::Notice(&line));
         }
         if let Some(path) = self.cached.as_deref().filter(|_| comm.world().local_rank == 0) {

@@ -1,9 +1,9 @@
 //! `train.strategy: auto` with several ranks: DDP if it fits, else the strategy that fits and shards the least.
-use crate::memory_prediction::MemoryModel;
+use crate::model_source::ModelSource;
 use tunesmith_base::error::Result;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Checkpointing, Strategy};
-use tunesmith_device::{Device, memory};
+use tunesmith_device::memory;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::Pass;
 use tunesmith_plan::strategies::Way;
@@ -17,17 +17,17 @@ pub const CANDIDATES: [Strategy; 4] = [Strategy::Ddp, Strategy::Zero1, Strategy:
 /// # Errors
 /// [`tunesmith_base::Kind::Peer`]; those of [`MemoryModel::rank`].
 pub fn choose(
-    model: &MemoryModel<'_>,
+    source: &ModelSource,
     candidates: &[(Strategy, Way)],
     checkpointing: Checkpointing,
     pass: &Pass,
     comm: &dyn Collectives,
 ) -> Result<(Strategy, String)> {
-    let ranks = comm.world().size;
+    let (model, ranks) = (source.memory(), comm.world().size);
     let need =
         |&(strategy, way): &(Strategy, Way)| Ok((strategy, model.rank(way, checkpointing, ranks, pass)?.total()));
     let needs: Vec<(Strategy, u64)> = candidates.iter().map(need).collect::<Result<_>>()?;
-    let budgets = comm.collect(&[memory::budget(Device::Cpu).unwrap_or(u64::MAX)])?;
+    let budgets = comm.collect(&[memory::budget(source.device).unwrap_or(u64::MAX)])?;
     let memory = budgets.into_iter().min().unwrap_or(u64::MAX);
     // Machines may predict differently, so the first rank chooses for all.
     let mut chosen = [pick(&needs, memory) as u64];

@@ -32,7 +32,7 @@ use tunesmith_config::{
     Auto, Checkpointing, Config, EvalStrategy, Resolved, SaveStrategy, Source, Strategy, TrainConfig,
 };
 use tunesmith_data::{self as data, Dataset, Sampler};
-use tunesmith_device::{Device, memory};
+use tunesmith_device::memory;
 use tunesmith_ops::simd;
 use tunesmith_optim::{OptimizerPlan, Schedule};
 use tunesmith_parallel::ParallelPlan;
@@ -221,7 +221,7 @@ impl Checked {
             samples: plan_parts::samples(&config, &self.source, &self.dataset)?,
             memory: MemoryPlan {
                 configured: config.train.memory_budget.map(|bytes| bytes.0),
-                budget: memory::budget(Device::Cpu),
+                budget: memory::budget(self.source.device),
                 optimizer_state: self.source.optimizer.state + self.source.optimizer.average,
                 predicted: rank.map(|rank| Peak { rank, ranks_in_process: in_process }),
             },
@@ -250,8 +250,8 @@ impl Checked {
         });
         // `batch_size: auto` is not measured yet and counts as one row.
         let pass = largest_pass(&self.dataset, &pass_limits(&self.config, train.batch_size.or(1)));
-        let model = self.source.memory();
-        let (strategy, why) = strategy_auto::choose(&model, &candidates, train.gradient_checkpointing, &pass, comm)?;
+        let (strategy, why) =
+            strategy_auto::choose(&self.source, &candidates, train.gradient_checkpointing, &pass, comm)?;
         observer.event(&Event::Notice(&why));
         Ok(strategy)
     }
