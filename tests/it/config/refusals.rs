@@ -49,6 +49,13 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("train: {num_threads: x}", "expected an integer or null, 1 to 1024, found the string \"x\"");
     says("train: {warmup_ratio: 1.5}", "expected a number, 0 to 1, found the number 1.5");
     says("tuning: {lora: {dropout: 1}}", "expected a number, at least 0 and below 1, found the integer 1");
+    says(
+        "model: {device: gpu}",
+        "expected auto, cpu, cuda, or cuda:N with the number of a GPU, found the string \"gpu\"",
+    );
+    for beyond in ["cuda:256", "cuda:+1", "cuda:", "Cuda:0"] {
+        says(&format!("model: {{device: \"{beyond}\"}}"), "expected auto, cpu, cuda, or cuda:N");
+    }
     says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");
     says("train: {offload_optimizer: true}", "in main memory already");
     says("data: {shuffle: yes}", "expected true or false, found the string \"yes\"");
