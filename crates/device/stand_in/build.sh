@@ -1,6 +1,12 @@
 #!/bin/bash
-# Builds the stand-in for a GPU into FOLDER: crates/device/stand_in/build.sh FOLDER
+# Builds the stand-in for a GPU into FOLDER: crates/device/stand_in/build.sh [--test] FOLDER
+# --test: builds and runs only the tests of the stand-in itself.
 set -euo pipefail
+test=
+if [[ $1 == --test ]]; then
+    test=1
+    shift
+fi
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 crates=$(cd "$here/../.." && pwd)
@@ -8,6 +14,11 @@ cxx=${CXX:-g++}
 flags=(-std=c++17 -O2 -fPIC -pthread -Wall -Wextra -Werror -I "$here" -I "$crates/device/src/cuda" -ffp-contract=off)
 read -ra more <<<"${TUNESMITH_STAND_IN_FLAGS:-}"
 flags+=("${more[@]}")
+if [[ $test ]]; then
+    sources=("$here"/{self_test,emulation,cuda,cublaslt}.cpp)
+    "$cxx" "${flags[@]}" -Wno-unused-function -o "$folder/self_test" "${sources[@]}"
+    exec "$folder/self_test"
+fi
 mkdir -p "$folder/objects"
 objects=()
 jobs=()
@@ -32,7 +43,7 @@ while IFS= read -r source; do
         echo "#include \"$source\""
         sed -nE 's/^KERNEL[[:space:]]+(__launch_bounds__\([^)]*\)[[:space:]]+)?([A-Za-z0-9_]+)[[:space:]]*\(.*/TUNESMITH_REGISTER(\2)/p' "$source"
     } >"$folder/objects/$name.cpp"
-    compile "kernels_$name" -include emulation.h -Wno-unknown-pragmas -Wno-unused-function "$folder/objects/$name.cpp"
+    compile "kernels_$name" -include emulation.h -D "TUNESMITH_SHARED=shared_$name" -Wno-unknown-pragmas -Wno-unused-function "$folder/objects/$name.cpp"
 done < <(find "$crates" -name '*.cu' | sort)
 for job in "${jobs[@]}"; do
     wait "$job"

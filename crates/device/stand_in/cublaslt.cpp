@@ -221,6 +221,15 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
     if (A.batch != B.batch || A.batch != D.batch || C.batch != D.batch) return INVALID_VALUE;
     float by = *alpha, add = *beta;
     auto *work = new std::function<int()>([=] {
+        auto check = [](const void *base, const Layout &layout) {
+            uint64_t numbers = uint64_t(layout.batch - 1) * layout.stride + (layout.cols - 1) * layout.leading + layout.rows;
+            return tunesmith_stand_in_check("cublasLtMatmul", reinterpret_cast<uint64_t>(base), numbers * size_of(layout.type));
+        };
+        if (int error = check(a, A)) return error;
+        if (int error = check(b, B)) return error;
+        if (add != 0.0f)
+            if (int error = check(c, C)) return error;
+        if (int error = check(d, D)) return error;
         for (int one = 0; one < D.batch; one++) {
             auto at = [one](const void *base, const Layout &layout) {
                 return static_cast<const char *>(base) + size_t(one) * layout.stride * size_of(layout.type);

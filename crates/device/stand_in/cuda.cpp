@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,11 +36,15 @@ enum Result {
 using Guard = std::lock_guard<std::mutex>;
 constexpr size_t ALIGNMENT = 512;
 constexpr int MAGIC = 0x7475;
+// A stream begins when this much waits in it, or when the host asks for a result.
+constexpr size_t LATE = 32;
 
 uint64_t number(const char *variable, uint64_t otherwise) {
     const char *text = std::getenv(variable);
     return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
+
+struct Stream;
 
 struct Device {
     int ordinal;
@@ -62,6 +67,8 @@ struct Driver {
     std::atomic<uint64_t> launches{0};
     std::map<std::string, std::pair<uint64_t, double>> counts;
     std::atomic<bool> counting{false};
+    std::mutex streams_mutex;
+    std::set<Stream *> streams;
 };
 
 Driver &driver() {
@@ -120,29 +127,47 @@ bool live(uint64_t address, size_t bytes) {
     auto next = d.memory.upper_bound(address);
     if (next == d.memory.begin()) return false;
     auto found = std::prev(next);
-    return address + bytes <= found->first + found->second;
+    return bytes <= found->second && address - found->first <= found->second - bytes;
 }
+
+// The error of work that would use memory which is not there, or none.
+int check(const char *what, uint64_t address, size_t bytes) {
+    if (live(address, bytes)) return SUCCESS;
+    std::fprintf(stderr, "stand-in: %s: there is no live memory of %zu bytes at %#llx\n", what, bytes, (unsigned long long)address);
+    return ILLEGAL_ADDRESS;
+}
+
+// Lets every stream do what is queued by now: one may wait for another.
+void urge();
 
 struct Stream {
     Device *device = nullptr;
     std::mutex mutex;
     std::condition_variable more, idle;
     std::deque<std::function<int()>> queue;
+    // How much was queued, was begun, and may be begun.
+    uint64_t queued = 0, begun = 0, wanted = 0;
     bool busy = false, ending = false;
 
     void push(std::function<int()> work) {
-        Guard guard(mutex);
-        queue.push_back(std::move(work));
-        more.notify_one();
+        bool full;
+        {
+            Guard guard(mutex);
+            queue.push_back(std::move(work));
+            queued++;
+            full = queue.size() >= LATE;
+        }
+        if (full) urge();
     }
 
     void serve() {
         std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
-            more.wait(lock, [&] { return !queue.empty() || ending; });
+            more.wait(lock, [&] { return begun < wanted || ending; });
             if (queue.empty()) return;
             std::function<int()> work = std::move(queue.front());
             queue.pop_front();
+            begun++;
             busy = true;
             lock.unlock();
             // After an error a device does nothing any more.
@@ -156,10 +181,20 @@ struct Stream {
     }
 
     void synchronize() {
+        urge();
         std::unique_lock<std::mutex> lock(mutex);
         idle.wait(lock, [&] { return queue.empty() && !busy; });
     }
 };
+
+void urge() {
+    Guard all(driver().streams_mutex);
+    for (Stream *stream : driver().streams) {
+        Guard guard(stream->mutex);
+        stream->wanted = stream->queued;
+        stream->more.notify_one();
+    }
+}
 
 struct Point {
     std::mutex mutex;
@@ -185,6 +220,8 @@ extern "C" {
 using Handle = void *;
 
 void tunesmith_stand_in_enqueue(void *stream, std::function<int()> *work) { static_cast<Stream *>(stream)->push(std::move(*work)); }
+
+int tunesmith_stand_in_check(const char *what, uint64_t address, size_t bytes) { return check(what, address, bytes); }
 
 int cuInit(unsigned) {
     ENTER(NO_DEVICE);
@@ -328,8 +365,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Handle str
     ENTER(LAUNCH_FAILED);
     // Pageable memory is staged before the call returns.
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
-    static_cast<Stream *>(stream)->push([to, staged] {
-        if (!live(to, staged->size())) return ILLEGAL_ADDRESS;
+    static_cast<Stream *>(stream)->push([to, staged]() -> int {
+        if (int error = check("cuMemcpyHtoDAsync", to, staged->size())) return error;
         std::memcpy(reinterpret_cast<void *>(to), staged->data(), staged->size());
         return SUCCESS;
     });
@@ -338,8 +375,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Handle str
 
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Handle stream) {
     ENTER(LAUNCH_FAILED);
-    static_cast<Stream *>(stream)->push([=] {
-        if (!live(from, bytes)) return ILLEGAL_ADDRESS;
+    static_cast<Stream *>(stream)->push([=]() -> int {
+        if (int error = check("cuMemcpyDtoHAsync", from, bytes)) return error;
         std::memcpy(to, reinterpret_cast<void *>(from), bytes);
         return SUCCESS;
     });
@@ -348,8 +385,9 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Handle stream) {
 
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Handle stream) {
     ENTER(LAUNCH_FAILED);
-    static_cast<Stream *>(stream)->push([=] {
-        if (!live(from, bytes) || !live(to, bytes)) return ILLEGAL_ADDRESS;
+    static_cast<Stream *>(stream)->push([=]() -> int {
+        if (int error = check("cuMemcpyDtoDAsync", from, bytes)) return error;
+        if (int error = check("cuMemcpyDtoDAsync", to, bytes)) return error;
         if (from < to + bytes && to < from + bytes) return INVALID_VALUE;
         std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
         return SUCCESS;
@@ -359,8 +397,8 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Handle stream
 
 int cuMemsetD8Async(uint64_t at, unsigned char byte, size_t bytes, Handle stream) {
     ENTER(LAUNCH_FAILED);
-    static_cast<Stream *>(stream)->push([=] {
-        if (!live(at, bytes)) return ILLEGAL_ADDRESS;
+    static_cast<Stream *>(stream)->push([=]() -> int {
+        if (int error = check("cuMemsetD8Async", at, bytes)) return error;
         std::memset(reinterpret_cast<void *>(at), byte, bytes);
         return SUCCESS;
     });
@@ -372,6 +410,10 @@ int cuStreamCreate(Handle *stream, unsigned) {
     if (!current) return INVALID_CONTEXT;
     Stream *made = new Stream;
     made->device = current;
+    {
+        Guard guard(driver().streams_mutex);
+        driver().streams.insert(made);
+    }
     std::thread([made] { made->serve(); }).detach();
     *stream = made;
     return SUCCESS;
@@ -379,6 +421,10 @@ int cuStreamCreate(Handle *stream, unsigned) {
 
 int cuStreamDestroy_v2(Handle stream) {
     Stream *it = static_cast<Stream *>(stream);
+    {
+        Guard guard(driver().streams_mutex);
+        driver().streams.erase(it);
+    }
     Guard guard(it->mutex);
     it->ending = true; // its thread ends when the queue is empty; the object stays
     it->more.notify_one();
@@ -430,7 +476,8 @@ int cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
     }
     static_cast<Stream *>(stream)->push([point, number] {
         std::unique_lock<std::mutex> lock(point->mutex);
-        point->changed.wait(lock, [&] { return point->reached >= number || driver().sticky.load(); });
+        while (!point->changed.wait_for(lock, std::chrono::milliseconds(50), [&] { return point->reached >= number; }))
+            if (driver().sticky.load()) break;
         return SUCCESS;
     });
     return SUCCESS;
@@ -438,6 +485,7 @@ int cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
 
 int cuEventQuery(Handle event) {
     ENTER(LAUNCH_FAILED);
+    urge();
     Point &point = *static_cast<Event *>(event)->point;
     Guard guard(point.mutex);
     return point.reached >= point.asked ? SUCCESS : NOT_READY;
@@ -445,6 +493,7 @@ int cuEventQuery(Handle event) {
 
 int cuEventSynchronize(Handle event) {
     ENTER(LAUNCH_FAILED);
+    urge();
     Point &point = *static_cast<Event *>(event)->point;
     std::unique_lock<std::mutex> lock(point.mutex);
     while (!point.changed.wait_for(lock, std::chrono::milliseconds(50), [&] { return point.reached >= point.asked; }))
@@ -505,10 +554,12 @@ int cuLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz, unsig
     if (!gx || !gy || !gz || gx > 0x7fffffffu || gy > 65535 || gz > 65535) return INVALID_VALUE;
     if (!threads || threads > 1024 || threads % 32 != 0 || shared > 232448) return INVALID_VALUE;
     Kernel *kernel = static_cast<Kernel *>(function);
-    emulation::Body body = kernel->bind(arguments);
-    static_cast<Stream *>(stream)->push([=] {
+    emulation::Call call = kernel->bind(arguments);
+    static_cast<Stream *>(stream)->push([=]() -> int {
+        for (uint64_t address : call.addresses)
+            if (int error = check(kernel->name.c_str(), address, 0)) return error;
         auto start = std::chrono::steady_clock::now();
-        emulation::run(kernel->name.c_str(), {gx, gy, gz}, {bx, by, bz}, shared, body);
+        emulation::run(kernel->name.c_str(), {gx, gy, gz}, {bx, by, bz}, shared, call.body);
         Driver &d = driver();
         if (d.counting) {
             std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

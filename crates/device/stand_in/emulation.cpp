@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 Dimensions threadIdx, blockIdx, blockDim, gridDim;
@@ -122,6 +123,8 @@ void resume(unsigned index) {
         if (s.idle.empty()) {
             void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (memory == MAP_FAILED) fail("no memory for a thread's stack", thread);
+            // Who needs more of a stack than there is stops, and does not write into the next one.
+            if (mprotect(memory, size_t(sysconf(_SC_PAGESIZE)), PROT_NONE) != 0) fail("no end of a thread's stack", thread);
             s.idle.push_back(int(s.stacks.size()));
             s.stacks.push_back(static_cast<char *>(memory));
         }
@@ -227,15 +230,20 @@ void run_block(unsigned count, std::vector<unsigned> &turns) {
     }
 }
 
-std::map<std::string, Bind> &kernels() {
-    static std::map<std::string, Bind> *kernels = new std::map<std::string, Bind>;
+struct Kernel {
+    Bind bind;
+    char *shared, *shared_end;
+};
+
+std::map<std::string, Kernel> &kernels() {
+    static std::map<std::string, Kernel> *kernels = new std::map<std::string, Kernel>;
     return *kernels;
 }
 
 } // namespace
 
-Registration::Registration(const char *name, Bind bind) {
-    if (!kernels().emplace(name, bind).second) {
+Registration::Registration(const char *name, Bind bind, char *shared, char *shared_end) {
+    if (!kernels().emplace(name, Kernel{bind, shared, shared_end}).second) {
         std::fprintf(stderr, "stand-in: two kernels are named %s\n", name);
         std::abort();
     }
@@ -243,7 +251,7 @@ Registration::Registration(const char *name, Bind bind) {
 
 Bind find(const char *name) {
     auto found = kernels().find(name);
-    return found == kernels().end() ? nullptr : found->second;
+    return found == kernels().end() ? nullptr : found->second.bind;
 }
 
 void *dynamic_shared() { return state().shared; }
@@ -268,6 +276,7 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
     unsigned count = block.x * block.y * block.z;
     s.threads.assign(count, Thread{});
     s.exchanged.assign((count + LANES - 1) / LANES * LANES, 0);
+    const Kernel &kernel = kernels().at(name);
     s.body = &body;
     s.name = name;
     s.block = block;
@@ -281,6 +290,7 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
                 blockIdx = {x, y, z};
                 // NaN: whoever reads what nothing has written sees it.
                 std::memset(s.shared, 0xff, shared);
+                if (kernel.shared) std::memset(kernel.shared, 0xff, size_t(kernel.shared_end - kernel.shared));
                 run_block(count, turns);
             }
 }

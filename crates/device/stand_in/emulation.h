@@ -11,7 +11,9 @@
 #include <cstring>
 #include <functional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -19,7 +21,28 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
+
+// Static shared memory of one source lies in one section, so that it can be filled before each block. AddressSanitizer watches the
+// ends of arrays only outside of sections: under it they are where they are.
+#ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
+#define TUNESMITH_SHARED_RANGE nullptr, nullptr
+#else
+#ifndef TUNESMITH_SHARED
+#define TUNESMITH_SHARED tunesmith_shared
+#endif
+#define TUNESMITH_TEXT(name) #name
+#define TUNESMITH_TEXT_OF(name) TUNESMITH_TEXT(name)
+#define TUNESMITH_JOINED(one, other) one##other
+#define TUNESMITH_JOIN(one, other) TUNESMITH_JOINED(one, other)
+// `used`: the compiler does not conclude that a place which no kernel writes is 0.
+#define __shared__ static __attribute__((section(TUNESMITH_TEXT_OF(TUNESMITH_SHARED)), used))
+#define TUNESMITH_SHARED_BEGIN TUNESMITH_JOIN(__start_, TUNESMITH_SHARED)
+#define TUNESMITH_SHARED_END TUNESMITH_JOIN(__stop_, TUNESMITH_SHARED)
+extern "C" char TUNESMITH_SHARED_BEGIN[] __attribute__((weak, visibility("hidden")));
+extern "C" char TUNESMITH_SHARED_END[] __attribute__((weak, visibility("hidden")));
+#define TUNESMITH_SHARED_RANGE TUNESMITH_SHARED_BEGIN, TUNESMITH_SHARED_END
+#endif
 
 struct Dimensions {
     unsigned x, y, z;
@@ -79,34 +102,48 @@ template <class T> T shuffle(uint32_t mask, T value, unsigned from, Site site) {
 
 // A kernel with its arguments, which every thread calls.
 using Body = std::function<void()>;
-using Bind = Body (*)(void **arguments);
+
+struct Call {
+    Body body;
+    // The arguments that are pointers, without null.
+    std::vector<uint64_t> addresses;
+};
+
+using Bind = Call (*)(void **arguments);
+
+template <class T> void note_address(std::vector<uint64_t> &addresses, const T &argument) {
+    if constexpr (std::is_pointer_v<T>)
+        if (argument) addresses.push_back(reinterpret_cast<uint64_t>(argument));
+}
 
 template <class F> struct Binder;
 template <class... A> struct Binder<void (*)(A...)> {
-    template <void (*KERNEL_FUNCTION)(A...), size_t... I> static Body make(void **arguments, std::index_sequence<I...>) {
+    template <void (*KERNEL_FUNCTION)(A...), size_t... I> static Call make(void **arguments, std::index_sequence<I...>) {
         std::tuple<std::remove_cv_t<A>...> copied(*static_cast<std::remove_cv_t<A> *>(arguments[I])...);
-        return [copied] { std::apply(KERNEL_FUNCTION, copied); };
+        Call call{[copied] { std::apply(KERNEL_FUNCTION, copied); }, {}};
+        (note_address(call.addresses, std::get<I>(copied)), ...);
+        return call;
     }
-    template <void (*KERNEL_FUNCTION)(A...)> static Body bind(void **arguments) {
+    template <void (*KERNEL_FUNCTION)(A...)> static Call bind(void **arguments) {
         return make<KERNEL_FUNCTION>(arguments, std::index_sequence_for<A...>{});
     }
 };
 
-// Makes a kernel known by its name.
+// Makes a kernel known by its name, with the static shared memory of its source.
 struct Registration {
-    Registration(const char *name, Bind bind);
+    Registration(const char *name, Bind bind, char *shared, char *shared_end);
 };
 
 // The kernel of that name; null if there is none.
 Bind find(const char *name);
 
-// Runs a kernel.
+// Runs a kernel that is known by its name.
 void run(const char *name, Dimensions grid, Dimensions block, size_t shared, const Body &body);
 
 } // namespace emulation
 
 #define TUNESMITH_REGISTER(kernel) \
-    static emulation::Registration register_##kernel(#kernel, &emulation::Binder<decltype(&kernel)>::bind<&kernel>);
+    static emulation::Registration register_##kernel(#kernel, &emulation::Binder<decltype(&kernel)>::bind<&kernel>, TUNESMITH_SHARED_RANGE);
 
 #define TUNESMITH_SITE emulation::Site{__FILE__, __LINE__}
 #define __syncthreads() emulation::block_barrier(TUNESMITH_SITE)
