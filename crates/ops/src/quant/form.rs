@@ -117,7 +117,10 @@ impl<T: Element> Deref for Stored<T> {
     /// The numbers on the CPU; elsewhere it panics, as [`Slice::cpu_slice`] does.
     #[inline]
     fn deref(&self) -> &[T] {
-        self.view().cpu_slice()
+        match &self.all {
+            Numbers::Host(numbers) => &numbers[self.range.clone()],
+            Numbers::Array(numbers) => numbers.slice(self.range.clone()).cpu_slice(),
+        }
     }
 }
 
