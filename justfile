@@ -362,6 +362,24 @@ classify-check *ARGS: _build
 crash-test *ARGS:
     cargo test --locked --test it -- run::crash:: run::power:: --ignored --nocapture --test-threads 1 "$@"
 
+# check the GPU's kernels without a GPU: NVIDIA's compiler, threads in other orders, AddressSanitizer (some minutes; needs g++ and python3)
+[group('develop')]
+[no-exit-message]
+@kernel-check:
+    scripts/kernel-check
+
+# run the tests of operations and golden models on this machine's GPU
+[group('develop')]
+gpu-test *ARGS:
+    TUNESMITH_TEST_GPU=1 cargo test --locked -p tunesmith-device -p tunesmith-ops --lib
+    TUNESMITH_TEST_GPU=1 cargo test --locked --test it cuda:: -- --include-ignored "$@"
+
+# test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests kernels training decode torch]
+[group('develop')]
+[no-exit-message]
+@gpu-report *ARGS:
+    scripts/gpu-report "$@"
+
 # fuzz the readers of outside input with libFuzzer, 1,000,000 executions each: just fuzz [TARGET… | --list] (hours; needs a C++ compiler)
 [group('develop')]
 [no-exit-message]

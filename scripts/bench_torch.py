@@ -7,7 +7,7 @@
 
 Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
 `--mode full` trains all weights. `--mode qlora` uses a base in NF4 with double quantization, which needs `pip install bitsandbytes`.
-PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B), because a machine's speed drifts: only the ratio of
+PyTorch uses sdpa attention and the fused AdamW. `--device cuda` computes on a GPU on both sides, and there peak memory is the GPU's. The runs alternate (A B A B), because a machine's speed drifts: only the ratio of
 neighbours means something. One process runs at a time.
 
 With `--data`, each step takes the next `--batch` rows. PyTorch pads them to the longest, as the usual collator does. Tokens/s counts real
@@ -82,12 +82,12 @@ def run_torch(args):
         from transformers import BitsAndBytesConfig
 
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
-        loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="sdpa")
+        loaded = dict(device_map={"": args.device}, dtype=torch.float32, attn_implementation="sdpa")
         model = AutoModelForCausalLM.from_pretrained(args.torch_model, quantization_config=how, **loaded)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
     else:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).to(args.device)
     if args.torch_model and args.mode != "qlora":
         model.save_pretrained(args.torch_model)
         print(json.dumps({"saved": args.torch_model}))
@@ -105,17 +105,23 @@ def run_torch(args):
     optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, fused=True)
     feed = batches(args, config.vocab_size, torch)
     seconds = tokens = 0
+    on_gpu = args.device != "cpu"
     for step in range(args.steps + 1):
         inputs, mask, labels, real = next(feed)
+        inputs, mask, labels = (part if part is None else part.to(args.device) for part in (inputs, mask, labels))
+        if on_gpu:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
         model(input_ids=inputs, attention_mask=mask, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if on_gpu:
+            torch.cuda.synchronize()
         if step > 0:  # the first one warms up
             seconds += time.perf_counter() - begin
             tokens += real
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"tokens_per_second": tokens / seconds, "peak_bytes": peak}))
 
 
@@ -145,6 +151,7 @@ def main():
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512 (PyTorch chooses its own)")
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or cuda:N, on both sides")
     parser.add_argument("--only", choices=["torch", "tunesmith"], help="one side alone, without a ratio")
     parser.add_argument("--torch-model", help=argparse.SUPPRESS)  # a folder: written, or with qlora read
     parser.add_argument("--torch-child", action="store_true", help=argparse.SUPPRESS)
@@ -152,7 +159,7 @@ def main():
     if args.torch_child:
         run_torch(args)
         return
-    work = ["--shape", args.shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps)]
+    work = ["--shape", args.shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps), "--device", args.device]
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
     sides = {}

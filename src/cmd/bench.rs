@@ -2,13 +2,16 @@
 use super::terminal::{print, print_exact};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::bench::decode_bench;
+use crate::bench::kernels_bench::{self, KernelLine};
 use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
 use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
 use crate::model::adapters::KINDS;
+use crate::model::device::{describe, device};
 use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
@@ -73,6 +76,12 @@ pub struct Args {
     /// Measure several numbers of ranks on this machine, such as 1,2,4, next to what `plan --scaling` predicts
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["predict", "sweep", "model"], value_parser = clap::value_parser!(u64).range(1..=256))]
     ranks: Vec<u64>,
+    /// Compute on this device: cpu, cuda, cuda:N, or auto, as `model.device` does
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Time each operation on rows of --seq tokens (default: 4096) of the shape's sizes
+    #[arg(long, conflicts_with_all = ["predict", "sweep", "model", "ranks", "data"])]
+    kernels: bool,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -131,6 +140,10 @@ pub fn run(args: &Args) -> Result<()> {
         config.model.quantization = Quantization::Nf4;
     }
     config.tuning.lora.r = args.rank as usize;
+    config.model.device = args
+        .device
+        .parse()
+        .map_err(|expected: String| Error::config(format!("--device {:?}, expected {expected}", args.device)))?;
     config.train.bf16 = args.bf16;
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
     config.train.gradient_checkpointing = args.gradient_checkpointing.into();
@@ -143,6 +156,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let threads = args.threads.map_or(0, |threads| threads as usize);
     let pool = crate::ops::par::pool(threads)?;
+    if args.kernels {
+        let (arch, tokens) = (training::shape(&args.shape)?, args.seq.unwrap_or(4096) as usize);
+        let device = device(config.model.device)?;
+        let lines = pool.install(|| kernels_bench::measure(device, &arch, tokens))?;
+        return show_kernels(&lines, &describe(device), args.json);
+    }
     if args.mode == "decode" {
         let request = decode_bench::DecodeRequest {
             shape: args.shape.clone(),
@@ -184,15 +203,19 @@ pub fn run(args: &Args) -> Result<()> {
         return print(&show_sweep(&found));
     }
     let outcome = pool.install(|| training::run(&request))?;
-    MeasuredRate {
+    let on_cpu = device(request.config.model.device)? == Device::Cpu;
+    let rate = MeasuredRate {
         processor: MachineInfo::detect().processor,
         threads: outcome.threads,
-        simd: outcome.simd.to_owned(),
+        simd: outcome.simd.clone(),
         shape: request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
         mode: outcome.mode.to_owned(),
         flops: outcome.flops_per_second,
+    };
+    // `plan` predicts with the processor's rates.
+    if on_cpu {
+        rate.keep();
     }
-    .keep();
     if args.json {
         let text = serde_json::to_string(&outcome)
             .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
@@ -200,6 +223,23 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         print(&show(&request, &outcome))
     }
+}
+
+fn show_kernels(lines: &[KernelLine], device: &str, json: bool) -> Result<()> {
+    if json {
+        let text = serde_json::to_string_pretty(lines)
+            .map_err(|error| Error::config("cannot be written as JSON").caused_by(error))?;
+        return print_exact(&(text + "\n"));
+    }
+    let row = |line: &KernelLine| {
+        let rate = |count: f64| count / line.seconds;
+        let mut text = format!("{:.3} ms, {:.1} GB/s", 1e3 * line.seconds, rate(line.bytes) / 1e9);
+        if line.operations > 0.0 {
+            let _ = write!(text, ", {:.2} TFLOP/s", rate(line.operations) / 1e12);
+        }
+        (format!("{} {}", line.name, line.shape), text)
+    };
+    print(&format!("operations on {device}\n{}", table(&lines.iter().map(row).collect::<Vec<_>>())))
 }
 
 fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {

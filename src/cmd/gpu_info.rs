@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{locate, terminal};
 use crate::bench::training;
+use crate::device::Device;
 use crate::device::cuda::library::{self, LibraryReport};
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
@@ -93,7 +94,10 @@ fn libraries() -> String {
         };
         (report.name.to_owned(), what)
     };
-    format!("to compute there (model.device: cuda)\n{}", table(&library::report().into_iter().map(row).collect::<Vec<_>>()))
+    format!(
+        "to compute there (model.device: cuda)\n{}",
+        table(&library::report().into_iter().map(row).collect::<Vec<_>>())
+    )
 }
 
 /// The version of a library, from the file name that its link points to.
@@ -126,7 +130,7 @@ fn processor(measure: bool) -> String {
         rows.push(("multiply-adds".to_owned(), format!("{:.1} GFLOP/s, all in registers", giga(peak::flops(0.3)))));
         rows.push((
             "matrix products".to_owned(),
-            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak())),
+            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak(Device::Cpu))),
         ));
         rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));
     }

@@ -120,7 +120,7 @@ fn entries(root: &Path) -> Vec<String> {
 
 /// The kernels of the machine that these checkpoints stand for.
 fn engine() -> KernelInfo {
-    KernelInfo { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
+    KernelInfo { backend: "fused", simd: "avx2".into(), quantization: "none".into(), dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {

@@ -6,6 +6,7 @@ mod checkpoint;
 mod classify;
 mod comm;
 mod config;
+mod cuda;
 mod data;
 mod documents;
 mod eval;

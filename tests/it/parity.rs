@@ -1,14 +1,19 @@
 //! Golden parity with PyTorch, Transformers and PEFT: logits, losses, gradients, 20-step traces, final adapters,
 //! greedy tokens. `tests/golden/README.md` says how the traces were made.
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Checkpointing, Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
+use tunesmith::config::{
+    Checkpointing, Config, DeviceChoice, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules,
+};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
+use tunesmith::device::cuda::testing;
+use tunesmith::device::memory;
 use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
@@ -83,8 +88,25 @@ pub fn adapter_config(path: &Path) -> Config {
     config
 }
 
+thread_local! {
+    /// Where models of this thread's tests are.
+    static DEVICE: Cell<DeviceChoice> = const { Cell::new(DeviceChoice::Cpu) };
+}
+
+/// Runs `test` with models on a GPU: the stand-in, or GPU 0 of this machine if `TUNESMITH_TEST_GPU` is set.
+pub fn on_gpu<T>(test: impl FnOnce() -> T) -> T {
+    if std::env::var_os("TUNESMITH_TEST_GPU").is_none() {
+        testing::stand_in();
+    }
+    DEVICE.set(DeviceChoice::Cuda(None));
+    let done = memory::guarded(|| Ok(test())).expect("the GPU does all that it is told");
+    DEVICE.set(DeviceChoice::Cpu);
+    done
+}
+
 pub fn recipe() -> Config {
     let mut config = Config::default();
+    config.model.device = DEVICE.get();
     config.tuning.lora.init_lora_weights = InitLora::Kaiming;
     config.train.decay_norms_and_bias = true;
     config
@@ -252,7 +274,8 @@ pub fn check_final(model: &Model, stored: &Tensors, limit: f32) {
     }
 }
 
-fn check_family(family: &str) {
+/// Logits, losses, gradients and greedy answers; returns the model with its adapter.
+pub fn check_passes(family: &str) -> Model {
     let dir = golden(family);
     let forward = Forward::read(family);
     // The base alone: an adapter whose B is zero.
@@ -277,10 +300,21 @@ fn check_family(family: &str) {
             assert_eq!(answer.tokens, ids(&prompt[which]), "{which}");
         }
     }
+    model
+}
 
+/// Twenty steps, and the adapter after them.
+pub fn check_training(family: &str, model: &mut Model) {
+    let dir = golden(family);
+    check_trace(model, &json(&dir.join("trace.json")));
+    check_final(model, &tensors(&dir.join("adapter_final/adapter_model.safetensors")), ADAPTER);
+}
+
+fn check_family(family: &str) {
+    let dir = golden(family);
+    let mut model = check_passes(family);
+    check_training(family, &mut model);
     let trace = json(&dir.join("trace.json"));
-    check_trace(&mut model, &trace);
-    check_final(&model, &tensors(&dir.join("adapter_final/adapter_model.safetensors")), ADAPTER);
 
     // Activation checkpointing changes nothing, to the bit, whatever blocks it is for.
     let blocks = model.arch.num_hidden_layers;
@@ -327,7 +361,7 @@ fn check_variant(variant: &str) {
     check_variant_of("llama", variant);
 }
 
-fn check_variant_of(family: &str, variant: &str) {
+pub fn check_variant_of(family: &str, variant: &str) {
     let dir = golden("variants").join(variant);
     let forward = Forward::read(family);
     let trace = json(&dir.join("trace.json"));
@@ -400,7 +434,7 @@ fn modules_to_save_equal_peft() {
     check_variant("modules_to_save");
 }
 
-fn check_full(variant: &str, decay_all: bool) {
+pub fn check_full(variant: &str, decay_all: bool) {
     let dir = golden("variants").join(variant);
     let mut config = recipe();
     config.tuning.mode = Mode::Full;

@@ -321,7 +321,8 @@ fn a_stamp_tells_what_was_taken_out_of_the_base() {
         config.tuning.lora.init_lora_weights = init;
         let placements = place(&arch, &config.tuning.lora).unwrap();
         let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-        let engine = KernelInfo { backend: "fused", simd: "avx2", quantization: String::new(), dtype: String::new() };
+        let engine =
+            KernelInfo { backend: "fused", simd: "avx2".into(), quantization: String::new(), dtype: String::new() };
         Stamp::new(&config, &placements, &[], hashes, engine).adapter
     };
     assert_eq!(stamp(InitLora::Kaiming), stamp(InitLora::Gaussian), "of no effect after step 0");

@@ -3,8 +3,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use tunesmith_base::files::{self, atomic};
 use tunesmith_base::files::user_cache;
+use tunesmith_base::files::{self, atomic};
 use tunesmith_telemetry::machine::MachineInfo;
 
 /// A measured speed, and the machine and setup it holds for.

@@ -9,9 +9,11 @@ use super::training::shape;
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, Mode};
+use tunesmith_device::{Device, memory};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
-use tunesmith_ops::{peak, simd};
+use tunesmith_model::device::kernels;
+use tunesmith_ops::peak;
 use tunesmith_telemetry::machine::peak_bytes;
 
 /// The settings of the benchmark.
@@ -54,7 +56,7 @@ pub struct DecodeOutcome {
     /// Peak memory of the process, in bytes.
     pub peak_bytes: u64,
     /// Vector instruction set in use.
-    pub simd: &'static str,
+    pub simd: String,
     /// Threads that shared the work.
     pub threads: usize,
 }
@@ -118,8 +120,11 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         runs: measured.into_iter().map(of).collect(),
         read_bandwidth,
         weight_bytes,
-        peak_bytes: peak_bytes(),
-        simd: simd::level().name(),
+        peak_bytes: match model.device() {
+            device @ Device::Cuda(_) => memory::peak(device),
+            Device::Cpu | Device::Meta => peak_bytes(),
+        },
+        simd: kernels(model.device())?,
         threads: rayon::current_num_threads(),
     })
 }

@@ -16,7 +16,7 @@ use tunesmith_ops::spans::full_spans;
 use tunesmith_ops::{adamw, elementwise, embedding};
 
 use half::bf16;
-use tunesmith_config::arch::Arch;
+use tunesmith_config::arch::{Arch, AttentionSpec};
 
 /// Seconds that a kernel is measured for.
 const SECONDS: f64 = 0.4;
@@ -134,7 +134,9 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
 
     products(clock, [hidden, wide], &x, &mut up)?;
     drop(up);
-    heads(clock, pool, arch, act);
+    if let Some(spec) = arch.blocks.first().and_then(|block| block.attention()) {
+        heads(clock, pool, spec, act);
+    }
 
     let (table, ids) = (Array::<f32>::zeros(device, 1024 * hidden), vec![7u32; tokens]);
     clock.line("embedding", shape(hidden), [floats(2 * all), 0.0], || {
@@ -148,9 +150,14 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     let projection = Projection { weight: Store::Bf16(head.view()), outputs: vocabulary, softcap: None, pool };
     let targets = vec![3u32; rows];
     let work = 2.0 * 2.0 * (rows * vocabulary * hidden) as f64;
-    clock.line("loss and its gradient", format!("[{rows}, {vocabulary}]"), [floats(3 * rows * vocabulary), work], || {
-        drop(projection.forward_backward(&h, &targets, Objective::default(), 1.0, WeightGradient::None));
-    });
+    clock.line(
+        "loss and its gradient",
+        format!("[{rows}, {vocabulary}]"),
+        [floats(3 * rows * vocabulary), work],
+        || {
+            drop(projection.forward_backward(&h, &targets, Objective::default(), 1.0, WeightGradient::None));
+        },
+    );
 
     let count = 16 << 20;
     let [mut values, mut first, mut second] = [(); 3].map(|()| Array::<f32>::zeros(device, count));
@@ -199,9 +206,10 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
 }
 
 /// Rotary embedding and attention of one sequence.
-fn heads(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -> Activation) {
-    let heads = Heads::new(arch.num_attention_heads, arch.num_key_value_heads, arch.head_dim);
-    let (mut q, k, v) = (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.head_dim));
+fn heads(clock: &mut Clock, pool: &Arc<Pool>, spec: &AttentionSpec, act: &dyn Fn(usize) -> Activation) {
+    let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
+    let (mut q, k, v) =
+        (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.head_dim));
     let tokens = q.tokens();
     let frequencies = vec![0.01f32; heads.head_dim / 2];
     let rope = Rope::new(pool, [tokens], |_| (&frequencies, 1.0));

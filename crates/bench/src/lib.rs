@@ -3,6 +3,7 @@
 
 pub mod bench_cache;
 pub mod decode_bench;
+pub mod kernels_bench;
 pub mod ranks_bench;
 pub mod sweep;
 pub mod training;

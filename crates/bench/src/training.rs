@@ -10,12 +10,14 @@ use tunesmith_comm::single::Single;
 use tunesmith_config::Config;
 use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Example, IGNORE, Split};
+use tunesmith_device::{Array, Device as Where, gpu, memory as device_memory};
+use tunesmith_model::device::kernels;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, quantize};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
-use tunesmith_ops::{peak, simd};
+use tunesmith_ops::peak;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
 use tunesmith_parallel::optimizer::slots;
 use tunesmith_plan::flops::{Costs, Flops};
@@ -89,7 +91,7 @@ pub struct TrainingOutcome {
     /// Mean loss of the last step.
     pub loss: f64,
     /// Vector instruction set in use.
-    pub simd: &'static str,
+    pub simd: String,
     /// Threads that shared the work.
     pub threads: usize,
 }
@@ -167,20 +169,29 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
     Ok(rows)
 }
 
-/// FLOP/s of the matrix product on `[1024, 2048] x [2048, 2048]`; the best of four runs.
-pub fn gemm_peak() -> f64 {
+/// FLOP/s of the matrix product in float32 on `[1024, 2048] x [2048, 2048]`; the best of four runs.
+pub fn gemm_peak(device: Where) -> f64 {
     let (tokens, size) = (1024, 2048);
-    let pool = Pool::new();
+    let pool = Pool::on(device);
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
     elementwise::fill(&mut x, 0.5);
-    let weight = vec![0.5f32; size * size];
+    let weight = Array::of(device, &vec![0.5f32; size * size]);
     let mut best = f64::INFINITY;
     for _ in 0..4 {
+        wait(device);
         let start = Instant::now();
-        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(&weight, size), x: &x }]);
+        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(weight.view(), size), x: &x }]);
+        wait(device);
         best = best.min(start.elapsed().as_secs_f64());
     }
     (2 * tokens * size * size) as f64 / best
+}
+
+/// Waits until a device has done what it was told.
+pub(crate) fn wait(device: Where) {
+    if let Where::Cuda(ordinal) = device {
+        gpu::synchronize(ordinal);
+    }
 }
 
 /// Floating-point operations of the batches.
@@ -259,6 +270,8 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
+    let device = model.device();
+    wait(device);
     let peak_before = peak::flops(0.3);
     model.phases = tunesmith_model::Phases::default();
     let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
@@ -268,13 +281,18 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         let batches = passes(request, &split, index)?;
         let start = Instant::now();
         let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
+        wait(device);
         spent += start.elapsed().as_secs_f64();
         (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
         done = done + flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
-    let peak_bytes = peak_bytes();
-    let (fma_peak, gemm_peak) = (peak::flops(0.3).max(peak_before), gemm_peak());
+    let (peak_bytes, gemm_peak) = match device {
+        Where::Cuda(_) => (device_memory::peak(device), gemm_peak(device)),
+        Where::Cpu | Where::Meta => (peak_bytes(), gemm_peak(device)),
+    };
+    // A GPU's own peak is not measured: its products' stands for it.
+    let fma_peak = if device == Where::Cpu { peak::flops(0.3).max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;
     let phases = model.phases;
     let (forward, head, backward) =
@@ -303,7 +321,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         tokens,
         label_tokens,
         loss,
-        simd: simd::level().name(),
+        simd: kernels(device)?,
         threads: rayon::current_num_threads(),
     })
 }

@@ -26,7 +26,7 @@ pub struct Stamp {
     pub engine_version: String,
     /// The kernels in use: `fused` or `reference`.
     pub backend: String,
-    /// The kernels' instruction set, which affects the last bits of results.
+    /// The kernels' instruction set, or the GPU and its libraries: they affect the last bits of results.
     pub simd: String,
     /// Quantization of the base weights: `none`, or the form of their codes.
     pub quantization: String,
@@ -56,7 +56,7 @@ pub struct KernelInfo {
     /// What computes, for [`Stamp::backend`].
     pub backend: &'static str,
     /// The instruction set, for [`Stamp::simd`].
-    pub simd: &'static str,
+    pub simd: String,
     /// Form of the base's codes, for [`Stamp::quantization`].
     pub quantization: String,
     /// Of base weights and activations, for [`Stamp::dtype`].
@@ -103,7 +103,7 @@ impl Stamp {
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),
             backend: engine.backend.into(),
-            simd: engine.simd.into(),
+            simd: engine.simd,
             quantization: engine.quantization,
             dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),

@@ -66,6 +66,7 @@ mod tests {
     /// Settings that are not compared themselves: a field of the stamp shows their effect (base model, dtype, backend, data,
     /// adapter), or they matter only at step 0.
     const COVERED: &[&str] = &[
+        "model.device",
         "model.dtype",
         "train.bf16",
         "train.fp16",

@@ -4,6 +4,7 @@ use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Which linear layers get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,27 +123,18 @@ impl ConfigValue for InitLora {
 /// Where a model is kept and computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// `auto`: the best that this build computes on and that the machine has.
+    /// `auto`: the first GPU that can be used, or else the CPU.
     Auto,
     /// `cpu`: main memory and the processor.
     Cpu,
-    /// `cuda:N`: the NVIDIA GPU of this number; `cuda` is `cuda:0`.
-    Cuda(u8),
+    /// `cuda:N`: the NVIDIA GPU of this number; `cuda`: the first one, or of several ranks on a machine to each its own in turn.
+    Cuda(Option<u8>),
 }
 
 impl ConfigValue for DeviceChoice {
     fn from_node(node: &Node) -> Result<Self, Refusal> {
-        let refusal = || Refusal::new(node, Self::expected());
-        let Node::Str(word) = node else { return Err(refusal()) };
-        match word.as_str() {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
-            other => {
-                let number = other.strip_prefix("cuda:").filter(|number| number.bytes().all(|it| it.is_ascii_digit()));
-                number.and_then(|number| number.parse().ok()).map(Self::Cuda).ok_or_else(refusal)
-            }
-        }
+        let Node::Str(word) = node else { return Err(Refusal::new(node, Self::expected())) };
+        word.parse().map_err(|expected: String| Refusal::new(node, expected))
     }
 
     fn to_json(&self) -> Json {
@@ -158,12 +150,31 @@ impl ConfigValue for DeviceChoice {
     }
 }
 
+impl FromStr for DeviceChoice {
+    /// What was expected.
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(None)),
+            other => {
+                let number = other.strip_prefix("cuda:").filter(|number| number.bytes().all(|it| it.is_ascii_digit()));
+                let number = number.and_then(|number| number.parse().ok());
+                number.map(|number| Self::Cuda(Some(number))).ok_or_else(Self::expected)
+            }
+        }
+    }
+}
+
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(number)) => write!(f, "cuda:{number}"),
         }
     }
 }

@@ -116,7 +116,7 @@ section! {
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
-        /// Where the model is kept and computed. This build computes on the CPU, which `auto` is too; it refuses `cuda` and `cuda:N`.
+        /// Where the model is kept and computed. `auto` is the first GPU that can be used, or else the CPU (docs/gpu.md).
         device: DeviceChoice = DeviceChoice::Cpu;
         /// How frozen weights are kept in memory. Products are always computed in float32.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];

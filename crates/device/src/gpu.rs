@@ -151,6 +151,21 @@ pub fn name(ordinal: u8) -> Result<String> {
     Ok(gpu(ordinal).context.name().to_owned())
 }
 
+/// What computes there, as far as it decides last bits: the GPU, its architecture, and the libraries' versions.
+///
+/// # Errors
+/// As [`open`]; a library is missing.
+pub fn identity(ordinal: u8) -> Result<String> {
+    open(ordinal)?;
+    let context = &gpu(ordinal).context;
+    let (major, minor) = context.capability();
+    let mut words = vec![format!("{} (sm_{major}{minor})", context.name())];
+    for report in cuda::library::report() {
+        words.push(format!("{} {}", report.name, report.found?.0));
+    }
+    Ok(words.join(", "))
+}
+
 /// Gives memory that nothing uses back to the driver.
 pub fn release(ordinal: u8) {
     checked(cuda::release(&gpu(ordinal).stream));

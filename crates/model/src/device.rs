@@ -4,6 +4,7 @@ use tunesmith_base::memory::limits;
 use tunesmith_config::DeviceChoice;
 use tunesmith_device::cuda::{Context, library};
 use tunesmith_device::{Device, gpu};
+use tunesmith_ops::simd;
 
 /// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
 /// first GPU where there is one that can be used, else the CPU.
@@ -15,12 +16,37 @@ pub fn device(choice: DeviceChoice) -> Result<Device> {
         DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Auto => Ok(usable_gpu().map_or(Device::Cpu, |()| Device::Cuda(0))),
         DeviceChoice::Cuda(ordinal) => {
+            let ordinal = ordinal.unwrap_or(0);
             gpu::open(ordinal)?;
             for library in library::report() {
                 library.found?;
             }
             Ok(Device::Cuda(ordinal))
         }
+    }
+}
+
+/// The choice of one of several processes on a machine: to each a GPU of its own, in turn if there are fewer, unless a number
+/// names one.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Device`]: GPUs were asked for, and there is no driver.
+pub fn of_rank(choice: DeviceChoice, local_rank: usize) -> Result<DeviceChoice> {
+    match choice {
+        DeviceChoice::Cpu | DeviceChoice::Cuda(Some(_)) => Ok(choice),
+        DeviceChoice::Auto if usable_gpu().is_none() => Ok(choice),
+        DeviceChoice::Auto | DeviceChoice::Cuda(None) => {
+            let count = Context::count()?.clamp(1, 256) as usize;
+            Ok(DeviceChoice::Cuda(Some((local_rank % count) as u8)))
+        }
+    }
+}
+
+/// How many of a machine's `local_size` processes share that device's memory.
+pub fn sharing(device: Device, local_size: usize) -> usize {
+    match device {
+        Device::Cpu | Device::Meta => local_size,
+        Device::Cuda(_) => local_size.div_ceil(Context::count().unwrap_or(1).max(1) as usize),
     }
 }
 
@@ -41,11 +67,22 @@ pub fn describe(device: Device) -> String {
     }
 }
 
-/// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU what is free.
+/// What decides the last bits of results there: the processor's instruction set, or a GPU and its libraries.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Device`]: the GPU or a library is not there.
+pub fn kernels(device: Device) -> Result<String> {
+    match device {
+        Device::Cpu | Device::Meta => Ok(simd::level().name().to_owned()),
+        Device::Cuda(ordinal) => gpu::identity(ordinal),
+    }
+}
+
+/// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU 90 % of what is free.
 pub fn usable(device: Device) -> Option<u64> {
     match device {
         Device::Cpu => limits::usable(),
-        Device::Cuda(ordinal) => gpu::free_and_total(ordinal).ok().map(|(free, _)| free),
+        Device::Cuda(ordinal) => gpu::free_and_total(ordinal).ok().map(|(free, _)| free / 10 * 9),
         Device::Meta => None,
     }
 }
@@ -59,8 +96,8 @@ mod tests {
         tunesmith_device::cuda::testing::stand_in();
         assert_eq!(device(DeviceChoice::Cpu).unwrap(), Device::Cpu);
         assert_eq!(device(DeviceChoice::Auto).unwrap(), Device::Cuda(0));
-        assert_eq!(describe(device(DeviceChoice::Cuda(1)).unwrap()), "GPU 1 (Stand-in GPU)");
-        let error = device(DeviceChoice::Cuda(9)).unwrap_err();
+        assert_eq!(describe(device(DeviceChoice::Cuda(Some(1))).unwrap()), "GPU 1 (Stand-in GPU)");
+        let error = device(DeviceChoice::Cuda(Some(9))).unwrap_err();
         assert_eq!(error.kind(), tunesmith_base::Kind::Device);
         assert!(error.message().contains("there is no GPU 9"), "{error}");
         assert!(usable(Device::Cuda(0)).unwrap() > 1 << 30);

@@ -243,8 +243,9 @@ impl Segment {
             write_rows(floats.slice_mut(table), ids, range, values);
         }
         let (codes, scales) = (Arc::new(codes), Arc::new(scales));
+        let device = floats.device();
         let matrix = |place: &Place| match place {
-            Place::Quantized(form, code, scale) => Some(form.matrix(&codes, *code, &scales, *scale)),
+            Place::Quantized(form, code, scale) => Some(form.matrix(&codes, *code, &scales, *scale).to(device)),
             Place::Floats(_) | Place::Halves(_) => None,
         };
         let quantized = self.places.iter().map(matrix).collect();

@@ -163,7 +163,7 @@ impl Tensors<'_> {
         let Source { weights, stack, .. } = self.source;
         let values = || self.source.values(name, shape.iter().product());
         let matrix = self.quantizer.matrix(name, shape, how, weights, stack.changes(name), values)?;
-        Ok(Weight::Quantized(Arc::new(matrix)))
+        Ok(Weight::Quantized(Arc::new(matrix.to(self.device))))
     }
 
     pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {

@@ -19,6 +19,9 @@ impl Prepared {
             ("platform".to_owned(), plan.ranks.platform.clone()),
             ("kernels".to_owned(), format!("{}, {}", plan.engine.kernels, plan.engine.simd)),
         ];
+        if let Some(device) = &plan.engine.device_name {
+            facts.push(("device".to_owned(), device.clone()));
+        }
         if plan.ranks.count > 1 {
             facts.push(("ranks".to_owned(), plan.ranks.summary.clone()));
         }

@@ -2,7 +2,8 @@
 use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
 use tunesmith_base::error::Result;
-use tunesmith_config::{Backend, Config};
+use tunesmith_config::{Backend, Config, DeviceChoice};
+use tunesmith_model::device::{describe, kernels};
 use tunesmith_model::quantize::{Held, How};
 use tunesmith_ops::simd::{self, Level};
 
@@ -25,7 +26,7 @@ pub fn choose(backend: Backend) {
 /// The kernels and types of a run. Call [`choose`] first.
 ///
 /// # Errors
-/// The configuration and the model's files contradict each other about quantization.
+/// The configuration and the model's files contradict each other about quantization. [`tunesmith_base::Kind::Device`].
 pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> {
     let skip = || config.model.quantization_skip_modules.clone();
     let how = source.quantization()?;
@@ -33,8 +34,13 @@ pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> 
     Ok(EnginePlan {
         backend: config.tuning.backend,
         kernels: engine(config.tuning.backend),
-        simd: simd::level().name(),
+        simd: kernels(source.device)?,
         device: source.device,
+        device_name: match config.model.device {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda(_) => Some(describe(source.device)),
+            DeviceChoice::Auto => Some(format!("{}, chosen by model.device: auto", describe(source.device))),
+        },
         base_dtype: source.base_dtype(),
         activations: match (config.train.bf16, config.train.fp16) {
             (true, _) => "bfloat16",

@@ -14,7 +14,7 @@ use tunesmith_comm::Collectives;
 use tunesmith_comm::env::Launch;
 use tunesmith_config::Resolved;
 use tunesmith_device::memory::{self, Budget};
-use tunesmith_model::device::{device, usable};
+use tunesmith_model::device::{device, of_rank as of_rank_device, sharing, usable};
 use tunesmith_telemetry::progress::{Event, Observer, SilentObserver};
 use tunesmith_telemetry::report::RunOutcome;
 
@@ -68,9 +68,15 @@ fn on_ranks<T: Send>(
     of_rank: OfRank<'_, T>,
 ) -> Result<T> {
     engine::choose(resolved.config.tuning.backend);
-    // Processes divide the machine's memory; threads share the budget of their process.
-    let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
+    let mut on_device = resolved.clone();
+    if let Some(launch) = &options.launch {
+        on_device.config.model.device = of_rank_device(resolved.config.model.device, launch.world.local_rank)?;
+    }
+    let resolved = &on_device;
+    // Processes divide the machine's memory, or a GPU's among those that share it; threads share the budget of their process.
     let device = device(resolved.config.model.device)?;
+    let local = options.launch.as_ref().map_or(1, |launch| launch.world.local_size);
+    let sharing = sharing(device, local) as u64;
     let usable = || usable(device).map(|bytes| bytes / sharing);
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
     let _budget = budget.map(|bytes| Budget::new(device, bytes));

@@ -106,11 +106,13 @@ pub struct EnginePlan {
     pub backend: Backend,
     /// The kernels of the backend: `fused` or `reference`.
     pub kernels: &'static str,
-    /// Vector instruction set in use.
-    pub simd: &'static str,
+    /// The vector instruction set in use, or the GPU and its libraries.
+    pub simd: String,
     /// Where the model is kept and computed, as `model.device` chose it.
     #[serde(serialize_with = "debug")]
     pub device: Device,
+    /// The device in words, where it is not the CPU because nothing else was asked for.
+    pub device_name: Option<String>,
     /// The type of the base's matrices in memory.
     pub base_dtype: &'static str,
     /// The type of saved activations.

@@ -61,9 +61,12 @@ fn defaults_survive_their_own_definition() {
 #[test]
 fn a_device_is_the_cpu_or_a_gpu_by_its_number() {
     use config::DeviceChoice::{Auto, Cpu, Cuda};
-    for (word, choice, written) in
-        [("auto", Auto, "auto"), ("cpu", Cpu, "cpu"), ("cuda", Cuda(0), "cuda:0"), ("cuda:17", Cuda(17), "cuda:17")]
-    {
+    for (word, choice, written) in [
+        ("auto", Auto, "auto"),
+        ("cpu", Cpu, "cpu"),
+        ("cuda", Cuda(None), "cuda"),
+        ("cuda:17", Cuda(Some(17)), "cuda:17"),
+    ] {
         let found = load(&format!("model: {{device: {word}}}")).model.device;
         assert_eq!((found, found.to_string().as_str()), (choice, written));
     }

@@ -163,7 +163,7 @@ impl Blas {
         });
         let [in_a, in_b, in_c, in_d] = layouts;
         let (in_a, in_b, in_c, in_d): (Object<'_>, _, _, _) = (in_a?, in_b?, in_c?, in_d?);
-        let alignments = [a, b, c, d].map(alignment);
+        let alignments = [a, b, c, d].map(|operand| alignment(operand, batch));
         let key = (
             [m, n, k, u64::from(batch)],
             [a, b, c, d].map(|it| (it.leading, it.number, it.transposed, it.batch_stride)),
@@ -264,10 +264,11 @@ impl Blas {
     }
 }
 
-/// The bytes that a matrix's columns are aligned to, at most 256.
-fn alignment(operand: Operand) -> u64 {
-    let strides = operand.address | (operand.leading * operand.number.bytes());
-    1 << (strides | 256).trailing_zeros()
+/// The bytes that the columns of a matrix, and of the others of its batch, are aligned to, at most 256.
+fn alignment(operand: Operand, batch: u32) -> u64 {
+    let stride = if batch > 1 { operand.batch_stride } else { 0 };
+    let strides = (operand.leading | stride) * operand.number.bytes();
+    1 << (operand.address | strides | 256).trailing_zeros()
 }
 
 /// A description of cublasLt's.
@@ -302,5 +303,23 @@ impl CublasLt {
         // SAFETY: it returns a constant C string for any code.
         let text = unsafe { CStr::from_ptr((self.error_text)(code)) };
         Err(Error::device(format!("{call} failed with {}", text.to_string_lossy())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_is_that_of_the_worst_column_of_a_batch() {
+        let of = |address, leading, batch_stride, batch| {
+            alignment(Operand { address, number: Number::F32, leading, transposed: false, batch_stride }, batch)
+        };
+        assert_eq!(of(4096, 64, 64, 2), 256);
+        assert_eq!(of(4096 + 16, 64, 64, 2), 16);
+        assert_eq!(of(4096, 6, 64, 2), 8);
+        assert_eq!(of(4096, 64, 65, 2), 4);
+        // There is no other matrix that the stride leads to.
+        assert_eq!(of(4096, 64, 65, 1), 256);
     }
 }

@@ -49,7 +49,10 @@ pub(super) fn test_folder() -> Option<PathBuf> {
 
 /// The one folder to load from, if one is set.
 fn only_folder() -> Option<PathBuf> {
-    test_folder().or_else(|| std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from))
+    let set = || std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    // A name without a slash would be looked up by the loader.
+    let whole = |folder| std::path::absolute(&folder).unwrap_or(folder);
+    test_folder().or_else(set).map(whole)
 }
 
 /// Folders that may have the libraries of a toolkit, in the order in which they are tried.
@@ -108,15 +111,17 @@ unsafe impl Send for Library {}
 // SAFETY: as above; dlsym changes nothing.
 unsafe impl Sync for Library {}
 
-fn open(wanted: &Wanted) -> Result<Library> {
+/// Loads what is wanted from that folder, or from the places of the search; `driver` is the driver's version, if there is one.
+fn open(wanted: &Wanted, only: Option<PathBuf>, driver: Option<c_int>) -> Result<Library> {
     let mut why: Option<String> = None;
     let mut candidates: Vec<PathBuf> = Vec::new();
-    if let Some(folder) = only_folder() {
-        candidates.extend(wanted.files.iter().map(|file| folder.join(file)));
+    let files: Vec<&str> = wanted.files.iter().copied().filter(|file| runs_on(file, driver)).collect();
+    if let Some(folder) = only {
+        candidates.extend(files.iter().map(|file| folder.join(file)));
     } else {
-        candidates.extend(wanted.files.iter().map(PathBuf::from));
+        candidates.extend(files.iter().map(PathBuf::from));
         for folder in folders() {
-            candidates.extend(wanted.files.iter().map(|file| folder.join(file)).filter(|path| path.exists()));
+            candidates.extend(files.iter().map(|file| folder.join(file)).filter(|path| path.exists()));
         }
     }
     for path in candidates {
@@ -130,8 +135,15 @@ fn open(wanted: &Wanted) -> Result<Library> {
             Err(error) => why = why.or(Some(error)),
         }
     }
-    let why = why.unwrap_or_else(|| format!("no {}", wanted.files.join(" or ")));
+    let why = why.unwrap_or_else(|| format!("no {}", files.join(" or ")));
     Err(Error::device(format!("the {} cannot be loaded: {why}", wanted.name)).hint(wanted.hint))
+}
+
+/// Whether a library of a toolkit, whose file's name ends in the toolkit's major version, runs on that driver: a driver runs what
+/// its own and older major versions made.
+fn runs_on(file: &str, driver: Option<c_int>) -> bool {
+    let major = file.rsplit('.').next().and_then(|end| end.parse::<c_int>().ok());
+    !matches!((major, driver), (Some(major), Some(driver)) if major > driver / 1000)
 }
 
 /// NVRTC opens its builtins by name: where it is not on the loader's path, they are loaded first.
@@ -323,15 +335,26 @@ pub(super) fn driver() -> Result<&'static Driver> {
 }
 
 fn load_driver() -> Result<Driver> {
-    let driver = Driver::find(&open(&DRIVER)?)?;
+    let driver = Driver::find(&open(&DRIVER, only_folder(), None)?)?;
     // SAFETY: `init` takes no flags.
     driver.check("cuInit", unsafe { (driver.init)(0) })?;
-    let version = driver.version()?;
+    new_enough(driver.version()?)?;
+    Ok(driver)
+}
+
+fn new_enough(version: c_int) -> Result<()> {
     if version < OLDEST_DRIVER {
         let message = format!("the driver runs CUDA {}, and CUDA {} is needed", dotted(version), dotted(OLDEST_DRIVER));
         return Err(Error::device(message).hint(DRIVER.hint));
     }
-    Ok(driver)
+    Ok(())
+}
+
+/// Opens a library of a toolkit, for the driver that there is.
+fn open_for_driver(wanted: &Wanted) -> Result<Library> {
+    // Without a driver, a compiler still compiles.
+    let version = driver().and_then(Driver::version).ok();
+    open(wanted, only_folder(), version)
 }
 
 /// A version of CUDA as it is written: 12020 is 12.2.
@@ -377,13 +400,13 @@ impl Driver {
 /// NVRTC.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc> {
     static LOADED: OnceLock<Result<Nvrtc>> = OnceLock::new();
-    LOADED.get_or_init(|| Nvrtc::find(&open(&NVRTC)?)).as_ref().map_err(Clone::clone)
+    LOADED.get_or_init(|| Nvrtc::find(&open_for_driver(&NVRTC)?)).as_ref().map_err(Clone::clone)
 }
 
 /// cublasLt.
 pub(super) fn cublas_lt() -> Result<&'static CublasLt> {
     static LOADED: OnceLock<Result<CublasLt>> = OnceLock::new();
-    LOADED.get_or_init(|| CublasLt::find(&open(&CUBLASLT)?)).as_ref().map_err(Clone::clone)
+    LOADED.get_or_init(|| CublasLt::find(&open_for_driver(&CUBLASLT)?)).as_ref().map_err(Clone::clone)
 }
 
 /// What is known of one of the libraries.
@@ -426,5 +449,49 @@ impl Nvrtc {
         // SAFETY: it writes two numbers, and fails only for null pointers.
         unsafe { (self.version)(&raw mut major, &raw mut minor) };
         (major, minor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunesmith_base::Kind;
+
+    #[test]
+    fn a_library_that_does_not_load_is_named_with_the_place_and_what_helps() {
+        let folder = std::env::temp_dir().join(format!("tunesmith-libraries-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let missing = open(&NVRTC, Some(folder.clone()), None).unwrap_err();
+        assert_eq!(missing.kind(), Kind::Device);
+        let (message, hint) = (missing.message(), missing.hint_text().unwrap_or_default());
+        assert!(message.contains("the NVRTC cannot be loaded") && message.contains("libnvrtc.so.13"), "{message}");
+        assert!(hint.contains("pip install nvidia-cuda-nvrtc-cu12"), "{hint}");
+        // What is there and is no library says more than the name that is not there.
+        std::fs::write(folder.join("libnvrtc.so.12"), "damaged").unwrap();
+        let damaged = open(&NVRTC, Some(folder.clone()), None).unwrap_err();
+        let place = folder.join("libnvrtc.so.12");
+        assert!(damaged.message().contains(&*place.to_string_lossy()), "{damaged}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_library_without_a_function_is_too_old() {
+        let libc = Wanted { name: "CUDA driver", files: &["libc.so.6"], hint: "install a newer one" };
+        let error = Driver::find(&open(&libc, None, None).unwrap()).unwrap_err();
+        assert!(error.message().contains("lacks cuInit: it is too old"), "{error}");
+        assert!(error.message().contains("/libc.so.6"), "{error}");
+    }
+
+    #[test]
+    fn a_driver_is_as_new_as_what_runs_on_it() {
+        let error = new_enough(11_080).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.message()),
+            (Kind::Device, "the driver runs CUDA 11.8, and CUDA 12.0 is needed")
+        );
+        assert!(new_enough(12_000).is_ok() && new_enough(13_010).is_ok());
+        let usable = |driver| NVRTC.files.iter().filter(|file| runs_on(file, driver)).count();
+        assert_eq!((usable(None), usable(Some(12_090)), usable(Some(13_000))), (2, 1, 2));
+        assert!(runs_on("libnvrtc.so.12", Some(12_090)));
     }
 }

@@ -171,6 +171,7 @@ impl Function {
     /// The arguments are as many as the kernel's parameters and of their types, and the kernel stays within the memory they name,
     /// which lives until the stream has done it.
     pub unsafe fn launch(&self, stream: &Stream, grid: &Grid, args: &[Arg]) -> Result<()> {
+        stream.context().bind()?;
         let driver = driver()?;
         if grid.shared > SHARED_BY_DEFAULT {
             // SAFETY: the function is alive while its module is.

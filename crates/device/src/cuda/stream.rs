@@ -88,6 +88,7 @@ impl Stream {
     /// # Safety
     /// There are so many bytes at `from`, and so many of the GPU's memory at `to`.
     pub unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: as the caller says.
         driver.check("cuMemcpyHtoDAsync", unsafe { (driver.to_device)(to, from.cast(), bytes, self.handle) })
@@ -101,6 +102,7 @@ impl Stream {
     /// # Safety
     /// There are so many bytes of the GPU's memory at `from`, and so many at `to`, which nothing touches until then.
     pub unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: as the caller says.
         driver.check("cuMemcpyDtoHAsync", unsafe { (driver.to_host)(to.cast(), from, bytes, self.handle) })
@@ -114,6 +116,7 @@ impl Stream {
     /// # Safety
     /// There are so many bytes of the GPU's memory at both, which do not overlap.
     pub unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: as the caller says.
         driver.check("cuMemcpyDtoDAsync", unsafe { (driver.on_device)(to, from, bytes, self.handle) })
@@ -127,6 +130,7 @@ impl Stream {
     /// # Safety
     /// There are so many bytes of the GPU's memory at `at`.
     pub unsafe fn fill(&self, at: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: as the caller says.
         driver.check("cuMemsetD8Async", unsafe { (driver.fill)(at, byte, bytes, self.handle) })
@@ -163,6 +167,7 @@ impl Event {
     /// # Errors
     /// The driver's, and those of the work before it.
     pub fn done(&self) -> Result<bool> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: the event is alive.
         match unsafe { (driver.query_event)(self.handle) } {
@@ -176,6 +181,7 @@ impl Event {
     /// # Errors
     /// As [`Event::done`].
     pub fn synchronize(&self) -> Result<()> {
+        self.context.bind()?;
         let driver = driver()?;
         // SAFETY: the event is alive.
         driver.check("cuEventSynchronize", unsafe { (driver.synchronize_event)(self.handle) })
@@ -186,6 +192,7 @@ impl Event {
     /// # Errors
     /// The driver's: one has not happened.
     pub fn milliseconds_since(&self, start: &Self) -> Result<f32> {
+        self.context.bind()?;
         let driver = driver()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are alive; it writes one number.

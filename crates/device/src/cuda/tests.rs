@@ -131,6 +131,71 @@ fn products_have_any_transposition_and_addend() {
 }
 
 #[test]
+fn a_batch_of_products_takes_each_matrix_from_its_place() {
+    on_stand_in(|| {
+        let device = Device::Cuda(0);
+        let (m, n, k, batch) = (2usize, 3usize, 4usize, 3usize);
+        // Strides that no alignment beyond a number's own divides; what lies between matrices stays as it is.
+        let (of_a, of_b, of_d) = (m * k + 1, k * n + 3, m * n + 5);
+        let a: Vec<f32> = (0..of_a * batch).map(|i| (i % 11) as f32 - 5.0).collect();
+        let b: Vec<f32> = (0..of_b * batch).map(|i| (i % 7) as f32 - 3.0).collect();
+        let (ad, bd, out) =
+            (Array::of(device, &a), Array::of(device, &b), Array::of(device, &vec![9.0f32; of_d * batch]));
+        let operand = |array: &Array<f32>, leading: usize, stride: usize| Operand {
+            address: array.view().address(),
+            number: Number::F32,
+            leading: leading as u64,
+            transposed: false,
+            batch_stride: stride as u64,
+        };
+        let d = operand(&out, m, of_d);
+        gpu::matmul(
+            0,
+            &Product {
+                m: m as u64,
+                n: n as u64,
+                k: k as u64,
+                alpha: 1.0,
+                beta: 0.0,
+                a: operand(&ad, m, of_a),
+                b: operand(&bd, k, of_b),
+                c: d,
+                d,
+                batch: batch as u32,
+                tf32: false,
+            },
+        );
+        for (at, found) in out.read().into_iter().enumerate() {
+            let (one, inside) = (at / of_d, at % of_d);
+            let (row, col) = (inside % m, inside / m);
+            let sum = |col: usize| (0..k).map(|i| a[one * of_a + i * m + row] * b[one * of_b + col * k + i]).sum();
+            let expected: f32 = if inside < m * n { sum(col) } else { 9.0 };
+            assert_eq!(found, expected, "matrix {one}, [{row}, {col}]");
+        }
+    });
+}
+
+#[test]
+fn any_thread_may_use_a_stream() {
+    let context = context();
+    let stream = Stream::new(&context).unwrap();
+    let memory = Memory::new(&stream, 256).unwrap();
+    let mut host = PinnedMemory::new(&context, 256).unwrap();
+    std::thread::scope(|scope| {
+        // A new thread has no current context.
+        scope.spawn(|| {
+            // SAFETY: both have 256 bytes, which live until the event has happened.
+            unsafe {
+                stream.fill(memory.address(), 3, 256).unwrap();
+                stream.copy_to_host(host.as_mut_slice().as_mut_ptr(), memory.address(), 256).unwrap();
+            }
+            stream.record().unwrap().synchronize().unwrap();
+        });
+    });
+    assert!(host.as_slice().iter().all(|&byte| byte == 3));
+}
+
+#[test]
 fn events_order_streams() {
     let context = context();
     let (one, other) = (Stream::new(&context).unwrap(), Stream::new(&context).unwrap());
@@ -178,21 +243,25 @@ fn what_is_not_there_is_named() {
     let module = Module::load(&context, &KERNELS).unwrap();
     let error = module.function("testing_none").unwrap_err();
     assert!(error.message().contains("testing_none") && error.message().contains("CUDA_ERROR_NOT_FOUND"), "{error}");
-    static REFUSED: Source = Source::new("refused", "#error stand-in");
-    let error = Module::load(&context, &REFUSED).unwrap_err();
+    let error = Module::load(&context, &Source::new("refused", "#error stand-in")).unwrap_err();
     assert!(error.message().contains("refused") && error.message().contains("NVRTC_ERROR_COMPILATION"), "{error}");
     let names: Vec<_> = library::report().into_iter().map(|it| (it.name, it.found.is_ok())).collect();
     assert_eq!(names, [("CUDA driver", true), ("NVRTC", true), ("cublasLt", true)]);
 }
 
 #[test]
-fn a_damaged_cubin_is_compiled_again() {
+fn what_was_compiled_is_used_again_unless_it_is_damaged() {
     let context = context();
     let text: &'static str = Box::leak(format!("// {}\n", std::process::id()).into_boxed_str());
     let source = Source::new("damaged", text);
     Module::load(&context, &source).unwrap();
     let program = Program::new(&source, context.capability()).unwrap();
     let kept = program.kept().expect("the cubin is kept");
+    // What loads is taken as it is, and not compiled and kept anew.
+    let marked = [&kept[..], b"marked"].concat();
+    program.keep(&marked);
+    Module::load(&context, &source).unwrap();
+    assert_eq!(program.kept(), Some(marked));
     program.keep(b"damaged");
     Module::load(&context, &source).unwrap();
     assert_eq!(program.kept(), Some(kept));

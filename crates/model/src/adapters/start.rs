@@ -34,7 +34,7 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
             let (values, rounds) = (at.values()?, lora.loftq_iter);
             let (matrix, start) = loftq::start(&values, inputs, how, r, scale, rounds)
                 .map_err(|error| error.context(format!("tensor {:?}", at.weight_name())))?;
-            at.replace(Weight::Quantized(Arc::new(matrix)))?;
+            at.replace(Weight::Quantized(Arc::new(matrix.to(at.device()))))?;
             Ok(start)
         }
         (how, _) => Ok(fresh(how, at, r, [outputs, inputs])),

@@ -33,7 +33,10 @@ fn parts_of_rows_and_features_are_copied_scaled_and_summed() {
         let columns = x.columns(3..8);
         assert_eq!(columns.to_rows(), (0..tokens).flat_map(|t| (3..8).map(move |j| at(t, j))).collect::<Vec<_>>());
         let side = Activation::side_by_side(&[&columns, &x, &columns]);
-        assert_eq!((side.row(20)[..5].to_vec(), side.row(20)[5 + features..].to_vec()), (columns.row(20), columns.row(20)));
+        assert_eq!(
+            (side.row(20)[..5].to_vec(), side.row(20)[5 + features..].to_vec()),
+            (columns.row(20), columns.row(20))
+        );
         let part = x.rows(&pool, 16..30);
         assert_eq!(part.to_rows(), rows[16 * features..30 * features]);
         let mut put = x.like();

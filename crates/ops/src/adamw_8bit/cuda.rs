@@ -18,15 +18,8 @@ pub(super) fn update(
     let (device, count) = (grads.device(), grads.len());
     let maps: Vec<f32> = maps.into_iter().flat_map(|map| map.values.iter().chain(&map.bounds)).copied().collect();
     let maps = cuda::upload(device, &maps);
-    let mut args: Vec<Arg> = vec![
-        values.into(),
-        grads.into(),
-        codes1.into(),
-        codes2.into(),
-        absmax1.into(),
-        absmax2.into(),
-        (&maps).into(),
-    ];
+    let mut args: Vec<Arg> =
+        vec![values.into(), grads.into(), codes1.into(), codes2.into(), absmax1.into(), absmax2.into(), (&maps).into()];
     args.extend(step.args());
     args.push(Arg::count(count));
     cuda::launch(device, &KERNELS, "adamw_8bit_update", Grid::blocks(count.div_ceil(BLOCK)), &args);

@@ -51,9 +51,8 @@ fn every_engine_has_the_same_bits() {
         let mut values = engine.array(&numbers(1, count));
         let [mut codes1, mut codes2] = [(); 2].map(|()| engine.array(&vec![0u8; count]));
         let [mut absmax1, mut absmax2] = [(); 2].map(|()| engine.array(&vec![0.0f32; blocks]));
-        let [mut small, mut m, mut v] = [1, 0, 0].map(|factor| {
-            engine.array(&numbers(5, 300).iter().map(|value| value * factor as f32).collect::<Vec<_>>())
-        });
+        let [mut small, mut m, mut v] = [1, 0, 0]
+            .map(|factor| engine.array(&numbers(5, 300).iter().map(|value| value * factor as f32).collect::<Vec<_>>()));
         for number in 1..4 {
             let grads = engine.array(&numbers(number + 1, count));
             let (codes, absmax) = ([codes1.view_mut(), codes2.view_mut()], [absmax1.view_mut(), absmax2.view_mut()]);

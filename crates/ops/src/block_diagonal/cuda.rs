@@ -24,14 +24,7 @@ pub(super) fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, ou
 
 pub(super) fn outer(size: usize, x: &Activation, d: &Activation, out: &mut [f32]) {
     let sums = Array::<f32>::zeros(x.device(), out.len());
-    let args = [
-        x.into(),
-        d.into(),
-        (&sums).into(),
-        Arg::count(size),
-        Arg::count(x.tokens()),
-        Arg::count(x.features()),
-    ];
+    let args = [x.into(), d.into(), (&sums).into(), Arg::count(size), Arg::count(x.tokens()), Arg::count(x.features())];
     cuda::launch(x.device(), &KERNELS, "block_diagonal_outer", Grid::items(out.len()), &args);
     sums.view().read_into(out);
 }

@@ -17,7 +17,10 @@ fn looks_rows_up_and_adds_them_back() {
         let narrow: Vec<bf16> = table.iter().map(|&value| bf16::from_f32(value)).collect();
         let in_halves = engine.array(&narrow);
         let halves = forward(&pool, Store::Bf16(in_halves.view()), features, &tokens, 2.0).to_rows();
-        assert_eq!(halves[features..2 * features], narrow[..features].iter().map(|x| 2.0 * x.to_f32()).collect::<Vec<_>>());
+        assert_eq!(
+            halves[features..2 * features],
+            narrow[..features].iter().map(|x| 2.0 * x.to_f32()).collect::<Vec<_>>()
+        );
         let [mut d_table, mut padded] = [(); 2].map(|()| engine.array(&vec![0.0f32; table.len()]));
         backward(&Activation::from_rows(&pool, &seed, features), &tokens, 2.0, None, d_table.view_mut());
         backward(&Activation::from_rows(&pool, &seed, features), &tokens, 2.0, Some(3), padded.view_mut());

@@ -20,5 +20,11 @@ pub(super) fn widen(Narrow { half, halves, features }: &Narrow, out: &mut Activa
         Half::F16 => "narrow_from_f16",
     };
     let count = halves.tokens() * features;
-    cuda::launch(halves.device(), &KERNELS, kernel, Grid::items(count), &[halves.into(), out.into(), Arg::count(count)]);
+    cuda::launch(
+        halves.device(),
+        &KERNELS,
+        kernel,
+        Grid::items(count),
+        &[halves.into(), out.into(), Arg::count(count)],
+    );
 }

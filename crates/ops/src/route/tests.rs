@@ -24,7 +24,8 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
             let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
             let (pool, own) = (engine.pool(), Pool::stepped_on(engine.device()));
             let routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), per_token, normalised);
-            let (xa, d_out) = (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
+            let (xa, d_out) =
+                (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
             let (mut out, mut dx) = (xa.like(), xa.like());
             out.zero();
             dx.zero();

@@ -33,6 +33,7 @@ use tunesmith_config::{
 };
 use tunesmith_data::{self as data, Dataset, Sampler};
 use tunesmith_device::memory;
+use tunesmith_model::device;
 use tunesmith_ops::simd;
 use tunesmith_optim::{OptimizerPlan, Schedule};
 use tunesmith_parallel::ParallelPlan;
@@ -294,6 +295,7 @@ impl Checked {
             format!("{strategy} {} {}", comm.name(), comm.world().local_size),
             format!("{request:?} {} {} {}", self.dataset.fingerprint, data.packing, model.max_seq_len),
             format!("{} {memory} {group} {} {:?}", machine.processor, rayon::current_num_threads(), simd::level()),
+            format!("{:?} {:?}", self.source.device, device::kernels(self.source.device)),
         ];
         blake3::hash(parts.join("\n").as_bytes())
     }

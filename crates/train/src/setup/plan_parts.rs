@@ -95,7 +95,7 @@ pub fn stamp(
     let EnginePlan { kernels, simd, quantization, base_dtype, activations, .. } = engine;
     let engine = KernelInfo {
         backend: kernels,
-        simd,
+        simd: simd.clone(),
         quantization: quantization.clone(),
         dtype: format!("base {base_dtype}, activations {activations}"),
     };

@@ -1,7 +1,7 @@
 //! The corrections of a chunk's gradient. In one task, so that each row's sum adds token by token.
-use crate::loss::TokenLoss;
 use crate::activation::{Activation, LANES};
 use crate::gemm::Store;
+use crate::loss::TokenLoss;
 
 /// As [`super::Projection::correct`].
 pub(super) fn correct(

@@ -33,14 +33,8 @@ pub(super) fn correct(
 pub(super) fn pick_columns(d: &Activation, ids: &[u32], columns: &mut Activation) {
     let (device, tokens, count) = (d.device(), d.tokens(), ids.len());
     let ids = cuda::upload(device, ids);
-    let args = [
-        d.into(),
-        (&ids).into(),
-        columns.into(),
-        Arg::count(tokens),
-        Arg::count(d.features()),
-        Arg::count(count),
-    ];
+    let args =
+        [d.into(), (&ids).into(), columns.into(), Arg::count(tokens), Arg::count(d.features()), Arg::count(count)];
     cuda::launch(device, &KERNELS, "loss_linear_pick", Grid::items(tokens * count), &args);
 }
 
