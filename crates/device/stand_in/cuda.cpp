@@ -143,11 +143,11 @@ void urge();
 struct Stream {
     Device *device = nullptr;
     std::mutex mutex;
-    std::condition_variable more, idle;
+    std::condition_variable more, less;
     std::deque<std::function<int()>> queue;
-    // How much was queued, was begun, and may be begun.
-    uint64_t queued = 0, begun = 0, wanted = 0;
-    bool busy = false, ending = false;
+    // How much was queued, was begun, was done, and may be begun.
+    uint64_t queued = 0, begun = 0, done = 0, wanted = 0;
+    bool ending = false;
 
     void push(std::function<int()> work) {
         bool full;
@@ -168,22 +168,23 @@ struct Stream {
             std::function<int()> work = std::move(queue.front());
             queue.pop_front();
             begun++;
-            busy = true;
             lock.unlock();
             // After an error a device does nothing any more.
             int error = driver().sticky.load() ? 0 : work();
             if (error) driver().sticky = error;
             work = nullptr;
             lock.lock();
-            busy = false;
-            if (queue.empty()) idle.notify_all();
+            done++;
+            less.notify_all();
         }
     }
 
     void synchronize() {
         urge();
         std::unique_lock<std::mutex> lock(mutex);
-        idle.wait(lock, [&] { return queue.empty() && !busy; });
+        // What other threads queue meanwhile is not waited for.
+        uint64_t all = wanted;
+        less.wait(lock, [&] { return done >= all; });
     }
 };
 

@@ -247,6 +247,20 @@ void streams() {
     CHECK(cuStreamDestroy_v2(two) == 0 && cuEventSynchronize(start) == 0);
 }
 
+// A thread waits while another queues more, which nobody waits for.
+void two_threads() {
+    Handle stream = begin(), event;
+    CHECK(cuEventCreate(&event, 0) == 0);
+    for (int round = 0; round < 200; round++) {
+        CHECK(cuEventRecord(event, stream) == 0);
+        std::thread other([&] {
+            for (int i = 0; i < 40; i++) CHECK(cuEventRecord(event, stream) == 0);
+        });
+        CHECK(cuStreamSynchronize(stream) == 0);
+        other.join();
+    }
+}
+
 void out_of_memory() {
     Handle stream = begin();
     size_t free, total;
@@ -463,6 +477,7 @@ int main() {
     run("a stack's end", "", SIGSEGV, [] { run_to_abort("test_deep"); });
     run("unwritten memory", "", 0, unwritten);
     run("streams", "", 0, streams);
+    run("two threads", "", 0, two_threads);
     run("out of memory", "TUNESMITH_STAND_IN_MEMORY=1048576", 0, out_of_memory);
     for (int which = 0; which < 5; which++)
         run("illegal addresses", "", 0, [which] { illegal_addresses(which); });
