@@ -221,10 +221,10 @@ fn events_order_streams() {
 fn memory_is_counted_and_a_budget_holds() {
     on_stand_in(|| {
         let device = Device::Cuda(1);
-        let before = budgets::live(device);
         budgets::reset_peak(device);
         drop(Array::<f32>::zeros(device, 1 << 20));
-        assert!(budgets::peak(device) >= before + (4 << 20));
+        // Other tests take and give back some bytes there meanwhile.
+        assert!(budgets::peak(device) >= 4 << 20);
     });
     let too_much = || budgets::guarded(|| Ok(Array::<f32>::zeros(Device::Cuda(1), 2 << 30)));
     let error = too_much().unwrap_err();
@@ -278,6 +278,7 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
     assert!(sources.len() > 20);
     for capability in [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)] {
         let mut most = (0, String::new());
+        let (mut kernels, mut without_spills) = (0, 0);
         for path in &sources {
             let name: &'static str =
                 Box::leak(path.file_stem().unwrap().to_string_lossy().into_owned().into_boxed_str());
@@ -294,20 +295,26 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
                     kernel = rest.split('\'').next().unwrap_or(rest);
                 }
                 if line.contains("spill stores") {
-                    assert!(line.contains("0 bytes spill stores, 0 bytes spill loads"), "{name}: {kernel}: {line}");
+                    // With what stands before it: 40 bytes end in "0 bytes" too.
+                    assert!(line.contains(", 0 bytes spill stores, 0 bytes spill loads"), "{name}: {kernel}: {line}");
+                    without_spills += 1;
                 }
                 if let Some((_, rest)) = line.split_once("Used ") {
                     let registers: u32 = rest.split(' ').next().unwrap().parse().unwrap();
                     println!("sm_{}{} {kernel}: {registers} registers", capability.0, capability.1);
+                    kernels += 1;
                     if registers > most.0 {
                         most = (registers, kernel.to_owned());
                     }
                 }
             }
         }
-        assert!(most.0 > 0, "the compiler says how many registers");
+        assert!(
+            kernels > sources.len() && without_spills >= kernels,
+            "{kernels} kernels, {without_spills} without spills"
+        );
         println!(
-            "sm_{}{}: {} kernels' sources; the most registers: {} ({})",
+            "sm_{}{}: {kernels} kernels of {} sources without spills; the most registers: {} ({})",
             capability.0,
             capability.1,
             sources.len(),
