@@ -7,7 +7,7 @@ use super::{atomic_lines, devices, terminal};
 use crate::config::foreign;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, check_output_file};
-use crate::plan::platform::{self, Engine, Host, Layout};
+use crate::plan::platform::{self, Host};
 use crate::telemetry::machine;
 use crate::words::count;
 
@@ -81,14 +81,12 @@ pub fn run(args: &Args) -> Result<()> {
     foreign::check(foreign::Format::Accelerate, Path::new("what is written"), &text)?;
     atomic_lines::write(&args.out, existing, &text)?;
     let ranks = processes as usize;
-    let layout = Layout { ranks, local: ranks, in_process: false };
-    let choices = platform::choose(&host, layout, Engine::Cpu);
     terminal::print(&format!(
         "wrote {}: {} on this machine, {}\n{}\nuse it with ACCELERATE_CONFIG_FILE={}\n",
         args.out.display(),
         count(processes, "rank"),
         answers.strategy,
-        platform::summary(&host, &choices, platform::threads(host.cores, ranks)),
+        platform::summary(&host, "the CPU", platform::threads(host.cores, ranks)),
         args.out.display()
     ))
 }

@@ -70,7 +70,7 @@ fn a_run_has_the_losses_of_the_cpu_and_says_where_it_computes() {
     let expected = losses(&fixture.path("out"));
     for (name, words) in [
         ("auto", &["model.device=auto"][..]),
-        ("two", &["model.device=cuda", "train.strategy=ddp", "train.dp_ranks=2", "train.grad_accum=1"]),
+        ("two", &["model.device=cuda", "train.strategy=dp", "train.dp_ranks=2", "train.grad_accum=1"]),
         ("sharded", &["model.device=cuda:1", "train.strategy=fsdp", "train.dp_ranks=2", "train.grad_accum=1"]),
     ] {
         let out = fixture.path(name);
@@ -115,7 +115,7 @@ fn what_a_gpu_lacks_or_does_ends_with_its_exit_code() {
         ("TUNESMITH_CUDA_LIBRARIES", nowhere.to_str().unwrap(), 10, "libcuda.so.1"),
         ("TUNESMITH_STAND_IN_DEVICES", "0", 10, "CUDA_ERROR_NO_DEVICE"),
         ("TUNESMITH_STAND_IN_DRIVER", "11080", 10, "CUDA 11.8"),
-        ("TUNESMITH_STAND_IN_MEMORY", "40000000", 9, "memory"),
+        ("TUNESMITH_STAND_IN_MEMORY", "30000000", 9, "memory"),
         ("TUNESMITH_STAND_IN_FAIL", "cuLaunchKernel:40", 10, "CUDA_ERROR_LAUNCH_FAILED"),
         ("TUNESMITH_STAND_IN_FAIL", "lost:300", 10, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
         ("TUNESMITH_STAND_IN_FAIL", "cuStreamSynchronize:9", 10, "cuStreamSynchronize"),

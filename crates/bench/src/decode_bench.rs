@@ -9,7 +9,6 @@ use super::training::shape;
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, Mode};
-use tunesmith_device::{Device, memory};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 use tunesmith_model::device::kernels;
@@ -120,10 +119,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         runs: measured.into_iter().map(of).collect(),
         read_bandwidth,
         weight_bytes,
-        peak_bytes: match model.device() {
-            device @ Device::Cuda(_) => memory::peak(device),
-            Device::Cpu | Device::Meta => peak_bytes(),
-        },
+        peak_bytes: peak_bytes(model.device()),
         simd: kernels(model.device())?,
         threads: rayon::current_num_threads(),
     })

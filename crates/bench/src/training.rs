@@ -10,7 +10,7 @@ use tunesmith_comm::single::Single;
 use tunesmith_config::Config;
 use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Example, IGNORE, Split};
-use tunesmith_device::{Array, Device as Where, gpu, memory as device_memory};
+use tunesmith_device::{Array, Device as Where, gpu};
 use tunesmith_model::device::kernels;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, quantize};
@@ -287,10 +287,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         done = done + flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
-    let (peak_bytes, gemm_peak) = match device {
-        Where::Cuda(_) => (device_memory::peak(device), gemm_peak(device)),
-        Where::Cpu | Where::Meta => (peak_bytes(), gemm_peak(device)),
-    };
+    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device));
     // A GPU's own peak is not measured: its products' stands for it.
     let fma_peak = if device == Where::Cpu { peak::flops(0.3).max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;

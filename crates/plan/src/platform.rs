@@ -159,15 +159,14 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     ]
 }
 
-/// One line: the machine, and what is used of it.
-pub fn summary(host: &Host, choices: &[Choice], threads: usize) -> String {
-    let device = choices.iter().find(|choice| choice.what == "device").map_or("", |choice| &choice.value);
+/// One line: the machine, and what is used of it; `device` in words.
+pub fn summary(host: &Host, device: &str, threads: usize) -> String {
     let cards = match host.cards.len() {
         0 => "no GPU".to_owned(),
         cards => count(cards, "GPU"),
     };
     let (system, cores, threads) = (host.system.name(), count(host.cores, "core"), count(threads, "thread"));
-    format!("{system}, {cores}, {cards}: computed on the {device}, {threads} a rank")
+    format!("{system}, {cores}, {cards}: computed on {device}, {threads} a rank")
 }
 
 #[cfg(test)]

@@ -6,12 +6,17 @@ use serde::Serialize;
 use super::nvidia::{Gpu, Nvidia};
 use tunesmith_base::files::{disk, system};
 use tunesmith_base::memory::{self, limits};
+use tunesmith_device::Device;
 use tunesmith_plan::platform;
 
-/// Peak memory, the one figure of it that is shown: the most bytes of the process that were resident at once so far, as the
-/// system counts them (`VmHWM`); where the system does not tell, the most that the allocator had handed out.
-pub fn peak_bytes() -> u64 {
-    status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024)
+/// Peak memory, the one figure of it that is shown: the most bytes that were held at once so far where a model is. On a GPU
+/// they are this process's arrays and activations. On the CPU they are what was resident of the process, as the system counts it
+/// (`VmHWM`); where the system does not tell, the most that the allocator had handed out.
+pub fn peak_bytes(device: Device) -> u64 {
+    match device {
+        Device::Cuda(_) => tunesmith_device::memory::peak(device),
+        Device::Cpu | Device::Meta => status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024),
+    }
 }
 
 fn status_kib(key: &str) -> Option<u64> {
@@ -88,7 +93,7 @@ mod tests {
     #[test]
     fn sees_this_machine() {
         let block = vec![1u8; 32 << 20];
-        assert!(peak_bytes() > std::hint::black_box(block).len() as u64);
+        assert!(peak_bytes(Device::Cpu) > std::hint::black_box(block).len() as u64);
         let machine = MachineInfo::detect();
         assert!(machine.threads > 0 && machine.memory > 0, "{machine:?}");
     }

@@ -141,7 +141,7 @@ impl Done {
             steps,
             tokens,
             tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
-            peak_bytes: peak_bytes(),
+            peak_bytes: peak_bytes(self.device),
             facts,
             ask: None,
         }

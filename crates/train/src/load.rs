@@ -36,7 +36,7 @@ impl<'a> Session<'a> {
         observer.event(&Event::Phase("hashing the model"));
         let hashing = Instant::now();
         let stamp = Stamp { base_model: source.fingerprint()?, ..plan.stamp.clone() };
-        let mut done = Done { hashing: hashing.elapsed(), ..Done::default() };
+        let mut done = Done { device: source.device, hashing: hashing.elapsed(), ..Done::default() };
         if let Some(saved) = &resume {
             done.hashing += saved.hashing;
             for note in saved.stamp.compare(&stamp, &options.allow, &saved.dir)? {

@@ -16,7 +16,7 @@ use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
 use tunesmith_config::Source;
 use tunesmith_config::{RankBackend, Resolved, Strategy};
-use tunesmith_plan::platform::{self, Layout};
+use tunesmith_plan::platform;
 use tunesmith_telemetry::progress::{Event, Observer};
 
 /// A rank before it connects with the others.
@@ -153,11 +153,6 @@ impl Seat {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let local = self.world.local_size;
         num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
-    }
-
-    pub const fn layout(&self) -> Layout {
-        let in_process = matches!(self.link, Link::Thread(_));
-        Layout { ranks: self.world.size, local: self.world.local_size, in_process }
     }
 
     /// Calls `act` on the first rank of the machine before the other ranks, so that they find its cache.

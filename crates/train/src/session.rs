@@ -12,6 +12,7 @@ use tunesmith_checkpoint::{Background, Stamp, TrainState, Written};
 use tunesmith_comm::Collectives;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::{Dataset, Sampler};
+use tunesmith_device::Device;
 use tunesmith_model::Model;
 use tunesmith_optim::{Ema, Optimizer};
 use tunesmith_parallel::ddp_zero::Sharing;
@@ -75,6 +76,8 @@ pub struct Session<'a> {
 /// Work and times of this process, without the steps before a resume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Done {
+    /// Where the model was.
+    pub device: Device,
     pub steps: u64,
     pub tokens: u64,
     /// Wall time before step 1.

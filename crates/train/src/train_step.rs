@@ -51,7 +51,7 @@ impl Session<'_> {
             stats,
             learning_rate: rate,
             took: began.elapsed(),
-            peak_bytes: machine::peak_bytes(),
+            peak_bytes: machine::peak_bytes(self.model.device()),
             loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
         });
         if ready || self.needs_results() {

@@ -158,7 +158,10 @@ pub(super) fn evaluate<E: Evaluation>(job: &Job<'_>, evaluation: &E, outputs: Ou
     facts.extend(evaluation.fact());
     facts.push(("intervals".into(), intervals(config.eval.confidence, config.eval.bootstrap_samples)));
     facts.push(("time".into(), human_seconds(seconds)));
-    facts.push(("peak memory".into(), human_bytes(machine::peak_bytes())));
+    facts.push((
+        "peak memory".into(),
+        human_bytes(machine::peak_bytes(crate::model::device::device(config.model.device)?)),
+    ));
     facts.extend(config.train.memory_budget.map(|budget| used_of_budget(budget.0)));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());

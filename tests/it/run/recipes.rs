@@ -42,7 +42,7 @@ fn train_distributed_takes_num_gpus_as_ranks_on_the_cpu() {
     let text = done(&just(&[("TRAIN_BATCH_SIZE", "1")], &["train-distributed", &config, "NUM_GPUS=2"]));
     assert!(text.contains("NUM_GPUS=2: 2 ranks on the CPU; "), "{text}");
     assert!(text.contains("1 row x 2 accumulated x 2 ranks = 4"), "the variable reaches the ranks: {text}");
-    assert!(text.contains("platform") && text.contains("computed on the cpu"), "{text}");
+    assert!(text.contains("platform") && text.contains("computed on the CPU"), "{text}");
     let output = just(&[], &["train-distributed", &config, "NUM_GPUS=two", "--overwrite"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
 }

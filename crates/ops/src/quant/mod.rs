@@ -413,9 +413,6 @@ impl Quantized {
     /// `self` over `below`, which is on the same device, as one matrix of the same width; nothing where they are quantized
     /// differently or `self` ends within a block.
     pub fn joined(&self, below: &Self) -> Option<Self> {
-        if let device @ Device::Cuda(_) = self.device() {
-            return self.to(Device::Cpu).joined(&below.to(Device::Cpu)).map(|joined| joined.to(device));
-        }
         match (self, below) {
             (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),
             (Self::Eight(above), Self::Eight(below)) if above.width == below.width => Some(Self::Eight(Eight {

@@ -103,8 +103,7 @@ pub fn open_locally(
     }
     let host = machine::host();
     let threads = seat.threads(config.train.num_threads).unwrap_or(host.cores);
-    let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
-    let platform = platform::summary(&host, &choices, threads);
+    let platform = platform::summary(&host, &device::describe(source.device), threads);
     let ranks = seat.described.clone();
     Ok(Checked { source, config, lock, resume, resumes_here, dataset, sampler, ranks, platform })
 }
