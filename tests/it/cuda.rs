@@ -11,20 +11,30 @@ use tunesmith::device::cuda::testing;
 
 #[test]
 fn every_family_computes_as_pytorch_on_a_gpu() {
-    on_gpu(|| families().iter().for_each(|family| drop(check_passes(family))));
+    on_gpu(|| {
+        for family in families() {
+            check_passes(&family);
+        }
+    });
 }
 
 #[test]
 fn families_train_as_peft_on_a_gpu() {
     on_gpu(|| {
-        ["llama", "gemma3", "qwen3_moe"].iter().for_each(|family| check_training(family, &mut check_passes(family)))
+        for family in ["llama", "gemma3", "qwen3_moe"] {
+            check_training(family, &mut check_passes(family));
+        }
     });
 }
 
 #[test]
 #[ignore = "minutes: scripts/just gpu-test"]
 fn every_family_trains_as_peft_on_a_gpu() {
-    on_gpu(|| families().iter().for_each(|family| check_training(family, &mut check_passes(family))));
+    on_gpu(|| {
+        for family in families() {
+            check_training(&family, &mut check_passes(&family));
+        }
+    });
 }
 
 #[test]
@@ -35,8 +45,12 @@ fn full_fine_tuning_equals_pytorch_on_a_gpu() {
 #[test]
 fn every_kind_of_adapter_equals_peft_on_a_gpu() {
     on_gpu(|| {
-        ["dora", "modules_to_save"].iter().for_each(|variant| check_variant_of("llama", variant));
-        other_kinds().iter().for_each(|variant| check_variant_of("qwen2", variant));
+        for variant in ["dora", "modules_to_save"] {
+            check_variant_of("llama", variant);
+        }
+        for variant in other_kinds() {
+            check_variant_of("qwen2", &variant);
+        }
     });
 }
 

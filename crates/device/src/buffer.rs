@@ -21,7 +21,7 @@ pub struct Buffer {
     /// Null but on the CPU.
     start: *mut f32,
     /// On a GPU.
-    memory: Option<gpu::Memory>,
+    memory: Option<Box<gpu::Memory>>,
     values: usize,
     device: Device,
 }
@@ -36,7 +36,7 @@ impl Buffer {
     pub fn new(device: Device, values: usize) -> Self {
         let (start, memory) = match device {
             Device::Cpu => (allocate(layout(buffer_bytes(values))), None),
-            Device::Cuda(ordinal) => (ptr::null_mut(), Some(gpu::Memory::new(ordinal, buffer_bytes(values)))),
+            Device::Cuda(ordinal) => (ptr::null_mut(), Some(Box::new(gpu::Memory::new(ordinal, buffer_bytes(values))))),
             Device::Meta => (ptr::null_mut(), None),
         };
         Self { start, memory, values, device }
@@ -47,7 +47,7 @@ impl Buffer {
     /// # Panics
     /// If it is not on a GPU, or has fewer.
     pub fn floats(&self, range: Range<usize>) -> Floats<'_> {
-        let memory = self.memory.as_ref().expect("memory of a GPU");
+        let memory = self.memory.as_deref().expect("memory of a GPU");
         Slice::of_gpu(memory, self.values).slice(range)
     }
 
@@ -56,7 +56,7 @@ impl Buffer {
     /// # Panics
     /// As there.
     pub fn floats_mut(&mut self, range: Range<usize>) -> FloatsMut<'_> {
-        let memory = self.memory.as_ref().expect("memory of a GPU");
+        let memory = self.memory.as_deref().expect("memory of a GPU");
         SliceMut::of_gpu(memory, self.values).slice(range)
     }
 

@@ -6,7 +6,6 @@
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Product, Source, Stream};
 use crate::{Device, cuda, memory};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::Result;
 
@@ -24,8 +23,6 @@ struct Gpu {
     stream: Arc<Stream>,
     blas: OnceLock<Blas>,
     kernels: Mutex<Kernels>,
-    live: AtomicU64,
-    peak: AtomicU64,
 }
 
 /// What was compiled and loaded.
@@ -44,14 +41,7 @@ pub fn open(ordinal: u8) -> Result<()> {
     if OPEN[usize::from(ordinal)].get().is_none() {
         let context = Context::new(u32::from(ordinal))?;
         let stream = Stream::new(&context)?;
-        let gpu = Gpu {
-            context,
-            stream,
-            blas: OnceLock::new(),
-            kernels: Mutex::default(),
-            live: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
-        };
+        let gpu = Gpu { context, stream, blas: OnceLock::new(), kernels: Mutex::default() };
         // The lock makes this the only thread that sets it.
         let _ = OPEN[usize::from(ordinal)].set(gpu);
     }
@@ -171,22 +161,6 @@ pub fn release(ordinal: u8) {
     checked(cuda::release(&gpu(ordinal).stream));
 }
 
-/// Bytes that this process holds there in buffers and arrays.
-pub(crate) fn live(ordinal: u8) -> u64 {
-    OPEN[usize::from(ordinal)].get().map_or(0, |gpu| gpu.live.load(Ordering::Relaxed))
-}
-
-/// The most of [`live`] since the last [`reset_peak`].
-pub(crate) fn peak(ordinal: u8) -> u64 {
-    OPEN[usize::from(ordinal)].get().map_or(0, |gpu| gpu.peak.load(Ordering::Relaxed))
-}
-
-pub(crate) fn reset_peak(ordinal: u8) {
-    if let Some(gpu) = OPEN[usize::from(ordinal)].get() {
-        gpu.peak.store(gpu.live.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-}
-
 /// Owned memory of a GPU, freed on its stream: after all that was asked for before.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -206,8 +180,7 @@ impl Memory {
         let taken = memory::admit(Device::Cuda(ordinal), bytes, || {
             let taken = cuda::Memory::new(&gpu.stream, bytes);
             if taken.is_ok() {
-                let live = gpu.live.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-                gpu.peak.fetch_max(live, Ordering::Relaxed);
+                memory::taken(ordinal, bytes);
             }
             taken
         });
@@ -232,9 +205,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
             drop(taken);
-            if let Some(gpu) = OPEN[usize::from(self.ordinal)].get() {
-                gpu.live.fetch_sub(self.bytes as u64, Ordering::Relaxed);
-            }
+            memory::given_back(self.ordinal, self.bytes);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! the budget would be exceeded, that call unwinds without a panic's message to the nearest [`guarded`], which returns an error
 //! of [`tunesmith_base::Kind::Memory`]. Unwinding gives back what was taken on the way, so that the caller can try again with
 //! less.
-use super::{Device, gpu};
+use super::Device;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +20,26 @@ static CPU: AtomicU64 = AtomicU64::new(NONE);
 /// The budgets of GPUs: of what this process holds there.
 static GPUS: [AtomicU64; 256] = [const { AtomicU64::new(NONE) }; 256];
 
+/// What this process holds on a GPU.
+struct Held {
+    live: AtomicU64,
+    peak: AtomicU64,
+}
+
+static HELD: [Held; 256] = [const { Held { live: AtomicU64::new(0), peak: AtomicU64::new(0) } }; 256];
+
+/// Counts bytes that were taken on a GPU.
+pub(crate) fn taken(ordinal: u8, bytes: usize) {
+    let held = &HELD[usize::from(ordinal)];
+    let live = held.live.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+    held.peak.fetch_max(live, Ordering::Relaxed);
+}
+
+/// Counts bytes that were given back on a GPU.
+pub(crate) fn given_back(ordinal: u8, bytes: usize) {
+    HELD[usize::from(ordinal)].live.fetch_sub(bytes as u64, Ordering::Relaxed);
+}
+
 /// A device's budget; none where it has no memory.
 fn limit(device: Device) -> Option<&'static AtomicU64> {
     match device {
@@ -33,7 +53,7 @@ fn limit(device: Device) -> Option<&'static AtomicU64> {
 pub fn live(device: Device) -> u64 {
     match device {
         Device::Cpu => memory::live(),
-        Device::Cuda(ordinal) => gpu::live(ordinal),
+        Device::Cuda(ordinal) => HELD[usize::from(ordinal)].live.load(Ordering::Relaxed),
         Device::Meta => 0,
     }
 }
@@ -42,7 +62,7 @@ pub fn live(device: Device) -> u64 {
 pub fn peak(device: Device) -> u64 {
     match device {
         Device::Cpu => memory::peak(),
-        Device::Cuda(ordinal) => gpu::peak(ordinal),
+        Device::Cuda(ordinal) => HELD[usize::from(ordinal)].peak.load(Ordering::Relaxed),
         Device::Meta => 0,
     }
 }
@@ -51,7 +71,10 @@ pub fn peak(device: Device) -> u64 {
 pub fn reset_peak(device: Device) {
     match device {
         Device::Cpu => memory::reset_peak(),
-        Device::Cuda(ordinal) => gpu::reset_peak(ordinal),
+        Device::Cuda(ordinal) => {
+            let held = &HELD[usize::from(ordinal)];
+            held.peak.store(held.live.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
         Device::Meta => {}
     }
 }

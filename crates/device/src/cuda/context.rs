@@ -1,8 +1,7 @@
 //! A GPU's primary context.
 use super::library::{Driver, Handle, driver};
-use super::memory;
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
@@ -85,7 +84,7 @@ impl Context {
             shared_memory: shared_memory?,
         };
         context.bind()?;
-        memory::keep(&context)?;
+        context.keep_freed_memory()?;
         Ok(Arc::new(context))
     }
 
@@ -106,10 +105,6 @@ impl Context {
     /// Its number, counted as `CUDA_VISIBLE_DEVICES` leaves GPUs.
     pub const fn ordinal(&self) -> u32 {
         self.ordinal
-    }
-
-    pub(super) const fn device(&self) -> c_int {
-        self.device
     }
 
     /// Its name, such as `NVIDIA H200`.
@@ -148,6 +143,33 @@ impl Context {
         // SAFETY: it writes two numbers.
         driver.check("cuMemGetInfo", unsafe { (driver.memory_info)(&raw mut free, &raw mut total) })?;
         Ok((free as u64, total as u64))
+    }
+}
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: c_int = 4;
+
+impl Context {
+    /// The pool that memory comes from.
+    pub(super) fn default_pool(&self) -> Result<Handle> {
+        self.bind()?;
+        let driver = driver()?;
+        let mut pool: Handle = std::ptr::null_mut();
+        // SAFETY: it writes one handle.
+        let code = unsafe { (driver.default_pool)(&raw mut pool, self.device) };
+        driver.check("cuDeviceGetDefaultMemPool", code)?;
+        Ok(pool)
+    }
+
+    /// Lets the pool keep what is freed, so that taking it again asks nothing of the system.
+    fn keep_freed_memory(&self) -> Result<()> {
+        let pool = self.default_pool()?;
+        let driver = driver()?;
+        let mut threshold = u64::MAX;
+        // SAFETY: the attribute is a 64-bit number.
+        let code =
+            unsafe { (driver.set_pool_attribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast::<c_void>()) };
+        driver.check("cuMemPoolSetAttribute", code)
     }
 }
 

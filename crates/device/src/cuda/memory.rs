@@ -1,6 +1,6 @@
 //! Memory of a GPU, taken and given back in a stream's order, and memory of the host that a GPU can reach.
 use super::context::Context;
-use super::library::{Handle, driver};
+use super::library::driver;
 use super::stream::Stream;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -63,38 +63,13 @@ impl Drop for Memory {
     }
 }
 
-/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
-const RELEASE_THRESHOLD: i32 = 4;
-
-fn default_pool(context: &Context) -> Result<Handle> {
-    context.bind()?;
-    let driver = driver()?;
-    let mut pool: Handle = std::ptr::null_mut();
-    // SAFETY: it writes one handle.
-    driver.check("cuDeviceGetDefaultMemPool", unsafe { (driver.default_pool)(&raw mut pool, context.device()) })?;
-    Ok(pool)
-}
-
-/// Lets the GPU's pool keep what is freed, so that taking it again asks nothing of the system.
-///
-/// # Errors
-/// The driver's.
-pub(super) fn keep(context: &Context) -> Result<()> {
-    let pool = default_pool(context)?;
-    let driver = driver()?;
-    let mut threshold = u64::MAX;
-    // SAFETY: the attribute is a 64-bit number.
-    let code = unsafe { (driver.set_pool_attribute)(pool, RELEASE_THRESHOLD, (&raw mut threshold).cast::<c_void>()) };
-    driver.check("cuMemPoolSetAttribute", code)
-}
-
 /// Waits for the stream, then gives all that the pool keeps and nothing uses back to the system.
 ///
 /// # Errors
 /// The driver's.
 pub fn release(stream: &Stream) -> Result<()> {
     stream.synchronize()?;
-    let pool = default_pool(stream.context())?;
+    let pool = stream.context().default_pool()?;
     let driver = driver()?;
     // SAFETY: the pool is the driver's own.
     driver.check("cuMemPoolTrimTo", unsafe { (driver.trim_pool)(pool, 0) })
