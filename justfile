@@ -331,11 +331,6 @@ rank-curves:
     shim/gloo/build
     cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
 
-# test NCCL on this machine's GPUs against a plain reference
-[group('develop')]
-gpu-test:
-    TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
-
 # format every source, also modules declared by macros, which cargo fmt does not see
 [group('develop')]
 format:
@@ -368,11 +363,12 @@ crash-test *ARGS:
 @kernel-check:
     scripts/kernel-check
 
-# run the tests of operations and golden models on this machine's GPU
+# test operations, golden models, and NCCL on this machine's GPUs
 [group('develop')]
-gpu-test *ARGS:
-    TUNESMITH_TEST_GPU=1 cargo test --locked -p tunesmith-device -p tunesmith-ops --lib
-    TUNESMITH_TEST_GPU=1 cargo test --locked --test it cuda:: -- --include-ignored "$@"
+gpu-test:
+    TUNESMITH_TEST_GPU=1 cargo test --locked -p tunesmith-ops --lib
+    TUNESMITH_TEST_GPU=1 cargo test --locked --test it cuda:: -- --include-ignored
+    TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
 
 # test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests kernels training decode torch]
 [group('develop')]

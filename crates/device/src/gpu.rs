@@ -228,9 +228,15 @@ pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
 pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
     if !to.is_empty() {
         let stream = &gpu(ordinal).stream;
-        // SAFETY: as the caller says; `to` is borrowed until the copy is done.
-        checked(unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len()) });
-        checked(stream.synchronize());
+        let mut copied = vec![0u8; to.len()];
+        // SAFETY: as the caller says; nothing touches the copy until the stream is synchronised.
+        let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), from, copied.len()) };
+        if let Err(error) = done.and_then(|()| stream.synchronize()) {
+            // A GPU that fails may still write there.
+            std::mem::forget(copied);
+            memory::fail(error);
+        }
+        to.copy_from_slice(&copied);
     }
 }
 

@@ -16,5 +16,6 @@ mod tests;
 pub use blas::{Blas, Number, Operand, Product};
 pub use context::Context;
 pub use memory::{Memory, PinnedMemory, release};
-pub use module::{Arg, Function, Grid, Module, Source};
+pub use module::{Arg, Function, Grid, Module};
+pub use nvrtc::Source;
 pub use stream::{Event, Stream};

@@ -1,35 +1,11 @@
 //! Kernels: their source, compiled for the GPU that is there, and launches.
 use super::context::Context;
 use super::library::{Handle, driver};
-use super::nvrtc;
+use super::nvrtc::{Program, Source};
 use super::stream::Stream;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-
-/// The CUDA source of some kernels.
-#[derive(Debug)]
-pub struct Source {
-    name: &'static str,
-    text: &'static str,
-}
-
-impl Source {
-    /// Names a source: the name appears in the compiler's messages, and no other source has it.
-    pub const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text }
-    }
-
-    /// Its name.
-    pub const fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Its text.
-    pub const fn text(&self) -> &'static str {
-        self.text
-    }
-}
 
 /// Compiled kernels on a GPU.
 #[derive(Debug, Clone)]
@@ -53,7 +29,7 @@ impl Module {
     /// [`tunesmith_base::Kind::Device`]: no NVRTC, it refuses the source, or the driver refuses what it made.
     pub fn load(context: &Arc<Context>, source: &Source) -> Result<Self> {
         context.bind()?;
-        let program = nvrtc::Program::new(source, context.capability())?;
+        let program = Program::new(source, context.capability())?;
         // What was kept may be damaged, or of another driver: then it is compiled again.
         if let Some(kept) = program.kept()
             && let Ok(module) = Self::of_image(context, &kept)

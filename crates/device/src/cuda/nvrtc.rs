@@ -1,6 +1,5 @@
 //! Compiles kernels for a GPU, and keeps what was compiled for later processes.
 use super::library::{self, Code, Handle, Nvrtc};
-use super::module::Source;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 use std::ptr;
@@ -12,6 +11,30 @@ const HEADER: &str = include_str!("dev.cuh");
 
 /// No cubin of ours is larger, in bytes; a file that is was not written by us.
 const LARGEST: u64 = 64 << 20;
+
+/// The CUDA source of some kernels.
+#[derive(Debug)]
+pub struct Source {
+    name: &'static str,
+    text: &'static str,
+}
+
+impl Source {
+    /// Names a source: the name appears in the compiler's messages, and no other source has it.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
+        Self { name, text }
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its text.
+    pub const fn text(&self) -> &'static str {
+        self.text
+    }
+}
 
 /// A source, the options it is compiled with, and where the result is kept.
 pub(super) struct Program<'a> {

@@ -3,6 +3,7 @@ use super::nvrtc::Program;
 use super::*;
 use crate::gpu;
 use crate::{Array, Device, memory as budgets};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tunesmith_base::Kind;
@@ -301,7 +302,12 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
                 }
                 if let Some((_, rest)) = line.split_once("Used ") {
                     let registers: u32 = rest.split(' ').next().unwrap().parse().unwrap();
-                    println!("sm_{}{} {kernel}: {registers} registers", capability.0, capability.1);
+                    let _ = writeln!(
+                        std::io::stdout(),
+                        "sm_{}{} {kernel}: {registers} registers",
+                        capability.0,
+                        capability.1
+                    );
                     kernels += 1;
                     if registers > most.0 {
                         most = (registers, kernel.to_owned());
@@ -313,7 +319,8 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
             kernels > sources.len() && without_spills >= kernels,
             "{kernels} kernels, {without_spills} without spills"
         );
-        println!(
+        let _ = writeln!(
+            std::io::stdout(),
             "sm_{}{}: {kernels} kernels of {} sources without spills; the most registers: {} ({})",
             capability.0,
             capability.1,
