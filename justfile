@@ -344,8 +344,12 @@ lint:
 
 # run the tests: just test [FILTER…]
 [group('develop')]
-test *ARGS:
+test *ARGS: _cxx
     cargo test --locked "$@"
+
+# the tests compile a stand-in for GPUs
+_cxx:
+    @command -v "${CXX:-g++}" >/dev/null || { [ "$(id -u)" = 0 ] && apt-get install -y g++; } || { echo "the tests need g++: apt-get install g++"; exit 1; }
 
 # compare the classification example with PyTorch, Transformers and PEFT (needs scripts/golden/requirements.txt)
 [group('develop')]
