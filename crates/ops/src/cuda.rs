@@ -1,5 +1,4 @@
 //! What the ops' host side for GPUs shares: operands as arguments, grids, launches on the stream of the operands' GPU.
-use crate::activation::Activation;
 use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Product};
 use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
 
@@ -59,18 +58,6 @@ impl Arg {
     /// A count or an index: `u64`.
     pub(crate) const fn count(count: usize) -> Self {
         Self(Raw::U64(count as u64))
-    }
-}
-
-impl From<&Activation> for Arg {
-    fn from(x: &Activation) -> Self {
-        Self(Raw::Address(x.floats().address()))
-    }
-}
-
-impl From<&mut Activation> for Arg {
-    fn from(x: &mut Activation) -> Self {
-        Self(Raw::Address(x.floats().address()))
     }
 }
 

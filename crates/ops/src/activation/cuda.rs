@@ -6,6 +6,18 @@ use tunesmith_device::Array;
 
 static KERNELS: Source = Source::new("activation", include_str!("activation.cu"));
 
+impl From<&Activation> for Arg {
+    fn from(x: &Activation) -> Self {
+        x.floats().into()
+    }
+}
+
+impl From<&mut Activation> for Arg {
+    fn from(x: &mut Activation) -> Self {
+        x.floats().into()
+    }
+}
+
 /// Row numbers as kernels read them.
 fn indices(x: &Activation, rows: &[usize]) -> Array<u32> {
     let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();

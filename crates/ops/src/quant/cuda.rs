@@ -1,5 +1,5 @@
 //! Coding and widening in a GPU's memory.
-use super::encode::{NESTED_BLOCK, Rule};
+use super::rule::{NESTED_BLOCK, Rule};
 use super::{Four, Nested, Quantized, Scales, map};
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};

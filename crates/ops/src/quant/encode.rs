@@ -1,88 +1,11 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2: on every device the same bytes.
+use super::rule::Rule;
 use super::{Eight, Format, Four, Nested, Quantized, Scales, cpu, cuda, map};
 use crate::floats::Floats;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_device::{Array, Device};
 
-/// Numbers that share a scale, unless a file says otherwise.
-pub const BLOCK: usize = 64;
-/// Scales that share a factor.
-pub const NESTED_BLOCK: usize = 256;
-
-/// The values of NF4 (Dettmers et al., 2023, appendix E).
-#[allow(clippy::excessive_precision, reason = "as published")]
-pub const NF4: [f32; 16] = [
-    -1.0,
-    -0.696_192_800_998_687_7,
-    -0.525_073_051_452_636_7,
-    -0.394_917_488_098_144_53,
-    -0.284_441_381_692_886_35,
-    -0.184_773_430_228_233_34,
-    -0.091_050_036_251_544_95,
-    0.0,
-    0.079_580_299_556_255_34,
-    0.160_930_201_411_247_25,
-    0.246_112_301_945_686_34,
-    0.337_915_241_718_292_24,
-    0.440_709_829_330_444_34,
-    0.562_617_003_917_694_1,
-    0.722_956_836_223_602_3,
-    1.0,
-];
-
-/// The values of FP4 by code.
-pub const FP4: [f32; 16] = [
-    0.0,
-    0.0625 / 12.0,
-    8.0 / 12.0,
-    1.0,
-    4.0 / 12.0,
-    6.0 / 12.0,
-    2.0 / 12.0,
-    3.0 / 12.0,
-    0.0,
-    -0.0625 / 12.0,
-    -8.0 / 12.0,
-    -1.0,
-    -4.0 / 12.0,
-    -6.0 / 12.0,
-    -2.0 / 12.0,
-    -3.0 / 12.0,
-];
-
-/// The codes of FP4 by rising value. The two zeros stand for what is not above and what is above zero.
-const FP4_ORDER: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
-const NF4_ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-
-/// The values of a format of 4 bits.
-pub const fn table(format: Format) -> &'static [f32; 16] {
-    match format {
-        Format::Fp4 => &FP4,
-        Format::Nf4 | Format::Int8 => &NF4,
-    }
-}
-
-/// What a number is held against, and which code follows.
-pub(super) struct Rule {
-    pub(super) bounds: [f32; 15],
-    pub(super) order: [u8; 16],
-}
-
-impl Rule {
-    fn new(format: Format) -> Self {
-        let (table, order) = match format {
-            Format::Fp4 => (FP4, FP4_ORDER),
-            Format::Nf4 | Format::Int8 => (NF4, NF4_ORDER),
-        };
-        let sorted = order.map(|code| table[usize::from(code)]);
-        Self { bounds: std::array::from_fn(|at| f32::midpoint(sorted[at], sorted[at + 1])), order }
-    }
-
-    /// The code of a number in -1..1: the lower one at a bound.
-    pub(super) fn code(&self, value: f32) -> u8 {
-        self.order[self.bounds.iter().filter(|&&bound| bound < value).count()]
-    }
-}
+pub use super::rule::{BLOCK, FP4, NESTED_BLOCK, NF4, table};
 
 /// Codes `values` in 4 bits each, in blocks of `block`; `double` codes the scales too.
 ///

@@ -16,6 +16,7 @@ mod form;
 pub mod map;
 #[cfg(test)]
 mod reference;
+mod rule;
 #[cfg(test)]
 mod tests;
 

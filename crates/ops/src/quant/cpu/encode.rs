@@ -1,8 +1,8 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2.
 use crate::activation::LANES;
 use crate::par::{self, Shared};
-use crate::quant::encode::{NESTED_BLOCK, Rule};
 use crate::quant::map;
+use crate::quant::rule::{NESTED_BLOCK, Rule};
 use crate::simd::{Simd, dispatch};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
