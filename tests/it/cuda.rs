@@ -102,6 +102,24 @@ fn a_run_has_the_losses_of_the_cpu_and_says_where_it_computes() {
 }
 
 #[test]
+fn bfloat16_products_train_as_float32_does() {
+    let fixture = Fixture::new();
+    let mut means = Vec::new();
+    for (name, bf16) in [("wide", "false"), ("narrow", "true")] {
+        let lines =
+            ["model.device: cuda", "train.max_steps: 60", "data.val_path: UNSET", "tuning.lora.lora_dropout: 0"];
+        let config = fixture.config(name, &[&lines[..], &[&format!("train.bf16: {bf16}")]].concat());
+        let out = fixture.path(name);
+        let ended = train(&config, &[&format!("train.output_dir={}", out.display())], &[]);
+        assert!(ended.status.success(), "{}", said(&ended));
+        let losses = losses(&out);
+        means.push(losses[40..].iter().sum::<f64>() / 20.0);
+    }
+    assert!(means[0] != means[1], "products are rounded");
+    assert!((means[1] / means[0] - 1.0).abs() < 0.005, "mean losses of the last steps: {means:?}");
+}
+
+#[test]
 fn a_checkpoint_goes_to_another_device_where_that_is_allowed() {
     let fixture = Fixture::new();
     let config = fixture.config("run", &["train.max_steps: 3", "train.save_strategy: steps", "train.save_steps: 3"]);

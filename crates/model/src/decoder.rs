@@ -3,6 +3,7 @@
 use super::adapters::{self, Method};
 use super::block::Block;
 use super::blocks::{Blocks, Walk};
+use super::device::pool;
 use super::head::Head;
 use super::params::Params;
 use super::pass::{Layout, Pass};
@@ -103,7 +104,7 @@ impl Model {
             embedding,
             blocks,
             head,
-            pool: Pool::on(device),
+            pool: pool(device, config),
             dropout: adapters::of(&config.tuning).map_or(0.0, Method::dropout) as f32,
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },

@@ -1,9 +1,11 @@
 //! Which device a model is loaded to, and how much a run may hold there.
+use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::limits;
-use tunesmith_config::DeviceChoice;
+use tunesmith_config::{Config, DeviceChoice};
 use tunesmith_device::cuda::{Context, library};
 use tunesmith_device::{Device, gpu};
+use tunesmith_ops::activation::{Pool, Products};
 use tunesmith_ops::simd;
 
 /// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
@@ -65,6 +67,18 @@ pub fn describe(device: Device) -> String {
         }
         Device::Meta => "no device".to_owned(),
     }
+}
+
+/// How a GPU computes products: `train.bf16` rounds their operands.
+pub(crate) const fn products(config: &Config) -> Products {
+    if config.train.bf16 { Products::Bf16 } else { Products::F32 }
+}
+
+/// A pool whose products are computed as the configuration says.
+pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
+    let pool = Pool::on(device);
+    pool.set_products(products(config));
+    pool
 }
 
 /// What decides the last bits of results there: the processor's instruction set, or a GPU and its libraries.

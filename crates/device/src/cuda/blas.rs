@@ -32,7 +32,8 @@ impl Number {
         }
     }
 
-    const fn bytes(self) -> u64 {
+    /// Bytes of one.
+    pub const fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,

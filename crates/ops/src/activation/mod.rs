@@ -10,7 +10,7 @@ mod pool;
 #[cfg(test)]
 mod tests;
 
-pub use pool::{BufferCount, Pool};
+pub use pool::{BufferCount, Pool, Products};
 
 use crate::floats::{Floats, FloatsMut};
 use crate::par::Shared;

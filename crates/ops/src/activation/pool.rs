@@ -1,7 +1,7 @@
 //! The memory of activations: buffers of a device that are used again.
 use super::{Activation, LANES};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_device::{Buffer, Device};
 
@@ -13,6 +13,8 @@ pub struct Pool {
     panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
     stepped: bool,
+    /// [`Products::Bf16`].
+    bf16_products: AtomicBool,
 }
 
 /// The buffers of a pool, by how many values they have room for.
@@ -30,6 +32,15 @@ impl Buffers {
             *self.all.entry(values).or_default() -= idle.len();
         }
     }
+}
+
+/// What a GPU rounds the operands of products to. Sums and results are in float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Not at all.
+    F32,
+    /// bfloat16, for tensor cores.
+    Bf16,
 }
 
 /// How many buffers a pool has for activations of so many features.
@@ -62,6 +73,16 @@ impl Pool {
     /// As [`Pool::stepped`], on a device.
     pub fn stepped_on(device: Device) -> Arc<Self> {
         Arc::new(Self { device, stepped: true, ..Self::default() })
+    }
+
+    /// How a GPU computes products whose results are of this pool; the CPU computes in float32.
+    pub fn set_products(&self, products: Products) {
+        self.bf16_products.store(products == Products::Bf16, Ordering::Relaxed);
+    }
+
+    /// As [`Pool::set_products`] set it; float32 at first.
+    pub fn products(&self) -> Products {
+        if self.bf16_products.load(Ordering::Relaxed) { Products::Bf16 } else { Products::F32 }
     }
 
     /// Where its activations are.

@@ -1,6 +1,7 @@
 //! Tokens keep their places through every copy.
 use super::*;
 use crate::testing::{each_engine, numbers};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn rows_go_in_and_come_back() {
@@ -58,5 +59,27 @@ fn parts_of_rows_and_features_are_copied_scaled_and_summed() {
         assert_eq!((sums.row(9), sums.row(3)), (expected, x.row(3)));
         sums.scatter_add(&[3], None, &x.gather(&[4]));
         assert_eq!(sums.row(3), (0..features).map(|j| at(3, j) + at(4, j)).collect::<Vec<_>>());
+    });
+}
+
+/// Whether `work` panics, without having changed what later work on the device needs.
+fn refused(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+#[test]
+fn what_lies_outside_is_refused() {
+    each_engine(|engine| {
+        let (pool, tokens, features) = (engine.pool(), 37, 21);
+        let x = Activation::from_rows(&pool, &numbers(1, tokens * features), features);
+        let two = x.gather(&[0, 1]);
+        assert!(refused(|| drop(x.gather(&[0, 64]))), "gather");
+        assert!(refused(|| drop(two.scatter(&[0, 64], tokens))), "scatter");
+        assert!(refused(|| x.copy().scatter_add(&[0, 64], None, &two)), "scatter_add");
+        assert!(refused(|| x.copy().scatter_add(&[0, 1], Some(&[1.0]), &two)), "a factor for each row");
+        assert!(refused(|| drop(x.columns(3..22))), "columns");
+        assert!(refused(|| drop(Activation::side_by_side(&[&two, &x]))), "side by side");
+        assert!(refused(|| drop(x.row(64))), "row");
+        assert_eq!(x.gather(&[36]).row(0), x.row(36));
     });
 }

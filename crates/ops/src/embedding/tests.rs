@@ -2,6 +2,7 @@
 use super::*;
 use crate::testing::{check_gradient, each_engine, numbers};
 use half::bf16;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn looks_rows_up_and_adds_them_back() {
@@ -29,5 +30,24 @@ fn looks_rows_up_and_adds_them_back() {
         check_gradient("table", &table, &d_table, |table| {
             reference(table).iter().zip(&seed).map(|(x, &s)| x * f64::from(s)).sum()
         });
+    });
+}
+
+/// Whether `work` panics, without having changed what later work on the device needs.
+fn refused(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+#[test]
+fn a_token_that_has_no_row_is_refused() {
+    each_engine(|engine| {
+        let (pool, table) = (engine.pool(), engine.array(&numbers(1, 4 * 5)));
+        let dx = Activation::from_rows(&pool, &[1.0; 10], 5);
+        assert!(refused(|| drop(forward(&pool, Store::F32(table.view()), 5, &[3, 4], 1.0))));
+        let mut d_table = engine.array(&[0.0f32; 4 * 5]);
+        assert!(refused(|| backward(&dx, &[4, 4], 1.0, None, d_table.view_mut())));
+        // The padding's token gets nothing and needs no row.
+        backward(&dx, &[3, 4], 1.0, Some(4), d_table.view_mut());
+        assert_eq!(d_table.read()[10..], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
     });
 }

@@ -37,3 +37,11 @@ fn another_shape_is_refused() {
     let (mut y, v) = (Activation::from_rows(&pool, &[0.0; 5], 5), Activation::from_rows(&pool, &[0.0; 40], 2));
     add(&mut y, &v, [1.0; 2][..].into());
 }
+
+#[test]
+#[should_panic(expected = "a norm for each feature")]
+fn a_gradient_of_another_width_is_refused() {
+    let pool = Pool::new();
+    let (dy, v) = (Activation::from_rows(&pool, &[0.0; 6], 3), Activation::from_rows(&pool, &[0.0; 6], 3));
+    backward(&dy, &v, [1.0; 2][..].into(), (&mut [0.0; 2][..]).into());
+}

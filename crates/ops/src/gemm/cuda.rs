@@ -1,7 +1,7 @@
 //! Products in a GPU's memory, by cublasLt. It sees matrices column by column: an activation `[tokens, features]` is
 //! `[features, tokens]` there, and `out = W x` needs nothing turned.
 use super::{Init, Matrix, Store, Transposed};
-use crate::activation::Activation;
+use crate::activation::{Activation, Products};
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_device::cuda::{Number, Operand, Product};
@@ -12,11 +12,40 @@ static KERNELS: Source = Source::new("gemm", include_str!("gemm.cu"));
 /// Numbers of a matrix that are widened at once: 64 MiB.
 const SLAB: usize = 16 << 20;
 
-const fn operand(address: u64, leading: usize, transposed: bool) -> Operand {
-    Operand { address, number: Number::F32, leading: leading as u64, transposed, batch_stride: 0 }
+const fn operand(address: u64, number: Number, leading: usize, transposed: bool) -> Operand {
+    Operand { address, number, leading: leading as u64, transposed, batch_stride: 0 }
 }
 
-/// A matrix `[rows, depth]` of floats in a GPU's memory, as cublasLt reads it.
+/// The type that operands of products are rounded to.
+const fn number(products: Products) -> Number {
+    match products {
+        Products::F32 => Number::F32,
+        Products::Bf16 => Number::Bf16,
+    }
+}
+
+/// Where numbers begin that products read: the floats themselves, or the same rounded to bfloat16, in memory that `kept` holds.
+fn rounded(device: Device, floats: Floats<'_>, products: Products, kept: &mut Option<Buffer>) -> u64 {
+    match products {
+        Products::F32 => floats.address(),
+        Products::Bf16 => {
+            let count = floats.len();
+            let halves = kept.get_or_insert_with(|| Buffer::new(device, count.div_ceil(2)));
+            let to = halves.floats_mut(0..count.div_ceil(2));
+            let address = to.address();
+            cuda::launch(
+                device,
+                &KERNELS,
+                "gemm_round",
+                Grid::items(count),
+                &[floats.into(), to.into(), Arg::count(count)],
+            );
+            address
+        }
+    }
+}
+
+/// A matrix `[rows, depth]` in a GPU's memory, as cublasLt reads it.
 #[derive(Clone, Copy)]
 struct Dense {
     address: u64,
@@ -48,18 +77,22 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
         Init::Bias(_) | Init::Out => Some(to),
         Init::Add(other) => Some(other.floats().address()),
     };
+    let products = out.pool().products();
+    let kind = number(products);
     for term in *terms {
         let (matrix, shape) = (term.matrix, [rows, term.x.features()]);
-        each_slab(device, slab, matrix, shape, |dense, row, column, [part_rows, part_depth]| {
-            let x = operand(term.x.floats().address() + 4 * column as u64, term.x.features(), false);
-            let at = |address: u64| operand(address + 4 * row as u64, rows, false);
+        let mut kept = None;
+        let from = rounded(device, term.x.floats(), products, &mut kept);
+        each_slab(device, slab, products, matrix, shape, |dense, row, column, [part_rows, part_depth]| {
+            let x = operand(from + kind.bytes() * column as u64, kind, term.x.features(), false);
+            let at = |address: u64| operand(address + 4 * row as u64, Number::F32, rows, false);
             let product = Product {
                 m: part_rows as u64,
                 n: tokens as u64,
                 k: part_depth as u64,
                 alpha: 1.0,
                 beta: if addend.is_some() || column > 0 { 1.0 } else { 0.0 },
-                a: operand(dense.address, dense.leading, dense.by_rows),
+                a: operand(dense.address, kind, dense.leading, dense.by_rows),
                 b: x,
                 c: at(if column > 0 { to } else { addend.unwrap_or(to) }),
                 d: at(to),
@@ -77,6 +110,7 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
 fn each_slab(
     device: Device,
     slab: usize,
+    products: Products,
     matrix: Matrix<'_>,
     [rows, depth]: [usize; 2],
     mut product: impl FnMut(Dense, usize, usize, [usize; 2]),
@@ -91,24 +125,30 @@ fn each_slab(
         let mut wide = None;
         let floats = widened(device, data, 0..numbers, &mut wide);
         let packed = Buffer::new(device, rows * depth);
-        let to = packed.floats(0..rows * depth);
-        let args = [floats.into(), to.into()];
+        let args = [floats.into(), packed.floats(0..rows * depth).into()];
         let counts = [rows, depth, row, col].map(Arg::count);
         cuda::launch(device, &KERNELS, "gemm_pack", Grid::items(rows * depth), &[&args[..], &counts].concat());
-        let dense = Dense { address: to.address(), by_rows: true, leading: depth };
+        let mut kept = None;
+        let address = rounded(device, packed.floats(0..rows * depth), products, &mut kept);
+        let dense = Dense { address, by_rows: true, leading: depth };
         return product(dense, 0, 0, [rows, depth]);
     }
     let leading = stride.max(width);
-    let per_slab = match data {
-        Store::F32(_) => lines,
-        Store::Bf16(_) | Store::Quantized(_) => (slab / leading).clamp(1, lines),
+    let per_slab = match (data, products) {
+        // As they are stored.
+        (Store::F32(_), Products::F32) | (Store::Bf16(_), Products::Bf16) => lines,
+        _ => (slab / leading).clamp(1, lines),
     };
-    let mut wide = None;
+    let (mut wide, mut kept) = (None, None);
     for first in (0..lines).step_by(per_slab) {
         let count = per_slab.min(lines - first);
         let start = first * stride;
-        let floats = widened(device, data, start..start + (count - 1) * stride + width, &mut wide);
-        let dense = Dense { address: floats.address(), by_rows, leading };
+        let range = start..start + (count - 1) * stride + width;
+        let address = match (data, products) {
+            (Store::Bf16(values), Products::Bf16) => values.slice(range).address(),
+            _ => rounded(device, widened(device, data, range, &mut wide), products, &mut kept),
+        };
+        let dense = Dense { address, by_rows, leading };
         if by_rows {
             product(dense, first, 0, [count, depth]);
         } else {
@@ -150,10 +190,14 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
     if tokens == 0 {
         return;
     }
-    let (y, x) = (operand(y.floats().address(), rows, false), operand(x.act.floats().address(), cols, false));
+    let (products, mut kept) = (y.pool().products(), [None, None]);
+    let [kept_y, kept_x] = &mut kept;
+    let kind = number(products);
+    let y = operand(rounded(device, y.floats(), products, kept_y), kind, rows, false);
+    let x = operand(rounded(device, x.act.floats(), products, kept_x), kind, cols, false);
     let product = |to: u64, by_rows: bool, leading: usize, beta: f32| {
         let (left, right, m, n) = if by_rows { (x, y, cols, rows) } else { (y, x, rows, cols) };
-        let d = operand(to, leading, false);
+        let d = operand(to, Number::F32, leading, false);
         let right = Operand { transposed: true, ..right };
         let (m, n, k) = (m as u64, n as u64, tokens as u64);
         let product = Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32: false };

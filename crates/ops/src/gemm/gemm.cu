@@ -12,6 +12,11 @@ KERNEL gemm_widen(const bf16* from, float* to, u64 count) {
     if (i < count) to[i] = widen(from[i]);
 }
 
+KERNEL gemm_round(const float* from, bf16* to, u64 count) {
+    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = to_bf16(from[i]);
+}
+
 // packed[m, k] = matrix[m row + k col]
 KERNEL gemm_pack(const float* matrix, float* packed, u64 rows, u64 depth, u64 row, u64 col) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -306,3 +306,43 @@ fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
         }
     });
 }
+
+#[test]
+fn a_gpu_multiplies_in_bfloat16_what_rounded_operands_give() {
+    use crate::activation::Products;
+    use crate::quant::{Format, encode};
+    each_engine(|engine| {
+        let round = |values: &[f32]| values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect::<Vec<_>>();
+        for (tokens, depth, rows) in
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 300, 29)].into_iter().filter(|_| !engine.is_cpu())
+        {
+            let pool = engine.pool();
+            pool.set_products(Products::Bf16);
+            let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
+            let xa = Activation::from_rows(&pool, &x, depth);
+            let narrow: Vec<bf16> = w.iter().copied().map(bf16::from_f32).collect();
+            let (wide, narrow) = (engine.array(&w), engine.array(&narrow));
+            let coded = encode::quantize(&w, depth, Format::Nf4, true).unwrap();
+            let (coded, codes) = (coded.to(engine.device()), round(&coded.dequantize()));
+            for (what, store, values) in [
+                ("f32", Store::F32(wide.view()), round(&w)),
+                ("bf16", Store::Bf16(narrow.view()), round(&w)),
+                ("nf4", Store::Quantized(&coded), codes),
+            ] {
+                let mut out = pool.act(tokens, rows);
+                matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(store, depth), x: &xa }]);
+                let expected = reference::matmul(&vec![0.0; tokens * rows], rows, &[(&values, &round(&x), depth)]);
+                for (got, sum) in out.to_rows().into_iter().zip(expected) {
+                    assert!((f64::from(got) - sum).abs() < 1e-4, "{what} [{tokens}, {depth}, {rows}]: {got} != {sum}");
+                }
+            }
+            let y = numbers(3, tokens * rows);
+            let mut gradient = engine.array(&vec![0.0; rows * depth]);
+            let ya = Activation::from_rows(&pool, &y, rows);
+            outer(Target::Rows(gradient.view_mut()), &ya, &Transposed::new(&xa));
+            for (got, sum) in gradient.read().into_iter().zip(reference::outer(&round(&y), rows, &round(&x), depth)) {
+                assert!((f64::from(got) - sum).abs() < 1e-4, "outer [{tokens}, {depth}, {rows}]: {got} != {sum}");
+            }
+        }
+    });
+}
