@@ -18,10 +18,17 @@ impl From<&mut Activation> for Arg {
     }
 }
 
-/// Row numbers as kernels read them.
-fn indices(x: &Activation, rows: &[usize]) -> Array<u32> {
+/// Row numbers of `of` as kernels, which do not check them, read them.
+fn indices(of: &Activation, rows: &[usize]) -> Array<u32> {
+    assert!(rows.iter().all(|&row| row < of.tokens()), "rows below {}", of.tokens());
     let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-    cuda::upload(x.device(), &rows)
+    cuda::upload(of.device(), &rows)
+}
+
+/// As [`indices`], of rows that are written: threads have one each, so that none may come twice.
+fn written(of: &Activation, rows: &[usize]) -> Array<u32> {
+    assert!(rows.is_sorted_by(|row, next| row < next), "rows that rise");
+    indices(of, rows)
 }
 
 pub(super) fn rows(x: &Activation, first: usize, out: &mut Activation) {
@@ -56,6 +63,7 @@ fn copy_columns(from: &Activation, first: usize, to: &mut Activation, to_first: 
 }
 
 pub(super) fn columns(x: &Activation, columns: Range<usize>, out: &mut Activation) {
+    assert!(columns.end <= x.features(), "columns below {}", x.features());
     copy_columns(x, columns.start, out, 0, columns.len());
 }
 
@@ -68,17 +76,18 @@ pub(super) fn side_by_side(parts: &[&Activation], out: &mut Activation) {
 }
 
 pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
-    move_rows("activation_gather", x, rows, out);
+    move_rows("activation_gather", x, &indices(x, rows), out);
 }
 
 pub(super) fn scatter(x: &Activation, rows: &[usize], out: &mut Activation) {
+    assert_eq!(rows.len(), x.tokens(), "a row for each token");
     out.floats_mut().zero();
-    move_rows("activation_scatter", x, rows, out);
+    move_rows("activation_scatter", x, &written(out, rows), out);
 }
 
-fn move_rows(kernel: &'static str, x: &Activation, rows: &[usize], out: &mut Activation) {
-    let (indices, features) = (indices(x, rows), x.features());
-    let args = [x.into(), (&indices).into(), out.into(), Arg::count(rows.len()), Arg::count(features)];
+fn move_rows(kernel: &'static str, x: &Activation, rows: &Array<u32>, out: &mut Activation) {
+    let features = x.features();
+    let args = [x.into(), rows.into(), out.into(), Arg::count(rows.len()), Arg::count(features)];
     cuda::launch(x.device(), &KERNELS, kernel, Grid::items(rows.len() * features), &args);
 }
 
@@ -97,7 +106,8 @@ pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
 }
 
 pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[f32]>, from: &Activation) {
-    let indices = indices(from, rows);
+    assert!(factors.is_none_or(|factors| factors.len() == rows.len()), "a factor for each row");
+    let indices = written(x, rows);
     let factors = factors.map(|factors| cuda::upload(from.device(), factors));
     let args = [
         from.into(),

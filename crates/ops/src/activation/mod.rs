@@ -194,6 +194,7 @@ impl Activation {
     /// The features of several with the same tokens, one after the other: `[tokens, sum of features]`.
     #[must_use]
     pub fn side_by_side(parts: &[&Self]) -> Self {
+        assert!(parts.iter().all(|part| part.tokens == parts[0].tokens), "all have the same tokens");
         let features = parts.iter().map(|part| part.features).sum();
         let mut out = parts[0].pool.act(parts[0].tokens, features);
         match out.device() {
@@ -313,7 +314,7 @@ impl Activation {
         }
     }
 
-    /// The reverse of [`Activation::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.
+    /// The reverse of [`Activation::gather`]: token `rows[i]` becomes `self`'s token i, all others zero; the rows rise.
     #[must_use]
     pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
         let mut out = self.pool.act(tokens, self.features);

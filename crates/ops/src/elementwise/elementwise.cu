@@ -7,10 +7,10 @@ KERNEL elementwise_map(float* x, float factor, float addend, u64 count) {
     if (i < count) x[i] = factor == 0.0f ? addend : factor * x[i] + addend;
 }
 
-// y[i] = a x[i] + b y[i]
+// y[i] = a x[i] + b y[i], each product rounded as on the CPU
 KERNEL elementwise_zip(float* y, const float* x, float a, float b, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < count) y[i] = b == 0.0f ? a * x[i] : a * x[i] + b * y[i];
+    if (i < count) y[i] = b == 0.0f ? a * x[i] : __fadd_rn(__fmul_rn(a, x[i]), __fmul_rn(b, y[i]));
 }
 
 // y[t, j] += bias[j]

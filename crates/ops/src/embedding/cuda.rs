@@ -6,8 +6,17 @@ use crate::gemm::Store;
 
 static KERNELS: Source = Source::new("embedding", include_str!("embedding.cu"));
 
+/// Kernels do not check tokens: here a table of `numbers` floats has a row for each of them.
+fn check(tokens: impl Iterator<Item = u32>, numbers: usize, features: usize) {
+    let rows = numbers / features;
+    for token in tokens {
+        assert!((token as usize) < rows, "token {token} of a table of {rows} rows");
+    }
+}
+
 pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Activation) {
     let (device, features) = (out.device(), out.features());
+    check(tokens.iter().copied(), table.len(), features);
     let (kernel, table) = match table {
         Store::F32(values) => ("embedding_f32", Arg::from(values)),
         Store::Bf16(values) => ("embedding_bf16", Arg::from(values)),
@@ -31,6 +40,8 @@ pub(super) fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Opt
     }
     starts.push(places.len() as u32);
     let (device, features, rows) = (dx.device(), dx.features(), ids.len());
+    assert_eq!(tokens.len(), dx.tokens(), "a token for each gradient");
+    check(ids.iter().copied(), d_table.len(), features);
     let [ids, starts, places] = [ids, starts, places].map(|indices| cuda::upload(device, &indices));
     let args = [
         dx.into(),

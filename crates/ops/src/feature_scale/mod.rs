@@ -49,6 +49,8 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
 /// # Panics
 /// If the shapes do not fit.
 pub fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
+    assert_eq!((dy.tokens(), dy.features()), (v.tokens(), v.features()), "both have one shape");
+    assert_eq!(v.features(), norm.len(), "a norm for each feature");
     assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
     match dy.device() {
         Device::Cpu => cpu::backward(dy, v, norm.cpu_slice(), d_magnitude.cpu_slice()),
