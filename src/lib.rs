@@ -12,6 +12,7 @@
 //! plan          batch arithmetic, learning rates, predictions of memory and time
 //! data          sources, chat templates, label masks, packing, sampler state
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
+//! cpu-slice     the slice behind numbers on the CPU, for the crates with kernels
 //! device        where tensors lie (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
 //! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable, CUDA
 //! optim         optimizers as pure updates of tensors, schedules, clipping

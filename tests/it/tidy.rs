@@ -192,20 +192,6 @@ fn unsafe_stands_only_where_it_is_named() {
     expect_none("`unsafe` outside of UNSAFE_ALLOWED", &findings);
 }
 
-/// Whoever takes the slice can compute on the CPU only. Everything else reads and writes copies (`read`, `on_host`), which
-/// any device can give.
-#[test]
-fn only_ops_and_comm_take_the_slice_of_numbers_on_the_cpu() {
-    let allowed = ["crates/device/", "crates/ops/", "crates/comm/"];
-    let findings: Vec<String> = sources()
-        .iter()
-        .filter(|source| tokens(&source.code).contains(&"cpu_slice"))
-        .filter(|source| !allowed.iter().any(|allowed| source.path.starts_with(allowed)))
-        .map(|source| source.path.clone())
-        .collect();
-    expect_none("`cpu_slice` above ops and comm", &findings);
-}
-
 /// Clippy holds that each `unsafe` block has a comment, but asks for this section of public functions only.
 #[test]
 fn unsafe_functions_say_what_they_ask_of_their_caller() {

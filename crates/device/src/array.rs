@@ -260,6 +260,7 @@ impl<'a, T: Element> From<&'a mut Array<T>> for SliceMut<'a, T> {
 mod tests {
     use super::*;
     use crate::Floats;
+    use tunesmith_cpu_slice::CpuSlice as _;
 
     #[test]
     fn a_buffer_grows_without_a_copy_and_keeps_a_part() {

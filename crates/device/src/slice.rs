@@ -1,6 +1,6 @@
 //! Borrowed numbers in a device's memory: weights, gains, trained values, gradients, optimizer state.
 //!
-//! [`Slice::cpu_slice`] and [`SliceMut::cpu_slice`] give the slice on the CPU to what runs there: the ops' CPU kernels and the
+//! [`CpuSlice`] gives the slice on the CPU to what runs there: the ops' CPU kernels and the
 //! collectives. Everything else reads and writes copies ([`Slice::to_host`], [`SliceMut::on_host`]), which cost nothing on
 //! the CPU.
 use super::{Device, gpu};
@@ -8,6 +8,7 @@ use half::bf16;
 use std::borrow::Cow;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut, Range};
+use tunesmith_cpu_slice::CpuSlice;
 
 /// What a device keeps arrays of: `f32`; [`bf16`] for weights and gradient sums of half the size; `u8` for codes; whole numbers
 /// for indices; `f64` for sums. Each is plain bytes, all of which are values, zeros the default.
@@ -209,23 +210,23 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// The numbers on the CPU.
-    ///
-    /// # Panics
-    /// If they are not there: an op on a device takes operands of that device.
-    pub const fn cpu_slice(self) -> &'a [T] {
-        match self.0 {
-            Numbers::Host(values) => values,
-            Numbers::Gpu(_) | Numbers::Meta(_) => panic!("numbers of the CPU"),
-        }
-    }
-
     /// Where they are.
     pub const fn device(self) -> Device {
         match self.0 {
             Numbers::Host(_) => Device::Cpu,
             Numbers::Gpu(stretch) => Device::Cuda(stretch.ordinal),
             Numbers::Meta(_) => Device::Meta,
+        }
+    }
+}
+
+impl<'a, T: Element> CpuSlice for Slice<'a, T> {
+    type Slice = &'a [T];
+
+    fn cpu_slice(self) -> &'a [T] {
+        match self.0 {
+            Numbers::Host(values) => values,
+            Numbers::Gpu(_) | Numbers::Meta(_) => panic!("numbers of the CPU"),
         }
     }
 }
@@ -418,17 +419,6 @@ impl<'a, T: Element> SliceMut<'a, T> {
             NumbersMut::Meta(len) => Changed::Dropped(vec![T::default(); len]),
         })
     }
-
-    /// The numbers on the CPU.
-    ///
-    /// # Panics
-    /// If they are not there: an op on a device takes operands of that device.
-    pub const fn cpu_slice(self) -> &'a mut [T] {
-        match self.0 {
-            NumbersMut::Host(values) => values,
-            NumbersMut::Gpu(_) | NumbersMut::Meta(_) => panic!("numbers of the CPU"),
-        }
-    }
 }
 
 impl FloatsMut<'_> {
@@ -436,6 +426,17 @@ impl FloatsMut<'_> {
     pub fn add(self, host: &[f32]) {
         assert_eq!(self.len(), host.len(), "a summand for each number");
         self.on_host().iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+impl<'a, T: Element> CpuSlice for SliceMut<'a, T> {
+    type Slice = &'a mut [T];
+
+    fn cpu_slice(self) -> &'a mut [T] {
+        match self.0 {
+            NumbersMut::Host(values) => values,
+            NumbersMut::Gpu(_) | NumbersMut::Meta(_) => panic!("numbers of the CPU"),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tunesmith_base::Kind;
+use tunesmith_cpu_slice::CpuSlice as _;
 
 static KERNELS: Source = Source::new("testing", include_str!("testing.cu"));
 

@@ -7,6 +7,7 @@ mod tests;
 
 use crate::floats::{Floats, FloatsMut};
 use half::bf16;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, Element, Slice, SliceMut};
 
 /// What sums are kept in: `f32` or [`bf16`].

@@ -15,6 +15,7 @@ pub use pool::{BufferCount, Pool, Products};
 use crate::floats::{Floats, FloatsMut};
 use crate::par::Shared;
 use std::sync::Arc;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Buffer, Device};
 
 /// The number of tokens in a panel: the lanes of a vector.

@@ -11,6 +11,7 @@ mod tests;
 use crate::adamw::Step;
 use crate::floats::{Floats, FloatsMut};
 use crate::quant::map::dynamic;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Device, SliceMut};
 
 /// Moments that share a scale.

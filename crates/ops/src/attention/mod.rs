@@ -24,6 +24,7 @@ use super::activation::Activation;
 use super::floats::{Floats, FloatsMut};
 use super::spans::{Span, Window};
 pub use cache::KeyValues;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// Numbers of heads and their sizes.

@@ -4,6 +4,7 @@ use crate::activation::{Activation, LANES};
 use crate::gemm::cpu::{tile, tile_rows, with_tile};
 use crate::par;
 use crate::simd::{Simd, dispatch};
+use tunesmith_cpu_slice::CpuSlice as _;
 
 struct Job {
     out: *mut f32,

@@ -6,6 +6,7 @@ mod tests;
 
 use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// `x = factor x`.

@@ -7,6 +7,7 @@ mod reference;
 mod tests;
 
 use crate::floats::{Floats, FloatsMut};
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// Moves `averages [n]` to `values [n]` by the share `weight`, from 0 to 1; with 1 it copies them.

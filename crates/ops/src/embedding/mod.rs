@@ -11,6 +11,7 @@ use crate::activation::{Activation, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
 use std::sync::Arc;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with `table [vocabulary, features]` row-major.

@@ -16,6 +16,7 @@ pub use operands::{Init, Matrix, Product, Store, Target, Term};
 
 use crate::activation::{Activation, LANES};
 use operands::holds;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.

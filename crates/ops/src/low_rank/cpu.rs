@@ -2,6 +2,7 @@
 use super::Update;
 use crate::activation::Activation;
 use rayon::prelude::*;
+use tunesmith_cpu_slice::CpuSlice as _;
 
 /// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
 pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {

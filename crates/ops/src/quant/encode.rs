@@ -3,6 +3,7 @@ use super::rule::Rule;
 use super::{Eight, Format, Four, Nested, Quantized, Scales, cpu, cuda, map};
 use crate::floats::Floats;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device};
 
 pub use super::rule::{BLOCK, FP4, NESTED_BLOCK, NF4, table};

@@ -2,6 +2,7 @@
 use super::{Eight, Format, Four, Nested, Quantized, Scales, lookup};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device, Element, Slice};
 
 /// Numbers of a matrix: its own, or a part of a buffer that it shares with others.

@@ -25,6 +25,7 @@ pub use form::{Form, Numbers, Stored};
 
 use crate::floats::FloatsMut;
 use std::sync::Arc;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::{Array, Device};
 
 /// How a matrix is quantized.

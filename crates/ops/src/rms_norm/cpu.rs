@@ -3,6 +3,7 @@ use super::Gain;
 use crate::activation::{Activation, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
+use tunesmith_cpu_slice::CpuSlice as _;
 
 /// A [`Gain`] as the kernels read it.
 #[derive(Clone, Copy)]
@@ -12,7 +13,7 @@ struct HostGain<'a> {
 }
 
 impl<'a> Gain<'a> {
-    const fn host(self) -> HostGain<'a> {
+    fn host(self) -> HostGain<'a> {
         HostGain { weight: self.weight.cpu_slice(), offset: self.offset }
     }
 }

@@ -13,6 +13,7 @@ mod reference;
 mod tests;
 
 use crate::floats::{Floats, FloatsMut};
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The constants of one step.

@@ -7,6 +7,7 @@ mod reference;
 mod tests;
 
 use crate::floats::Floats;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The sum of the squares of `x [n]`, in f64. It does not depend on the number of threads. NaN or infinite where a number is.

@@ -8,6 +8,7 @@ use crate::gemm::cpu::{tile_rows, transpose, with_tile};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;
+use tunesmith_cpu_slice::CpuSlice as _;
 
 /// Query panels in a block of the backward pass.
 const QUERY_PANELS: usize = 8;

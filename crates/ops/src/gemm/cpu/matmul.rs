@@ -6,6 +6,7 @@ use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
 use crate::simd::{Simd, dispatch, prefetch};
 use smallvec::SmallVec;
+use tunesmith_cpu_slice::CpuSlice as _;
 
 #[derive(Clone, Copy)]
 struct RawTerm<'a> {

@@ -9,6 +9,7 @@ use crate::gemm::{Init, Matrix, Store, Term};
 use crate::simd::{Simd, dispatch, prefetch};
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
+use tunesmith_cpu_slice::CpuSlice as _;
 
 /// Rows of a block: two vectors, side by side, so that a sum's latency is hidden.
 const ROWS: usize = 2 * LANES;

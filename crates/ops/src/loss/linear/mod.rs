@@ -13,6 +13,7 @@ use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
 use crate::softcap;
 use std::sync::Arc;
+use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
