@@ -10,7 +10,7 @@ static KERNELS: Source = Source::new("embedding", include_str!("embedding.cu"));
 fn check(tokens: impl Iterator<Item = u32>, numbers: usize, features: usize) {
     let rows = numbers / features;
     for token in tokens {
-        assert!((token as usize) < rows, "token {token} of a table of {rows} rows");
+        assert!((token as usize) < rows, "token {token}, where the table has those below {rows}");
     }
 }
 
