@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
 use tunesmith_ops::loss::Terms;
-use tunesmith_ops::loss::linear::{LossGradient, Objective, Projection};
+use tunesmith_ops::loss::linear::{LossGradient, Objective, Projection, RowLosses};
 
 #[derive(Debug)]
 pub struct Head {
@@ -31,10 +31,8 @@ pub struct Head {
 /// The result of [`Head::forward_backward`].
 #[derive(Debug)]
 pub struct HeadResult {
-    /// The sum of the rows' losses.
-    pub total: f64,
-    /// Rows whose target was the most probable one.
-    pub right: usize,
+    /// The rows' losses, and which targets were the most probable ones.
+    pub losses: RowLosses,
     /// The gradient with respect to the rows.
     pub dx: Activation,
 }
@@ -75,7 +73,7 @@ impl Head {
         self.projection(&self.weight.view(pass.values)).losses(&h, targets, self.squared)
     }
 
-    /// The sum of the rows' losses, each counting `weights[row]` times (empty: once), and the gradient of `scale` times the
+    /// The rows' losses, each counting `weights[row]` times (empty: once), and the gradient of `scale` times the
     /// objective with respect to `x [rows, hidden]`. Adds the gradients of what is trained here to `grads`.
     pub fn forward_backward(
         &self,
@@ -91,11 +89,11 @@ impl Head {
         let weight = self.weight.view(pass.values);
         let objective = Objective { terms, squared: self.squared, weights };
         let d_weight = self.weight.head_gradient(grads);
-        let LossGradient { total, right, mut dh } =
+        let LossGradient { losses, mut dh } =
             self.projection(&weight).forward_backward(&h, targets, objective, scale, d_weight);
         self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), x.features());
         self.norm.backward(pass, x, &rstd, &dh, Some((&mut dx, false)), grads);
-        HeadResult { total, right, dx }
+        HeadResult { losses, dx }
     }
 }

@@ -105,7 +105,7 @@ impl Model {
             grads.open(embedding.clone());
         }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let HeadResult { mut total, right, dx: dy } =
+        let HeadResult { losses, dx: dy } =
             self.shards.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
                 self.head.weight.refresh(pass.values);
                 let weights: Vec<f32> = if batch.weights.is_empty() {
@@ -116,11 +116,11 @@ impl Model {
                 self.head.forward_backward(pass, &x, &targets, self.terms, &weights, scale, grads)
             })?;
         drop(x);
-        self.right += if self.head.counts { right as u64 } else { 0 };
+        let mut total_of_balance = 0.0;
         if let Some(coefficient) = balance {
             let (loss, slope) = balance_loss(&trace.loads, batch.tokens.len());
             let weight = coefficient * f64::from(share);
-            total += loss * weight / f64::from(plain_scale);
+            total_of_balance = loss * weight / f64::from(plain_scale);
             let weight = weight * f64::from(self.loss_scale);
             slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
             pass.balance = Some(&slopes);
@@ -138,8 +138,11 @@ impl Model {
             grads.close(&embedding)?;
         }
         drop(layout);
+        // Read when a GPU has been told all of the pass, so that it never waits for the host in between.
+        let (total, right) = losses.sum();
+        self.right += if self.head.counts { right as u64 } else { 0 };
         self.phases.backward += lap();
-        Ok(total)
+        Ok(total + total_of_balance)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
 use crate::squares;
 use half::bf16;
-use tunesmith_device::{Array, Slice, SliceMut};
+use tunesmith_device::{Slice, SliceMut};
 
 static KERNELS: Source = Source::new("accumulate", include_str!("accumulate.cu"));
 
@@ -27,7 +27,5 @@ pub(super) fn to_f32(sums: Slice<'_, bf16>, floats: FloatsMut<'_>) {
 }
 
 pub(super) fn squares(sums: Slice<'_, bf16>) -> f64 {
-    let mut floats = Array::<f32>::zeros(sums.device(), sums.len());
-    to_f32(sums, floats.view_mut());
-    squares::sum(floats.view())
+    squares::cuda::sum_bf16(sums)
 }

@@ -97,14 +97,14 @@ pub(super) fn gradient(
     });
 }
 
-pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<TokenLoss> {
     let pairs = targets.iter().zip(scales).enumerate();
     pairs
         .map(|(token, (&target, scale))| {
             let value = &mut values.panel_mut(token / LANES)[token % LANES];
             let error = *value - f32::from_bits(target);
             *value = 2.0 * scale * error;
-            error * error
+            TokenLoss { nll: error * error, ..TokenLoss::default() }
         })
         .collect()
 }

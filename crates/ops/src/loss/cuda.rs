@@ -38,11 +38,11 @@ pub(super) fn gradient(
     cuda::launch(device, &KERNELS, "loss_gradient", Grid::rows(tokens, vocabulary), &args);
 }
 
-pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Array<f32> {
     let (device, count) = (values.device(), targets.len());
-    let errors = Array::<f32>::zeros(device, count);
+    let losses = Array::<f32>::zeros(device, 4 * count);
     let (targets, scales) = (cuda::upload(device, targets), cuda::upload(device, scales));
-    let args = [values.into(), (&targets).into(), (&scales).into(), (&errors).into(), Arg::count(count)];
+    let args = [values.into(), (&targets).into(), (&scales).into(), (&losses).into(), Arg::count(count)];
     cuda::launch(device, &KERNELS, "loss_squared", Grid::items(count), &args);
-    errors.read()
+    losses
 }

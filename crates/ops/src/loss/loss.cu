@@ -7,6 +7,8 @@ KERNEL loss_cross_entropy(float* logits, const u32* targets, float* out, u64 voc
     float* row = logits + u64(blockIdx.x) * vocabulary;
     float picked = row[targets[blockIdx.x]];
     float most = -INFINITY;
+    // All have read the target's logit before one writes it; shuffles order no memory, and a block may be one warp.
+    __syncthreads();
     for (u64 j = threadIdx.x; j < vocabulary; j += blockDim.x) most = fmaxf(most, row[j]);
     most = block_max(most);
     float sum = 0.0f;
@@ -41,11 +43,12 @@ KERNEL loss_gradient(float* exponentials, const u32* targets, const float* scale
     }
 }
 
-// Squared errors of one number a token, whose targets are the bits of a float; the values become the gradient
-KERNEL loss_squared(float* values, const u32* targets, const float* scales, float* errors, u64 count) {
+// Squared errors of one number a token, whose targets are the bits of a float; the values become the gradient. A result's other
+// three numbers stay as they are.
+KERNEL loss_squared(float* values, const u32* targets, const float* scales, float* out, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float error = values[i] - __uint_as_float(targets[i]);
     values[i] = 2.0f * scales[i] * error;
-    errors[i] = error * error;
+    out[4 * i] = error * error;
 }

@@ -18,7 +18,7 @@ use tunesmith_device::{Array, Device};
 /// The loss of one token.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TokenLoss {
-    /// The negative log-likelihood of the target.
+    /// The negative log-likelihood of the target; of [`squared`], the squared error, and all else is zero.
     pub nll: f32,
     /// The sum of `exp(logit - max)`.
     pub sum: f32,
@@ -106,15 +106,15 @@ pub fn gradient(logits: &mut Activation, targets: &[u32], scales: &[f32], terms:
 }
 
 /// Replaces `values [tokens, 1]` by the gradient of `sum_t scales[t] (value - target)^2`; returns each token's squared
-/// error, zero on the meta device. Targets are the bits of numbers.
+/// error, zero on the meta device; none is right. Targets are the bits of numbers.
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+pub fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) -> Losses {
     assert_eq!((values.features(), targets.len()), (1, scales.len()), "a number, and a scale, for each target");
     match values.device() {
-        Device::Cpu => cpu::squared(values, targets, scales),
-        Device::Cuda(_) => cuda::squared(values, targets, scales),
-        Device::Meta => vec![0.0; targets.len()],
+        Device::Cpu => Losses(Results::Host(cpu::squared(values, targets, scales))),
+        Device::Cuda(_) => Losses(Results::Gpu(cuda::squared(values, targets, scales))),
+        Device::Meta => Losses(Results::Host(vec![TokenLoss::default(); targets.len()])),
     }
 }

@@ -1,6 +1,5 @@
 //! Losses and gradients against their definitions and finite differences.
 use super::*;
-use crate::activation::Pool;
 use crate::testing::{check_gradient, each_engine, numbers};
 
 #[test]
@@ -38,10 +37,10 @@ fn squared_errors_equal_their_definition_and_its_finite_differences() {
             let scales: Vec<f32> = numbers(3, tokens).iter().map(|x| 0.6 + 0.5 * x).collect();
             let targets: Vec<u32> = wanted.iter().map(|number| number.to_bits()).collect();
             let mut act = Activation::from_rows(&engine.pool(), &values, 1);
-            let errors = squared(&mut act, &targets, &scales);
+            let errors = squared(&mut act, &targets, &scales).read();
             let error = |value: f64, token: usize| (value - f64::from(wanted[token])).powi(2);
             for (token, found) in errors.iter().enumerate() {
-                assert!((f64::from(*found) - error(f64::from(values[token]), token)).abs() < 1e-6);
+                assert!((f64::from(found.nll) - error(f64::from(values[token]), token)).abs() < 1e-6 && !found.right);
             }
             let objective = |values: &[f64]| -> f64 {
                 values.iter().enumerate().map(|(token, &value)| f64::from(scales[token]) * error(value, token)).sum()
@@ -124,14 +123,15 @@ fn a_linear_head_has_the_gradients_of_its_finite_differences() {
             }
             let plain = reference::LinearCase { terms: Terms::default(), ..case };
             let total = reference::linear(&double(&h), &double(&w), &plain);
-            assert!((found.total - total).abs() < 1e-4, "{engine:?}: {} != {total}", found.total);
+            let (found, right) = found.losses.sum();
+            assert!((found - total).abs() < 1e-4, "{engine:?}: {found} != {total}");
             let losses = projection.losses(&act, &plain.targets, squared);
             let sum = losses
                 .iter()
                 .enumerate()
                 .map(|(t, (loss, _))| f64::from(*loss) * plain.weights.get(t).map_or(1.0, |&weight| f64::from(weight)));
             assert!((sum.sum::<f64>() - total).abs() < 1e-4, "losses without gradients");
-            assert_eq!(losses.iter().filter(|(_, right)| *right).count(), found.right);
+            assert_eq!(losses.iter().filter(|(_, right)| *right).count(), right);
         }
     });
 }
@@ -144,17 +144,35 @@ fn a_chunk_does_not_depend_on_the_others() {
     let (first, rest) = (chunk_tokens(outputs), 21);
     let (h, w) = (numbers(1, (first + rest) * hidden), numbers(2, outputs * hidden));
     let targets: Vec<u32> = (0..first + rest).map(|t| (t * 7 % outputs) as u32).collect();
-    let (pool, chunks) = (Pool::new(), Pool::new());
-    for softcap in [None, Some(2.0)] {
-        let projection = Projection { weight: Store::F32((&w).into()), outputs, softcap, pool: &chunks };
-        let gradient = |rows: std::ops::Range<usize>, dw: &mut [f32]| {
-            let h = Activation::from_rows(&pool, &h[rows.start * hidden..rows.end * hidden], hidden);
-            let whole = WeightGradient::Whole(dw.into());
-            projection.forward_backward(&h, &targets[rows], Objective::default(), 0.5, whole).dh.to_rows()
-        };
-        let (mut dw, mut parts) = (vec![0.0; w.len()], vec![0.0; w.len()]);
-        let all = gradient(0..first + rest, &mut dw);
-        let two = [gradient(0..first, &mut parts), gradient(first..first + rest, &mut parts)].concat();
-        assert_eq!((all, dw), (two, parts));
-    }
+    each_engine(|engine| {
+        let (pool, chunks, w) = (engine.pool(), engine.pool(), engine.array(&w));
+        for softcap in [None, Some(2.0)] {
+            let projection = Projection { weight: Store::F32(w.view()), outputs, softcap, pool: &chunks };
+            let gradient = |rows: std::ops::Range<usize>, dw: &mut Array<f32>| {
+                let h = Activation::from_rows(&pool, &h[rows.start * hidden..rows.end * hidden], hidden);
+                let whole = WeightGradient::Whole(dw.view_mut());
+                let found = projection.forward_backward(&h, &targets[rows], Objective::default(), 0.5, whole);
+                (found.dh.to_rows(), found.losses.sum())
+            };
+            let [mut dw, mut parts] = [(); 2].map(|()| engine.array(&vec![0.0; outputs * hidden]));
+            let (all, (total, right)) = gradient(0..first + rest, &mut dw);
+            let (one, (total_of_one, right_of_one)) = gradient(0..first, &mut parts);
+            let (two, (total_of_two, right_of_two)) = gradient(first..first + rest, &mut parts);
+            assert_eq!((all, dw.read()), ([one, two].concat(), parts.read()), "{engine:?}");
+            assert_eq!((total, right), (total_of_one + total_of_two, right_of_one + right_of_two), "{engine:?}");
+        }
+    });
+}
+
+#[test]
+fn a_logit_that_is_not_a_number_shows_in_the_loss_of_its_token_alone() {
+    each_engine(|engine| {
+        let (tokens, vocabulary) = (5, 40);
+        let mut logits = numbers(1, tokens * vocabulary);
+        logits[2 * vocabulary + 37] = f32::NAN;
+        let mut act = Activation::from_rows(&engine.pool(), &logits, vocabulary);
+        let losses = cross_entropy(&mut act, &[0, 1, 2, 3, 4]).read();
+        let found: Vec<bool> = losses.iter().map(|loss| loss.nll.is_nan()).collect();
+        assert_eq!(found, [false, false, true, false, false], "{engine:?}");
+    });
 }

@@ -1,6 +1,6 @@
 //! The sum of squares, `sum_i x[i]^2`: the square of a gradient's Euclidean norm.
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

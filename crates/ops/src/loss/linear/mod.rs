@@ -69,12 +69,36 @@ pub enum WeightGradient<'a> {
 /// The result of [`Projection::forward_backward`].
 #[derive(Debug)]
 pub struct LossGradient {
-    /// The sum of the rows' plain losses, each by its weight.
-    pub total: f64,
-    /// Rows whose target has the largest logit, or one of several equal ones.
-    pub right: usize,
+    /// The rows' plain losses, each with its weight.
+    pub losses: RowLosses,
     /// The gradient with respect to the rows, `[rows, hidden]`.
     pub dh: Activation,
+}
+
+/// The losses of all rows, where they were computed: whoever has work left for a GPU sums them after asking for that.
+#[derive(Debug, Default)]
+pub struct RowLosses(Vec<ChunkLosses>);
+
+/// A chunk's losses and weights; no weights where each counts once.
+type ChunkLosses = (Losses, Vec<f32>);
+
+impl RowLosses {
+    /// The sum of the losses, each by its weight; and how many rows' target has the largest logit, or one of several equal
+    /// ones. Waits for a GPU.
+    pub fn sum(self) -> (f64, usize) {
+        let (mut total, mut right) = (0.0, 0);
+        for (losses, weights) in self.0 {
+            let losses = losses.read();
+            right += losses.iter().filter(|loss| loss.right).count();
+            let each = losses.iter().map(|loss| f64::from(loss.nll));
+            total += if weights.is_empty() {
+                each.sum::<f64>()
+            } else {
+                each.zip(&weights).map(|(loss, &weight)| loss * f64::from(weight)).sum()
+            };
+        }
+        (total, right)
+    }
 }
 
 impl Projection<'_> {
@@ -96,21 +120,20 @@ impl Projection<'_> {
     /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
     /// `squares` the loss is the squared error of one number, of which none is right.
     pub fn losses(&self, h: &Activation, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
-        let mut losses = Vec::with_capacity(targets.len());
+        let mut losses = Vec::new();
         let (all, chunk): (Vec<usize>, usize) = ((0..h.tokens()).collect(), chunk_tokens(self.outputs));
         for (part, targets) in all.chunks(chunk).zip(targets.chunks(chunk)) {
             let mut logits = self.project(&h.gather(part));
-            if squares {
-                let errors = squared(&mut logits, targets, &vec![0.0; targets.len()]);
-                losses.extend(errors.into_iter().map(|error| (error, false)));
-                continue;
-            }
-            losses.extend(cross_entropy(&mut logits, targets).read().iter().map(|loss| (loss.nll, loss.right)));
+            losses.push(if squares {
+                squared(&mut logits, targets, &vec![0.0; targets.len()])
+            } else {
+                cross_entropy(&mut logits, targets)
+            });
         }
-        losses
+        losses.into_iter().flat_map(Losses::read).map(|loss| (loss.nll, loss.right)).collect()
     }
 
-    /// The sum of the rows' losses, and the gradient of `scale` times the objective with respect to `h [rows, hidden]`;
+    /// The rows' losses, and the gradient of `scale` times the objective with respect to `h [rows, hidden]`;
     /// that of `W` is added to `d_weight`. `targets` has one of `outputs` for each row.
     pub fn forward_backward(
         &self,
@@ -121,17 +144,16 @@ impl Projection<'_> {
         mut d_weight: WeightGradient<'_>,
     ) -> LossGradient {
         let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs));
-        let mut found = LossGradient { total: 0.0, right: 0, dh: h.pool().act(h.tokens(), hidden) };
-        let mut chunks = Vec::new();
+        let mut found = LossGradient { losses: RowLosses::default(), dh: h.pool().act(h.tokens(), hidden) };
         let plain =
             objective.terms.is_plain() && objective.weights.is_empty() && !objective.squared && self.softcap.is_none();
         for first in (0..h.tokens()).step_by(chunk) {
             let rows = first..h.tokens().min(first + chunk);
             let targets = &targets[rows.clone()];
             let part = h.rows(self.pool, rows.clone());
-            let d_part = if plain {
+            let (d_part, losses) = if plain {
                 let chunk = Chunk { h, rows, part, targets };
-                self.plain(chunk, scale, &mut d_weight, &mut chunks)
+                self.plain(chunk, scale, &mut d_weight)
             } else {
                 let ones;
                 let weights = if objective.weights.is_empty() {
@@ -140,25 +162,17 @@ impl Projection<'_> {
                 } else {
                     &objective.weights[rows]
                 };
-                self.weighted(&part, targets, weights, objective, scale, &mut d_weight, &mut chunks)
+                self.weighted(&part, targets, weights, objective, scale, &mut d_weight)
             };
             found.dh.put_rows(first, &d_part);
-        }
-        for chunk in chunks {
-            chunk.add_to(&mut found);
+            found.losses.0.push(losses);
         }
         found
     }
 
     /// A chunk's plain cross-entropy. The gradient of its logits is never formed: the exponentials are multiplied by `W`,
     /// and each token is corrected by a factor and one row of `W`.
-    fn plain(
-        &self,
-        chunk: Chunk<'_>,
-        scale: f32,
-        d_weight: &mut WeightGradient<'_>,
-        chunks: &mut Vec<ChunkLosses>,
-    ) -> Activation {
+    fn plain(&self, chunk: Chunk<'_>, scale: f32, d_weight: &mut WeightGradient<'_>) -> (Activation, ChunkLosses) {
         let Chunk { h, rows, mut part, targets } = chunk;
         let hidden = part.features();
         let mut e = self.project(&part);
@@ -178,8 +192,7 @@ impl Projection<'_> {
                 subtract_targets(gradients.reborrow(), None, targets, h, rows.start, scale);
             }
         }
-        chunks.push(ChunkLosses::Plain(losses));
-        d_part
+        (d_part, (losses, Vec::new()))
     }
 
     /// Turns `d_part = W^T e` into the gradient `scale (W^T e / s - W[target])`, and `h_over_s`, which holds the rows h,
@@ -201,7 +214,6 @@ impl Projection<'_> {
 
     /// A chunk's objective with further terms, weights, capped logits, or squared errors. The gradient of the logits is
     /// formed: one pass more over a chunk.
-    #[allow(clippy::too_many_arguments, reason = "the plain case's, and what makes it not plain")]
     fn weighted(
         &self,
         part: &Activation,
@@ -210,22 +222,20 @@ impl Projection<'_> {
         objective: Objective<'_>,
         scale: f32,
         d_weight: &mut WeightGradient<'_>,
-        chunks: &mut Vec<ChunkLosses>,
-    ) -> Activation {
+    ) -> (Activation, ChunkLosses) {
         let hidden = part.features();
         let mut logits = self.project(part);
         // The cap's slope is found from the capped logits, which the gradient overwrites.
         let capped = self.softcap.map(|cap| (logits.columns(0..self.outputs), cap));
         let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
         let losses = if objective.squared {
-            ChunkLosses::Squared(squared(&mut logits, targets, &scales), weights.to_vec())
+            squared(&mut logits, targets, &scales)
         } else {
-            ChunkLosses::Weighted(gradient(&mut logits, targets, &scales, objective.terms), weights.to_vec())
+            gradient(&mut logits, targets, &scales, objective.terms)
         };
         if let Some((capped, cap)) = &capped {
             softcap::backward(capped, *cap, &mut logits);
         }
-        chunks.push(losses);
         let mut d_part = self.pool.act(part.tokens(), hidden);
         matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &logits }]);
         match d_weight {
@@ -235,41 +245,7 @@ impl Projection<'_> {
                 outer(Target::Rows(gradients.reborrow()), &logits, &Transposed::new(part));
             }
         }
-        d_part
-    }
-}
-
-/// The losses of a chunk, read when all chunks are under way.
-enum ChunkLosses {
-    Plain(Losses),
-    /// Each counts by its weight.
-    Weighted(Losses, Vec<f32>),
-    /// Squared errors, of which none is right, and their weights.
-    Squared(Vec<f32>, Vec<f32>),
-}
-
-impl ChunkLosses {
-    fn add_to(self, found: &mut LossGradient) {
-        let weighted = |losses: &mut dyn Iterator<Item = f32>, weights: &[f32]| {
-            losses.zip(weights).map(|(nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>()
-        };
-        let losses = match self {
-            Self::Plain(losses) => {
-                let losses = losses.read();
-                found.total += losses.iter().map(|loss| f64::from(loss.nll)).sum::<f64>();
-                losses
-            }
-            Self::Weighted(losses, weights) => {
-                let losses = losses.read();
-                found.total += weighted(&mut losses.iter().map(|loss| loss.nll), &weights);
-                losses
-            }
-            Self::Squared(errors, weights) => {
-                found.total += weighted(&mut errors.into_iter(), &weights);
-                return;
-            }
-        };
-        found.right += losses.iter().filter(|loss| loss.right).count();
+        (d_part, (losses, weights.to_vec()))
     }
 }
 
