@@ -38,7 +38,7 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
-    /// Quantization of the base model's matrices, in bitsandbytes' formats.
+    /// Quantization of the base model's matrices, in bitsandbytes' formats or FP8.
     Quantization {
         /// As in the checkpoint; `nf4` with `tuning.mode: qlora`.
         Auto = "auto",
@@ -50,6 +50,9 @@ choices! {
         Fp4 = "fp4",
         /// 8 bits a number, with a scale for each row.
         Int8 = "int8",
+        /// 8 bits a number, as floating point (E4M3), with a scale for each row. With `train.bf16` a GPU whose tensor cores
+        /// take FP8 multiplies in it, and keeps each matrix twice.
+        Fp8 = "fp8",
     };
 
     /// Which kernels compute.

@@ -3,7 +3,7 @@
 //! So memory that is freed may be taken again at once: what comes later on the stream runs later. What fails unwinds to the
 //! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
 //! reports most failures later and elsewhere.
-use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Product, Source, Stream};
+use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, Product, Source, Stream};
 use crate::{Device, cuda, memory};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,11 +25,14 @@ struct Gpu {
     kernels: Mutex<Kernels>,
 }
 
+/// What tells sources apart: the name, and the type of numbers that it is compiled for.
+type Key = (&'static str, Option<Number>);
+
 /// What was compiled and loaded.
 #[derive(Default)]
 struct Kernels {
-    modules: HashMap<&'static str, Module>,
-    functions: HashMap<(&'static str, &'static str), Function>,
+    modules: HashMap<Key, Module>,
+    functions: HashMap<(Key, &'static str), Function>,
 }
 
 /// Takes a GPU into use, if it is not yet.
@@ -71,16 +74,19 @@ impl Gpu {
 
     /// A kernel, compiled at its first use.
     fn function(&self, source: &'static Source, name: &'static str) -> Result<Function> {
-        let key = (source.name(), name);
+        let module = (source.name(), source.number());
+        let key = (module, name);
         let mut kernels = self.kernels();
         if let Some(function) = kernels.functions.get(&key) {
             return Ok(function.clone());
         }
-        if !kernels.modules.contains_key(source.name()) {
-            let module = Module::load(&self.context, source)?;
-            kernels.modules.insert(source.name(), module);
+        if !kernels.modules.contains_key(&module) {
+            kernels.modules.insert(module, Module::load(&self.context, source)?);
         }
-        let function = kernels.modules[source.name()].function(name)?;
+        let function = match source.number() {
+            Some(number) => kernels.modules[&module].function(&format!("{name}_{}", number.name()))?,
+            None => kernels.modules[&module].function(name)?,
+        };
         kernels.functions.insert(key, function.clone());
         Ok(function)
     }
@@ -154,6 +160,11 @@ pub fn identity(ordinal: u8) -> Result<String> {
         words.push(format!("{} {}", report.name, report.found?.0));
     }
     Ok(words.join(", "))
+}
+
+/// Whether its tensor cores multiply FP8: from compute capability 8.9 on.
+pub fn multiplies_fp8(ordinal: u8) -> bool {
+    gpu(ordinal).context.capability() >= (8, 9)
 }
 
 /// Gives memory that nothing uses back to the driver.

@@ -36,13 +36,23 @@ compile() {
 for source in emulation cuda; do
     compile "$source" "$here/$source.cpp"
 done
-# A kernel's source is compiled with lines that make its kernels known by name.
+# A kernel's source is compiled with lines that make its kernels known by name. Kernels for each type of activations are
+# compiled for all three.
+bounds='(__launch_bounds__\([^)]*\)[[:space:]]+)?'
 while IFS= read -r source; do
     name=$(basename "$source" .cu)
-    {
+    if grep -q '^KERNEL.*TYPED(' "$source"; then
+        echo '#include "dev.cuh"'
+        for type in float f16 bf16; do
+            printf '#define act %s\n#define TYPED(name) name##_%s\nnamespace typed_%s {\n' $type $type $type
+            echo "#include \"$source\""
+            sed -nE "s/^KERNEL[[:space:]]+${bounds}TYPED\(([A-Za-z0-9_]+)\).*/TUNESMITH_REGISTER(\2_$type)/p" "$source"
+            printf '}\n#undef act\n#undef TYPED\n'
+        done
+    else
         echo "#include \"$source\""
-        sed -nE 's/^KERNEL[[:space:]]+(__launch_bounds__\([^)]*\)[[:space:]]+)?([A-Za-z0-9_]+)[[:space:]]*\(.*/TUNESMITH_REGISTER(\2)/p' "$source"
-    } >"$folder/objects/$name.cpp"
+        sed -nE "s/^KERNEL[[:space:]]+${bounds}([A-Za-z0-9_]+)[[:space:]]*\(.*/TUNESMITH_REGISTER(\2)/p" "$source"
+    fi >"$folder/objects/$name.cpp"
     compile "kernels_$name" -include emulation.h -D "TUNESMITH_SHARED=shared_$name" -Wno-unknown-pragmas -Wno-unused-function "$folder/objects/$name.cpp"
 done < <(find "$crates" -name '*.cu' | sort)
 for job in "${jobs[@]}"; do

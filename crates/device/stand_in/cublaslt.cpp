@@ -2,6 +2,7 @@
 #include "worker.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -9,7 +10,7 @@
 namespace {
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
+enum Type { R_32F = 0, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28 };
 
 struct Desc {
     int compute, transa = 0, transb = 0;
@@ -37,7 +38,7 @@ struct Choice {
     int reserved[4];
 };
 
-size_t size_of(int type) { return type == R_32F ? 4 : 2; }
+size_t size_of(int type) { return type == R_32F ? 4 : type == R_8F_E4M3 ? 1 : 2; }
 
 float from_bf16(uint16_t bits) {
     uint32_t wide = uint32_t(bits) << 16;
@@ -84,8 +85,16 @@ uint16_t to_f16(float value) {
     return uint16_t(sign | (out - 0x3f000000u));
 }
 
+float from_e4m3(uint8_t bits) {
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if (exponent == 15 && fraction == 7) return NAN;
+    float size = exponent ? std::ldexp(float(8 + fraction), exponent - 10) : std::ldexp(float(fraction), -9);
+    return bits & 0x80 ? -size : size;
+}
+
 float read(const char *base, int type, size_t index) {
     uint16_t bits;
+    if (type == R_8F_E4M3) return from_e4m3(uint8_t(base[index]));
     if (type == R_32F) {
         float value;
         std::memcpy(&value, base + 4 * index, 4);
@@ -154,7 +163,7 @@ int cublasLtMatmulDescSetAttribute(void *desc, int attribute, const void *value,
 }
 
 int cublasLtMatrixLayoutCreate(void **layout, int type, uint64_t rows, uint64_t cols, int64_t leading) {
-    if (type != R_32F && type != R_16F && type != R_16BF) return NOT_SUPPORTED;
+    if (type != R_32F && type != R_16F && type != R_16BF && type != R_8F_E4M3) return NOT_SUPPORTED;
     if (!rows || !cols || leading < int64_t(rows)) return INVALID_VALUE;
     *layout = new Layout{type, rows, cols, leading};
     return SUCCESS;
@@ -199,7 +208,15 @@ int cublasLtMatmulAlgoGetHeuristic(void *, void *desc, void *a, void *b, void *c
     uint64_t m = it->transa ? la->cols : la->rows, k = it->transa ? la->rows : la->cols;
     uint64_t inner = it->transb ? lb->cols : lb->rows, n = it->transb ? lb->rows : lb->cols;
     if (wanted < 1 || k != inner || ld->rows != m || ld->cols != n || lc->rows != m || lc->cols != n) return INVALID_VALUE;
-    if (la->type != lb->type || lc->type != ld->type || (ld->type != R_32F && ld->type != la->type)) return NOT_SUPPORTED;
+    if (la->type != lb->type || lc->type != ld->type || ld->type == R_8F_E4M3) return NOT_SUPPORTED;
+    if (la->type == R_8F_E4M3) {
+        // "TN" only, and all that is read lies at multiples of 16 bytes.
+        if (!it->transa || it->transb || k % 16 || m % 16 || la->leading % 16 || lb->leading % 16) return NOT_SUPPORTED;
+        for (int i = 0; i < 4; i++)
+            if (static_cast<Preference *>(preference)->alignment[i] < 16) return NOT_SUPPORTED;
+    } else if (ld->type != R_32F && ld->type != la->type) {
+        return NOT_SUPPORTED;
+    }
     Choice choice{};
     // What the algorithm relies on is kept in it.
     for (int i = 0; i < 4; i++) choice.algorithm[i] = static_cast<Preference *>(preference)->alignment[i];

@@ -74,7 +74,7 @@ impl Requantization {
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
-            Format::Int8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
+            Format::Int8 | Format::Fp8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
             Format::Nf4 | Format::Fp4 => {
                 let blocks = len.div_ceil(BLOCK as u64);
                 let nested = blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64);

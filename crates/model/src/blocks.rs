@@ -224,7 +224,7 @@ impl Blocks {
     /// A gradient between blocks as it is kept: in float16 where activations are.
     fn rounded(&self, gradient: Activation) -> Activation {
         match self.narrow {
-            Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
+            Some(half @ Half::F16) if gradient.number() != half.number() => Narrow::new(&gradient, Half::F16).widen(),
             _ => gradient,
         }
     }

@@ -5,7 +5,7 @@ use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::Model;
-use super::device::{device, pool, products};
+use super::device::{device, logits_pool, number};
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
@@ -176,7 +176,7 @@ impl Builder<'_> {
             // What a family does to logits over the vocabulary it does not do to scores.
             scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
-            pool: pool(device, config),
+            pool: logits_pool(device, config),
         };
         let mut model = Model::new(arch.clone(), params, embedding, blocks, head, config, device, self.shards);
         model.notes = quantizer.into_notes();
@@ -244,7 +244,7 @@ impl Builder<'_> {
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
         let pool = Pool::stepped_on(self.tensors.device);
-        pool.set_products(products(self.tensors.source.config));
+        pool.set_number(number(self.tensors.source.config));
         Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
     }
 

@@ -5,7 +5,7 @@ use tunesmith_base::memory::limits;
 use tunesmith_config::{Config, DeviceChoice};
 use tunesmith_device::cuda::{Context, library};
 use tunesmith_device::{Device, gpu};
-use tunesmith_ops::activation::{Pool, Products};
+use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::simd;
 
 /// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
@@ -69,15 +69,26 @@ pub fn describe(device: Device) -> String {
     }
 }
 
-/// How a GPU computes products: `train.bf16` rounds their operands.
-pub(crate) const fn products(config: &Config) -> Products {
-    if config.train.bf16 { Products::Bf16 } else { Products::F32 }
+/// The type of a GPU's activations: `train.bf16` and `train.fp16` choose one of 16 bits.
+pub(crate) const fn number(config: &Config) -> Number {
+    match (config.train.bf16, config.train.fp16) {
+        (true, _) => Number::Bf16,
+        (false, true) => Number::F16,
+        (false, false) => Number::F32,
+    }
 }
 
-/// A pool whose products are computed as the configuration says.
+/// A pool of activations of the type that the configuration chooses.
 pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
     let pool = Pool::on(device);
-    pool.set_products(products(config));
+    pool.set_number(number(config));
+    pool
+}
+
+/// A pool of logits: their products' operands have the type that the configuration chooses, they are float32.
+pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
+    let pool = Pool::on(device);
+    pool.set_products(number(config));
     pool
 }
 

@@ -12,6 +12,8 @@ pub enum Kept {
 impl Kept {
     pub fn new(act: Activation, half: Option<Half>) -> Self {
         match half {
+            // In these sixteen bits already.
+            Some(half) if act.number() == half.number() => Self::Wide(act),
             Some(half) => Self::Narrow(Narrow::new(&act, half)),
             None => Self::Wide(act),
         }

@@ -28,6 +28,7 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         Quantization::Nf4 => Some(Format::Nf4),
         Quantization::Fp4 => Some(Format::Fp4),
         Quantization::Int8 => Some(Format::Int8),
+        Quantization::Fp8 => Some(Format::Fp8),
     };
     let Some(wanted) = wanted else { return Ok(None) };
     if let Some(stored) = stored.filter(|stored| *stored != wanted) {

@@ -5,7 +5,7 @@ use tunesmith_ops::quant::Format;
 /// How matrices are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
-    /// NF4, FP4 or int8.
+    /// NF4, FP4, int8 or FP8.
     pub format: Format,
     /// Double quantization: the scales are quantized too.
     pub double: bool,
@@ -18,12 +18,14 @@ impl How {
             Format::Nf4 => Quantization::Nf4,
             Format::Fp4 => Quantization::Fp4,
             Format::Int8 => Quantization::Int8,
+            Format::Fp8 => Quantization::Fp8,
         }
     }
 
     /// In words, such as `nf4 with double quantization`.
     pub fn describe(self) -> String {
-        let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
+        let nested = self.double && matches!(self.format, Format::Nf4 | Format::Fp4);
+        let double = if nested { " with double quantization" } else { "" };
         format!("{}{double}", self.format.name())
     }
 }
@@ -42,7 +44,7 @@ impl Held {
     pub fn describe(held: Option<&Self>) -> String {
         let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
         match format {
-            Format::Int8 => format!("int8, but for {skip:?}"),
+            Format::Int8 | Format::Fp8 => format!("{}, but for {skip:?}", format.name()),
             Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
         }
     }
@@ -54,7 +56,8 @@ impl Held {
         }
         let (how, skip) = text.split_once(", but for ")?;
         let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
-        let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == name)?;
+        let formats = [Format::Nf4, Format::Fp4, Format::Int8, Format::Fp8];
+        let format = formats.into_iter().find(|format| format.name() == name)?;
         let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
         (Self::describe(Some(&held)) == text).then_some(Some(held))
     }
@@ -67,7 +70,7 @@ mod tests {
     #[test]
     fn a_stamp_s_words_are_read_back() {
         let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
-        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false)] {
+        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false), (Format::Fp8, false)] {
             let held = Held { how: How { format, double }, skip: skip.clone() };
             assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
         }

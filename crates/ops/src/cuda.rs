@@ -1,4 +1,5 @@
 //! What the ops' host side for GPUs shares: operands as arguments, grids, launches on the stream of the operands' GPU.
+use crate::activation::{Activation, Number};
 use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Product};
 use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
 
@@ -30,6 +31,16 @@ impl Grid {
         Self::blocks(count.div_ceil(THREADS as usize))
     }
 
+    /// A thread for each pack: as many numbers of that type as fill 16 bytes.
+    pub(crate) fn packs(count: usize, number: Number) -> Self {
+        Self::items(count.div_ceil(per_pack(number)))
+    }
+
+    /// As [`Grid::rows`], where threads take packs.
+    pub(crate) fn rows_of_packs(count: usize, width: usize, number: Number) -> Self {
+        Self::rows(count, width.div_ceil(per_pack(number)))
+    }
+
     /// A block for each row of so many numbers, with as many threads as it has work for.
     pub(crate) fn rows(count: usize, width: usize) -> Self {
         Self::blocks(count).threads(width.next_multiple_of(32).clamp(32, THREADS as usize) as u32)
@@ -47,6 +58,45 @@ impl Grid {
     }
 }
 
+/// Numbers that fill 16 bytes.
+const fn per_pack(number: Number) -> usize {
+    16 / number.bytes() as usize
+}
+
+/// The source of kernels for activations of each type.
+#[derive(Debug)]
+pub(crate) struct Typed([Source; 3]);
+
+impl Typed {
+    /// Its kernels' names are written `TYPED(name)`.
+    pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
+        Self([
+            Source::typed(name, text, Number::F32),
+            Source::typed(name, text, Number::F16),
+            Source::typed(name, text, Number::Bf16),
+        ])
+    }
+
+    /// The kernels for activations of that type.
+    pub(crate) const fn of(&'static self, number: Number) -> &'static Source {
+        &self.0[match number {
+            Number::F32 => 0,
+            Number::F16 => 1,
+            Number::Bf16 => 2,
+        }]
+    }
+
+    /// The kernels for these activations.
+    ///
+    /// # Panics
+    /// If they are not of one type.
+    pub(crate) fn same(&'static self, operands: &[&Activation]) -> &'static Source {
+        let number = operands[0].number();
+        assert!(operands.iter().all(|operand| operand.number() == number), "activations of one type");
+        self.of(number)
+    }
+}
+
 /// An argument of a kernel: an address or a number of exactly the parameter's type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arg(Raw);
@@ -54,6 +104,11 @@ pub(crate) struct Arg(Raw);
 impl Arg {
     /// No operand: a null pointer.
     pub(crate) const NULL: Self = Self(Raw::Address(0));
+
+    /// Where an operand begins.
+    pub(crate) const fn address(address: u64) -> Self {
+        Self(Raw::Address(address))
+    }
 
     /// A count or an index: `u64`.
     pub(crate) const fn count(count: usize) -> Self {

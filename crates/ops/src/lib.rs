@@ -103,6 +103,8 @@ pub mod embedding;
 pub mod feature_scale;
 pub mod gated_mlp;
 pub mod gemm;
+#[cfg(test)]
+mod halves_tests;
 pub mod lion;
 pub mod loss;
 pub mod low_rank;

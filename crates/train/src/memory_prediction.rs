@@ -58,6 +58,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
             quantized: quantize::resolve(config, weights)?.map(|how| match how.format {
                 Format::Nf4 | Format::Fp4 => Storage::FourBit { double: how.double },
                 Format::Int8 => Storage::Int8,
+                Format::Fp8 => Storage::Fp8,
             }),
             quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
             wide: if takes { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },

@@ -20,6 +20,7 @@ use tunesmith_model::stack::Stack;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::{WeightFiles, Wrapping};
 use tunesmith_model::{Model, Source};
+use tunesmith_ops::quant::Format;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_plan::memory::OptimizerBytes;
 use tunesmith_telemetry::progress::{Downloads, Event, Observer};
@@ -270,7 +271,10 @@ impl ModelSource {
         let dense = self.weights.as_ref().filter(|files| self.config.data.use_cache && files.quantization().is_none());
         let root = self.config.data.cache_dir.clone().or_else(tunesmith_base::files::user_cache);
         match (self.quantization()?, dense, root) {
-            (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
+            // FP8 is coded as fast as it is read.
+            (Some(how), Some(files), Some(root)) if how.format != Format::Fp8 => {
+                Cache::new(&root, files, how).map(Some)
+            }
             _ => Ok(None),
         }
     }

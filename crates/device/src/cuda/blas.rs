@@ -32,11 +32,54 @@ impl Number {
         }
     }
 
+    /// What kernels call the type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// Bytes of one.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A type of products' operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OperandType {
+    /// One that activations have.
+    Number(Number),
+    /// FP8 with four bits of exponent. Only for A and B of a product whose A is transposed and B is not; addresses and
+    /// strides are multiples of 16. From compute capability 8.9 on.
+    E4m3,
+}
+
+impl From<Number> for OperandType {
+    fn from(number: Number) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl OperandType {
+    /// `cudaDataType_t`.
+    const fn code(self) -> c_int {
+        match self {
+            Self::Number(number) => number.code(),
+            Self::E4m3 => 28,
+        }
+    }
+
+    /// Bytes of one.
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Number(number) => number.bytes(),
+            Self::E4m3 => 1,
         }
     }
 }
@@ -47,7 +90,7 @@ pub struct Operand {
     /// Where it begins.
     pub address: u64,
     /// The type of its numbers.
-    pub number: Number,
+    pub number: OperandType,
     /// Numbers from one column to the next, as it is stored.
     pub leading: u64,
     /// Whether it is multiplied transposed; only for A and B.
@@ -96,7 +139,7 @@ struct Heuristic {
 }
 
 /// What the choice of an algorithm depends on.
-type Key = ([u64; 4], [(u64, Number, bool, u64); 4], [u64; 4], bool, bool);
+type Key = ([u64; 4], [(u64, OperandType, bool, u64); 4], [u64; 4], bool, bool);
 
 /// cublasLt on a GPU. An algorithm is chosen once a shape, so that equal products give equal bits.
 #[derive(Debug)]
@@ -314,7 +357,7 @@ mod tests {
     #[test]
     fn alignment_is_that_of_the_worst_column_of_a_batch() {
         let of = |address, leading, batch_stride, batch| {
-            alignment(Operand { address, number: Number::F32, leading, transposed: false, batch_stride }, batch)
+            alignment(Operand { address, number: Number::F32.into(), leading, transposed: false, batch_stride }, batch)
         };
         assert_eq!(of(4096, 64, 64, 2), 256);
         assert_eq!(of(4096 + 16, 64, 64, 2), 16);

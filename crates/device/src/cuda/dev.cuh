@@ -48,6 +48,19 @@ struct f16 {
     u16 bits;
 };
 
+#ifndef TUNESMITH_EMULATION
+static __device__ inline float widen(f16 x) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+}
+
+static __device__ inline f16 to_f16(float x) {
+    f16 out;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+    return out;
+}
+#else
 static __device__ inline float widen(f16 x) {
     u32 sign = u32(x.bits & 0x8000u) << 16, exponent = (x.bits >> 10) & 31u, fraction = x.bits & 1023u;
     if (exponent == 31u) return __uint_as_float(sign | 0x7f800000u | (fraction << 13));
@@ -74,6 +87,57 @@ static __device__ inline f16 to_f16(float x) {
     }
     return out;
 }
+#endif
+
+static __device__ inline float widen(float x) { return x; }
+
+// Rounds where the place has 16 bits.
+static __device__ inline void store(float* place, float x) { *place = x; }
+static __device__ inline void store(bf16* place, float x) { *place = to_bf16(x); }
+static __device__ inline void store(f16* place, float x) { *place = to_f16(x); }
+
+#ifdef TUNESMITH_EMULATION
+#define UNROLL
+#else
+#define UNROLL _Pragma("unroll")
+#endif
+
+// As many numbers as fill 16 bytes: what a thread reads and writes at once.
+template <class T> struct alignas(16) Pack {
+    enum : u32 { COUNT = 16 / sizeof(T) };
+    T at[COUNT];
+};
+
+// values[e] = from[i + e] where i + e < count, else 0.
+template <class T> static __device__ inline void load_pack(float (&values)[Pack<T>::COUNT], const T* from, u64 i, u64 count) {
+    if (i + Pack<T>::COUNT <= count && (reinterpret_cast<u64>(from + i) & 15) == 0) {
+        Pack<T> pack = *reinterpret_cast<const Pack<T>*>(from + i);
+        UNROLL for (u32 e = 0; e < Pack<T>::COUNT; e++) values[e] = widen(pack.at[e]);
+    } else {
+        UNROLL for (u32 e = 0; e < Pack<T>::COUNT; e++) values[e] = i + e < count ? widen(from[i + e]) : 0.0f;
+    }
+}
+
+// to[i + e] = values[e] where i + e < count, rounded where it has 16 bits.
+template <class T> static __device__ inline void store_pack(T* to, u64 i, u64 count, const float (&values)[Pack<T>::COUNT]) {
+    if (i + Pack<T>::COUNT <= count && (reinterpret_cast<u64>(to + i) & 15) == 0) {
+        Pack<T> pack;
+        UNROLL for (u32 e = 0; e < Pack<T>::COUNT; e++) store(pack.at + e, values[e]);
+        *reinterpret_cast<Pack<T>*>(to + i) = pack;
+    } else {
+        UNROLL for (u32 e = 0; e < Pack<T>::COUNT; e++) {
+            if (i + e < count) store(to + i + e, values[e]);
+        }
+    }
+}
+
+// Of kernels for each type of activations, `act`, the name is written TYPED(name) and ends with the type: name_float, name_f16, name_bf16.
+// NVRTC compiles their source once for each type that a run has; the stand-in for all three.
+#ifndef TUNESMITH_EMULATION
+#define TYPED_AS(name, type) name##_##type
+#define TYPED_BY(name, type) TYPED_AS(name, type)
+#define TYPED(name) TYPED_BY(name, act)
+#endif
 
 // The sum, or the largest, over the 32 lanes of a warp, which all call it; every lane gets it. The order of additions is fixed.
 #ifdef TUNESMITH_EMULATION

@@ -1,4 +1,5 @@
 //! Compiles kernels for a GPU, and keeps what was compiled for later processes.
+use super::blas::Number;
 use super::library::{self, Code, Handle, Nvrtc};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
@@ -17,12 +18,24 @@ const LARGEST: u64 = 64 << 20;
 pub struct Source {
     name: &'static str,
     text: &'static str,
+    /// What `act` stands for in it.
+    number: Option<Number>,
 }
 
 impl Source {
     /// Names a source: the name appears in the compiler's messages, and no other source has it.
     pub const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text }
+        Self { name, text, number: None }
+    }
+
+    /// As [`Source::new`], of kernels whose names are written `TYPED(name)`: in them `act` is this type of numbers.
+    pub const fn typed(name: &'static str, text: &'static str, number: Number) -> Self {
+        Self { name, text, number: Some(number) }
+    }
+
+    /// What `act` stands for in it.
+    pub const fn number(&self) -> Option<Number> {
+        self.number
     }
 
     /// Its name.
@@ -61,6 +74,8 @@ impl<'a> Program<'a> {
         };
         let kind = if known { "sm" } else { "compute" };
         let options = vec![format!("--gpu-architecture={kind}_{arch}"), "--std=c++17".into(), "-default-device".into()];
+        let typed = source.number.map(|number| format!("--define-macro=act={}", number.name()));
+        let options = options.into_iter().chain(typed).collect();
         let mut program = Self { source, nvrtc, options, ptx: !known, file: None };
         let folder = library::test_folder().or_else(files::user_cache).map(|folder| folder.join("cuda"));
         program.file = folder.map(|folder| folder.join(format!("{}.cubin", program.key())));

@@ -102,7 +102,7 @@ fn products_have_any_transposition_and_addend() {
             let out = Array::<f32>::zeros(device, m * n);
             let operand = |array: &Array<f32>, leading: usize, transposed| Operand {
                 address: array.view().address(),
-                number: Number::F32,
+                number: Number::F32.into(),
                 leading: leading as u64,
                 transposed,
                 batch_stride: 0,
@@ -145,7 +145,7 @@ fn a_batch_of_products_takes_each_matrix_from_its_place() {
             (Array::of(device, &a), Array::of(device, &b), Array::of(device, &vec![9.0f32; of_d * batch]));
         let operand = |array: &Array<f32>, leading: usize, stride: usize| Operand {
             address: array.view().address(),
-            number: Number::F32,
+            number: Number::F32.into(),
             leading: leading as u64,
             transposed: false,
             batch_stride: stride as u64,
@@ -285,12 +285,21 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
             let name: &'static str =
                 Box::leak(path.file_stem().unwrap().to_string_lossy().into_owned().into_boxed_str());
             let text: &'static str = Box::leak(std::fs::read_to_string(path).unwrap().into_boxed_str());
-            let source = Source::new(name, text);
-            let program = Program::new(&source, capability).unwrap();
-            let (image, log) = program
-                .compile_with(&["--ptxas-options=-v"])
-                .unwrap_or_else(|error| panic!("{name}: {error}; {}", error.hint_text().unwrap_or_default()));
-            assert!(image.len() > 100, "{name}");
+            let sources = if text.contains("TYPED(") {
+                Vec::from([Number::F32, Number::F16, Number::Bf16].map(|number| Source::typed(name, text, number)))
+            } else {
+                vec![Source::new(name, text)]
+            };
+            let mut log = String::new();
+            for source in &sources {
+                let program = Program::new(source, capability).unwrap();
+                let (image, more) = program
+                    .compile_with(&["--ptxas-options=-v"])
+                    .unwrap_or_else(|error| panic!("{name}: {error}; {}", error.hint_text().unwrap_or_default()));
+                assert!(image.len() > 100, "{name}");
+                log.push_str(&more);
+                log.push('\n');
+            }
             let mut kernel = "";
             for line in log.lines() {
                 if let Some((_, rest)) = line.split_once("Compiling entry function '") {

@@ -156,7 +156,9 @@ impl Model {
                 } else if fresh {
                     attention::forward(q, k, v, None, &rows.outputs.spans, heads, how)
                 } else {
-                    let (k, v) = KeyValues::concat(&Pool::on(self.device()), &caches);
+                    let pool = Pool::on(self.device());
+                    pool.set_number(k.number());
+                    let (k, v) = KeyValues::concat(&pool, &caches);
                     attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
                 };
                 if owns && !attention.shares {

@@ -1,10 +1,6 @@
 // Sums of gradients in float32 or bfloat16, a thread a number.
 #include "dev.cuh"
 
-static __device__ inline float widen(float x) { return x; }
-static __device__ inline void store(float* place, float x) { *place = x; }
-static __device__ inline void store(bf16* place, float x) { *place = to_bf16(x); }
-
 template <class T> static __device__ inline void add(T* sums, const float* grads, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < count) store(sums + i, widen(sums[i]) + grads[i]);

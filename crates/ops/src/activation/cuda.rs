@@ -1,20 +1,21 @@
 //! Copies between rows in a GPU's memory.
-use super::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use super::{Activation, Number};
+use crate::cuda::{self, Arg, Grid, Typed};
+use crate::floats::{Floats, FloatsMut};
 use std::ops::Range;
-use tunesmith_device::Array;
+use tunesmith_device::{Array, Buffer, Device};
 
-static KERNELS: Source = Source::new("activation", include_str!("activation.cu"));
+static KERNELS: Typed = Typed::new("activation", include_str!("activation.cu"));
 
 impl From<&Activation> for Arg {
     fn from(x: &Activation) -> Self {
-        x.floats().into()
+        Self::address(x.address())
     }
 }
 
 impl From<&mut Activation> for Arg {
     fn from(x: &mut Activation) -> Self {
-        x.floats().into()
+        Self::address(x.address())
     }
 }
 
@@ -31,20 +32,85 @@ fn written(of: &Activation, rows: &[usize]) -> Array<u32> {
     indices(of, rows)
 }
 
+/// `to[to_first + i] = from[first + i]` for `count` numbers, rounded where `to` has fewer bits.
+pub(super) fn convert(from: &Activation, first: usize, to: &mut Activation, to_first: usize, count: usize) {
+    assert!(first + count <= from.tokens() * from.features(), "numbers of the one");
+    assert!(to_first + count <= to.tokens() * to.features(), "places of the other");
+    let number = to.number();
+    convert_at(to.device(), (from.address(), from.number()), first, (to.address(), number), to_first, count);
+}
+
+/// As [`convert`], of numbers at an address.
+pub(crate) fn convert_at(
+    device: Device,
+    (from, number): (u64, Number),
+    first: usize,
+    (to, to_number): (u64, Number),
+    to_first: usize,
+    count: usize,
+) {
+    // A pack of the wider type.
+    let per_thread = 16 / number.bytes().max(to_number.bytes()) as usize;
+    let kernel = match number {
+        Number::F32 => "activation_from_float",
+        Number::F16 => "activation_from_f16",
+        Number::Bf16 => "activation_from_bf16",
+    };
+    let args = [Arg::address(from), Arg::address(to), Arg::count(first), Arg::count(to_first), Arg::count(count)];
+    cuda::launch(device, KERNELS.of(to_number), kernel, Grid::items(count.div_ceil(per_thread)), &args);
+}
+
+/// Its memory, whatever the numbers' type.
+fn words(x: &mut Activation) -> FloatsMut<'_> {
+    let words = x.words();
+    x.buffer.as_mut().expect("an activation has memory until it is dropped").floats_mut(0..words)
+}
+
+pub(super) fn zero(x: &mut Activation) {
+    words(x).zero();
+}
+
+pub(super) fn copy(x: &Activation, out: &mut Activation) {
+    let from = x.buffer.as_ref().expect("an activation has memory until it is dropped").floats(0..x.words());
+    words(out).copy_from(from);
+}
+
 pub(super) fn rows(x: &Activation, first: usize, out: &mut Activation) {
-    let start = first * x.features();
-    let count = out.tokens() * out.features();
-    out.floats_mut().copy_from(x.floats().slice(start..start + count));
+    convert(x, first * x.features(), out, 0, out.tokens() * out.features());
 }
 
 pub(super) fn put_rows(x: &mut Activation, first: usize, part: &Activation) {
-    let start = first * part.features();
-    let count = part.tokens() * part.features();
-    x.floats_mut().slice(start..start + count).copy_from(part.floats());
+    convert(part, 0, x, first * part.features(), part.tokens() * part.features());
 }
 
 pub(super) fn row(x: &Activation, token: usize) -> Vec<f32> {
-    x.floats().slice(token * x.features()..(token + 1) * x.features()).read()
+    assert!(token < x.tokens(), "a row of the activation");
+    let floats = Buffer::new(x.device(), x.features());
+    let floats = floats.floats(0..x.features());
+    let (from, to) = ((x.address(), x.number()), (floats.address(), Number::F32));
+    convert_at(x.device(), from, token * x.features(), to, 0, x.features());
+    floats.read()
+}
+
+pub(super) fn from_rows(rows: &[f32], act: &mut Activation) {
+    let device = act.device();
+    match act.number() {
+        Number::F32 => act.floats_mut().write(rows),
+        Number::F16 | Number::Bf16 => from_floats(cuda::upload(device, rows).view(), act),
+    }
+}
+
+pub(super) fn from_floats(rows: Floats<'_>, act: &mut Activation) {
+    assert_eq!(rows.len(), act.tokens() * act.features(), "a number for each place");
+    let to = (act.address(), act.number());
+    convert_at(act.device(), (rows.address(), Number::F32), 0, to, 0, rows.len());
+}
+
+pub(super) fn to_rows(x: &Activation, rows: &mut [f32]) {
+    match x.number() {
+        Number::F32 => x.floats().read_into(rows),
+        Number::F16 | Number::Bf16 => x.to(Number::F32).floats().read_into(rows),
+    }
 }
 
 fn copy_columns(from: &Activation, first: usize, to: &mut Activation, to_first: usize, width: usize) {
@@ -59,7 +125,7 @@ fn copy_columns(from: &Activation, first: usize, to: &mut Activation, to_first: 
         Arg::count(tokens),
         Arg::count(width),
     ];
-    cuda::launch(from.device(), &KERNELS, "activation_columns", Grid::items(tokens * width), &args);
+    cuda::launch(from.device(), KERNELS.same(&[from, to]), "activation_columns", Grid::items(tokens * width), &args);
 }
 
 pub(super) fn columns(x: &Activation, columns: Range<usize>, out: &mut Activation) {
@@ -81,27 +147,27 @@ pub(super) fn gather(x: &Activation, rows: &[usize], out: &mut Activation) {
 
 pub(super) fn scatter(x: &Activation, rows: &[usize], out: &mut Activation) {
     assert_eq!(rows.len(), x.tokens(), "a row for each token");
-    out.floats_mut().zero();
+    zero(out);
     move_rows("activation_scatter", x, &written(out, rows), out);
 }
 
 fn move_rows(kernel: &'static str, x: &Activation, rows: &Array<u32>, out: &mut Activation) {
     let features = x.features();
     let args = [x.into(), rows.into(), out.into(), Arg::count(rows.len()), Arg::count(features)];
-    cuda::launch(x.device(), &KERNELS, kernel, Grid::items(rows.len() * features), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, out]), kernel, Grid::items(rows.len() * features), &args);
 }
 
 pub(super) fn times(x: &mut Activation, factors: &[f32]) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
     let factors = cuda::upload(device, factors);
     let args = [x.into(), (&factors).into(), Arg::count(tokens), Arg::count(features)];
-    cuda::launch(device, &KERNELS, "activation_times", Grid::items(tokens * features), &args);
+    cuda::launch(device, KERNELS.same(&[x]), "activation_times", Grid::items(tokens * features), &args);
 }
 
 pub(super) fn dot(x: &Activation, other: &Activation) -> Vec<f32> {
     let sums = Array::<f32>::zeros(x.device(), x.tokens());
     let args = [x.into(), other.into(), (&sums).into(), Arg::count(x.features())];
-    cuda::launch(x.device(), &KERNELS, "activation_dot", Grid::rows(x.tokens(), x.features()), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, other]), "activation_dot", Grid::rows(x.tokens(), x.features()), &args);
     sums.read()
 }
 
@@ -118,5 +184,5 @@ pub(super) fn scatter_add(x: &mut Activation, rows: &[usize], factors: Option<&[
         Arg::count(from.features()),
     ];
     let grid = Grid::items(rows.len() * from.features());
-    cuda::launch(from.device(), &KERNELS, "activation_scatter_add", grid, &args);
+    cuda::launch(from.device(), KERNELS.same(&[from, x]), "activation_scatter_add", grid, &args);
 }

@@ -1,16 +1,19 @@
 //! Activations `[tokens, features]`, from a pool that gives the same memory again: on the CPU
-//! `[panel of 16 tokens][feature][16 tokens]`, on a GPU row-major.
+//! `[panel of 16 tokens][feature][16 tokens]`, in float32; on a GPU row-major, in float32, float16 or bfloat16, as the pool
+//! says. Ops compute in float32 whatever the type, and round what they write.
 //!
 //! In the CPU's layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 mod pool;
 #[cfg(test)]
 mod tests;
 
-pub use pool::{BufferCount, Pool, Products};
+pub(crate) use cuda::convert_at;
+pub use pool::{BufferCount, Pool};
+pub use tunesmith_device::cuda::Number;
 
 use crate::floats::{Floats, FloatsMut};
 use crate::par::Shared;
@@ -27,13 +30,14 @@ pub struct Activation {
     buffer: Option<Buffer>,
     tokens: usize,
     features: usize,
+    number: Number,
     pool: Arc<Pool>,
 }
 
 impl Drop for Activation {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.pool.take_back(buffer, self.features);
+            self.pool.take_back(buffer, self.features, self.number);
         }
     }
 }
@@ -69,6 +73,11 @@ impl Activation {
         self.pool.device() == Device::Meta
     }
 
+    /// The type of its numbers; float32 on the CPU.
+    pub const fn number(&self) -> Number {
+        self.number
+    }
+
     /// The pool that this one came from.
     pub const fn pool(&self) -> &Arc<Pool> {
         &self.pool
@@ -101,14 +110,26 @@ impl Activation {
         unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
     }
 
-    /// Its numbers on a GPU, row-major `[tokens, features]`.
+    /// Where its numbers begin on a GPU.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, |buffer| buffer.floats(0..0).address())
+    }
+
+    /// Its memory on a GPU up to the last number, whatever their type, as many floats as that fills.
+    fn words(&self) -> usize {
+        (self.tokens * self.features * self.number.bytes() as usize).div_ceil(size_of::<f32>())
+    }
+
+    /// Its numbers on a GPU, row-major `[tokens, features]`, which are float32.
     pub(crate) fn floats(&self) -> Floats<'_> {
+        assert_eq!(self.number, Number::F32, "an activation in float32");
         let buffer = self.buffer.as_ref().expect("an activation has memory until it is dropped");
         buffer.floats(0..self.tokens * self.features)
     }
 
     /// As [`Activation::floats`], to write.
     pub(crate) fn floats_mut(&mut self) -> FloatsMut<'_> {
+        assert_eq!(self.number, Number::F32, "an activation in float32");
         let buffer = self.buffer.as_mut().expect("an activation has memory until it is dropped");
         buffer.floats_mut(0..self.tokens * self.features)
     }
@@ -128,7 +149,7 @@ impl Activation {
     pub fn zero(&mut self) {
         match self.device() {
             Device::Cpu => self.data_mut().fill(0.0),
-            Device::Cuda(_) => self.floats_mut().zero(),
+            Device::Cuda(_) => cuda::zero(self),
             Device::Meta => {}
         }
     }
@@ -146,13 +167,13 @@ impl Activation {
     /// Another one of the same shape: values are undefined, but a last panel that is not full is zero.
     #[must_use]
     pub fn like(&self) -> Self {
-        self.pool.act(self.tokens, self.features)
+        self.pool.typed(self.tokens, self.features, self.number)
     }
 
     /// The rows `rows`, which begin with a panel, as an activation of another pool: `[rows.len(), features]`.
     pub(crate) fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
         assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
-        let mut out = pool.blank(rows.len(), self.features);
+        let mut out = pool.typed_blank(rows.len(), self.features, self.number);
         match self.device() {
             Device::Cpu => cpu::rows(self, rows.start, &mut out),
             Device::Cuda(_) => cuda::rows(self, rows.start, &mut out),
@@ -183,7 +204,7 @@ impl Activation {
     /// Some features of every token: `[tokens, columns.len()]`.
     #[must_use]
     pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
-        let mut out = self.pool.act(self.tokens, columns.len());
+        let mut out = self.pool.typed(self.tokens, columns.len(), self.number);
         match self.device() {
             Device::Cpu => cpu::columns(self, columns, &mut out),
             Device::Cuda(_) => cuda::columns(self, columns, &mut out),
@@ -197,7 +218,7 @@ impl Activation {
     pub fn side_by_side(parts: &[&Self]) -> Self {
         assert!(parts.iter().all(|part| part.tokens == parts[0].tokens), "all have the same tokens");
         let features = parts.iter().map(|part| part.features).sum();
-        let mut out = parts[0].pool.act(parts[0].tokens, features);
+        let mut out = parts[0].pool.typed(parts[0].tokens, features, parts[0].number);
         match out.device() {
             Device::Cpu => cpu::side_by_side(parts, &mut out),
             Device::Cuda(_) => cuda::side_by_side(parts, &mut out),
@@ -217,22 +238,22 @@ impl Activation {
         let mut act = pool.act(tokens, features);
         match act.device() {
             Device::Cpu => cpu::from_rows(rows, &mut act),
-            Device::Cuda(_) => act.floats_mut().write(&rows[..tokens * features]),
+            Device::Cuda(_) => cuda::from_rows(&rows[..tokens * features], &mut act),
             Device::Meta => {}
         }
         act
     }
 
-    /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one.
+    /// Copies row-major numbers `[tokens, features]` of a device into panels of the same one, in float32.
     pub(crate) fn from_floats(pool: &Arc<Pool>, rows: Floats<'_>, features: usize) -> Self {
         match rows.device() {
             Device::Cpu => Self::from_rows(pool, rows.cpu_slice(), features),
             Device::Cuda(_) => {
-                let mut act = pool.act(rows.len() / features, features);
-                act.floats_mut().copy_from(rows);
+                let mut act = pool.act_f32(rows.len() / features, features);
+                cuda::from_floats(rows, &mut act);
                 act
             }
-            Device::Meta => pool.act(rows.len() / features, features),
+            Device::Meta => pool.act_f32(rows.len() / features, features),
         }
     }
 
@@ -249,7 +270,7 @@ impl Activation {
         let mut rows = vec![0.0; self.tokens * self.features];
         match self.device() {
             Device::Cpu => cpu::to_rows(self, &mut rows),
-            Device::Cuda(_) => self.floats().read_into(&mut rows),
+            Device::Cuda(_) => cuda::to_rows(self, &mut rows),
             Device::Meta => {}
         }
         rows
@@ -258,10 +279,22 @@ impl Activation {
     /// A copy in the same pool.
     #[must_use]
     pub fn copy(&self) -> Self {
-        let mut out = self.pool.act(self.tokens, self.features);
+        let mut out = self.like();
         match self.device() {
             Device::Cpu => cpu::copy(self, &mut out),
-            Device::Cuda(_) => out.floats_mut().copy_from(self.floats()),
+            Device::Cuda(_) => cuda::copy(self, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
+    /// A copy in another type, on a GPU or the meta device.
+    #[must_use]
+    pub(crate) fn to(&self, number: Number) -> Self {
+        let mut out = self.pool.typed(self.tokens, self.features, number);
+        match self.device() {
+            Device::Cpu => panic!("activations of the CPU are float32"),
+            Device::Cuda(_) => cuda::convert(self, 0, &mut out, 0, self.tokens * self.features),
             Device::Meta => {}
         }
         out
@@ -276,7 +309,7 @@ impl Activation {
     /// As [`Activation::gather`], in memory of another pool.
     #[must_use]
     pub(crate) fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
-        let mut out = pool.act(rows.len(), self.features);
+        let mut out = pool.typed(rows.len(), self.features, self.number);
         match self.device() {
             Device::Cpu => cpu::gather(self, rows, &mut out),
             Device::Cuda(_) => cuda::gather(self, rows, &mut out),
@@ -318,7 +351,7 @@ impl Activation {
     /// The reverse of [`Activation::gather`]: token `rows[i]` becomes `self`'s token i, all others zero; the rows rise.
     #[must_use]
     pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
-        let mut out = self.pool.act(tokens, self.features);
+        let mut out = self.pool.typed(tokens, self.features, self.number);
         match self.device() {
             Device::Cpu => cpu::scatter(self, rows, &mut out),
             Device::Cuda(_) => cuda::scatter(self, rows, &mut out),

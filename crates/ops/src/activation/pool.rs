@@ -1,7 +1,7 @@
 //! The memory of activations: buffers of a device that are used again.
-use super::{Activation, LANES};
+use super::{Activation, LANES, Number};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_device::{Buffer, Device};
 
@@ -13,8 +13,9 @@ pub struct Pool {
     panels: AtomicUsize,
     /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
     stepped: bool,
-    /// [`Products::Bf16`].
-    bf16_products: AtomicBool,
+    /// The types of activations and of products' operands, as [`coded`].
+    number: AtomicU8,
+    products: AtomicU8,
 }
 
 /// The buffers of a pool, by how many values they have room for.
@@ -34,13 +35,25 @@ impl Buffers {
     }
 }
 
-/// What a GPU rounds the operands of products to. Sums and results are in float32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Products {
-    /// Not at all.
-    F32,
-    /// bfloat16, for tensor cores.
-    Bf16,
+const fn coded(number: Number) -> u8 {
+    match number {
+        Number::F32 => 0,
+        Number::F16 => 1,
+        Number::Bf16 => 2,
+    }
+}
+
+fn decoded(code: &AtomicU8) -> Number {
+    match code.load(Ordering::Relaxed) {
+        1 => Number::F16,
+        2 => Number::Bf16,
+        _ => Number::F32,
+    }
+}
+
+/// Floats of memory for so many numbers.
+const fn floats(numbers: usize, number: Number) -> usize {
+    (numbers * number.bytes() as usize).div_ceil(size_of::<f32>())
 }
 
 /// How many buffers a pool has for activations of so many features.
@@ -75,14 +88,30 @@ impl Pool {
         Arc::new(Self { device, stepped: true, ..Self::default() })
     }
 
-    /// How a GPU computes products whose results are of this pool; the CPU computes in float32.
-    pub fn set_products(&self, products: Products) {
-        self.bf16_products.store(products == Products::Bf16, Ordering::Relaxed);
+    /// The type of the activations that a GPU's pool gives out from now on, and of the operands of their products. On the CPU
+    /// all are float32.
+    pub fn set_number(&self, number: Number) {
+        if matches!(self.device, Device::Cuda(_)) {
+            self.number.store(coded(number), Ordering::Relaxed);
+            self.products.store(coded(number), Ordering::Relaxed);
+        }
+    }
+
+    /// What a GPU rounds the operands of products to whose results are of this pool, while its activations keep their type.
+    pub fn set_products(&self, number: Number) {
+        if matches!(self.device, Device::Cuda(_)) {
+            self.products.store(coded(number), Ordering::Relaxed);
+        }
+    }
+
+    /// The type of its activations: float32 at first.
+    pub fn number(&self) -> Number {
+        decoded(&self.number)
     }
 
     /// As [`Pool::set_products`] set it; float32 at first.
-    pub fn products(&self) -> Products {
-        if self.bf16_products.load(Ordering::Relaxed) { Products::Bf16 } else { Products::F32 }
+    pub fn products(&self) -> Number {
+        decoded(&self.products)
     }
 
     /// Where its activations are.
@@ -139,30 +168,45 @@ impl Pool {
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
     pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
-        let mut act = self.blank(tokens, features);
-        act.zero_last_panel();
-        act
+        self.typed(tokens, features, self.number())
+    }
+
+    /// As [`Pool::act`], in float32 whatever the pool's type: for what a sum over many tokens or features gives.
+    pub fn act_f32(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
+        self.typed(tokens, features, Number::F32)
     }
 
     /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
     ///
     /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
     pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Activation {
-        let values = self.sized(tokens) * features * LANES;
+        self.typed_blank(tokens, features, self.number())
+    }
+
+    /// As [`Pool::act`], of that type.
+    pub(super) fn typed(self: &Arc<Self>, tokens: usize, features: usize, number: Number) -> Activation {
+        let mut act = self.typed_blank(tokens, features, number);
+        act.zero_last_panel();
+        act
+    }
+
+    /// As [`Pool::blank`], of that type.
+    pub(super) fn typed_blank(self: &Arc<Self>, tokens: usize, features: usize, number: Number) -> Activation {
+        let values = floats(self.sized(tokens) * features * LANES, number);
         let reused = self.buffers().idle.get_mut(&values).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| {
             let buffer = Buffer::new(self.device, values);
             *self.buffers().all.entry(values).or_default() += 1;
             buffer
         });
-        Activation { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
+        Activation { buffer: Some(buffer), tokens, features, number, pool: Arc::clone(self) }
     }
 
     /// Takes the buffer of an activation of `features` back.
-    pub(super) fn take_back(&self, buffer: Buffer, features: usize) {
+    pub(super) fn take_back(&self, buffer: Buffer, features: usize, number: Number) {
         let mut buffers = self.buffers();
         // Memory from before the last `reserve` is not wanted any more.
-        let wanted = self.panels.load(Ordering::Relaxed) * features * LANES;
+        let wanted = floats(self.panels.load(Ordering::Relaxed) * features * LANES, number);
         if self.stepped || buffer.values() == wanted {
             buffers.idle.entry(buffer.values()).or_default().push(buffer);
         } else {

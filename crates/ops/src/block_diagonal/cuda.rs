@@ -1,10 +1,10 @@
 //! Products with a block-diagonal matrix in a GPU's memory.
 use super::Diagonal;
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 use tunesmith_device::Array;
 
-static KERNELS: Source = Source::new("block_diagonal", include_str!("block_diagonal.cu"));
+static KERNELS: Typed = Typed::new("block_diagonal", include_str!("block_diagonal.cu"));
 
 pub(super) fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, out: &mut Activation, adds: bool) {
     let (tokens, features) = (x.tokens(), x.features());
@@ -19,12 +19,12 @@ pub(super) fn times(diagonal: Diagonal<'_>, x: &Activation, transposed: bool, ou
         Arg::count(tokens),
         Arg::count(features),
     ];
-    cuda::launch(x.device(), &KERNELS, "block_diagonal_times", Grid::items(tokens * features), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, out]), "block_diagonal_times", Grid::items(tokens * features), &args);
 }
 
 pub(super) fn outer(size: usize, x: &Activation, d: &Activation, out: &mut [f32]) {
     let sums = Array::<f32>::zeros(x.device(), out.len());
     let args = [x.into(), d.into(), (&sums).into(), Arg::count(size), Arg::count(x.tokens()), Arg::count(x.features())];
-    cuda::launch(x.device(), &KERNELS, "block_diagonal_outer", Grid::items(out.len()), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, d]), "block_diagonal_outer", Grid::items(out.len()), &args);
     sums.view().read_into(out);
 }

@@ -1,9 +1,9 @@
 //! Dropout in a GPU's memory, with the CPU's masks.
 use super::Dropout;
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 
-static KERNELS: Source = Source::new("dropout", include_str!("dropout.cu"));
+static KERNELS: Typed = Typed::new("dropout", include_str!("dropout.cu"));
 
 pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation) {
     let (device, tokens, features) = (x.device(), x.tokens(), x.features());
@@ -24,5 +24,5 @@ pub(super) fn apply(dropout: &Dropout<'_>, x: &Activation, out: &mut Activation)
         Arg::count(tokens),
         Arg::count(features),
     ];
-    cuda::launch(device, &KERNELS, "dropout_apply", Grid::items(tokens * features), &args);
+    cuda::launch(device, KERNELS.same(&[x, out]), "dropout_apply", Grid::items(tokens * features), &args);
 }

@@ -1,10 +1,10 @@
 //! Embeddings in a GPU's memory.
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
 
-static KERNELS: Source = Source::new("embedding", include_str!("embedding.cu"));
+static KERNELS: Typed = Typed::new("embedding", include_str!("embedding.cu"));
 
 /// Kernels do not check tokens: here a table of `numbers` floats has a row for each of them.
 fn check(tokens: impl Iterator<Item = u32>, numbers: usize, features: usize) {
@@ -24,7 +24,7 @@ pub(super) fn forward(table: Store<'_>, tokens: &[u32], scale: f32, out: &mut Ac
     };
     let ids = cuda::upload(device, tokens);
     let args = [table, (&ids).into(), out.into(), scale.into(), Arg::count(tokens.len()), Arg::count(features)];
-    cuda::launch(device, &KERNELS, kernel, Grid::items(tokens.len() * features), &args);
+    cuda::launch(device, KERNELS.same(&[out]), kernel, Grid::items(tokens.len() * features), &args);
 }
 
 /// A block a row of the table, which adds its tokens in their order.
@@ -52,5 +52,5 @@ pub(super) fn backward(dx: &Activation, tokens: &[u32], scale: f32, padding: Opt
         d_table.into(),
         Arg::count(features),
     ];
-    cuda::launch(device, &KERNELS, "embedding_backward", Grid::rows(rows, features), &args);
+    cuda::launch(device, KERNELS.same(&[dx]), "embedding_backward", Grid::rows(rows, features), &args);
 }

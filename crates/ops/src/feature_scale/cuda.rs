@@ -1,9 +1,9 @@
 //! A factor for each feature, in a GPU's memory.
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::{Floats, FloatsMut};
 
-static KERNELS: Source = Source::new("feature_scale", include_str!("feature_scale.cu"));
+static KERNELS: Typed = Typed::new("feature_scale", include_str!("feature_scale.cu"));
 
 pub(super) fn times(v: &Activation, gain: Floats<'_>, out: &mut Activation) {
     scale(v, gain, out, false);
@@ -16,11 +16,11 @@ pub(super) fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
 fn scale(v: &Activation, gain: Floats<'_>, out: &mut Activation, add: bool) {
     let (tokens, features) = (v.tokens(), v.features());
     let args = [v.into(), gain.into(), out.into(), add.into(), Arg::count(tokens), Arg::count(features)];
-    cuda::launch(v.device(), &KERNELS, "feature_scale_times", Grid::items(tokens * features), &args);
+    cuda::launch(v.device(), KERNELS.same(&[v, out]), "feature_scale_times", Grid::items(tokens * features), &args);
 }
 
 pub(super) fn backward(dy: &Activation, v: &Activation, norm: Floats<'_>, d_magnitude: FloatsMut<'_>) {
     let (tokens, features) = (dy.tokens(), dy.features());
     let args = [dy.into(), v.into(), norm.into(), d_magnitude.into(), Arg::count(tokens), Arg::count(features)];
-    cuda::launch(dy.device(), &KERNELS, "feature_scale_backward", Grid::columns(features), &args);
+    cuda::launch(dy.device(), KERNELS.same(&[dy, v]), "feature_scale_backward", Grid::columns(features), &args);
 }

@@ -1,4 +1,4 @@
-// act(gate) up and its gradients, a thread a number. The act is SiLU, or GELU by tanh.
+// act(gate) up and its gradients, a thread a pack. The act is SiLU, or GELU by tanh.
 #include "dev.cuh"
 
 struct Both {
@@ -19,17 +19,30 @@ static __device__ inline Both gelu_tanh(float x) {
     return {x * half, half + 0.5f * x * ((1.0f - t * t) * inner)};
 }
 
-static __device__ inline Both act(i32 gelu, float x) { return gelu ? gelu_tanh(x) : silu(x); }
+static __device__ inline Both activate(i32 gelu, float x) { return gelu ? gelu_tanh(x) : silu(x); }
 
-KERNEL gated_mlp_forward(const float* gate, const float* up, float* out, i32 gelu, u64 count) {
-    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = act(gelu, gate[i]).value * up[i];
+KERNEL TYPED(gated_mlp_forward)(const act* gate, const act* up, act* out, i32 gelu, u64 count) {
+    u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
+    if (i >= count) return;
+    float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT];
+    load_pack(gates, gate, i, count);
+    load_pack(ups, up, i, count);
+    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) ups[e] *= activate(gelu, gates[e]).value;
+    store_pack(out, i, count, ups);
 }
 
-KERNEL gated_mlp_backward(float* gate, float* up, const float* d_out, i32 gelu, u64 count) {
-    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 gelu, u64 count) {
+    u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
     if (i >= count) return;
-    Both both = act(gelu, gate[i]);
-    gate[i] = d_out[i] * up[i] * both.slope;
-    up[i] = d_out[i] * both.value;
+    float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT], slopes[Pack<act>::COUNT];
+    load_pack(gates, gate, i, count);
+    load_pack(ups, up, i, count);
+    load_pack(slopes, d_out, i, count);
+    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
+        Both both = activate(gelu, gates[e]);
+        gates[e] = slopes[e] * ups[e] * both.slope;
+        ups[e] = slopes[e] * both.value;
+    }
+    store_pack(gate, i, count, gates);
+    store_pack(up, i, count, ups);
 }

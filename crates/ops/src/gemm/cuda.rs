@@ -1,48 +1,55 @@
 //! Products in a GPU's memory, by cublasLt. It sees matrices column by column: an activation `[tokens, features]` is
 //! `[features, tokens]` there, and `out = W x` needs nothing turned.
 use super::{Init, Matrix, Store, Transposed};
-use crate::activation::{Activation, Products};
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::activation::{Activation, Number, convert_at};
+use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::{Floats, FloatsMut};
-use tunesmith_device::cuda::{Number, Operand, Product};
-use tunesmith_device::{Buffer, Device};
+use crate::quant::{Quantized, fp8_rows};
+use tunesmith_device::cuda::{Operand, OperandType, Product};
+use tunesmith_device::{Buffer, Device, Slice};
 
-static KERNELS: Source = Source::new("gemm", include_str!("gemm.cu"));
+static KERNELS: Typed = Typed::new("gemm", include_str!("gemm.cu"));
 
-/// Numbers of a matrix that are widened at once: 64 MiB.
-const SLAB: usize = 16 << 20;
+/// Bytes of a matrix that are widened or rounded at once: 128 MiB.
+const SLAB: usize = 128 << 20;
 
-const fn operand(address: u64, number: Number, leading: usize, transposed: bool) -> Operand {
-    Operand { address, number, leading: leading as u64, transposed, batch_stride: 0 }
+fn operand(address: u64, number: impl Into<OperandType>, leading: usize, transposed: bool) -> Operand {
+    Operand { address, number: number.into(), leading: leading as u64, transposed, batch_stride: 0 }
 }
 
-/// The type that operands of products are rounded to.
-const fn number(products: Products) -> Number {
-    match products {
-        Products::F32 => Number::F32,
-        Products::Bf16 => Number::Bf16,
+/// The type that operands of a product with `x` have, whose result goes to `out`: of 16 bits if `x` or the result's pool is.
+fn number_of(x: &Activation, out: &Activation) -> Number {
+    match x.number() {
+        Number::F32 => out.pool().products(),
+        half => half,
     }
 }
 
-/// Where numbers begin that products read: the floats themselves, or the same rounded to bfloat16, in memory that `kept` holds.
-fn rounded(device: Device, floats: Floats<'_>, products: Products, kept: &mut Option<Buffer>) -> u64 {
-    match products {
-        Products::F32 => floats.address(),
-        Products::Bf16 => {
-            let count = floats.len();
-            let halves = kept.get_or_insert_with(|| Buffer::new(device, count.div_ceil(2)));
-            let to = halves.floats_mut(0..count.div_ceil(2));
-            let address = to.address();
-            cuda::launch(
-                device,
-                &KERNELS,
-                "gemm_round",
-                Grid::items(count),
-                &[floats.into(), to.into(), Arg::count(count)],
-            );
-            address
-        }
+/// Memory for so many numbers, which is made for the first of several uses, the largest.
+fn memory(device: Device, kept: &mut Option<Buffer>, count: usize, number: Number) -> u64 {
+    let floats = (count * number.bytes() as usize).div_ceil(size_of::<f32>());
+    kept.get_or_insert_with(|| Buffer::new(device, floats)).floats(0..floats).address()
+}
+
+/// Where the numbers of `x` begin in that type: its own, or converted, in memory that `kept` holds.
+fn converted(x: &Activation, number: Number, kept: &mut Option<Buffer>) -> u64 {
+    convert(x.device(), (x.address(), x.number()), x.tokens() * x.features(), number, kept)
+}
+
+/// As [`converted`], of numbers at an address.
+fn convert(
+    device: Device,
+    (from, its): (u64, Number),
+    count: usize,
+    number: Number,
+    kept: &mut Option<Buffer>,
+) -> u64 {
+    if its == number {
+        return from;
     }
+    let to = memory(device, kept, count, number);
+    convert_at(device, (from, its), 0, (to, number), 0, count);
+    to
 }
 
 /// A matrix `[rows, depth]` in a GPU's memory, as cublasLt reads it.
@@ -60,32 +67,39 @@ pub(super) fn matmul_grouped(products: &mut [super::Product<'_>]) {
     }
 }
 
-/// Matrices that are not floats are widened in slabs of that many numbers, and at least a line.
+/// Matrices that are not stored in the operands' type are converted in slabs of that many bytes, and at least a line.
 pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_>, slab: usize) {
-    let (device, tokens, rows) = (out.device(), out.tokens(), out.features());
+    let (device, tokens, rows, number) = (out.device(), out.tokens(), out.features(), out.number());
     if tokens == 0 {
         return;
     }
     if let Init::Bias(bias) = *init {
         let args = [bias.into(), (&mut **out).into(), Arg::count(tokens), Arg::count(rows)];
-        cuda::launch(device, &KERNELS, "gemm_bias", Grid::items(tokens * rows), &args);
+        cuda::launch(device, KERNELS.of(number), "gemm_bias", Grid::items(tokens * rows), &args);
     }
-    let to = out.floats().address();
+    let to = out.address();
     // What the next product is added to; nothing before the first where it starts at zero.
+    let mut kept_addend = None;
     let mut addend = match init {
         Init::Zero => None,
         Init::Bias(_) | Init::Out => Some(to),
-        Init::Add(other) => Some(other.floats().address()),
+        Init::Add(other) => Some(converted(other, number, &mut kept_addend)),
     };
-    let products = out.pool().products();
-    let kind = number(products);
     for term in *terms {
         let (matrix, shape) = (term.matrix, [rows, term.x.features()]);
+        let kind = number_of(term.x, out);
+        if kind != Number::F32
+            && let Some(codes) = Codes::of(matrix, shape)
+        {
+            multiply_fp8(&codes, term.x, shape, (to, number), addend);
+            addend = Some(to);
+            continue;
+        }
         let mut kept = None;
-        let from = rounded(device, term.x.floats(), products, &mut kept);
-        each_slab(device, slab, products, matrix, shape, |dense, row, column, [part_rows, part_depth]| {
+        let from = converted(term.x, kind, &mut kept);
+        each_slab(device, slab, kind, matrix, shape, |dense, row, column, [part_rows, part_depth]| {
             let x = operand(from + kind.bytes() * column as u64, kind, term.x.features(), false);
-            let at = |address: u64| operand(address + 4 * row as u64, Number::F32, rows, false);
+            let at = |address: u64| operand(address + number.bytes() * row as u64, number, rows, false);
             let product = Product {
                 m: part_rows as u64,
                 n: tokens as u64,
@@ -105,12 +119,77 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
     }
 }
 
-/// Calls `product` with the matrix `[rows, depth]` as floats: whole, or in slabs that are widened one after the other. Its
+/// A matrix `[rows, depth]` in FP8, whose rows tensor cores sum along: the stored one, or the copy of its transpose.
+struct Codes<'a> {
+    codes: Slice<'a, u8>,
+    /// A scale for each row.
+    scales: Floats<'a>,
+}
+
+impl<'a> Codes<'a> {
+    /// Of a whole matrix in FP8, straight or transposed, on a GPU that multiplies it.
+    fn of(Matrix { data, row, col }: Matrix<'a>, [rows, depth]: [usize; 2]) -> Option<Self> {
+        let Store::Quantized(Quantized::Eight(eight)) = data else { return None };
+        let (codes, scales, turned) = eight.products()?;
+        let fits = rows.is_multiple_of(16) && depth.is_multiple_of(16) && rows * depth == codes.len();
+        if !fits {
+            None
+        } else if (row, col) == (depth, 1) && eight.width() == depth {
+            Some(Self { codes, scales })
+        } else if (row, col) == (1, rows) && eight.width() == rows {
+            Some(Self { codes: turned.codes.view(), scales: turned.scales.view() })
+        } else {
+            None
+        }
+    }
+}
+
+/// `to = addend + matrix x` in FP8: `x` is coded with a scale for each token, sums are in float32, and both scales multiply
+/// them, in bfloat16, as the addend joins.
+fn multiply_fp8(
+    matrix: &Codes<'_>,
+    x: &Activation,
+    [rows, depth]: [usize; 2],
+    (to, number): (u64, Number),
+    addend: Option<u64>,
+) {
+    let (device, tokens) = (x.device(), x.tokens());
+    let (codes, scales) = fp8_rows(x);
+    let mut kept = None;
+    let sums = memory(device, &mut kept, tokens * rows, Number::Bf16);
+    let d = operand(sums, Number::Bf16, rows, false);
+    let product = Product {
+        m: rows as u64,
+        n: tokens as u64,
+        k: depth as u64,
+        alpha: 1.0,
+        beta: 0.0,
+        a: operand(matrix.codes.address(), OperandType::E4m3, depth, true),
+        b: operand(codes.view().address(), OperandType::E4m3, depth, false),
+        c: d,
+        d,
+        batch: 1,
+        tf32: false,
+    };
+    cuda::matmul(device, &product);
+    let args = [
+        Arg::address(sums),
+        matrix.scales.into(),
+        (&scales).into(),
+        addend.map_or(Arg::NULL, Arg::address),
+        Arg::address(to),
+        Arg::count(tokens),
+        Arg::count(rows),
+    ];
+    cuda::launch(device, KERNELS.of(number), "gemm_scale", Grid::packs(tokens * rows, Number::Bf16), &args);
+}
+
+/// Calls `product` with the matrix `[rows, depth]` in that type: whole, or in slabs that are converted one after the other. Its
 /// arguments: the slab, its first row and column, its shape.
 fn each_slab(
     device: Device,
     slab: usize,
-    products: Products,
+    number: Number,
     matrix: Matrix<'_>,
     [rows, depth]: [usize; 2],
     mut product: impl FnMut(Dense, usize, usize, [usize; 2]),
@@ -120,34 +199,35 @@ fn each_slab(
     let (by_rows, lines, width, stride) =
         if col == 1 && (row >= depth || rows == 1) { (true, rows, depth, row) } else { (false, depth, rows, col) };
     let regular = by_rows || (row == 1 && (col >= rows || depth == 1));
+    let (mut wide, mut kept) = (None, None);
     if !regular {
         let numbers = (rows - 1) * row + (depth - 1) * col + 1;
-        let mut wide = None;
-        let floats = widened(device, data, 0..numbers, &mut wide);
+        let floats = stored(device, data, 0..numbers, Number::F32, &mut wide);
         let packed = Buffer::new(device, rows * depth);
-        let args = [floats.into(), packed.floats(0..rows * depth).into()];
+        let packed = packed.floats(0..rows * depth);
+        let args = [Arg::address(floats), packed.into()];
         let counts = [rows, depth, row, col].map(Arg::count);
-        cuda::launch(device, &KERNELS, "gemm_pack", Grid::items(rows * depth), &[&args[..], &counts].concat());
-        let mut kept = None;
-        let address = rounded(device, packed.floats(0..rows * depth), products, &mut kept);
+        let source = KERNELS.of(Number::F32);
+        cuda::launch(device, source, "gemm_pack", Grid::items(rows * depth), &[&args[..], &counts].concat());
+        let address = convert(device, (packed.address(), Number::F32), rows * depth, number, &mut kept);
         let dense = Dense { address, by_rows: true, leading: depth };
         return product(dense, 0, 0, [rows, depth]);
     }
     let leading = stride.max(width);
-    let per_slab = match (data, products) {
+    let per_slab = match (data, number) {
         // As they are stored.
-        (Store::F32(_), Products::F32) | (Store::Bf16(_), Products::Bf16) => lines,
-        _ => (slab / leading).clamp(1, lines),
+        (Store::F32(_), Number::F32) | (Store::Bf16(_), Number::Bf16) => lines,
+        // Slabs begin where tensor cores like to read.
+        _ => match slab / number.bytes() as usize / leading {
+            few @ ..16 => few.clamp(1, lines),
+            many => (many / 16 * 16).min(lines),
+        },
     };
-    let (mut wide, mut kept) = (None, None);
     for first in (0..lines).step_by(per_slab) {
         let count = per_slab.min(lines - first);
         let start = first * stride;
         let range = start..start + (count - 1) * stride + width;
-        let address = match (data, products) {
-            (Store::Bf16(values), Products::Bf16) => values.slice(range).address(),
-            _ => rounded(device, widened(device, data, range, &mut wide), products, &mut kept),
-        };
+        let address = stored(device, data, range, number, &mut wide);
         let dense = Dense { address, by_rows, leading };
         if by_rows {
             product(dense, first, 0, [count, depth]);
@@ -157,27 +237,24 @@ fn each_slab(
     }
 }
 
-/// The numbers `range` as floats: themselves, or widened into `wide`, which is made for the first of several ranges, the longest.
-fn widened<'a>(
+/// Where the numbers `range` begin in that type: as they are stored, or converted, in memory that `kept` holds.
+fn stored(
     device: Device,
-    data: Store<'a>,
+    data: Store<'_>,
     range: std::ops::Range<usize>,
-    wide: &'a mut Option<Buffer>,
-) -> Floats<'a> {
+    number: Number,
+    kept: &mut Option<Buffer>,
+) -> u64 {
     let count = range.len();
-    if let Store::F32(values) = data {
-        return values.slice(range);
-    }
-    let wide = wide.get_or_insert_with(|| Buffer::new(device, count));
     match data {
-        Store::F32(_) => {}
-        Store::Bf16(values) => {
-            let args = [values.slice(range).into(), wide.floats_mut(0..count).into(), Arg::count(count)];
-            cuda::launch(device, &KERNELS, "gemm_widen", Grid::items(count), &args);
+        Store::F32(values) => convert(device, (values.slice(range).address(), Number::F32), count, number, kept),
+        Store::Bf16(values) => convert(device, (values.slice(range).address(), Number::Bf16), count, number, kept),
+        Store::Quantized(matrix) => {
+            let to = memory(device, kept, count, number);
+            matrix.widen_as(range.start, count, (to, number));
+            to
         }
-        Store::Quantized(matrix) => matrix.widen_to(range.start, wide.floats_mut(0..count)),
     }
-    wide.floats(0..count)
 }
 
 /// A copy as it is: cublasLt multiplies it transposed.
@@ -190,11 +267,13 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
     if tokens == 0 {
         return;
     }
-    let (products, mut kept) = (y.pool().products(), [None, None]);
-    let [kept_y, kept_x] = &mut kept;
-    let kind = number(products);
-    let y = operand(rounded(device, y.floats(), products, kept_y), kind, rows, false);
-    let x = operand(rounded(device, x.act.floats(), products, kept_x), kind, cols, false);
+    let [mut kept_y, mut kept_x] = [None, None];
+    let kind = match number_of(y, y) {
+        Number::F32 => number_of(&x.act, &x.act),
+        half => half,
+    };
+    let y = operand(converted(y, kind, &mut kept_y), kind, rows, false);
+    let x = operand(converted(&x.act, kind, &mut kept_x), kind, cols, false);
     let product = |to: u64, by_rows: bool, leading: usize, beta: f32| {
         let (left, right, m, n) = if by_rows { (x, y, cols, rows) } else { (y, x, rows, cols) };
         let d = operand(to, Number::F32, leading, false);
@@ -213,6 +292,7 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
         product(sums.address(), true, cols, 0.0);
         let args = [sums.into(), out.into()];
         let counts = [rows, cols, row, col].map(Arg::count);
-        cuda::launch(device, &KERNELS, "gemm_unpack_add", Grid::items(rows * cols), &[&args[..], &counts].concat());
+        let source = KERNELS.of(Number::F32);
+        cuda::launch(device, source, "gemm_unpack_add", Grid::items(rows * cols), &[&args[..], &counts].concat());
     }
 }

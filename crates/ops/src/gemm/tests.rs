@@ -309,7 +309,7 @@ fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
 
 #[test]
 fn a_gpu_multiplies_in_bfloat16_what_rounded_operands_give() {
-    use crate::activation::Products;
+    use crate::activation::Number;
     use crate::quant::{Format, encode};
     each_engine(|engine| {
         let round = |values: &[f32]| values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect::<Vec<_>>();
@@ -317,7 +317,7 @@ fn a_gpu_multiplies_in_bfloat16_what_rounded_operands_give() {
             [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 300, 29)].into_iter().filter(|_| !engine.is_cpu())
         {
             let pool = engine.pool();
-            pool.set_products(Products::Bf16);
+            pool.set_products(Number::Bf16);
             let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
             let xa = Activation::from_rows(&pool, &x, depth);
             let narrow: Vec<bf16> = w.iter().copied().map(bf16::from_f32).collect();
@@ -342,6 +342,39 @@ fn a_gpu_multiplies_in_bfloat16_what_rounded_operands_give() {
             outer(Target::Rows(gradient.view_mut()), &ya, &Transposed::new(&xa));
             for (got, sum) in gradient.read().into_iter().zip(reference::outer(&round(&y), rows, &round(&x), depth)) {
                 assert!((f64::from(got) - sum).abs() < 1e-4, "outer [{tokens}, {depth}, {rows}]: {got} != {sum}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gpu_multiplies_fp8_by_rows_and_by_columns() {
+    use crate::activation::Number;
+    use crate::quant::{Format, encode};
+    each_engine(|engine| {
+        for (tokens, depth, rows) in [(1, 16, 16), (5, 48, 32), (33, 64, 80)].into_iter().filter(|_| !engine.is_cpu()) {
+            let (x, y, w) = (numbers(1, tokens * depth), numbers(2, tokens * rows), numbers(3, rows * depth));
+            let coded = encode::quantize(&w, depth, Format::Fp8, true).unwrap();
+            let (wide, coded) = (coded.dequantize(), coded.to(engine.device()));
+            for number in [Number::Bf16, Number::F16] {
+                let pool = engine.pool();
+                pool.set_number(number);
+                let (xa, ya) = (Activation::from_rows(&pool, &x, depth), Activation::from_rows(&pool, &y, rows));
+                let (x, y) = (xa.to_rows(), ya.to_rows());
+                let mut out = Activation::from_rows(&pool, &y, rows);
+                matmul(&mut out, Init::Out, &[Term { matrix: Matrix::rows(Store::Quantized(&coded), depth), x: &xa }]);
+                let expected = reference::matmul(&y, rows, &[(&wide, &x, depth)]);
+                let mut back = pool.act(tokens, depth);
+                matmul(&mut back, Init::Zero, &[Term { matrix: Matrix::transposed(Store::Quantized(&coded), depth), x: &ya }]);
+                let turned: Vec<f32> = (0..rows * depth).map(|at| wide[at % rows * depth + at / rows]).collect();
+                let expected_back = reference::matmul(&vec![0.0; tokens * depth], depth, &[(&turned, &y, rows)]);
+                for (found, expected, width) in [(out, expected, depth), (back, expected_back, rows)] {
+                    // Three bits of fraction of each factor: sums of that many products err by some of their root.
+                    let limit = 0.1 * (width as f64).sqrt();
+                    for (got, sum) in found.to_rows().into_iter().zip(expected) {
+                        assert!((f64::from(got) - sum).abs() < limit, "[{tokens}, {depth}, {rows}]: {got} != {sum}");
+                    }
+                }
             }
         }
     });

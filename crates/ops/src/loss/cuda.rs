@@ -12,7 +12,7 @@ pub(super) fn cross_entropy(logits: &mut Activation, targets: &[u32]) -> Array<f
     assert!(targets.iter().all(|&target| (target as usize) < vocabulary), "a target inside the vocabulary");
     let losses = Array::<f32>::zeros(device, 4 * tokens);
     let targets = cuda::upload(device, targets);
-    let args = [logits.into(), (&targets).into(), (&losses).into(), Arg::count(vocabulary)];
+    let args = [logits.floats_mut().into(), (&targets).into(), (&losses).into(), Arg::count(vocabulary)];
     cuda::launch(device, &KERNELS, "loss_cross_entropy", Grid::rows(tokens, vocabulary), &args);
     losses
 }
@@ -27,7 +27,7 @@ pub(super) fn gradient(
     let (device, tokens, vocabulary) = (exponentials.device(), exponentials.tokens(), exponentials.features());
     let (targets, scales) = (cuda::upload(device, targets), cuda::upload(device, scales));
     let args = [
-        exponentials.into(),
+        exponentials.floats_mut().into(),
         (&targets).into(),
         (&scales).into(),
         losses.into(),
@@ -42,7 +42,7 @@ pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) 
     let (device, count) = (values.device(), targets.len());
     let losses = Array::<f32>::zeros(device, 4 * count);
     let (targets, scales) = (cuda::upload(device, targets), cuda::upload(device, scales));
-    let args = [values.into(), (&targets).into(), (&scales).into(), (&losses).into(), Arg::count(count)];
+    let args = [values.floats_mut().into(), (&targets).into(), (&scales).into(), (&losses).into(), Arg::count(count)];
     cuda::launch(device, &KERNELS, "loss_squared", Grid::items(count), &args);
     losses
 }

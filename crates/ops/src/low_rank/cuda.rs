@@ -14,8 +14,8 @@ pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa
     let args = [
         (&squares).into(),
         update.b.into(),
-        aw.into(),
-        aa.into(),
+        aw.floats().into(),
+        aa.floats().into(),
         f64::from(update.scale).into(),
         (&norms).into(),
         Arg::count(rows),

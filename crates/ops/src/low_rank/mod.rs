@@ -40,7 +40,7 @@ pub fn row_norms(
     let Update { a, rank, .. } = update;
     let rows = Activation::from_floats(pool, a, in_features);
     // A W^T `[rank, out_features]` and A A^T `[rank, rank]`.
-    let (mut aw, mut aa) = (pool.act(rank, squares.len()), pool.act(rank, rank));
+    let (mut aw, mut aa) = (pool.act_f32(rank, squares.len()), pool.act_f32(rank, rank));
     matmul(&mut aw, Init::Zero, &[Term { matrix: Matrix::rows(weight, in_features), x: &rows }]);
     matmul(&mut aa, Init::Zero, &[Term { matrix: Matrix::rows(a, in_features), x: &rows }]);
     match rows.device() {

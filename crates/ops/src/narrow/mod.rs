@@ -1,11 +1,10 @@
 //! Activations rounded to sixteen bits between forward and backward: half the memory. bfloat16 keeps eight bits of
 //! mantissa; float16 keeps eleven, and no number above 65504.
 mod cpu;
-mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::activation::Activation;
+use crate::activation::{Activation, Number};
 use tunesmith_device::Device;
 
 /// How sixteen bits are used.
@@ -17,11 +16,21 @@ pub enum Half {
     F16,
 }
 
-/// An activation `[tokens, features]` in sixteen bits, in the same panels.
+impl Half {
+    /// The type of activations that have it on a GPU.
+    pub const fn number(self) -> Number {
+        match self {
+            Self::Bf16 => Number::Bf16,
+            Self::F16 => Number::F16,
+        }
+    }
+}
+
+/// An activation `[tokens, features]` in sixteen bits: on the CPU in the same panels.
 #[derive(Debug)]
 pub struct Narrow {
     half: Half,
-    /// Two numbers in the place of one: `[tokens, ceil(features / 2)]`.
+    /// On the CPU two numbers in the place of one: `[tokens, ceil(features / 2)]`.
     halves: Activation,
     features: usize,
 }
@@ -29,23 +38,28 @@ pub struct Narrow {
 impl Narrow {
     /// Rounds every number of `act [tokens, features]` to the nearest, ties to even.
     pub fn new(act: &Activation, half: Half) -> Self {
-        let mut halves = act.pool().act(act.tokens(), act.features().div_ceil(2));
-        match act.device() {
-            Device::Cpu => cpu::narrow(act, half, &mut halves),
-            Device::Cuda(_) => cuda::narrow(act, half, &mut halves),
-            Device::Meta => {}
+        let halves = match act.device() {
+            Device::Cuda(_) => act.to(half.number()),
+            Device::Cpu | Device::Meta => act.pool().act_f32(act.tokens(), act.features().div_ceil(2)),
+        };
+        let mut narrow = Self { half, halves, features: act.features() };
+        if act.device() == Device::Cpu {
+            cpu::narrow(act, half, &mut narrow.halves);
         }
-        Self { half, halves, features: act.features() }
+        narrow
     }
 
-    /// Converts the rounded numbers back to f32: `[tokens, features]`.
+    /// Converts the rounded numbers back to the type of the pool's activations: `[tokens, features]`.
     pub fn widen(&self) -> Activation {
-        let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
-        match out.device() {
-            Device::Cpu => cpu::widen(self, &mut out),
-            Device::Cuda(_) => cuda::widen(self, &mut out),
-            Device::Meta => {}
+        let pool = self.halves.pool();
+        match pool.device() {
+            Device::Cpu => {
+                let mut out = pool.act(self.halves.tokens(), self.features);
+                cpu::widen(self, &mut out);
+                out
+            }
+            Device::Cuda(_) => self.halves.to(pool.number()),
+            Device::Meta => pool.act(self.halves.tokens(), self.features),
         }
-        out
     }
 }

@@ -1,9 +1,10 @@
 //! Coding and widening in a GPU's memory.
 use super::rule::{NESTED_BLOCK, Rule};
-use super::{Four, Nested, Quantized, Scales, map};
+use super::{Format, Four, Nested, Quantized, Scales, Turned, map};
+use crate::activation::{Activation, Number};
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::{Floats, FloatsMut};
-use tunesmith_device::{Array, SliceMut};
+use tunesmith_device::{Array, Slice, SliceMut};
 
 static KERNELS: Source = Source::new("quant", include_str!("quant.cu"));
 
@@ -14,24 +15,34 @@ const WARPS: usize = 8;
 /// Accumulators of [`torch_sum`], a lane each.
 const LANES: usize = 32;
 
-/// As [`super::cpu::widen`]: `start` and `out` lie within the matrix.
-pub(super) fn widen(matrix: &Quantized, start: usize, out: FloatsMut<'_>) {
-    let (device, count) = (out.device(), out.len());
+/// As [`super::cpu::widen`], to `count` places at an address, rounded where their type has 16 bits: `start` and `count` lie within
+/// the matrix.
+pub(super) fn widen(matrix: &Quantized, start: usize, count: usize, (out, number): (u64, Number)) {
     let grid = Grid::items(count.div_ceil(PER_THREAD));
     let [start, count] = [start, count].map(Arg::count);
-    match matrix {
+    let (kernel, args) = match matrix {
         Quantized::Four(four) => {
             let [table, scales, nested, map, size, offset] = meanings(four);
             let (codes, shift) = (four.codes.view().into(), four.shift.into());
-            let args = [codes, table, scales, nested, map, size, offset, shift, start, count, out.into()];
-            cuda::launch(device, &KERNELS, "quant_widen_four", grid, &args);
+            let kernel = match number {
+                Number::F32 => "quant_widen_four_float",
+                Number::F16 => "quant_widen_four_f16",
+                Number::Bf16 => "quant_widen_four_bf16",
+            };
+            (kernel, vec![codes, table, scales, nested, map, size, offset, shift, start, count, Arg::address(out)])
         }
         Quantized::Eight(eight) => {
             let (codes, scales, width) = (eight.codes.view().into(), eight.scales.view().into(), eight.width);
-            let args = [codes, scales, Arg::count(width), start, count, out.into()];
-            cuda::launch(device, &KERNELS, "quant_widen_eight", grid, &args);
+            let fp8 = eight.format == Format::Fp8;
+            let kernel = match number {
+                Number::F32 => "quant_widen_eight_float",
+                Number::F16 => "quant_widen_eight_f16",
+                Number::Bf16 => "quant_widen_eight_bf16",
+            };
+            (kernel, vec![codes, scales, Arg::count(width), fp8.into(), start, count, Arg::address(out)])
         }
-    }
+    };
+    cuda::launch(matrix.device(), &KERNELS, kernel, grid, &args);
 }
 
 /// The table; and the scales, or their factors with the codes, map, block and offset of nested ones.
@@ -100,12 +111,51 @@ pub(super) fn nested(scales: Floats<'_>, offset: f32, codes: SliceMut<'_, u8>, a
     cuda::launch(device, &KERNELS, "quant_code_scales", Grid::blocks(blocks).threads(NESTED_BLOCK as u32), &args);
 }
 
-/// As [`super::cpu::eight`].
-pub(super) fn eight(values: Floats<'_>, width: usize, codes: SliceMut<'_, u8>, scales: FloatsMut<'_>) -> bool {
+/// As [`super::cpu::eight`] or [`super::cpu::fp8`].
+pub(super) fn eight(
+    format: Format,
+    values: Floats<'_>,
+    width: usize,
+    codes: SliceMut<'_, u8>,
+    scales: FloatsMut<'_>,
+) -> bool {
     let (device, len, rows) = (values.device(), values.len(), scales.len());
     let mut odd = Array::<u32>::zeros(device, 1);
+    let kernel = if format == Format::Fp8 { "quant_code_fp8_float" } else { "quant_code_eight" };
     let [len, line] = [len, width].map(Arg::count);
     let args = [values.into(), len, line, codes.into(), scales.into(), (&mut odd).into()];
-    cuda::launch(device, &KERNELS, "quant_code_eight", Grid::rows(rows, width), &args);
+    cuda::launch(device, &KERNELS, kernel, Grid::rows(rows, width), &args);
     odd.read() == [0]
+}
+
+/// Codes and scales of the rows of an activation `[tokens, features]`, in FP8: a scale a token.
+pub(crate) fn fp8_rows(x: &Activation) -> (Array<u8>, Array<f32>) {
+    let (device, tokens, features) = (x.device(), x.tokens(), x.features());
+    let (mut codes, mut scales) = (Array::<u8>::zeros(device, tokens * features), Array::<f32>::zeros(device, tokens));
+    let kernel = match x.number() {
+        Number::F32 => "quant_code_fp8_float",
+        Number::F16 => "quant_code_fp8_f16",
+        Number::Bf16 => "quant_code_fp8_bf16",
+    };
+    let [len, line] = [tokens * features, features].map(Arg::count);
+    // What is not finite has the code of NaN, and becomes NaN again.
+    let args = [x.into(), len, line, (&mut codes).into(), (&mut scales).into(), Arg::NULL];
+    cuda::launch(device, &KERNELS, kernel, Grid::rows(tokens, features), &args);
+    (codes, scales)
+}
+
+/// The transpose of a matrix in FP8, coded by its own rows.
+pub(super) fn turned(codes: Slice<'_, u8>, scales: Slice<'_, f32>, width: usize) -> Turned {
+    let (device, rows) = (codes.device(), scales.len());
+    let mut to = Turned { codes: Array::zeros(device, codes.len()), scales: Array::zeros(device, width) };
+    let args = [
+        codes.into(),
+        scales.into(),
+        Arg::count(rows),
+        Arg::count(width),
+        (&mut to.codes).into(),
+        (&mut to.scales).into(),
+    ];
+    cuda::launch(device, &KERNELS, "quant_turn_fp8", Grid::columns(width), &args);
+    to
 }

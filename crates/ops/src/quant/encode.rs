@@ -21,10 +21,10 @@ pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Resul
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: a number is NaN or infinite, or `values` are no rows of that width.
 pub fn eight(values: &[f32], width: usize) -> Result<Eight> {
-    eight_there(values.into(), width)
+    eight_there(values.into(), Format::Int8, width)
 }
 
-/// Codes a matrix whose rows are `width` numbers long: in blocks of 64, or by rows for int8.
+/// Codes a matrix whose rows are `width` numbers long: in blocks of 64, or by rows for int8 and FP8.
 ///
 /// # Errors
 /// As [`four`] and [`eight`].
@@ -39,7 +39,7 @@ pub fn quantize(values: &[f32], width: usize, format: Format, double: bool) -> R
 pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: bool) -> Result<Quantized> {
     match format {
         Format::Nf4 | Format::Fp4 => four_there(values, format, BLOCK, double).map(Quantized::Four),
-        Format::Int8 => eight_there(values, width).map(Quantized::Eight),
+        Format::Int8 | Format::Fp8 => eight_there(values, format, width).map(Quantized::Eight),
     }
 }
 
@@ -88,17 +88,20 @@ fn nested(scales: &Array<f32>) -> Nested {
     Nested { codes: codes.into(), map: map::signed(), absmax: absmax.into(), block: NESTED_BLOCK, offset }
 }
 
-fn eight_there(values: Floats<'_>, width: usize) -> Result<Eight> {
+fn eight_there(values: Floats<'_>, format: Format, width: usize) -> Result<Eight> {
     let (len, device, line) = (values.len(), values.device(), width.max(1));
     let (mut codes, mut scales) = (Array::zeros(device, len), Array::zeros(device, len.div_ceil(line)));
     let (codes_to, scales_to) = (codes.view_mut(), scales.view_mut());
     let finite = match device {
-        Device::Cpu => cpu::eight(values.cpu_slice(), line, codes_to.cpu_slice(), scales_to.cpu_slice()),
-        Device::Cuda(_) => cuda::eight(values, line, codes_to, scales_to),
+        Device::Cpu => {
+            let code = if format == Format::Fp8 { cpu::fp8 } else { cpu::eight };
+            code(values.cpu_slice(), line, codes_to.cpu_slice(), scales_to.cpu_slice())
+        }
+        Device::Cuda(_) => cuda::eight(format, values, line, codes_to, scales_to),
         Device::Meta => true,
     };
     if !finite {
         return Err(odd());
     }
-    Eight::of(codes.into(), scales.into(), width).map_err(Error::model)
+    Eight::of(format, codes.into(), scales.into(), width).map_err(Error::model)
 }

@@ -145,6 +145,7 @@ enum Kind {
         lookup: Option<Arc<Array<f32>>>,
     },
     Eight {
+        format: Format,
         width: usize,
     },
 }
@@ -184,7 +185,7 @@ impl Form {
         let codes = Stored::part(bytes.clone(), byte..byte + self.bytes[0]);
         let scales = Stored::part(floats, float..float + self.floats);
         match &self.kind {
-            Kind::Eight { width } => Quantized::Eight(Eight { codes, scales, width: *width }),
+            Kind::Eight { format, width } => Quantized::Eight(Eight::assembled(*format, codes, scales, *width)),
             Kind::Four { format, len, shift, table, nested, lookup: known } => {
                 let scales = match nested {
                     None => Scales::Plain(scales),
@@ -209,8 +210,9 @@ impl Quantized {
     /// The form of the matrix: everything but its codes and scales.
     pub fn form(&self) -> Form {
         match self {
-            Self::Eight(Eight { codes, scales, width }) => {
-                Form { kind: Kind::Eight { width: *width }, bytes: [codes.len(), 0], floats: scales.len() }
+            Self::Eight(Eight { format, codes, scales, width, .. }) => {
+                let kind = Kind::Eight { format: *format, width: *width };
+                Form { kind, bytes: [codes.len(), 0], floats: scales.len() }
             }
             Self::Four(Four { format, codes, len, shift, table, scales, lookup }) => {
                 let (nested, bytes, floats) = match scales {

@@ -5,7 +5,11 @@
 //! in the middle of a row, and a row of odd length in the middle of a byte. With *double quantization* a scale is itself a
 //! code: `map[code] * absmax + offset`, an absmax for each 256 of them.
 //!
-//! **8 bits**: a number is `code * scale / 127` with the scale of its row.
+//! **8 bits**: a number is `code * scale / 127` with the scale of its row, its largest magnitude.
+//!
+//! **FP8**: a number is `e4m3(code) * scale` with the scale of its row, its largest magnitude over 448. GPUs with tensor cores
+//! for it multiply the codes. They sum along a matrix's rows only, so a copy of its transpose, coded by its own rows, lies
+//! beside it there.
 //!
 //! [`encode`] makes them, where the numbers are; [`Quantized::widen`] gives a stretch of the numbers back. Codes, scales and
 //! numbers are the same to the bit on every device.
@@ -13,6 +17,7 @@ mod cpu;
 mod cuda;
 pub mod encode;
 mod form;
+pub mod fp8;
 pub mod map;
 #[cfg(test)]
 mod reference;
@@ -21,12 +26,14 @@ mod rule;
 mod tests;
 
 pub(crate) use cpu::{eight_run, four_run};
+pub(crate) use cuda::fp8_rows;
 pub use form::{Form, Numbers, Stored};
 
+use crate::activation::Number;
 use crate::floats::FloatsMut;
 use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
-use tunesmith_device::{Array, Device};
+use tunesmith_device::{Array, Device, Slice, gpu};
 
 /// How a matrix is quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +44,8 @@ pub enum Format {
     Fp4,
     /// 8 bits, evenly spaced, a scale for each row.
     Int8,
+    /// 8 bits of floating point ([`fp8`]), a scale for each row.
+    Fp8,
 }
 
 impl Format {
@@ -46,6 +55,7 @@ impl Format {
             Self::Nf4 => "nf4",
             Self::Fp4 => "fp4",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
         }
     }
 }
@@ -207,8 +217,8 @@ impl Four {
         table: [f32; 16],
         scales: Scales,
     ) -> Result<Self, String> {
-        if format == Format::Int8 {
-            return Err("int8 is no format of 4 bits".into());
+        if matches!(format, Format::Int8 | Format::Fp8) {
+            return Err(format!("{} is no format of 4 bits", format.name()));
         }
         if !BLOCKS.contains(&block) {
             return Err(format!("blocks of {block} numbers, expected one of {BLOCKS:?}"));
@@ -287,9 +297,29 @@ impl Four {
 /// A matrix of 8 bits a number.
 #[derive(Debug, Clone)]
 pub struct Eight {
+    format: Format,
     codes: Stored<u8>,
     scales: Stored<f32>,
     width: usize,
+    /// What [`turned`] gives.
+    turned: Option<Arc<Turned>>,
+}
+
+/// The transpose of a matrix in FP8, coded by its own rows: `[width, rows]`.
+#[derive(Debug)]
+pub(crate) struct Turned {
+    pub(crate) codes: Array<u8>,
+    pub(crate) scales: Array<f32>,
+}
+
+/// The transpose of a matrix on a GPU that multiplies FP8.
+fn turned(format: Format, codes: &Stored<u8>, scales: &Stored<f32>, width: usize) -> Option<Arc<Turned>> {
+    match codes.device() {
+        Device::Cuda(ordinal) if format == Format::Fp8 && gpu::multiplies_fp8(ordinal) => {
+            Some(Arc::new(cuda::turned(codes.view(), scales.view(), width)))
+        }
+        Device::Cpu | Device::Cuda(_) | Device::Meta => None,
+    }
 }
 
 impl Eight {
@@ -298,18 +328,44 @@ impl Eight {
     /// # Errors
     /// In words, which part does not fit the others.
     pub fn new(codes: Vec<u8>, scales: Vec<f32>, width: usize) -> Result<Self, String> {
-        Self::of(codes.into(), scales.into(), width)
+        Self::of(Format::Int8, codes.into(), scales.into(), width)
     }
 
     /// As [`Eight::new`], on any device.
-    fn of(codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Result<Self, String> {
+    fn of(format: Format, codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Result<Self, String> {
         if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
             return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
         }
         if !scales.view().to_host().iter().all(|scale| scale.is_finite()) {
             return Err("a scale that is NaN or infinite".into());
         }
-        Ok(Self { codes, scales, width })
+        Ok(Self::assembled(format, codes, scales, width))
+    }
+
+    /// From parts that fit each other.
+    fn assembled(format: Format, codes: Stored<u8>, scales: Stored<f32>, width: usize) -> Self {
+        let turned = turned(format, &codes, &scales, width);
+        Self { format, codes, scales, width, turned }
+    }
+
+    /// How it is coded: int8 or FP8.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Codes and scales of the rows, and of those of the transpose, on a GPU that multiplies them.
+    pub(crate) fn products(&self) -> Option<(Slice<'_, u8>, Slice<'_, f32>, &Turned)> {
+        let turned = self.turned.as_deref()?;
+        Some((self.codes.view(), self.scales.view(), turned))
+    }
+
+    /// Numbers of a row.
+    pub(crate) const fn width(&self) -> usize {
+        self.width
+    }
+
+    fn to(&self, device: Device) -> Self {
+        Self::assembled(self.format, self.codes.to(device), self.scales.to(device), self.width)
     }
 
     /// The codes, signed, by their bits; of a matrix on the CPU.
@@ -317,7 +373,7 @@ impl Eight {
         &self.codes
     }
 
-    /// The largest magnitude of each row; of a matrix on the CPU.
+    /// The scale of each row: of int8 its largest magnitude; of a matrix on the CPU.
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
@@ -328,7 +384,7 @@ impl Eight {
 pub enum Quantized {
     /// Of 4 bits a number.
     Four(Four),
-    /// Int8, with a scale for each row.
+    /// Int8 or FP8, with a scale for each row.
     Eight(Eight),
 }
 
@@ -337,7 +393,7 @@ impl Quantized {
     pub const fn format(&self) -> Format {
         match self {
             Self::Four(four) => four.format,
-            Self::Eight(_) => Format::Int8,
+            Self::Eight(eight) => eight.format,
         }
     }
 
@@ -354,7 +410,10 @@ impl Quantized {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Four(four) => four.codes.len() + four.scales.bytes(),
-            Self::Eight(eight) => eight.codes.len() + 4 * eight.scales.len(),
+            Self::Eight(eight) => {
+                let turned = eight.turned.as_ref().map_or(0, |turned| turned.codes.len() + 4 * turned.scales.len());
+                eight.codes.len() + 4 * eight.scales.len() + turned
+            }
         }
     }
 
@@ -371,9 +430,7 @@ impl Quantized {
     pub fn to(&self, device: Device) -> Self {
         match self {
             Self::Four(four) => Self::Four(four.to(device)),
-            Self::Eight(Eight { codes, scales, width }) => {
-                Self::Eight(Eight { codes: codes.to(device), scales: scales.to(device), width: *width })
-            }
+            Self::Eight(eight) => Self::Eight(eight.to(device)),
         }
     }
 
@@ -400,9 +457,16 @@ impl Quantized {
         assert_eq!(out.device(), self.device(), "numbers go where the matrix is");
         match self.device() {
             Device::Cpu => cpu::widen(self, start, out.cpu_slice()),
-            Device::Cuda(_) => cuda::widen(self, start, out),
+            Device::Cuda(_) => cuda::widen(self, start, out.len(), (out.address(), Number::F32)),
             Device::Meta => {}
         }
+    }
+
+    /// Writes `count` numbers from `start` on to a GPU's memory at an address, which has room for them in that type.
+    pub(crate) fn widen_as(&self, start: usize, count: usize, to: (u64, Number)) {
+        let within = start.checked_add(count).is_some_and(|end| end <= self.len());
+        assert!(within, "the numbers lie within the matrix");
+        cuda::widen(self, start, count, to);
     }
 
     /// All values in single precision, on the host.
@@ -417,11 +481,10 @@ impl Quantized {
     pub fn joined(&self, below: &Self) -> Option<Self> {
         match (self, below) {
             (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),
-            (Self::Eight(above), Self::Eight(below)) if above.width == below.width => Some(Self::Eight(Eight {
-                codes: above.codes.joined(&below.codes),
-                scales: above.scales.joined(&below.scales),
-                width: above.width,
-            })),
+            (Self::Eight(above), Self::Eight(below)) if (above.width, above.format) == (below.width, below.format) => {
+                let (codes, scales) = (above.codes.joined(&below.codes), above.scales.joined(&below.scales));
+                Some(Self::Eight(Eight::assembled(above.format, codes, scales, above.width)))
+            }
             _ => None,
         }
     }

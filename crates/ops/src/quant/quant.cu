@@ -3,9 +3,20 @@
 #include "dev.cuh"
 
 // Four numbers that are written at once.
-struct alignas(16) Quad {
-    float at[4];
+template <class T> struct alignas(4 * sizeof(T)) Quad {
+    T at[4];
 };
+
+// to[i] = from[i] for i < count, rounded where T has fewer bits; four at once where they lie so.
+template <class T> static __device__ inline void put(T* to, const float (&from)[4], u32 count) {
+    if (count == 4 && reinterpret_cast<u64>(to) % sizeof(Quad<T>) == 0) {
+        Quad<T> quad;
+        for (u32 j = 0; j < 4; j++) store(quad.at + j, from[j]);
+        *reinterpret_cast<Quad<T>*>(to) = quad;
+    } else {
+        for (u32 j = 0; j < count; j++) store(to + j, from[j]);
+    }
+}
 
 static __device__ inline bool is_odd(float x) { return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u; }
 
@@ -22,42 +33,142 @@ KERNEL quant_scales(const float* absmax, const u8* nested, const float* map, u64
 
 // out[i] = table[code] scale, of number start + i; a thread has four. A block has 1 << shift numbers. Two codes a byte, the first in the
 // high half.
-KERNEL quant_widen_four(const u8* codes, const float* table, const float* scales, const u8* nested, const float* map, u64 size, float offset,
-                        u32 shift, u64 start, u64 count, float* out) {
+template <class T>
+static __device__ inline void widen_four(const u8* codes, const float* table, const float* scales, const u8* nested, const float* map, u64 size,
+                                         float offset, u32 shift, u64 start, u64 count, T* out) {
     u64 i = 4 * (u64(blockIdx.x) * blockDim.x + threadIdx.x), at = start + i;
     if (i >= count) return;
-    if (at % 4 == 0 && count - i >= 4 && reinterpret_cast<u64>(out + i) % sizeof(Quad) == 0) {
+    float values[4];
+    u32 here = u32(min(u64(4), count - i));
+    if (at % 4 == 0 && here == 4) {
         // All in one block, in two bytes.
         float scale = scale_of(scales, nested, map, size, offset, at >> shift);
         u8 first = codes[at / 2], second = codes[at / 2 + 1];
-        Quad quad = {{table[first >> 4] * scale, table[first & 15] * scale, table[second >> 4] * scale, table[second & 15] * scale}};
-        *reinterpret_cast<Quad*>(out + i) = quad;
-        return;
+        values[0] = table[first >> 4] * scale;
+        values[1] = table[first & 15] * scale;
+        values[2] = table[second >> 4] * scale;
+        values[3] = table[second & 15] * scale;
+    } else {
+        for (u32 j = 0; j < here; j++, at++) {
+            u8 pair = codes[at / 2];
+            values[j] = table[at % 2 ? pair & 15 : pair >> 4] * scale_of(scales, nested, map, size, offset, at >> shift);
+        }
     }
-    for (u64 end = min(i + 4, count); i < end; i++, at++) {
-        u8 pair = codes[at / 2];
-        out[i] = table[at % 2 ? pair & 15 : pair >> 4] * scale_of(scales, nested, map, size, offset, at >> shift);
-    }
+    put(out + i, values, here);
 }
 
-// out[i] = code scale / 127, of number start + i; a thread has four
-KERNEL quant_widen_eight(const u8* codes, const float* scales, u64 width, u64 start, u64 count, float* out) {
+KERNEL quant_widen_four_float(const u8* codes, const float* table, const float* scales, const u8* nested, const float* map, u64 size,
+                              float offset, u32 shift, u64 start, u64 count, float* out) {
+    widen_four(codes, table, scales, nested, map, size, offset, shift, start, count, out);
+}
+
+KERNEL quant_widen_four_f16(const u8* codes, const float* table, const float* scales, const u8* nested, const float* map, u64 size,
+                            float offset, u32 shift, u64 start, u64 count, f16* out) {
+    widen_four(codes, table, scales, nested, map, size, offset, shift, start, count, out);
+}
+
+KERNEL quant_widen_four_bf16(const u8* codes, const float* table, const float* scales, const u8* nested, const float* map, u64 size,
+                             float offset, u32 shift, u64 start, u64 count, bf16* out) {
+    widen_four(codes, table, scales, nested, map, size, offset, shift, start, count, out);
+}
+
+// The number of an FP8 code: sign, four bits of exponent with bias 7, three of fraction; no infinities.
+static __device__ inline float of_fp8(u8 code) {
+    u32 exponent = code >> 3 & 15, fraction = code & 7;
+    if (exponent == 15 && fraction == 7) return NAN;
+    float size = exponent ? __uint_as_float(((exponent + 120) << 23) | (fraction << 20)) : float(fraction) * (1.0f / 512.0f);
+    return code & 0x80 ? -size : size;
+}
+
+// The code of the nearest number, ties to even; beyond the largest, the largest.
+static __device__ inline u8 to_fp8(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80;
+    float size = fabsf(x);
+    if (!(size == size)) return u8(sign | 0x7f);
+    size = fminf(size, 448.0f);
+    if (size < 0.015625f) return u8(sign | u32(rintf(size * 512.0f)));
+    bits = __float_as_uint(size);
+    return u8(sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)));
+}
+
+// out[i] = code scale / 127, or the FP8 number of the code times the scale, of number start + i; a thread has four
+template <class T>
+static __device__ inline void widen_eight(const u8* codes, const float* scales, u64 width, i32 fp8, u64 start, u64 count, T* out) {
     u64 i = 4 * (u64(blockIdx.x) * blockDim.x + threadIdx.x), at = start + i;
     if (i >= count) return;
     u64 row = at / width, left = width - at % width;
     u32 here = u32(min(u64(4), count - i));
-    Quad quad = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 j = 0; j < here; j++) {
-        quad.at[j] = float(static_cast<signed char>(codes[at + j])) * scales[row] * 7.874016e-3f;
+        values[j] = fp8 ? of_fp8(codes[at + j]) * scales[row]
+                        : float(static_cast<signed char>(codes[at + j])) * scales[row] * 7.874016e-3f;
         if (--left == 0) {
             row++;
             left = width;
         }
     }
-    if (here == 4 && reinterpret_cast<u64>(out + i) % sizeof(Quad) == 0) {
-        *reinterpret_cast<Quad*>(out + i) = quad;
-    } else {
-        for (u32 j = 0; j < here; j++) out[i + j] = quad.at[j];
+    put(out + i, values, here);
+}
+
+KERNEL quant_widen_eight_float(const u8* codes, const float* scales, u64 width, i32 fp8, u64 start, u64 count, float* out) {
+    widen_eight(codes, scales, width, fp8, start, count, out);
+}
+
+KERNEL quant_widen_eight_f16(const u8* codes, const float* scales, u64 width, i32 fp8, u64 start, u64 count, f16* out) {
+    widen_eight(codes, scales, width, fp8, start, count, out);
+}
+
+KERNEL quant_widen_eight_bf16(const u8* codes, const float* scales, u64 width, i32 fp8, u64 start, u64 count, bf16* out) {
+    widen_eight(codes, scales, width, fp8, start, count, out);
+}
+
+// Rows of `width` numbers in FP8, a block a row: the scale is the largest magnitude over 448. `odd`, if any, becomes 1 where a number is
+// not finite.
+template <class T>
+static __device__ inline void code_fp8(const T* values, u64 len, u64 width, u8* codes, float* scales, u32* odd) {
+    u64 start = u64(blockIdx.x) * width, count = min(width, len - start);
+    float most = 0.0f;
+    for (u64 i = threadIdx.x; i < count; i += blockDim.x) {
+        float x = widen(values[start + i]);
+        most = fmaxf(most, fabsf(x));
+        if (odd && is_odd(x)) *odd = 1;
+    }
+    float scale = __fdiv_rn(block_max(most), 448.0f);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    for (u64 i = threadIdx.x; i < count; i += blockDim.x)
+        codes[start + i] = scale > 0.0f ? to_fp8(__fdiv_rn(widen(values[start + i]), scale)) : u8(0);
+}
+
+KERNEL quant_code_fp8_float(const float* values, u64 len, u64 width, u8* codes, float* scales, u32* odd) {
+    code_fp8(values, len, width, codes, scales, odd);
+}
+
+KERNEL quant_code_fp8_f16(const f16* values, u64 len, u64 width, u8* codes, float* scales, u32* odd) {
+    code_fp8(values, len, width, codes, scales, odd);
+}
+
+KERNEL quant_code_fp8_bf16(const bf16* values, u64 len, u64 width, u8* codes, float* scales, u32* odd) {
+    code_fp8(values, len, width, codes, scales, odd);
+}
+
+// The transpose of a matrix [rows, width] in FP8, coded by its own rows: a block has 32 columns, 8 threads each.
+KERNEL quant_turn_fp8(const u8* codes, const float* scales, u64 rows, u64 width, u8* to, float* to_scales) {
+    __shared__ float parts[WARP][WARP + 1];
+    u32 lane = threadIdx.x % WARP, first = threadIdx.x / WARP, step = blockDim.x / WARP;
+    u64 column = u64(blockIdx.x) * WARP + lane;
+    bool inside = column < width;
+    float most = 0.0f;
+    if (inside)
+        for (u64 row = first; row < rows; row += step) most = fmaxf(most, fabsf(of_fp8(codes[row * width + column]) * scales[row]));
+    parts[first][lane] = most;
+    __syncthreads();
+    for (u32 other = 0; other < step; other++) most = fmaxf(most, parts[other][lane]);
+    if (!inside) return;
+    float scale = __fdiv_rn(most, 448.0f);
+    if (first == 0) to_scales[column] = scale;
+    for (u64 row = first; row < rows; row += step) {
+        float x = of_fp8(codes[row * width + column]) * scales[row];
+        to[column * rows + row] = scale > 0.0f ? to_fp8(__fdiv_rn(x, scale)) : u8(0);
     }
 }
 

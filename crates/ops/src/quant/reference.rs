@@ -12,6 +12,16 @@ pub(super) fn widen_eight(codes: &[u8], scales: &[f32], width: usize) -> Vec<f64
     codes.iter().enumerate().map(number).collect()
 }
 
+/// `(-1)^sign 2^(exponent - 7) (1 + fraction / 8)`, or `2^-6 fraction / 8` where the exponent is 0, times the scale of its row.
+pub(super) fn widen_fp8(codes: &[u8], scales: &[f32], width: usize) -> Vec<f64> {
+    let number = |(at, &code): (usize, &u8)| {
+        let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7) / 8.0);
+        let size = if exponent == 0 { 2f64.powi(-6) * fraction } else { 2f64.powi(exponent - 7) * (1.0 + fraction) };
+        f64::from(scales[at / width]) * if code >= 128 { -size } else { size }
+    };
+    codes.iter().enumerate().map(number).collect()
+}
+
 /// How far the nearest of the values `table * scale` is from a number.
 pub(super) fn distance(value: f32, table: &[f32], scale: f32) -> f64 {
     let far = |at: &f32| (f64::from(*at) * f64::from(scale) - f64::from(value)).abs();

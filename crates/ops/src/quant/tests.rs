@@ -34,8 +34,14 @@ fn code(engine: Engine, values: &[f32], width: usize, format: Format, double: bo
     encode::quantize_there(engine.array(values).view(), width, format, double).unwrap()
 }
 
-const FORMATS: [(Format, bool); 5] =
-    [(Format::Nf4, false), (Format::Nf4, true), (Format::Fp4, false), (Format::Fp4, true), (Format::Int8, false)];
+const FORMATS: [(Format, bool); 6] = [
+    (Format::Nf4, false),
+    (Format::Nf4, true),
+    (Format::Fp4, false),
+    (Format::Fp4, true),
+    (Format::Int8, false),
+    (Format::Fp8, false),
+];
 
 #[test]
 fn a_device_codes_and_widens_to_the_bits_of_the_cpu() {
@@ -96,6 +102,15 @@ fn numbers_are_near_and_as_defined() {
                             let nearest = reference::distance(*value, table, scales[at / four.block()]);
                             assert!(f64::from((value - wide).abs()) <= nearest + 1e-6, "{format:?} {at}");
                         }
+                    }
+                }
+                Quantized::Eight(eight) if format == Format::Fp8 => {
+                    let expected = reference::widen_fp8(eight.codes(), eight.scales(), width);
+                    near("fp8", &wide, &expected, 1e-6);
+                    for (value, wide) in values.iter().zip(&wide) {
+                        // Three bits of fraction; below the smallest exponent even steps.
+                        let step = (value.abs() / 16.0).max(2f32.powi(-10) / 448.0);
+                        assert!((value - wide).abs() <= 1.001 * step, "{value} {wide}");
                     }
                 }
                 Quantized::Eight(eight) => {

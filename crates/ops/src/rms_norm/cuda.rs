@@ -1,29 +1,22 @@
-//! `RMSNorm` in a GPU's memory: a block a token and group, a thread a number where nothing is summed.
+//! `RMSNorm` in a GPU's memory: a block a token and group.
 use super::Gain;
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 use crate::floats::FloatsMut;
 
-static KERNELS: Source = Source::new("rms_norm", include_str!("rms_norm.cu"));
+static KERNELS: Typed = Typed::new("rms_norm", include_str!("rms_norm.cu"));
 
 pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
     let (rows, dim) = (out.tokens() * out.features(), x.features() / out.features());
     let args = [x.into(), out.into(), Arg::count(dim), eps.into()];
-    cuda::launch(x.device(), &KERNELS, "rms_norm_stats", Grid::rows(rows, dim), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x]), "rms_norm_stats", Grid::rows_of_packs(rows, dim, x.number()), &args);
 }
 
 pub(super) fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>, out: &mut Activation) {
-    let count = x.tokens() * x.features();
-    let args = [
-        x.into(),
-        rstd.into(),
-        gain.weight.into(),
-        gain.offset.into(),
-        out.into(),
-        Arg::count(count),
-        Arg::count(gain.weight.len()),
-    ];
-    cuda::launch(x.device(), &KERNELS, "rms_norm_apply", Grid::items(count), &args);
+    let (rows, dim) = (rstd.tokens() * rstd.features(), gain.weight.len());
+    let args = [x.into(), rstd.into(), gain.weight.into(), gain.offset.into(), out.into(), Arg::count(dim)];
+    let grid = Grid::rows_of_packs(rows, dim, x.number());
+    cuda::launch(x.device(), KERNELS.same(&[x, out]), "rms_norm_apply", grid, &args);
 }
 
 pub(super) fn backward(
@@ -45,11 +38,11 @@ pub(super) fn backward(
         add.into(),
         Arg::count(dim),
     ];
-    cuda::launch(x.device(), &KERNELS, "rms_norm_backward", Grid::rows(rows, dim), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, dh, dx]), "rms_norm_backward", Grid::rows_of_packs(rows, dim, x.number()), &args);
 }
 
 pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
     let (rows, dim) = (rstd.tokens() * rstd.features(), dw.len());
     let args = [x.into(), rstd.into(), dh.into(), dw.into(), Arg::count(rows), Arg::count(dim)];
-    cuda::launch(x.device(), &KERNELS, "rms_norm_backward_weight", Grid::columns(dim), &args);
+    cuda::launch(x.device(), KERNELS.same(&[x, dh]), "rms_norm_backward_weight", Grid::columns(dim), &args);
 }

@@ -29,7 +29,7 @@ pub struct Gain<'a> {
 /// If `groups` does not divide the features.
 pub fn stats(x: &Activation, groups: usize, eps: f32) -> Activation {
     assert!(x.features().is_multiple_of(groups), "whole groups");
-    let mut out = x.pool().blank(x.tokens(), groups);
+    let mut out = x.pool().act_f32(x.tokens(), groups);
     match x.device() {
         Device::Cpu => cpu::stats(x, eps, &mut out),
         Device::Cuda(_) => cuda::stats(x, eps, &mut out),

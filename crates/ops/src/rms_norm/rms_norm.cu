@@ -2,39 +2,65 @@
 #include "dev.cuh"
 
 // rstd[t, g] = 1 / sqrt(mean(x^2) + eps)
-KERNEL rms_norm_stats(const float* x, float* rstd, u64 dim, float eps) {
-    const float* row = x + u64(blockIdx.x) * dim;
+KERNEL TYPED(rms_norm_stats)(const act* x, float* rstd, u64 dim, float eps) {
+    const act* row = x + u64(blockIdx.x) * dim;
     float sum = 0.0f;
-    for (u64 j = threadIdx.x; j < dim; j += blockDim.x) sum += row[j] * row[j];
+    for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
+        float values[Pack<act>::COUNT];
+        load_pack(values, row, j, dim);
+        UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) sum += values[e] * values[e];
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) rstd[blockIdx.x] = 1.0f / sqrtf(sum / float(dim) + eps);
 }
 
-// out = x rstd (weight + offset); a thread a number
-KERNEL rms_norm_apply(const float* x, const float* rstd, const float* weight, float offset, float* out, u64 count, u64 dim) {
-    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = x[i] * rstd[i / dim] * (weight[i % dim] + offset);
+// out = x rstd (weight + offset)
+KERNEL TYPED(rms_norm_apply)(const act* x, const float* rstd, const float* weight, float offset, act* out, u64 dim) {
+    u64 start = u64(blockIdx.x) * dim;
+    float r = rstd[blockIdx.x];
+    for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
+        float values[Pack<act>::COUNT];
+        load_pack(values, x + start, j, dim);
+        UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
+            if (j + e < dim) values[e] = values[e] * r * (weight[j + e] + offset);
+        }
+        store_pack(out + start, j, dim, values);
+    }
 }
 
 // dx = rstd (g - x rstd^2 mean(g x)), g = (weight + offset) dh; added to what is there if `add`
-KERNEL rms_norm_backward(const float* x, const float* rstd, const float* weight, float offset, const float* dh, float* dx, i32 add, u64 dim) {
+KERNEL TYPED(rms_norm_backward)(const act* x, const float* rstd, const float* weight, float offset, const act* dh, act* dx, i32 add,
+                                u64 dim) {
     u64 start = u64(blockIdx.x) * dim;
     float r = rstd[blockIdx.x], sum = 0.0f;
-    for (u64 j = threadIdx.x; j < dim; j += blockDim.x) sum += dh[start + j] * (weight[j] + offset) * x[start + j];
+    float xs[Pack<act>::COUNT], gs[Pack<act>::COUNT], sums[Pack<act>::COUNT];
+    for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
+        load_pack(xs, x + start, j, dim);
+        load_pack(gs, dh + start, j, dim);
+        UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
+            if (j + e < dim) sum += gs[e] * (weight[j + e] + offset) * xs[e];
+        }
+    }
     float pull = block_sum(sum) * (-1.0f / float(dim)) * r * r;
-    for (u64 j = threadIdx.x; j < dim; j += blockDim.x) {
-        float value = (x[start + j] * pull + dh[start + j] * (weight[j] + offset)) * r;
-        dx[start + j] = add ? dx[start + j] + value : value;
+    for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
+        load_pack(xs, x + start, j, dim);
+        load_pack(gs, dh + start, j, dim);
+        UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) sums[e] = 0.0f;
+        if (add) load_pack(sums, dx + start, j, dim);
+        UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
+            if (j + e < dim) sums[e] += (xs[e] * pull + gs[e] * (weight[j + e] + offset)) * r;
+        }
+        store_pack(dx + start, j, dim, sums);
     }
 }
 
 // dw[j] += sum over rows (tokens and groups) of dh x rstd; a block has 32 features
-KERNEL rms_norm_backward_weight(const float* x, const float* rstd, const float* dh, float* dw, u64 rows, u64 dim) {
+KERNEL TYPED(rms_norm_backward_weight)(const act* x, const float* rstd, const act* dh, float* dw, u64 rows, u64 dim) {
     u64 feature = u64(blockIdx.x) * WARP + threadIdx.x % WARP;
     float sum = 0.0f;
     if (feature < dim)
         for (u64 row = threadIdx.x / WARP; row < rows; row += blockDim.x / WARP)
-            sum += x[row * dim + feature] * rstd[row] * dh[row * dim + feature];
+            sum += widen(x[row * dim + feature]) * rstd[row] * widen(dh[row * dim + feature]);
     sum = column_sum(sum);
     if (threadIdx.x < WARP && feature < dim) dw[feature] += sum;
 }

@@ -1,10 +1,10 @@
 //! Rotary embeddings in a GPU's memory.
 use super::{Pairing, Rope};
 use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Typed};
 use rayon::prelude::*;
 
-static KERNELS: Source = Source::new("rope", include_str!("rope.cu"));
+static KERNELS: Typed = Typed::new("rope", include_str!("rope.cu"));
 
 /// Fills both tables with `angle(token, frequency)`, which gives cosine and sine: on the host, in double precision.
 pub(super) fn tables(cos: &mut Activation, sin: &mut Activation, angle: impl Fn(usize, usize) -> (f32, f32) + Sync) {
@@ -25,5 +25,5 @@ pub(super) fn turn(rope: &Rope, x: &mut Activation, head_dim: usize, offset: usi
     let mut args = vec![x.into(), (&rope.cos).into(), (&rope.sin).into()];
     args.extend([tokens, heads, head_dim, offset, pairs, step, apart].map(Arg::count));
     args.push(sign.into());
-    cuda::launch(device, &KERNELS, "rope_turn", Grid::items(tokens * heads * pairs), &args);
+    cuda::launch(device, KERNELS.same(&[x]), "rope_turn", Grid::items(tokens * heads * pairs), &args);
 }

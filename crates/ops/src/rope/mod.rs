@@ -94,7 +94,7 @@ impl Rope {
             let (sin, cos) = f64::from(position(token, feature) as f32 * inv_freq[feature]).sin_cos();
             (cos as f32 * factor, sin as f32 * factor)
         };
-        let (mut cos, mut sin) = (pool.act(rules.len(), pairs), pool.act(rules.len(), pairs));
+        let (mut cos, mut sin) = (pool.act_f32(rules.len(), pairs), pool.act_f32(rules.len(), pairs));
         match pool.device() {
             Device::Cpu => cpu::tables(&mut cos, &mut sin, angle),
             Device::Cuda(_) => cuda::tables(&mut cos, &mut sin, angle),

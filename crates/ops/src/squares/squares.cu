@@ -1,8 +1,6 @@
 // Sums of squares in double precision: a block sums 16,384 numbers.
 #include "dev.cuh"
 
-static __device__ inline float widen(float x) { return x; }
-
 template <class T> static __device__ inline void sum_block(const T* x, double* sums, u64 count) {
     u64 start = u64(blockIdx.x) * 16384, end = start + 16384 < count ? start + 16384 : count;
     double sum = 0.0;

@@ -20,6 +20,8 @@ pub enum Storage {
     },
     /// A byte a number, and an f32 scale a row.
     Int8,
+    /// As [`Storage::Int8`], in floating point.
+    Fp8,
 }
 
 impl Storage {
@@ -33,13 +35,13 @@ impl Storage {
                 let blocks = numbers.div_ceil(64);
                 numbers.div_ceil(2) + if double { blocks + 4 * blocks.div_ceil(256) + 4 } else { 4 * blocks }
             }
-            Self::Int8 => numbers + 4 * numbers / shape.last().map_or(1, |&size| size.max(1) as u64),
+            Self::Int8 | Self::Fp8 => numbers + 4 * numbers / shape.last().map_or(1, |&size| size.max(1) as u64),
         }
     }
 
     /// Whether its numbers are dequantized before they are multiplied.
     pub(crate) const fn is_quantized(self) -> bool {
-        matches!(self, Self::FourBit { .. } | Self::Int8)
+        matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8)
     }
 
     /// The name in tables, such as `bf16`.
@@ -50,6 +52,7 @@ impl Storage {
             Self::FourBit { double: true } => "4 bit, double quantization",
             Self::FourBit { double: false } => "4 bit",
             Self::Int8 => "int8",
+            Self::Fp8 => "FP8",
         }
     }
 }

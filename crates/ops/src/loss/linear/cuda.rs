@@ -1,12 +1,12 @@
 //! The corrections of a chunk's gradient in a GPU's memory.
-use crate::activation::Activation;
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::activation::{Activation, Number};
+use crate::cuda::{self, Arg, Grid, Typed};
 use crate::embedding;
 use crate::floats::FloatsMut;
 use crate::gemm::Store;
 use tunesmith_device::Array;
 
-static KERNELS: Source = Source::new("loss_linear", include_str!("linear.cu"));
+static KERNELS: Typed = Typed::new("loss_linear", include_str!("linear.cu"));
 
 /// As [`super::Projection::correct`]; `losses` has four numbers a token.
 pub(super) fn correct(
@@ -24,9 +24,10 @@ pub(super) fn correct(
         Store::Quantized(_) => panic!("a head is never quantized"),
     };
     let targets = cuda::upload(device, targets);
+    let number = h_over_s.as_ref().map_or(Number::F32, |h| h.number());
     let h = h_over_s.map_or(Arg::NULL, Arg::from);
     let args = [weight, d_part.into(), h, losses.into(), (&targets).into(), scale.into(), Arg::count(hidden)];
-    cuda::launch(device, &KERNELS, kernel, Grid::rows(tokens, hidden), &args);
+    cuda::launch(device, KERNELS.of(number), kernel, Grid::rows(tokens, hidden), &args);
 }
 
 /// `columns[t, i] = d[t, ids[i]]`.
@@ -35,7 +36,7 @@ pub(super) fn pick_columns(d: &Activation, ids: &[u32], columns: &mut Activation
     let ids = cuda::upload(device, ids);
     let args =
         [d.into(), (&ids).into(), columns.into(), Arg::count(tokens), Arg::count(d.features()), Arg::count(count)];
-    cuda::launch(device, &KERNELS, "loss_linear_pick", Grid::items(tokens * count), &args);
+    cuda::launch(device, KERNELS.same(&[d, columns]), "loss_linear_pick", Grid::items(tokens * count), &args);
 }
 
 /// As [`super::subtract_targets`]: an embedding's gradient with the factor `-scale`.

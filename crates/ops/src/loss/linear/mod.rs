@@ -177,7 +177,7 @@ impl Projection<'_> {
         let hidden = part.features();
         let mut e = self.project(&part);
         let losses = cross_entropy(&mut e, targets);
-        let mut d_part = self.pool.act(part.tokens(), hidden);
+        let mut d_part = self.pool.act_f32(part.tokens(), hidden);
         matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(self.weight, hidden), x: &e }]);
         let h_over_s = (!matches!(d_weight, WeightGradient::None)).then_some(&mut part);
         self.correct(&mut d_part, h_over_s, &losses, targets, scale);

@@ -1,6 +1,7 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2.
 use crate::activation::LANES;
 use crate::par::{self, Shared};
+use crate::quant::fp8::{self, LARGEST};
 use crate::quant::map;
 use crate::quant::rule::{NESTED_BLOCK, Rule};
 use crate::simd::{Simd, dispatch};
@@ -188,6 +189,22 @@ pub(in crate::quant) fn eight(values: &[f32], width: usize, codes: &mut [u8], sc
             *code = ((value * factor).round_ties_even() as i8).cast_unsigned();
         }
         *scale = most;
+    });
+    true
+}
+
+/// Codes rows of `width` numbers in FP8; says whether all numbers are finite.
+pub(in crate::quant) fn fp8(values: &[f32], width: usize, codes: &mut [u8], scales: &mut [f32]) -> bool {
+    if values.par_iter().any(|value| !value.is_finite()) {
+        return false;
+    }
+    let rows = values.par_chunks(width).zip(codes.par_chunks_mut(width)).zip(scales);
+    rows.for_each(|((row, codes), scale)| {
+        *scale = row.iter().fold(0.0f32, |most, value| most.max(value.abs())) / LARGEST;
+        for (code, value) in codes.iter_mut().zip(row) {
+            // A row of zeros, or of numbers that no scale can hold, has the scale 0.
+            *code = if *scale > 0.0 { fp8::code(value / *scale) } else { 0 };
+        }
     });
     true
 }

@@ -2,7 +2,7 @@
 mod encode;
 mod run;
 
-pub(super) use encode::{eight, four, nested, torch_sum};
+pub(super) use encode::{eight, four, fp8, nested, torch_sum};
 pub(crate) use run::{eight_run, four_run};
 
 use super::{Look, Quantized};

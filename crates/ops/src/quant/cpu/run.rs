@@ -1,7 +1,7 @@
 //! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
 //! A number is the same to the bit at every level and wherever the stretch begins.
 use crate::activation::LANES;
-use crate::quant::{Eight, Four, Quantized};
+use crate::quant::{Eight, Format, Four, Quantized, fp8};
 use crate::simd::{Simd, dispatch};
 
 /// 1 / 127 as bitsandbytes writes it.
@@ -59,11 +59,18 @@ pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *m
     // 16 numbers of the row are left, single ones below `here`; scales are looked up with a check.
     unsafe {
         let (codes, scales): (_, &[f32]) = (eight.codes.as_ptr(), &eight.scales);
+        let values = &*fp8::VALUES;
         while count > 0 {
             let scale = scales[at / eight.width];
             let here = count.min(eight.width - at % eight.width);
             let (factor, eighth) = (S::splat(scale), S::splat(EIGHTH));
             let mut done = 0;
+            if eight.format == Format::Fp8 {
+                while done < here {
+                    *to.add(done) = values[usize::from(*codes.add(at + done))] * scale;
+                    done += 1;
+                }
+            }
             while done + LANES <= here {
                 let value = S::mul(S::load_i8(codes.add(at + done)), factor);
                 S::store(to.add(done), S::mul(value, eighth));
