@@ -57,7 +57,7 @@ pub struct Model {
     /// Gathers the weights of a segment before a pass is there, where ranks shard them. Segment 0 is the embedding, which is
     /// the head too where the model ties them, then come the blocks, then the head.
     shards: Shards,
-    /// On the meta device: the buffers when a pass came to the head.
+    /// Where only counting is done: the buffers when a pass came to the head.
     at_head: counts::Buffers,
 }
 

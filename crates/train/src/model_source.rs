@@ -181,7 +181,7 @@ impl ModelSource {
 
     /// Predicts the memory of this model.
     pub const fn memory(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref())
+        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref(), self.device)
     }
 
     /// Reads tensors of the base model, with the adapters merged.
@@ -239,7 +239,7 @@ impl ModelSource {
     pub fn quantize_ahead(&self, observer: &dyn Observer) -> Result<()> {
         let (Some(weights), Some(cache)) = (&self.weights, self.quantized_cache()?) else { return Ok(()) };
         observer.event(&Event::Phase("quantizing the base"));
-        for note in quantize::keep(&self.arch, weights, &self.config, &self.stack, cache)? {
+        for note in quantize::keep(&self.arch, weights, &self.config, &self.stack, cache, self.device)? {
             observer.event(&Event::Notice(&note));
         }
         Ok(())
