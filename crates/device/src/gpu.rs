@@ -6,7 +6,7 @@
 //!
 //! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
 use crate::counted::counts;
-use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Product, Source, Stream};
+use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, PinnedMemory, Product, Source, Stream};
 use crate::{Device, cuda, memory};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,6 +28,10 @@ struct Gpu {
     stream: Arc<Stream>,
     blas: OnceLock<Blas>,
     kernels: Mutex<Kernels>,
+    /// Copies to the host and back, beside the stream.
+    side: OnceLock<Arc<Stream>>,
+    /// Places on the host that are used again, by their size.
+    pinned: Mutex<HashMap<usize, Vec<PinnedMemory>>>,
 }
 
 /// What was compiled and loaded.
@@ -49,7 +53,14 @@ pub fn open(ordinal: u8) -> Result<()> {
     if OPEN[usize::from(ordinal)].get().is_none() {
         let context = Context::new(u32::from(ordinal))?;
         let stream = Stream::new(&context)?;
-        let gpu = Gpu { context, stream, blas: OnceLock::new(), kernels: Mutex::default() };
+        let gpu = Gpu {
+            context,
+            stream,
+            blas: OnceLock::new(),
+            kernels: Mutex::default(),
+            side: OnceLock::new(),
+            pinned: Mutex::default(),
+        };
         // The lock makes this the only thread that sets it.
         let _ = OPEN[usize::from(ordinal)].set(gpu);
     }
@@ -68,7 +79,7 @@ fn gpu(ordinal: u8) -> &'static Gpu {
 }
 
 /// The value, or the failure to the nearest [`memory::guarded`].
-fn checked<T>(result: Result<T>) -> T {
+pub(crate) fn checked<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| memory::fail(error))
 }
 
@@ -95,6 +106,31 @@ impl Gpu {
             let _ = self.blas.set(new);
         }
         Ok(self.blas.get().expect("it was set"))
+    }
+
+    /// The stream beside the stream.
+    fn side(&self) -> Result<&Arc<Stream>> {
+        if self.side.get().is_none() {
+            let new = Stream::new(&self.context)?;
+            let _ = self.side.set(new);
+        }
+        Ok(self.side.get().expect("it was set"))
+    }
+
+    fn pinned(&self) -> MutexGuard<'_, HashMap<usize, Vec<PinnedMemory>>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `copy` on the side, after all that was asked for so far; the event is its end.
+    fn aside(&self, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<Event> {
+        let side = self.side()?;
+        side.wait(&self.stream.record()?)?;
+        let copied = copy(side).and_then(|()| side.record());
+        if copied.is_err() {
+            // Its places may be given back from here on.
+            let _ = side.synchronize();
+        }
+        copied
     }
 
     /// A kernel, compiled at its first use.
@@ -302,4 +338,54 @@ pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
         // SAFETY: as the caller says.
         checked(unsafe { gpu(ordinal).stream.fill(at, 0, bytes) });
     }
+}
+
+/// A place of so many bytes on the host, for copies of a GPU's; none where they are only counted.
+pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
+    let place = (!counts(ordinal)).then(|| {
+        let gpu = gpu(ordinal);
+        let idle = gpu.pinned().get_mut(&bytes).and_then(Vec::pop);
+        idle.unwrap_or_else(|| checked(PinnedMemory::new(&gpu.context, bytes)))
+    });
+    memory::put_on_host(ordinal, bytes);
+    place
+}
+
+/// Takes a place of [`pinned`] back. Copies that use it next come after those of now.
+pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
+    memory::taken_from_host(ordinal, bytes);
+    if let (Some(place), Some(gpu)) = (place, OPEN[usize::from(ordinal)].get()) {
+        gpu.pinned().entry(bytes).or_default().push(place);
+    }
+}
+
+/// Copies bytes of the GPU to the host beside what is computed, after all that was asked for so far; the event is its end.
+///
+/// # Safety
+/// There is memory of the GPU for so many bytes at `from`, and in `to`; nothing changes the first or reads the second before the
+/// event.
+pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut PinnedMemory, from: u64, bytes: usize) -> Event {
+    let to = to.as_mut_slice().as_mut_ptr();
+    // SAFETY: as the caller says.
+    checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_host(to, from, bytes) }))
+}
+
+/// Copies bytes of the host to the GPU, as [`copy_out`] copies them there.
+///
+/// # Safety
+/// There is memory of the GPU for so many bytes at `to`, and in `from`; nothing uses the first or changes the second before the
+/// event.
+pub(crate) unsafe fn copy_in(ordinal: u8, to: u64, from: &PinnedMemory, bytes: usize) -> Event {
+    let from = from.as_slice().as_ptr();
+    // SAFETY: as the caller says.
+    checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_device(to, from, bytes) }))
+}
+
+/// Lets what is computed next wait for an event; or else the host does.
+///
+/// # Errors
+/// The driver's: the GPU is lost.
+pub(crate) fn wait(ordinal: u8, event: &Event) -> Result<()> {
+    let Some(gpu) = OPEN[usize::from(ordinal)].get() else { return Ok(()) };
+    gpu.stream.wait(event).or_else(|_| event.synchronize())
 }

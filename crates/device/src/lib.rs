@@ -4,6 +4,7 @@
 //! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which everything runs in
 //! order. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
 mod array;
+pub mod away;
 mod buffer;
 mod counted;
 pub mod cuda;

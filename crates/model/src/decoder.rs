@@ -88,7 +88,8 @@ impl Model {
             (true, false) => Some(Half::Bf16),
             (false, false) => None,
         };
-        let blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        let mut blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        blocks.offloads = config.train.activation_offloading;
         let [forward, backward] = blocks.route();
         let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
         shards.set_route(forward.collect(), &backward);

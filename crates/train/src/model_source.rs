@@ -79,6 +79,11 @@ impl Described {
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
         let device = device(config.model.device)?;
+        let default = *resolved.source("train.max_tokens_per_pass") == tunesmith_config::Source::Default;
+        if device != Device::Cpu && default {
+            // The default is that of a CPU's caches.
+            config.train.max_tokens_per_pass = None;
+        }
         let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();

@@ -38,6 +38,11 @@ impl Narrow {
         Self { half, halves, features: act.features() }
     }
 
+    /// What has its memory.
+    pub const fn memory(&mut self) -> &mut Activation {
+        &mut self.halves
+    }
+
     /// Converts the rounded numbers back to f32: `[tokens, features]`.
     pub fn widen(&self) -> Activation {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);

@@ -198,7 +198,7 @@ impl Checked {
             batch,
             chosen: ChosenSizes {
                 checkpointing: resolved.config.train.gradient_checkpointing == Checkpointing::Auto,
-                max_tokens_per_pass: batch.max_tokens_per_pass != resolved.config.train.max_tokens_per_pass,
+                max_tokens_per_pass: batch.max_tokens_per_pass != self.config.train.max_tokens_per_pass,
             },
             steps,
             schedule,
