@@ -40,10 +40,10 @@ fn config(text: &str) -> Config {
     config
 }
 
-/// Rows of 300 tokens.
+/// Rows of 100 tokens.
 fn batch(vocabulary: usize, rows: usize) -> Batch {
     let row = |row: usize| {
-        let input_ids: Vec<u32> = (0..300).map(|at| ((row * 31 + at * 17) % vocabulary) as u32).collect();
+        let input_ids: Vec<u32> = (0..100).map(|at| ((row * 31 + at * 17) % vocabulary) as u32).collect();
         Example { labels: input_ids.iter().map(|&id| id as i32).collect(), input_ids }
     };
     Batch::from_examples(&(0..rows).map(row).collect::<Vec<_>>())
@@ -68,7 +68,7 @@ fn measured(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch) 
 
 fn predicted(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch) -> Breakdown {
     let tokens = batch.tokens.len() as u64;
-    let pass = Pass { tokens, longest: 300, labelled: batch.label_tokens() as u64 };
+    let pass = Pass { tokens, longest: 100, labelled: batch.label_tokens() as u64 };
     let model = MemoryModel::new(config, arch, Some(weights), GPU);
     let mut rank = model.rank(Way::plain(Strategy::Single), config.train.gradient_checkpointing, 1, &pass).unwrap();
     // Taken before the measurement.
@@ -76,34 +76,47 @@ fn predicted(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch)
     rank
 }
 
-const MODES: [(&str, &str); 6] = [
+const MODES: [(&str, &str); 7] = [
     ("lora", "tuning: {lora: {r: 4}}"),
     ("lora, bf16", "{model: {dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
     ("qlora", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {optim: adamw_8bit}}"),
     ("int8", "{model: {quantization: int8}, tuning: {lora: {r: 4}}}"),
     ("full", "tuning: {mode: full}"),
     ("full, blocks run again", "{tuning: {mode: full}, train: {gradient_checkpointing: true}}"),
+    ("lora, on the host", "{model: {device: cuda}, tuning: {lora: {r: 4}}, train: {activation_offloading: true}}"),
 ];
 
 #[test]
+fn families_take_what_is_predicted() {
+    check(&["llama", "gemma3", "phi3", "qwen3_moe"].map(str::to_owned));
+}
+
+#[test]
+#[ignore = "minutes: scripts/just gpu-faults"]
 fn every_family_takes_what_is_predicted() {
+    check(&families());
+}
+
+fn check(families: &[String]) {
     let _gpu = gpu();
     println!("{:15} {:24} {:>9} {:>9} {:>7}", "family", "mode", "predicted", "measured", "off");
     let mut wrong = Vec::new();
-    for family in families() {
-        let dir = golden(&family).join("model");
+    for family in families {
+        let dir = golden(family).join("model");
         let arch = Arch::from_dir(&dir).unwrap();
         let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
         for (name, text) in MODES {
             let config = config(text);
-            let batch = batch(arch.vocab_size, 4);
+            let batch = batch(arch.vocab_size, 2);
             let [loaded, most] = measured(&arch, &weights, &config, &batch);
             let rank = predicted(&arch, &weights, &config, &batch);
             let off = 100.0 * (rank.total() as f64 / most as f64 - 1.0);
             let kib = |bytes: u64| bytes >> 10;
             println!("{family:15} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
             let held = rank.weights + rank.trained + rank.gradients;
-            if off.abs() > 10.0 || held.abs_diff(loaded) > loaded / 20 {
+            // Tokens choose experts unevenly here.
+            let most_off = if arch.experts.is_some() { 25.0 } else { 10.0 };
+            if off.abs() > most_off || held.abs_diff(loaded) > loaded / 20 {
                 wrong.push(format!("{family}, {name}: {off:+.1} %; held {held}, {loaded} measured; {rank:?}"));
             }
         }
@@ -171,9 +184,46 @@ fn the_host_holds_a_few_mib_of_a_model_that_goes_to_a_gpu() {
         let model = Model::load(&arch, Some(&weights), &config(text)).unwrap();
         let (host, there) = (memory::peak(Device::Cpu) - host, memory::live(GPU) - there);
         println!("{name:12} {:>5} MiB {:>5} MiB", there >> 20, host >> 20);
-        assert!(there > least, "{name}: {there} bytes");
+        assert!(there >= least, "{name}: {there} bytes");
         // The whole model has 77 MiB in bfloat16, its largest matrix 32 in float32.
         assert!(host < 12 << 20, "{name}: the host held {host} bytes");
         drop(model);
+    }
+}
+
+#[test]
+fn activations_that_wait_on_the_host_change_no_bit_and_free_memory() {
+    let _gpu = gpu();
+    let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+    let arch = Arch::from_json(text, std::path::Path::new("a test")).unwrap();
+    let batch = batch(256, 2);
+    println!("{:34} {:>9} {:>9}", "kept", "on GPU", "on host");
+    for train in ["bf16: false", "bf16: true", "gradient_checkpointing: true", "gradient_checkpointing: none"] {
+        let run = |offloading: bool| {
+            let text = format!(
+                "{{model: {{init: random, device: cuda}}, tuning: {{mode: full}}, \
+                 train: {{{train}, activation_offloading: {offloading}}}}}"
+            );
+            let config = config(&text);
+            let mut model = Model::load(&arch, None, &config).unwrap();
+            model.params.zero_grads();
+            let before = memory::live(GPU);
+            memory::reset_peak(GPU);
+            let mut losses = Vec::new();
+            for step in 0..3 {
+                losses.push(model.forward_backward(&batch, 0.01, 1.0, step).unwrap());
+            }
+            let most = memory::peak(GPU) - before;
+            assert_eq!(memory::on_host(GPU), 0, "everything is back");
+            (losses, model.params.grads().read(), most)
+        };
+        let (losses, gradients, most) = run(false);
+        let (again, offloaded, less) = run(true);
+        println!("{train:34} {:>5} KiB {:>5} KiB", most >> 10, less >> 10);
+        assert_eq!(losses, again);
+        assert!(gradients.iter().zip(&offloaded).all(|(one, other)| one.to_bits() == other.to_bits()), "{train}");
+        assert!(less < most, "{train}: {less} of {most} bytes");
     }
 }

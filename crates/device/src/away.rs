@@ -71,7 +71,8 @@ impl Away {
         assert!(self.bytes as u64 <= buffer.bytes(), "a buffer of {} bytes", self.bytes);
         // SAFETY: both have so many bytes; nothing reads the buffer before the event, for which `Coming` makes it wait, nor writes
         // the place, which goes back after that.
-        let copied = self.place.as_ref().map(|place| unsafe { gpu::copy_in(self.ordinal, buffer.address(), place, self.bytes) });
+        let copied =
+            self.place.as_ref().map(|place| unsafe { gpu::copy_in(self.ordinal, buffer.address(), place, self.bytes) });
         Coming { buffer: Some(buffer), copied, from: self }
     }
 }

@@ -3,7 +3,7 @@
 //! The ops run the very code that they run for a GPU: they take work spaces, upload indices and round operands. Memory has a
 //! size and no place, launches and copies do nothing, what is read is zeros. So a count needs no description of its own, and
 //! none of NVIDIA's libraries.
-use crate::Device;
+use crate::{Device, memory};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The first of the numbers that stand for GPUs which are not there. No machine has so many GPUs.
@@ -33,7 +33,9 @@ impl CountedGpu {
         loop {
             if let Some(free) = places.iter().position(|taken| !taken) {
                 places[free] = true;
-                return Self { ordinal: FIRST + free as u8 };
+                let taken = Self { ordinal: FIRST + free as u8 };
+                memory::reset_peak(taken.device());
+                return taken;
             }
             places = LEFT.wait(places).unwrap_or_else(PoisonError::into_inner);
         }
@@ -55,7 +57,7 @@ impl Drop for CountedGpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FloatBuffer, memory};
+    use crate::FloatBuffer;
 
     #[test]
     fn arrays_on_it_are_counted_and_read_as_zeros() {
