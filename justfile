@@ -374,6 +374,11 @@ gpu-test:
     TUNESMITH_TEST_GPU=1 cargo test --locked --test it cuda:: -- --include-ignored
     TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
 
+# on a stand-in for a GPU: refuse every allocation, let every call fail, compare every family's memory with its plan (about an hour; needs g++)
+[group('develop')]
+gpu-faults *ARGS: _cxx
+    cargo test --locked --test it -- gpu_faults:: gpu_memory:: --ignored --nocapture --test-threads 1 "$@"
+
 # test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests kernels training decode torch]
 [group('develop')]
 [no-exit-message]

@@ -4,14 +4,14 @@ use super::plan_report::{Report, Time, show};
 use super::{run_plan, scaling, terminal};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
-use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
+use crate::config::{Auto, Bytes, Config, DeviceChoice, ModelConfig, Resolved, Task, is_hub_name, shape};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::hub::{self, NoProgress, Part};
-use crate::model::adapters;
 use crate::model::targets::Targets;
+use crate::model::{adapters, device};
 use crate::plan::flops::Costs;
-use crate::plan::memory::{Device, Predictor, Storage};
+use crate::plan::memory::{CUDA_CONTEXT, Device, Predictor, Storage};
 use crate::plan::strategies::{self, Batch, Machine, Row, Strategy};
 use crate::plan::{self, grouped, human_bytes};
 use crate::telemetry::machine;
@@ -32,10 +32,11 @@ pub struct Args {
     /// Plan for this many ranks, with one device each (default: 1)
     #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     gpus: Option<u64>,
-    /// Give each rank this much memory, such as 24GiB (default on the CPU: an even share of this machine's)
-    #[arg(long, value_name = "SIZE")]
+    /// Give each rank this much memory, such as 24GiB (default: what is free on this machine's GPU, or on the CPU an even share
+    /// of the memory)
+    #[arg(long, visible_alias = "gpu-memory", value_name = "SIZE")]
     vram: Option<String>,
-    /// Plan for this kind of device (default: `gpu` with --gpus or --vram, else `cpu`)
+    /// Plan for this kind of device (default: `gpu` with --gpus or --vram, else as model.device says)
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
     /// Assume this speed of a rank in TFLOP/s (default on the CPU: as last measured by `tunesmith bench`)
@@ -76,7 +77,7 @@ fn report(args: &Args) -> Result<Report> {
     };
     let mut config = resolved.config.clone();
     let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
-    let machine = machine(args)?;
+    let machine = machine(args, config.model.device)?;
     let mut notes = Vec::new();
     if config.task() != Task::CausalLm && arch.score.is_none() {
         let mut labels = config.data.labels.0.clone();
@@ -93,11 +94,7 @@ fn report(args: &Args) -> Result<Report> {
     }
 
     let mut job = memory_prediction::job(&config, &arch, stored, None)?;
-    if machine.device == Device::Gpu {
-        job.narrow = false;
-    } else {
-        job.companions = memory_prediction::tokenizer(arch.vocab_size);
-    }
+    job.companions = memory_prediction::tokenizer(arch.vocab_size);
     let predictor = Predictor::new(job, machine.device);
     let most = match resolved.source("train.max_tokens_per_pass") {
         // The default is tuned to a CPU's caches.
@@ -122,8 +119,7 @@ fn report(args: &Args) -> Result<Report> {
     }
     if machine.device == Device::Gpu {
         notes.push(format!(
-            "a GPU's figures are a prediction: two bytes a number of activations, {} for context and kernels, and {} for NCCL \
-             where ranks talk, both assumed",
+            "the engine counts what it takes on a GPU; {} for CUDA's context and kernels, and {} for NCCL where ranks talk, are assumed",
             human_bytes(plan::memory::CUDA_CONTEXT),
             human_bytes(plan::memory::NCCL)
         ));
@@ -182,14 +178,20 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     Ok((arch, stored, name.display().to_string()))
 }
 
-fn machine(args: &Args) -> Result<Machine> {
+/// The devices to plan for: as the flags say, else as `choice` does.
+fn machine(args: &Args, choice: DeviceChoice) -> Result<Machine> {
     if let Some(tflops) = args.tflops.filter(|tflops| !(tflops.is_finite() && *tflops > 0.0)) {
         return Err(Error::config(format!("--tflops {tflops}, expected a number above 0")));
     }
-    let device = match args.device.as_deref() {
-        Some("gpu") => Device::Gpu,
-        None if args.gpus.is_some() || args.vram.is_some() => Device::Gpu,
-        _ => Device::Cpu,
+    let asked = args.device.as_deref().map(|device| device == "gpu");
+    let asked = asked.or_else(|| (args.gpus.is_some() || args.vram.is_some()).then_some(true));
+    // A GPU of this machine, if there is one that the plan could be for.
+    let here = |choice| device::device(choice).ok().filter(|&found| found != crate::device::Device::Cpu);
+    let (device, here) = match (asked, choice) {
+        (Some(true), DeviceChoice::Cpu) => (Device::Gpu, here(DeviceChoice::Cuda(None))),
+        (Some(true), _) | (None, DeviceChoice::Cuda(_)) => (Device::Gpu, here(choice)),
+        (None, DeviceChoice::Auto) => here(choice).map_or((Device::Cpu, None), |found| (Device::Gpu, Some(found))),
+        (Some(false), _) | (None, DeviceChoice::Cpu) => (Device::Cpu, None),
     };
     let ranks = args.gpus.unwrap_or(1);
     let memory = match (&args.vram, device) {
@@ -199,10 +201,8 @@ fn machine(args: &Args) -> Result<Machine> {
             None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
         },
         (None, Device::Cpu) => machine::usable_memory() / ranks,
-        (None, Device::Gpu) => {
-            return Err(Error::config("the memory of each GPU is unknown: this version does not read it")
-                .hint("give --vram 24GiB"));
-        }
+        // The context is no longer among what is free, and the plan counts it.
+        (None, Device::Gpu) => here.and_then(device::usable).map_or(Machine::UNKNOWN, |free| free + CUDA_CONTEXT),
     };
     Ok(Machine { device, ranks, memory })
 }
@@ -256,7 +256,13 @@ fn facts(
                 if job.narrow { " in bfloat16" } else { "" }
             ),
         ),
-        ("device", format!("{device}, {} each", human_bytes(machine.memory))),
+        (
+            "device",
+            match machine.memory {
+                Machine::UNKNOWN => format!("{device} of unknown memory (--vram 24GiB)"),
+                bytes => format!("{device}, {} each", human_bytes(bytes)),
+            },
+        ),
     ]
     .map(|(label, value)| (label.to_owned(), value))
     .to_vec()

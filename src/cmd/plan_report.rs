@@ -52,6 +52,7 @@ pub(super) fn show(report: &Report) -> String {
         Limit::Nothing => "none".to_owned(),
         Limit::UpTo(most) => grouped(most),
         Limit::Any => "any".to_owned(),
+        Limit::Unknown => "?".to_owned(),
     };
     let parts = Breakdown::default().parts().map(|(name, _)| name);
     let used: Vec<usize> =

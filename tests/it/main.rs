@@ -14,6 +14,8 @@ mod examples;
 mod export;
 mod fuzz;
 mod generate;
+mod gpu_faults;
+mod gpu_memory;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use tempfile::TempDir;
+use tunesmith::device::Array;
 use tunesmith::config::arch::{Arch, TensorSpec};
 use tunesmith::model::weights::{WeightFiles, write_safetensors};
 use tunesmith::{Error, Kind};
@@ -93,7 +94,7 @@ fn every_half_number_widens_exactly() {
             bytes[2 * at..2 * at + 2].copy_from_slice(&bits.to_le_bytes());
             let dir = dir_with(&[("model.safetensors", &raw(&header(count), &bytes))]);
             let files = WeightFiles::open(dir.path(), &[spec("x", &[count])]).unwrap();
-            let narrow = files.read_bf16_into("x", &mut vec![bf16::ZERO; count]).unwrap_err();
+            let narrow = files.read_bf16_to("x", Array::from(vec![bf16::ZERO; count]).view_mut()).unwrap_err();
             let part = files.read_part_into("x", at, &mut [0.0]).unwrap_err();
             for error in [files.read("x").unwrap_err(), narrow, part] {
                 let text = error.to_string();

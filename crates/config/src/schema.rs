@@ -273,9 +273,12 @@ section! {
         /// and takes a third more time. `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the
         /// last M. `auto`: the fastest that fits.
         gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
+        /// On a GPU: what blocks keep for the backward pass waits in the host's memory, and is moved beside the computation
+        /// (`docs/gpu.md`). Results are the same to the bit.
+        activation_offloading: bool = false;
         /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
-        /// part.
+        /// part. On a GPU there is no limit unless one is set here.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);

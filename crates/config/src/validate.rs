@@ -1,7 +1,7 @@
 //! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
 use super::enums::{Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task};
-use super::mixed_values::InitLora;
+use super::mixed_values::{DeviceChoice, InitLora};
 use super::resolved::{Resolved, set_by};
 use super::schema::TrainConfig;
 use super::source::Source;
@@ -254,6 +254,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.mode",
         "tuning.new_tokens",
         "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",
+    )?;
+    resolved.refuse_if(
+        train.activation_offloading && config.model.device == DeviceChoice::Cpu,
+        "train.activation_offloading",
+        "model.device",
+        "on the CPU activations are in main memory already; set model.device: cuda, or remove the key",
     )?;
     unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;

@@ -170,9 +170,12 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Appends numbers of any device.
+    /// Appends numbers of any device; zeros for those of the meta device.
     pub fn append(&mut self, more: Slice<'_, T>) {
         match &mut self.0 {
+            Memory::Host(values) if more.device() == Device::Meta => {
+                values.resize(values.len() + more.len(), T::default())
+            }
             Memory::Host(values) => values.extend_from_slice(&more.to_host()),
             Memory::Gpu { memory, len } => {
                 grow::<T>(memory, *len, *len + more.len());

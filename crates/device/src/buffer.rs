@@ -65,6 +65,16 @@ impl Buffer {
         self.start
     }
 
+    /// Where it is.
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Where it begins, on a GPU; else 0.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.as_deref().map_or(0, gpu::Memory::address)
+    }
+
     /// How many values it has room for.
     pub const fn values(&self) -> usize {
         self.values

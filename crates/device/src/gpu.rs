@@ -3,11 +3,16 @@
 //! So memory that is freed may be taken again at once: what comes later on the stream runs later. What fails unwinds to the
 //! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
 //! reports most failures later and elsewhere.
-use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, Product, Source, Stream};
+//!
+//! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
+use crate::counted::counts;
+use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
 use crate::{Device, cuda, memory};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::Result;
+
+pub use crate::cuda::WORKSPACE;
 
 /// How many GPUs a process can number.
 const GPUS: usize = 256;
@@ -23,6 +28,10 @@ struct Gpu {
     stream: Arc<Stream>,
     blas: OnceLock<Blas>,
     kernels: Mutex<Kernels>,
+    /// Copies to the host and back, beside the stream.
+    side: OnceLock<Arc<Stream>>,
+    /// Places on the host that are used again, by their size.
+    pinned: Mutex<HashMap<usize, Vec<PinnedMemory>>>,
 }
 
 /// What tells sources apart: the name, and the type of numbers that it is compiled for.
@@ -35,6 +44,9 @@ struct Kernels {
     functions: HashMap<(Key, &'static str), Function>,
 }
 
+/// Bytes that memory of a GPU begins at multiples of: each request is counted as so many.
+const GRAIN: usize = 512;
+
 /// Takes a GPU into use, if it is not yet.
 ///
 /// # Errors
@@ -44,7 +56,14 @@ pub fn open(ordinal: u8) -> Result<()> {
     if OPEN[usize::from(ordinal)].get().is_none() {
         let context = Context::new(u32::from(ordinal))?;
         let stream = Stream::new(&context)?;
-        let gpu = Gpu { context, stream, blas: OnceLock::new(), kernels: Mutex::default() };
+        let gpu = Gpu {
+            context,
+            stream,
+            blas: OnceLock::new(),
+            kernels: Mutex::default(),
+            side: OnceLock::new(),
+            pinned: Mutex::default(),
+        };
         // The lock makes this the only thread that sets it.
         let _ = OPEN[usize::from(ordinal)].set(gpu);
     }
@@ -63,13 +82,58 @@ fn gpu(ordinal: u8) -> &'static Gpu {
 }
 
 /// The value, or the failure to the nearest [`memory::guarded`].
-fn checked<T>(result: Result<T>) -> T {
+pub(crate) fn checked<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| memory::fail(error))
 }
 
 impl Gpu {
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Products, whose scratch is taken at their first use.
+    fn blas(&self, ordinal: u8) -> Result<&Blas> {
+        if let Some(blas) = self.blas.get() {
+            return Ok(blas);
+        }
+        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.blas.get().is_none() {
+            let new = memory::admit(Device::Cuda(ordinal), WORKSPACE, || {
+                let new = Blas::new(&self.stream);
+                if new.is_ok() {
+                    memory::taken(ordinal, WORKSPACE);
+                }
+                new
+            })?;
+            // The lock makes this the only thread that sets it.
+            let _ = self.blas.set(new);
+        }
+        Ok(self.blas.get().expect("it was set"))
+    }
+
+    /// The stream beside the stream.
+    fn side(&self) -> Result<&Arc<Stream>> {
+        if self.side.get().is_none() {
+            let new = Stream::new(&self.context)?;
+            let _ = self.side.set(new);
+        }
+        Ok(self.side.get().expect("it was set"))
+    }
+
+    fn pinned(&self) -> MutexGuard<'_, HashMap<usize, Vec<PinnedMemory>>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `copy` on the side, after all that was asked for so far; the event is its end.
+    fn aside(&self, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<Event> {
+        let side = self.side()?;
+        side.wait(&self.stream.record()?)?;
+        let copied = copy(side).and_then(|()| side.record());
+        if copied.is_err() {
+            // Its places may be given back from here on.
+            let _ = side.synchronize();
+        }
+        copied
     }
 
     /// A kernel, compiled at its first use.
@@ -97,7 +161,7 @@ impl Gpu {
 /// The kernels are this program's own. Each states what its arguments must be, and an op passes them so: as many, of those types,
 /// with room for what the kernel writes.
 pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &Grid, args: &[Arg]) {
-    if grid.blocks.contains(&0) {
+    if grid.blocks.contains(&0) || counts(ordinal) {
         return;
     }
     let gpu = gpu(ordinal);
@@ -109,17 +173,26 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
 
 /// Puts a product of matrices on the GPU's stream. Its operands have room for the shapes it names.
 pub fn matmul(ordinal: u8, product: &Product) {
-    let gpu = gpu(ordinal);
-    let blas = gpu.blas.get().unwrap_or_else(|| {
-        let new = checked(Blas::new(&gpu.stream));
-        gpu.blas.get_or_init(|| new)
-    });
-    checked(blas.product(&gpu.stream, product));
+    if !counts(ordinal) {
+        let gpu = gpu(ordinal);
+        checked(gpu.blas(ordinal).and_then(|blas| blas.product(&gpu.stream, product)));
+    }
+}
+
+/// Takes what every run on a GPU holds, so that nothing is taken later: the scratch of products ([`WORKSPACE`]).
+///
+/// # Errors
+/// As [`open`]; no cublasLt; no room.
+pub fn prepare(ordinal: u8) -> Result<()> {
+    open(ordinal)?;
+    memory::guarded(|| gpu(ordinal).blas(ordinal).map(drop))
 }
 
 /// Waits until the GPU has done all that it was given; what failed meanwhile fails here.
 pub fn synchronize(ordinal: u8) {
-    checked(gpu(ordinal).stream.synchronize());
+    if !counts(ordinal) {
+        checked(gpu(ordinal).stream.synchronize());
+    }
 }
 
 /// A place in the stream: it is reached when the GPU has done all that it was given before.
@@ -162,9 +235,9 @@ pub fn identity(ordinal: u8) -> Result<String> {
     Ok(words.join(", "))
 }
 
-/// Whether its tensor cores multiply FP8: from compute capability 8.9 on.
+/// Whether its tensor cores multiply FP8: from compute capability 8.9 on. Of a GPU that is only counted, they do.
 pub fn multiplies_fp8(ordinal: u8) -> bool {
-    gpu(ordinal).context.capability() >= (8, 9)
+    counts(ordinal) || gpu(ordinal).context.capability() >= (8, 9)
 }
 
 /// Gives memory that nothing uses back to the driver.
@@ -175,7 +248,7 @@ pub fn release(ordinal: u8) {
 /// Owned memory of a GPU, freed on its stream: after all that was asked for before.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// None for no bytes.
+    /// None for no bytes, and where they are only counted.
     taken: Option<cuda::Memory>,
     ordinal: u8,
     bytes: usize,
@@ -187,18 +260,18 @@ impl Memory {
         if bytes == 0 {
             return Self { taken: None, ordinal, bytes };
         }
-        let gpu = gpu(ordinal);
-        let taken = memory::admit(Device::Cuda(ordinal), bytes, || {
-            let taken = cuda::Memory::new(&gpu.stream, bytes);
+        let gpu = (!counts(ordinal)).then(|| gpu(ordinal));
+        let taken = memory::admit(Device::Cuda(ordinal), held(bytes), || {
+            let taken = gpu.map(|gpu| cuda::Memory::new(&gpu.stream, bytes)).transpose();
             if taken.is_ok() {
-                memory::taken(ordinal, bytes);
+                memory::taken(ordinal, held(bytes));
             }
             taken
         });
-        Self { taken: Some(checked(taken)), ordinal, bytes }
+        Self { taken: checked(taken), ordinal, bytes }
     }
 
-    /// Where it begins; 0 if it has no bytes.
+    /// Where it begins; 0 if it has no bytes or is only counted.
     pub(crate) fn address(&self) -> u64 {
         self.taken.as_ref().map_or(0, cuda::Memory::address)
     }
@@ -214,11 +287,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take() {
-            drop(taken);
-            memory::given_back(self.ordinal, self.bytes);
-        }
+        drop(self.taken.take());
+        memory::given_back(self.ordinal, held(self.bytes));
     }
+}
+
+/// Bytes that a request of so many is counted as.
+const fn held(bytes: usize) -> usize {
+    bytes.next_multiple_of(GRAIN)
 }
 
 /// Copies host bytes to an address of the GPU, in the stream's order. `from` may change as soon as this returns.
@@ -226,7 +302,7 @@ impl Drop for Memory {
 /// # Safety
 /// There is memory of the GPU for all of `from` at `to`.
 pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
-    if !from.is_empty() {
+    if !from.is_empty() && !counts(ordinal) {
         // SAFETY: as the caller says; the driver stages pageable memory before it returns.
         checked(unsafe { gpu(ordinal).stream.copy_to_device(to, from.as_ptr(), from.len()) });
     }
@@ -237,7 +313,9 @@ pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
 /// # Safety
 /// There is memory of the GPU for all of `to` at `from`.
 pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
-    if !to.is_empty() {
+    if counts(ordinal) {
+        to.fill(0);
+    } else if !to.is_empty() {
         let stream = &gpu(ordinal).stream;
         let mut copied = vec![0u8; to.len()];
         // SAFETY: as the caller says; nothing touches the copy until the stream is synchronised.
@@ -256,7 +334,7 @@ pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
 /// # Safety
 /// There is memory of the GPU for so many bytes at both, which do not overlap.
 pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
-    if bytes > 0 {
+    if bytes > 0 && !counts(ordinal) {
         // SAFETY: as the caller says.
         checked(unsafe { gpu(ordinal).stream.copy_on_device(to, from, bytes) });
     }
@@ -267,8 +345,58 @@ pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
 /// # Safety
 /// There is memory of the GPU for so many bytes at `at`.
 pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
-    if bytes > 0 {
+    if bytes > 0 && !counts(ordinal) {
         // SAFETY: as the caller says.
         checked(unsafe { gpu(ordinal).stream.fill(at, 0, bytes) });
     }
+}
+
+/// A place of so many bytes on the host, for copies of a GPU's; none where they are only counted.
+pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
+    let place = (!counts(ordinal)).then(|| {
+        let gpu = gpu(ordinal);
+        let idle = gpu.pinned().get_mut(&bytes).and_then(Vec::pop);
+        idle.unwrap_or_else(|| checked(PinnedMemory::new(&gpu.context, bytes)))
+    });
+    memory::put_on_host(ordinal, bytes);
+    place
+}
+
+/// Takes a place of [`pinned`] back. Copies that use it next come after those of now.
+pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
+    memory::taken_from_host(ordinal, bytes);
+    if let (Some(place), Some(gpu)) = (place, OPEN[usize::from(ordinal)].get()) {
+        gpu.pinned().entry(bytes).or_default().push(place);
+    }
+}
+
+/// Copies bytes of the GPU to the host beside what is computed, after all that was asked for so far; the event is its end.
+///
+/// # Safety
+/// There is memory of the GPU for so many bytes at `from`, and in `to`; nothing changes the first or reads the second before the
+/// event.
+pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut PinnedMemory, from: u64, bytes: usize) -> Event {
+    let to = to.as_mut_slice().as_mut_ptr();
+    // SAFETY: as the caller says.
+    checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_host(to, from, bytes) }))
+}
+
+/// Copies bytes of the host to the GPU, as [`copy_out`] copies them there.
+///
+/// # Safety
+/// There is memory of the GPU for so many bytes at `to`, and in `from`; nothing uses the first or changes the second before the
+/// event.
+pub(crate) unsafe fn copy_in(ordinal: u8, to: u64, from: &PinnedMemory, bytes: usize) -> Event {
+    let from = from.as_slice().as_ptr();
+    // SAFETY: as the caller says.
+    checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_device(to, from, bytes) }))
+}
+
+/// Lets what is computed next wait for an event; or else the host does.
+///
+/// # Errors
+/// The driver's: the GPU is lost.
+pub(crate) fn wait(ordinal: u8, event: &Event) -> Result<()> {
+    let Some(gpu) = OPEN[usize::from(ordinal)].get() else { return Ok(()) };
+    gpu.stream.wait(event).or_else(|_| event.synchronize())
 }

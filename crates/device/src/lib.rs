@@ -1,9 +1,12 @@
-//! Where tensors lie and ops compute: the CPU, an NVIDIA GPU, or the meta device, which stores and computes nothing.
+//! Where tensors lie and ops compute: the CPU, an NVIDIA GPU, or a device that stores and computes nothing: meta for the CPU's
+//! layouts, [`CountedGpu`] for a GPU's.
 //!
 //! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which everything runs in
 //! order. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
 mod array;
+pub mod away;
 mod buffer;
+mod counted;
 pub mod cuda;
 pub mod gpu;
 mod late;
@@ -12,6 +15,7 @@ mod slice;
 
 pub use array::{Array, FloatBuffer};
 pub use buffer::{Buffer, buffer_bytes};
+pub use counted::CountedGpu;
 pub use late::{Delivery, Late};
 pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 
@@ -26,4 +30,15 @@ pub enum Device {
     /// Tensors have sizes and no memory, ops do nothing, as on PyTorch's device of this name: what a pass needs is counted
     /// without computing it.
     Meta,
+}
+
+impl Device {
+    /// Whether tensors have sizes and no memory there: the meta device, or a [`CountedGpu`].
+    pub const fn only_counts(self) -> bool {
+        match self {
+            Self::Cpu => false,
+            Self::Cuda(ordinal) => counted::counts(ordinal),
+            Self::Meta => true,
+        }
+    }
 }

@@ -24,9 +24,12 @@ static GPUS: [AtomicU64; 256] = [const { AtomicU64::new(NONE) }; 256];
 struct Held {
     live: AtomicU64,
     peak: AtomicU64,
+    /// On the host, for it.
+    on_host: AtomicU64,
 }
 
-static HELD: [Held; 256] = [const { Held { live: AtomicU64::new(0), peak: AtomicU64::new(0) } }; 256];
+static HELD: [Held; 256] =
+    [const { Held { live: AtomicU64::new(0), peak: AtomicU64::new(0), on_host: AtomicU64::new(0) } }; 256];
 
 /// Counts bytes that were taken on a GPU.
 pub(crate) fn taken(ordinal: u8, bytes: usize) {
@@ -38,6 +41,24 @@ pub(crate) fn taken(ordinal: u8, bytes: usize) {
 /// Counts bytes that were given back on a GPU.
 pub(crate) fn given_back(ordinal: u8, bytes: usize) {
     HELD[usize::from(ordinal)].live.fetch_sub(bytes as u64, Ordering::Relaxed);
+}
+
+/// Counts bytes of the host that wait there for a GPU.
+pub(crate) fn put_on_host(ordinal: u8, bytes: usize) {
+    HELD[usize::from(ordinal)].on_host.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Counts bytes of the host that wait there no more.
+pub(crate) fn taken_from_host(ordinal: u8, bytes: usize) {
+    HELD[usize::from(ordinal)].on_host.fetch_sub(bytes as u64, Ordering::Relaxed);
+}
+
+/// Bytes of the host's memory that wait there for a GPU now ([`crate::away`]).
+pub fn on_host(device: Device) -> u64 {
+    match device {
+        Device::Cuda(ordinal) => HELD[usize::from(ordinal)].on_host.load(Ordering::Relaxed),
+        Device::Cpu | Device::Meta => 0,
+    }
 }
 
 /// A device's budget; none where it has no memory.

@@ -89,6 +89,9 @@ impl Stretch {
     }
 }
 
+/// How many numbers of a GPU are swapped at a time, in memory beside them.
+const SWAPPED: usize = 1 << 20;
+
 /// Borrowed f32, such as a weight or gradients.
 pub type Floats<'a> = Slice<'a, f32>;
 /// Borrowed f32 to write.
@@ -368,7 +371,8 @@ impl<'a, T: Element> SliceMut<'a, T> {
         match (self.0, from.0) {
             (NumbersMut::Host(values), _) => from.read_into(values),
             (NumbersMut::Gpu(to), Numbers::Gpu(from)) => to.copy_from::<T>(from),
-            (NumbersMut::Gpu(to), _) => to.write(&from.to_host()),
+            (NumbersMut::Gpu(to), Numbers::Host(values)) => to.write(values),
+            (NumbersMut::Gpu(to), Numbers::Meta(_)) => Self(NumbersMut::Gpu(to)).zero(),
             (NumbersMut::Meta(_), _) => {}
         }
     }
@@ -400,11 +404,16 @@ impl<'a, T: Element> SliceMut<'a, T> {
             (NumbersMut::Host(one), NumbersMut::Host(other)) => one.swap_with_slice(other),
             (NumbersMut::Meta(one), NumbersMut::Meta(other)) => assert_eq!(one, other, "one with each"),
             (NumbersMut::Gpu(one), NumbersMut::Gpu(other)) if one.ordinal == other.ordinal => {
-                let kept = gpu::Memory::new(one.ordinal, one.len * size_of::<T>());
-                let between = Stretch::new::<T>(&kept, one.len);
-                between.copy_from::<T>(one);
-                one.copy_from::<T>(other);
-                other.copy_from::<T>(between);
+                assert_eq!(one.len, other.len, "one with each");
+                let kept = gpu::Memory::new(one.ordinal, one.len.min(SWAPPED) * size_of::<T>());
+                for start in (0..one.len).step_by(SWAPPED) {
+                    let range = start..one.len.min(start + SWAPPED);
+                    let (one, other) = (one.part::<T>(&range), other.part::<T>(&range));
+                    let between = Stretch::new::<T>(&kept, range.len());
+                    between.copy_from::<T>(one);
+                    one.copy_from::<T>(other);
+                    other.copy_from::<T>(between);
+                }
             }
             (NumbersMut::Host(_) | NumbersMut::Gpu(_) | NumbersMut::Meta(_), _) => panic!("numbers of one device"),
         }

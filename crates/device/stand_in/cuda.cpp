@@ -61,6 +61,9 @@ struct Driver {
     std::map<uint64_t, Device *> owner;
     std::atomic<int> sticky{0};
     std::map<std::string, uint64_t> calls;
+    bool listing = false;
+    // The host's memory that does not move: where it begins, and how large it is.
+    std::map<uint64_t, size_t> pinned;
     std::string failing;
     uint64_t failing_at = 0;
     uint64_t lost_after = 0;
@@ -88,6 +91,17 @@ Driver &driver() {
                 driver->failing_at = at;
             }
         }
+        if (const char *file = std::getenv("TUNESMITH_STAND_IN_CALLS"); file && *file) {
+            driver->listing = true;
+            std::atexit([] {
+                Driver &d = ::driver();
+                Guard guard(d.mutex);
+                if (FILE *out = std::fopen(std::getenv("TUNESMITH_STAND_IN_CALLS"), "w")) {
+                    for (auto &[name, count] : d.calls) std::fprintf(out, "%s\t%llu\n", name.c_str(), (unsigned long long)count);
+                    std::fclose(out);
+                }
+            });
+        }
         if (const char *file = std::getenv("TUNESMITH_STAND_IN_COUNT"); file && *file) {
             driver->counting = true;
             std::atexit([] {
@@ -110,9 +124,9 @@ int enter(const char *name, int injected) {
     Driver &d = driver();
     if (int error = d.sticky.load()) return error;
     if (d.lost_after && d.launches.load() > d.lost_after) return UNAVAILABLE;
-    if (d.failing == name) {
+    if (d.listing || d.failing == name) {
         Guard guard(d.mutex);
-        if (++d.calls[name] == d.failing_at) return injected;
+        if (++d.calls[name] == d.failing_at && d.failing == name) return injected;
     }
     return SUCCESS;
 }
@@ -128,6 +142,17 @@ bool live(uint64_t address, size_t bytes) {
     if (next == d.memory.begin()) return false;
     auto found = std::prev(next);
     return bytes <= found->second && address - found->first <= found->second - bytes;
+}
+
+// Whether the host's memory there does not move.
+bool pinned(const void *at) {
+    uint64_t address = reinterpret_cast<uint64_t>(at);
+    Driver &d = driver();
+    Guard guard(d.mutex);
+    auto next = d.pinned.upper_bound(address);
+    if (next == d.pinned.begin()) return false;
+    auto found = std::prev(next);
+    return address - found->first < found->second;
 }
 
 // The error of work that would use memory which is not there, or none.
@@ -354,16 +379,37 @@ int cuMemFreeAsync(uint64_t address, Handle stream) {
 int cuMemHostAlloc(void **address, size_t bytes, unsigned) {
     ENTER(OUT_OF_MEMORY);
     *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    return *address ? SUCCESS : OUT_OF_MEMORY;
+    if (!*address) return OUT_OF_MEMORY;
+    Guard guard(driver().mutex);
+    driver().pinned[reinterpret_cast<uint64_t>(*address)] = bytes;
+    return SUCCESS;
 }
 
 int cuMemFreeHost(void *address) {
+    // As the driver: not before all that was asked for is done.
+    std::vector<Stream *> streams;
+    {
+        Guard guard(driver().streams_mutex);
+        streams.assign(driver().streams.begin(), driver().streams.end());
+    }
+    for (Stream *stream : streams) stream->synchronize();
+    Guard guard(driver().mutex);
+    driver().pinned.erase(reinterpret_cast<uint64_t>(address));
     std::free(address);
     return SUCCESS;
 }
 
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, Handle stream) {
     ENTER(LAUNCH_FAILED);
+    if (pinned(from)) {
+        // It is read when the copy's turn comes.
+        static_cast<Stream *>(stream)->push([=]() -> int {
+            if (int error = check("cuMemcpyHtoDAsync", to, bytes)) return error;
+            std::memcpy(reinterpret_cast<void *>(to), from, bytes);
+            return SUCCESS;
+        });
+        return SUCCESS;
+    }
     // Pageable memory is staged before the call returns.
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
     static_cast<Stream *>(stream)->push([to, staged]() -> int {

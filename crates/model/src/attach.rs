@@ -92,7 +92,7 @@ impl Attach for Module<'_, '_> {
         if !self.experts {
             self.base()?;
         }
-        if let (true, Some((name, shape))) = (self.tensors.on_meta(), self.adapter.get(self.pushed)) {
+        if let (true, Some((name, shape))) = (self.tensors.only_counts(), self.adapter.get(self.pushed)) {
             self.pushed += 1;
             let values = Floats::meta(shape.iter().product());
             return Ok(self.tensors.params.push(name.clone(), shape.clone(), true, values));

@@ -9,10 +9,11 @@ use super::moe::Moe;
 use super::params::Params;
 use super::pass::{BlockRows, Layout, Pass};
 use super::shards::Shards;
+use std::cell::RefCell;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Checkpointing, Policy};
 use tunesmith_device::Floats;
-use tunesmith_ops::activation::Activation;
+use tunesmith_ops::activation::{Activation, Leaving};
 use tunesmith_ops::narrow::{Half, Narrow};
 
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub struct Blocks {
     pub checkpointing: Checkpointing,
     /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
     pub narrow: Option<Half>,
+    /// Whether what forward keeps for backward waits on the host (`train.activation_offloading`).
+    pub offloads: bool,
 }
 
 /// What a walk needs beside its pass.
@@ -45,10 +48,20 @@ pub struct Walk<'a> {
 pub struct Trace {
     /// The tokens of the walk.
     tokens: usize,
-    /// Of each block its input, and what it computed unless that is done again; none where backward does not come.
-    blocks: Vec<Option<(Kept, Option<Saved<Kept>>)>>,
+    /// Of each block what it keeps; none where backward does not come.
+    blocks: Vec<Option<KeptOfBlock>>,
     /// Of each block with experts, where a balance loss asks for it: each expert's tokens and summed probabilities.
     pub loads: Vec<Vec<(f64, f64)>>,
+    /// What is on its way to the host, of at most one block.
+    leaving: Vec<Leaving>,
+}
+
+/// What a block keeps: its input, and what it computed unless that is done again.
+type KeptOfBlock = (Kept, Option<Saved<Kept>>);
+
+/// Begins to move what a block keeps back from the host.
+fn fetched((x, saved): KeptOfBlock) -> KeptOfBlock {
+    (x.fetched(), saved.map(|saved| saved.map(&Kept::fetched)))
 }
 
 /// Attention over the batch.
@@ -68,7 +81,7 @@ impl Blocks {
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
         let lowest = if trains_below { 0 } else { lowest };
-        Self { all: blocks, first_segment, lowest, checkpointing, narrow }
+        Self { all: blocks, first_segment, lowest, checkpointing, narrow, offloads: false }
     }
 
     /// How many there are.
@@ -157,7 +170,8 @@ impl Blocks {
         mut x: Activation,
         loads: bool,
     ) -> Result<(Activation, Trace)> {
-        let mut trace = Trace { tokens: x.tokens(), blocks: Vec::with_capacity(self.len()), loads: Vec::new() };
+        let blocks = Vec::with_capacity(self.len());
+        let mut trace = Trace { tokens: x.tokens(), blocks, loads: Vec::new(), leaving: Vec::new() };
         for (index, block) in self.all.iter().enumerate() {
             let is_last = index + 1 == self.len();
             let policy = self.checkpointing.of(index, self.len());
@@ -171,8 +185,17 @@ impl Blocks {
             }
             let saved = (policy != Policy::Full || is_last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
-            let keep = |act| Kept::new(act, self.narrow.filter(|_| !is_last));
+            // Backward begins with the last block, which stays. The copies of a block are made while the next one is computed.
+            let leaving = RefCell::new(Vec::new());
+            let keep = |act| {
+                let mut kept = Kept::new(act, self.narrow.filter(|_| !is_last));
+                if self.offloads && !is_last {
+                    leaving.borrow_mut().extend(kept.leave());
+                }
+                kept
+            };
             trace.blocks.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
+            trace.leaving = leaving.into_inner();
         }
         Ok((self.pick(walk, x), trace))
     }
@@ -192,13 +215,18 @@ impl Blocks {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Result<Option<Activation>> {
-        let Trace { tokens, blocks: mut kept, .. } = trace;
+        let Trace { tokens, blocks: mut kept, leaving, .. } = trace;
+        drop(leaving);
         let mut dy = self.rounded(match self.left_to_pick(walk) {
             Some(rows) => dy.scatter(rows, tokens),
             None => dy,
         });
         for (index, block) in self.all.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
+            // That of the next one comes back while this one is computed.
+            if let Some(next) = kept.last_mut().filter(|_| self.offloads) {
+                *next = next.take().map(fetched);
+            }
             let number = self.first_segment + index;
             let segment = params.segment(number);
             grads.open(segment.clone());

@@ -28,7 +28,7 @@ use tunesmith_config::arch::{
     Arch, AttentionSpec, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, QkNorm, ScoreHead, SharedExpert,
 };
 use tunesmith_config::{Config, Mode};
-use tunesmith_device::Device;
+use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
@@ -69,6 +69,17 @@ impl Model {
     pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
         let stack = Stack::default();
         Self::load_to(Device::Meta, arch, None, config, &stack, None, Shards::default())
+    }
+
+    /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
+    /// what it takes there ([`Model::gpu_bytes`]). `model.dtype` and `model.quantization` say how the base is held: `auto` is
+    /// float32, and no quantization.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn on_counted(arch: &Arch, config: &Config, gpu: &CountedGpu) -> Result<Self> {
+        let stack = Stack::default();
+        Self::load_to(gpu.device(), arch, None, config, &stack, None, Shards::default())
     }
 
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each

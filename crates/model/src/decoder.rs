@@ -57,7 +57,7 @@ pub struct Model {
     /// Gathers the weights of a segment before a pass is there, where ranks shard them. Segment 0 is the embedding, which is
     /// the head too where the model ties them, then come the blocks, then the head.
     shards: Shards,
-    /// On the meta device: the buffers when a pass came to the head.
+    /// Where only counting is done: the buffers when a pass came to the head.
     at_head: counts::Buffers,
 }
 
@@ -88,7 +88,8 @@ impl Model {
             (true, false) => Some(Half::Bf16),
             (false, false) => None,
         };
-        let blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        let mut blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        blocks.offloads = config.train.activation_offloading;
         let [forward, backward] = blocks.route();
         let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
         shards.set_route(forward.collect(), &backward);

@@ -4,7 +4,7 @@ use tunesmith_base::error::Result;
 use tunesmith_base::memory::limits;
 use tunesmith_config::{Config, DeviceChoice};
 use tunesmith_device::cuda::{Context, library};
-use tunesmith_device::{Device, gpu};
+use tunesmith_device::{Device, gpu, memory};
 use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::simd;
 
@@ -16,13 +16,15 @@ use tunesmith_ops::simd;
 pub fn device(choice: DeviceChoice) -> Result<Device> {
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Auto => Ok(usable_gpu().map_or(Device::Cpu, |()| Device::Cuda(0))),
+        DeviceChoice::Auto if usable_gpu().is_some() => device(DeviceChoice::Cuda(Some(0))),
+        DeviceChoice::Auto => Ok(Device::Cpu),
         DeviceChoice::Cuda(ordinal) => {
             let ordinal = ordinal.unwrap_or(0);
             gpu::open(ordinal)?;
             for library in library::report() {
                 library.found?;
             }
+            gpu::prepare(ordinal)?;
             Ok(Device::Cuda(ordinal))
         }
     }
@@ -103,11 +105,24 @@ pub fn kernels(device: Device) -> Result<String> {
     }
 }
 
-/// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU 90 % of what is free.
+/// Bytes that a run may hold there by itself, where its configuration sets no budget: of a GPU 90 % of what other programs
+/// leave free.
 pub fn usable(device: Device) -> Option<u64> {
     match device {
         Device::Cpu => limits::usable(),
-        Device::Cuda(ordinal) => gpu::free_and_total(ordinal).ok().map(|(free, _)| free / 10 * 9),
+        Device::Cuda(ordinal) => {
+            let (free, _) = gpu::free_and_total(ordinal).ok()?;
+            Some((free + memory::live(device)) / 10 * 9)
+        }
+        Device::Meta => None,
+    }
+}
+
+/// Bytes of memory that there are, whoever holds them.
+pub fn total(device: Device) -> Option<u64> {
+    match device {
+        Device::Cpu => limits::total(),
+        Device::Cuda(ordinal) => gpu::free_and_total(ordinal).ok().map(|(_, total)| total),
         Device::Meta => None,
     }
 }

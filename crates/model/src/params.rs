@@ -60,6 +60,11 @@ impl Params {
         range
     }
 
+    /// Where the last `count` values lie among [`Params::values`].
+    pub(super) const fn last(&self, count: usize) -> Range<usize> {
+        self.values.len() - count..self.values.len()
+    }
+
     /// The tensors from here on belong to the next segment.
     pub fn begin_segment(&mut self) {
         self.segments.push(self.len());

@@ -13,6 +13,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, InitLora, ModelConfig, Quantization, nearest};
+use tunesmith_device::{Device, FloatBuffer};
 use tunesmith_ops::quant::{Format, Quantized, encode};
 
 /// How the base of a run is quantized: what the configuration asks for, and what the checkpoint has where it leaves that open.
@@ -106,6 +107,7 @@ pub fn keep(
     config: &Config,
     stack: &Stack,
     cache: Cache<'_>,
+    device: Device,
 ) -> Result<Vec<String>> {
     if config.tuning.lora.init_lora_weights == InitLora::Loftq {
         return Ok(Vec::new());
@@ -115,7 +117,12 @@ pub fn keep(
         let kept = |cache: &Cache<'_>| cache.has(&name);
         let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
         if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
-            quantizer.matrix(&name, &shape, how, Some(weights), false, || Ok(weights.read(&name)?.1))?;
+            let values = || {
+                let mut values = FloatBuffer::zeros(device, shape.iter().product());
+                weights.read_to(&name, values.view_mut())?;
+                Ok(values)
+            };
+            quantizer.matrix(&name, &shape, how, Some(weights), false, values)?;
         }
     }
     Ok(quantizer.into_notes())
@@ -158,7 +165,8 @@ impl<'a> Quantizer<'a> {
         self.how.filter(|_| self.matrices.contains(name))
     }
 
-    /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's; `values` makes them.
+    /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's. `values` makes them, on the
+    /// device that quantizes; a matrix that was quantized before is on the CPU.
     pub(super) fn matrix(
         &self,
         name: &str,
@@ -166,7 +174,7 @@ impl<'a> Quantizer<'a> {
         how: How,
         weights: Option<&WeightFiles>,
         touched: bool,
-        values: impl FnOnce() -> Result<Vec<f32>>,
+        values: impl FnOnce() -> Result<FloatBuffer>,
     ) -> Result<Quantized> {
         let stored = weights.filter(|files| files.format_of(name).is_some());
         if let Some(files) = stored.filter(|_| !touched) {
@@ -186,10 +194,10 @@ impl<'a> Quantizer<'a> {
             }
         }
         let width = shape.last().copied().unwrap_or(1);
-        let matrix = encode::quantize(&values()?, width, how.format, how.double)
+        let matrix = encode::quantize_there(values()?.view(), width, how.format, how.double)
             .map_err(|error| error.context(format!("tensor {name:?}")))?;
         if let Some(cache) = cache
-            && let Err(error) = cache.write(name, shape, &matrix)
+            && let Err(error) = cache.write(name, shape, &matrix.to(Device::Cpu))
         {
             let first = self.notes.borrow().iter().all(|note| !note.contains("cannot keep"));
             if first || damaged {

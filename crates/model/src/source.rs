@@ -14,7 +14,8 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
 use tunesmith_config::{Config, Dtype};
-use tunesmith_device::{Device, FloatBuffer, Floats};
+use tunesmith_device::{Array, Device, FloatBuffer, Floats};
+use tunesmith_ops::quant::encode;
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,28 @@ impl Source<'_> {
         let mut values = self.base(name, count)?;
         self.stack.apply(name, &mut values)?;
         Ok(values)
+    }
+
+    /// As [`Source::values`], on `device`. What is there as it is to be goes from the file to the device; the host holds a few
+    /// MiB of it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn placed(&self, name: &str, count: usize, device: Device) -> Result<FloatBuffer> {
+        let Some(files) = self.stored(name, count) else { return Ok(placed(self.values(name, count)?, device)) };
+        let mut values = FloatBuffer::zeros(device, count);
+        files.read_to(self.arch.starts_as(name), values.view_mut())?;
+        Ok(values)
+    }
+
+    /// The files, where they hold a tensor as it is to be: nothing is merged into it, and it has no new rows.
+    pub(super) fn stored(&self, name: &str, count: usize) -> Option<&WeightFiles> {
+        let stored = self.arch.starts_as(name);
+        let shape = self.weights?.shape(stored);
+        let whole = !is_vocabulary(stored)
+            || (self.arch.new_tokens.is_empty() && shape.is_some_and(|shape| shape.iter().product::<usize>() == count));
+        let drawn = stored == SCORE && shape.is_none();
+        self.weights.filter(|_| whole && !drawn && !self.stack.changes(name))
     }
 
     fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
@@ -91,14 +114,21 @@ impl Tensors<'_> {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
         };
         let tokens = self.source.arch.rows_of(name);
-        if self.on_meta() {
-            return Ok(self.meta_weight(name, shape));
+        if self.only_counts() {
+            return self.counted(name, shape);
         }
         if self.trained.contains(name) {
-            let values = self.source.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
-            let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
-            Ok(Weight::Trained(self.params.push(name, shape, decay, (&values).into())))
+            let renamed = self.renamed.get(name).map_or(name, String::as_str).to_owned();
+            let count = shape.iter().product();
+            let range = self.params.push(renamed, shape, decay, Floats::meta(count));
+            let place = self.params.last(count);
+            let to = self.params.values_mut().slice(place);
+            match self.source.stored(name, count) {
+                Some(files) => files.read_to(self.source.arch.starts_as(name), to)?,
+                None => to.write(&self.source.values(name, count)?),
+            }
+            Ok(Weight::Trained(range))
         } else if !tokens.is_empty() {
             let (hidden, values) = (self.source.arch.hidden_size, self.source.values(name, shape.iter().product())?);
             let rows: Vec<f32> =
@@ -110,27 +140,47 @@ impl Tensors<'_> {
         }
     }
 
-    pub(super) fn on_meta(&self) -> bool {
-        self.device == Device::Meta
+    /// Whether tensors get no values, as what the model takes is counted.
+    pub(super) fn only_counts(&self) -> bool {
+        self.device.only_counts()
     }
 
-    fn meta_weight(&mut self, name: &str, shape: Vec<usize>) -> Weight {
+    fn counted(&mut self, name: &str, shape: Vec<usize>) -> Result<Weight> {
         let (tokens, count) = (self.source.arch.rows_of(name), shape.iter().product());
         if self.trained.contains(name) {
-            Weight::Trained(self.params.push(name.to_owned(), shape, true, Floats::meta(count)))
+            Ok(Weight::Trained(self.params.push(name.to_owned(), shape, true, Floats::meta(count))))
         } else if tokens.is_empty() {
-            Weight::Frozen(FloatBuffer::zeros(Device::Meta, count).into())
+            self.frozen(name, &shape)
         } else {
             let rows = vec![tokens.len(), self.source.arch.hidden_size];
             let values = Floats::meta(rows.iter().product());
             let range = self.params.push(token_rows(name), rows, true, values);
-            Weight::rows(FloatBuffer::zeros(Device::Meta, count), tokens, range)
+            Ok(Weight::rows(FloatBuffer::zeros(self.device, count), tokens, range))
         }
+    }
+
+    /// A base tensor that is not trained, of zeros in the form in which it is held; as it is put there, a quantized one is
+    /// whole beside its codes.
+    fn counted_frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        let (count, device) = (shape.iter().product(), self.device);
+        if let Some(How { format, double }) = self.quantizer.how(name) {
+            let (whole, width) = (FloatBuffer::zeros(device, count), shape.last().copied().unwrap_or(1));
+            let matrix = encode::quantize_there(whole.view(), width, format, double)?;
+            return Ok(Weight::Quantized(Arc::new(matrix)));
+        }
+        Ok(Weight::Frozen(if shape.len() > 1 && self.source.config.model.dtype == Dtype::Bfloat16 {
+            Array::<bf16>::zeros(device, count).into()
+        } else {
+            FloatBuffer::zeros(device, count).into()
+        }))
     }
 
     /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so. What
     /// finished adapters are merged into is no longer the checkpoint's.
     fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        if self.only_counts() {
+            return self.counted_frozen(name, shape);
+        }
         if let Some(how) = self.quantizer.how(name) {
             return self.quantized(name, shape, how);
         }
@@ -146,22 +196,22 @@ impl Tensors<'_> {
             };
         Ok(match weights.filter(|_| narrow && untouched) {
             Some(files) => {
-                let mut values = vec![bf16::ZERO; count];
-                files.read_bf16_into(self.source.arch.starts_as(name), &mut values)?;
-                Weight::frozen(values, self.device)
+                let mut values = Array::<bf16>::zeros(self.device, count);
+                files.read_bf16_to(self.source.arch.starts_as(name), values.view_mut())?;
+                Weight::Frozen(values.into())
             }
             None if narrow => {
                 let values = self.source.values(name, count)?;
                 Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
             }
-            None => Weight::frozen(self.source.values(name, count)?, self.device),
+            None => Weight::Frozen(self.source.placed(name, count, self.device)?.into()),
         })
     }
 
     /// A base matrix in 4 or 8 bits a number. A checkpoint that is quantized keeps what it left as it was.
     fn quantized(&self, name: &str, shape: &[usize], how: How) -> Result<Weight> {
         let Source { weights, stack, .. } = self.source;
-        let values = || self.source.values(name, shape.iter().product());
+        let values = || self.source.placed(name, shape.iter().product(), self.device);
         let matrix = self.quantizer.matrix(name, shape, how, weights, stack.changes(name), values)?;
         Ok(Weight::Quantized(Arc::new(matrix.to(self.device))))
     }
@@ -193,9 +243,6 @@ impl Tensors<'_> {
         }
         if self.trained.contains(first) || self.trained.contains(second) {
             return Err(Error::config(format!("{first} and {second} can only be trained together")));
-        }
-        if self.on_meta() {
-            return Ok(Weight::Frozen(FloatBuffer::zeros(Device::Meta, 2 * shape[0] * shape[1]).into()));
         }
         match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
             (Weight::Frozen(above), Weight::Frozen(below)) => match above.joined(&below) {

@@ -28,6 +28,7 @@ pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Naming;
+use tunesmith_device::{Device, Element, FloatsMut, SliceMut};
 
 /// The opened safetensors files of a model or an adapter, their headers checked against the files' real sizes.
 #[derive(Debug)]
@@ -91,20 +92,11 @@ impl WeightFiles {
     pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
         if self.quantized.contains_key(name) {
             let matrix = self.read_quantized(name)?;
-            if matrix.len() != out.len() {
-                return Err(Error::model(format!(
-                    "tensor {name:?} has {} numbers, expected {}",
-                    matrix.len(),
-                    out.len()
-                )));
-            }
+            self.expect_count(name, matrix.len(), out.len())?;
             matrix.widen(0, out);
             return Ok(());
         }
-        let (entry, _) = self.readable(name)?;
-        if entry.len() != out.len() {
-            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
-        }
+        self.expect_count(name, self.readable(name)?.0.len(), out.len())?;
         self.read_part_into(name, 0, out)
     }
 
@@ -124,6 +116,47 @@ impl WeightFiles {
         })
         .map_err(|error| self.unread(entry, name, &error))?;
         self.refuse_non_finite(entry, name, &finite)
+    }
+
+    /// As [`WeightFiles::read_into`], to numbers of any device. For one that is not the CPU the host holds a few MiB at a time.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_to(&self, name: &str, out: FloatsMut<'_>) -> Result<()> {
+        let device = out.device();
+        if device == Device::Cpu {
+            return self.read_into(name, &mut out.on_host());
+        }
+        if self.quantized.contains_key(name) {
+            let matrix = self.read_quantized(name)?;
+            self.expect_count(name, matrix.len(), out.len())?;
+            matrix.to(device).widen_to(0, out);
+            return Ok(());
+        }
+        self.expect_count(name, self.readable(name)?.0.len(), out.len())?;
+        in_parts(out, |first, part| self.read_part_into(name, first, part))
+    }
+
+    /// As [`WeightFiles::read_to`], rounded to bfloat16 where the file is more precise.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_bf16_to(&self, name: &str, out: SliceMut<'_, bf16>) -> Result<()> {
+        self.expect_count(name, self.readable(name)?.0.len(), out.len())?;
+        if out.device() == Device::Cpu {
+            return self.read_bf16_part_into(name, 0, &mut out.on_host());
+        }
+        in_parts(out, |first, part| self.read_bf16_part_into(name, first, part))
+    }
+
+    fn expect_count(&self, name: &str, found: usize, expected: usize) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        match self.readable(name) {
+            Ok((entry, _)) => Err(self.fail(entry, name, format!("is {:?}, expected {expected} numbers", entry.shape))),
+            Err(_) => Err(Error::model(format!("tensor {name:?} has {found} numbers, expected {expected}"))),
+        }
     }
 
     /// # Errors
@@ -183,17 +216,12 @@ impl WeightFiles {
         self.readable(name).is_ok_and(|(_, dtype)| dtype == Dtype::BF16)
     }
 
-    /// As [`WeightFiles::read_into`], rounded to bfloat16 where the file is more precise.
-    ///
-    /// # Errors
-    /// As [`WeightFiles::read_into`].
-    pub fn read_bf16_into(&self, name: &str, out: &mut [bf16]) -> Result<()> {
+    /// As [`WeightFiles::read_part_into`], rounded to bfloat16.
+    fn read_bf16_part_into(&self, name: &str, first: usize, out: &mut [bf16]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
-        if entry.len() != out.len() {
-            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
-        }
-        let (mut rest, mut wide, mut finite) = (out, Vec::new(), Finite::new(0));
-        self.chunks(entry, |bytes| {
+        let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
+        let (mut rest, mut wide, mut finite) = (out, Vec::new(), Finite::new(first));
+        self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
             wide.resize(now.len(), 0.0);
             dtype.widen(bytes, &mut wide);
@@ -277,6 +305,20 @@ impl WeightFiles {
         }
         Ok(())
     }
+}
+
+/// Numbers that are read at once for a device.
+const PART: usize = 1 << 20;
+
+/// Fills numbers of a device part by part with what `read` gives: a part's numbers, given the first one's index.
+fn in_parts<T: Element>(mut out: SliceMut<'_, T>, read: impl Fn(usize, &mut [T]) -> Result<()>) -> Result<()> {
+    let mut buffer = vec![T::default(); PART.min(out.len())];
+    for first in (0..out.len()).step_by(PART) {
+        let part = &mut buffer[..PART.min(out.len() - first)];
+        read(first, part)?;
+        out.reborrow().slice(first..first + part.len()).write(part);
+    }
+    Ok(())
 }
 
 /// Finds the first value of a tensor that is NaN or infinite while the tensor is read piece by piece.

@@ -41,11 +41,14 @@ pub enum Fit {
     Tight,
     /// It does not fit.
     No,
+    /// The memory is not known.
+    Unknown,
 }
 
 impl Fit {
     fn of(need: u64, memory: u64) -> Self {
         match need {
+            _ if memory == Machine::UNKNOWN => Self::Unknown,
             _ if need <= memory / 20 * 19 => Self::Fits,
             _ if need <= memory => Self::Tight,
             _ => Self::No,
@@ -58,6 +61,7 @@ impl Fit {
             Self::Fits => "fits",
             Self::Tight => "tight",
             Self::No => "no",
+            Self::Unknown => "?",
         }
     }
 }
@@ -72,6 +76,8 @@ pub enum Limit {
     UpTo(u64),
     /// Without limit: micro-batches are cut into passes.
     Any,
+    /// The memory is not known.
+    Unknown,
 }
 
 /// One line of the table: a way, and what it needs.
@@ -159,7 +165,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         let constants = predictor.constants;
         (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         let optimizer = &predictor.job.optimizer;
-        rank.passing = share(optimizer.scratch.max(optimizer.publishing));
+        let scratch = if machine.device == Device::Cpu { optimizer.scratch } else { 0 };
+        rank.passing = share(scratch.max(optimizer.publishing));
     }
     if way.offload_optimizer {
         rank.collectives += 2 * bucket.min(rank.optimizer);
@@ -186,6 +193,11 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
     let row = |way: Way| {
         let pass = batch.pass();
         let rank = rank(predictor, machine, way, &pass);
+        let total = rank.total();
+        if machine.memory == Machine::UNKNOWN {
+            let unknown = Limit::Unknown;
+            return Row { way, rank, total, fit: Fit::Unknown, longest: unknown, rows: unknown };
+        }
         let long = greatest(longest.min(SEARCH), |length| fits(way, &Pass::of(1, length, None)));
         let cut = batch.most.map(|most| (most / batch.length).max(1));
         let many = greatest(cut.unwrap_or(SEARCH / batch.length.max(1)).max(1), |rows| {
@@ -194,8 +206,8 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
         Row {
             way,
             rank,
-            total: rank.total(),
-            fit: Fit::of(rank.total(), machine.memory),
+            total,
+            fit: Fit::of(total, machine.memory),
             longest: if long == 0 { Limit::Nothing } else { Limit::UpTo(long) },
             rows: match many {
                 0 => Limit::Nothing,
@@ -212,6 +224,9 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
     let (mut reason, mut helps) = (String::new(), Vec::new());
     if let Some(at) = recommended {
         reason = why(&rows, at, machine);
+    } else if machine.memory == Machine::UNKNOWN {
+        let each = candidates().map(|(_, row)| format!("{} {}", row.way.name(), least_memory(row.total)));
+        reason = format!("the memory of a GPU is not known here. It fits: {}", each.collect::<Vec<_>>().join(", "));
     } else if let Some((_, smallest)) = candidates().min_by_key(|(_, row)| row.total) {
         reason = format!(
             "nothing fits: the smallest, {}, needs {} a rank, and there are {}",
@@ -222,6 +237,15 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
         helps = help(predictor, machine, smallest.way, batch);
     }
     Plan { rows, recommended, reason, helps }
+}
+
+/// GiB of memory that GPUs are sold with.
+const SOLD: [u64; 13] = [4, 6, 8, 11, 12, 16, 20, 24, 32, 40, 48, 80, 141];
+
+/// On which GPUs `need` bytes fit, such as `from 24 GiB`.
+fn least_memory(need: u64) -> String {
+    let least = SOLD.into_iter().find(|gib| Fit::of(need, gib << 30) == Fit::Fits);
+    least.map_or_else(|| "nowhere".to_owned(), |gib| format!("from {gib} GiB"))
 }
 
 /// The sentence that says why the row at `at` is recommended.

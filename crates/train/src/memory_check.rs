@@ -12,6 +12,7 @@ use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Checkpointing, Resolved};
 use tunesmith_data as data;
+use tunesmith_device::Device;
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::device::{device, usable};
 use tunesmith_optim::OptimizerPlan;
@@ -39,10 +40,11 @@ impl StepMemory {
         self.loaded + self.activations + self.optimizer + self.moment
     }
 
-    /// The predicted bytes, without the program itself, which the allocator does not count.
-    const fn of(rank: &Breakdown) -> Self {
+    /// The predicted bytes, without the program itself, which the CPU's allocator does not count.
+    const fn of(rank: &Breakdown, on_gpu: bool) -> Self {
+        let program = if on_gpu { rank.program } else { rank.program.saturating_sub(PROGRAM) };
         Self {
-            loaded: rank.weights + rank.trained + rank.gradients + rank.program.saturating_sub(PROGRAM),
+            loaded: rank.weights + rank.trained + rank.gradients + program,
             activations: rank.kept + rank.work + rank.head + rank.attention,
             optimizer: rank.optimizer + rank.saving,
             moment: rank.passing,
@@ -84,7 +86,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         let mut model = source.load(None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(device), memory::live(device));
-        let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single);
+        let later = later_bytes(&source.optimizer, source.trained_values(), &parallel, &Single, device);
         let mut measurer = PassMeasurer::new(&mut model, &dataset.train, &sampler, later, &Single)?;
         let request = BatchRequest::new(&config.train, &source.arch, 1);
         let lengths = measurer.lengths();
@@ -101,12 +103,9 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
         let batch = measurer.worst(tokens)?;
         drop(measurer);
         let pass = Pass { tokens: tokens as u64, longest: longest.min(tokens) as u64, labelled: tokens as u64 };
-        let predicted = StepMemory::of(&source.memory().rank(
-            Way::plain(parallel.strategy),
-            config.train.gradient_checkpointing,
-            1,
-            &pass,
-        )?);
+        let way = Way::plain(parallel.strategy);
+        let rank = source.memory().rank(way, config.train.gradient_checkpointing, 1, &pass)?;
+        let predicted = StepMemory::of(&rank, matches!(device, Device::Cuda(_)));
 
         // One step as in a run; the updated weights are dropped.
         let mut measured = None;

@@ -10,6 +10,7 @@ use tunesmith_base::{files, memory};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
+use tunesmith_device::{self as device, CountedGpu, memory as device_memory};
 use tunesmith_model::Model;
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::{self, Placement, Targets};
@@ -20,8 +21,8 @@ use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
-    Base, Breakdown, BufferCounts, CountBuffers, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage,
-    Trained, Walk,
+    Base, Breakdown, BufferCounts, CUDA_CONTEXT, CountBuffers, Device, GpuHeld, GpuWalk, Job, OptimizerBytes, PROGRAM,
+    Pass, Predictor, Storage, Trained, Walk, Walked as GpuBytes,
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 
@@ -82,7 +83,12 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
-        engine: Arc::new(MetaEngine { arch: arch.clone(), config: config.clone(), walked: Mutex::default() }),
+        engine: Arc::new(MetaEngine {
+            arch: arch.clone(),
+            config: config.clone(),
+            walked: Mutex::default(),
+            on_gpu: Mutex::default(),
+        }),
     })
 }
 
@@ -130,12 +136,13 @@ impl OptimizerState {
     }
 }
 
-/// The engine on the meta device.
+/// The engine where only counting is done: on the meta device, and on a GPU that is not there.
 #[derive(Debug)]
 struct MetaEngine {
     arch: Arch,
     config: Config,
     walked: Mutex<Walked>,
+    on_gpu: Mutex<Option<OnGpu>>,
 }
 
 /// The model, which is built for the first pass, and the passes that were walked. Plans of several strategies ask for the same.
@@ -143,6 +150,53 @@ struct MetaEngine {
 struct Walked {
     model: Option<Model>,
     passes: Vec<(Walk, BufferCounts)>,
+}
+
+/// A model on a counted GPU, which it leaves first.
+#[derive(Debug)]
+struct OnGpu {
+    model: Model,
+    held: GpuHeld,
+    /// How its base is held, and whether it has only the experts that one token takes.
+    form: (Base, bool),
+    _gpu: CountedGpu,
+}
+
+impl OnGpu {
+    /// `few`: only as many experts as a token takes, which all tokens choose then.
+    fn new(arch: &Arch, config: &Config, base: &Base, few: bool) -> Result<Self> {
+        let (mut arch, mut config) = (arch.clone(), config.clone());
+        if let Some(experts) = arch.experts.as_mut().filter(|_| few) {
+            experts.count = experts.per_token;
+        }
+        config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
+        config.model.quantization = match (base.quantized, config.model.quantization) {
+            (None | Some(Storage::F32 | Storage::Bf16), _) => Quantization::None,
+            (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
+            (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,
+            (Some(Storage::Int8), _) => Quantization::Int8,
+        };
+        if let Some(Storage::FourBit { double }) = base.quantized {
+            config.model.double_quant = double;
+        }
+        let gpu = CountedGpu::take();
+        let model = Model::on_counted(&arch, &config, &gpu)?;
+        let held = GpuHeld { held: device_memory::live(gpu.device()), most: device_memory::peak(gpu.device()) };
+        Ok(Self { model, held, form: (base.clone(), few), _gpu: gpu })
+    }
+}
+
+impl MetaEngine {
+    /// What `ask` finds out of the model, its base held in that form.
+    fn ask<T>(&self, base: &Base, few: bool, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
+        let mut place = self.on_gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.as_ref().is_none_or(|known| known.form != (base.clone(), few)) {
+            *place = None;
+            let built = OnGpu::new(&self.arch, &self.config, base, few);
+            *place = Some(built.expect("what a job was made of can be built without values"));
+        }
+        ask(place.as_mut().expect("a model was put there"))
+    }
 }
 
 impl CountBuffers for MetaEngine {
@@ -158,6 +212,15 @@ impl CountBuffers for MetaEngine {
         let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
         walked.passes.push((walk, counts.clone()));
         counts
+    }
+
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld {
+        self.ask(base, false, |on| on.held)
+    }
+
+    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> GpuBytes {
+        let bytes = |on: &mut OnGpu| on.model.gpu_bytes(walk);
+        self.ask(base, walk.uneven, bytes).expect("nothing is read, and no memory is taken")
     }
 }
 
@@ -219,13 +282,16 @@ pub struct Peak {
     pub rank: Breakdown,
     /// Number of ranks that are threads of one process.
     pub ranks_in_process: u64,
+    /// Whether the bytes are those of a GPU; else of the process.
+    pub on_gpu: bool,
 }
 
 impl Peak {
     /// Bytes of the process with all its ranks. The program counts once, and only one rank has a copy for saving.
     pub const fn process(&self) -> u64 {
         let others = self.ranks_in_process - 1;
-        self.rank.total() + others * (self.rank.total() - PROGRAM - self.rank.saving)
+        let program = if self.on_gpu { self.rank.program } else { PROGRAM };
+        self.rank.total() + others * (self.rank.total() - program - self.rank.saving)
     }
 }
 
@@ -267,15 +333,25 @@ pub struct MemoryModel<'a> {
     config: &'a Config,
     arch: &'a Arch,
     weights: Option<&'a WeightFiles>,
+    device: Device,
+}
+
+/// The kind of device whose memory is counted for a model that lies there.
+pub const fn kind(device: device::Device) -> Device {
+    match device {
+        device::Device::Cpu | device::Device::Meta => Device::Cpu,
+        device::Device::Cuda(_) => Device::Gpu,
+    }
 }
 
 impl<'a> MemoryModel<'a> {
-    /// `weights` are the model's files; `None` for random weights.
-    pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>) -> Self {
-        Self { config, arch, weights }
+    /// `weights` are the model's files; `None` for random weights. `on` is where it will be.
+    pub const fn new(config: &'a Config, arch: &'a Arch, weights: Option<&'a WeightFiles>, on: device::Device) -> Self {
+        Self { config, arch, weights, device: kind(on) }
     }
 
-    /// Peak bytes of one of `ranks` ranks, part by part, tokenizer included, with passes like `pass`.
+    /// Peak bytes of one of `ranks` ranks, part by part, with passes like `pass`: on the CPU with the tokenizer, on a GPU without
+    /// CUDA's context, which the memory that is free there does not contain either.
     ///
     /// # Errors
     /// As [`job`].
@@ -283,8 +359,12 @@ impl<'a> MemoryModel<'a> {
         let mut job = job(self.config, self.arch, stored_in(self.weights, self.arch), self.weights)?;
         (job.full, job.none) = blocks(checkpointing);
         job.companions = tokenizer(self.arch.vocab_size);
-        let machine = Machine { device: Device::Cpu, ranks: ranks as u64, memory: u64::MAX };
-        Ok(strategies::rank(&Predictor::new(job, Device::Cpu), &machine, way, pass))
+        let machine = Machine { device: self.device, ranks: ranks as u64, memory: u64::MAX };
+        let mut rank = strategies::rank(&Predictor::new(job, self.device), &machine, way, pass);
+        if self.device == Device::Gpu {
+            rank.program = rank.program.saturating_sub(CUDA_CONTEXT);
+        }
+        Ok(rank)
     }
 
     /// Single settings that would save memory on one rank, with the bytes they save, largest first. The prediction uses

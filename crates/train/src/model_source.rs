@@ -80,6 +80,11 @@ impl Described {
     pub fn find(resolved: &Resolved, observer: &dyn Observer) -> Result<Self> {
         let mut config = resolved.config.clone();
         let device = device(config.model.device)?;
+        let default = *resolved.source("train.max_tokens_per_pass") == tunesmith_config::Source::Default;
+        if device != Device::Cpu && default {
+            // The default is that of a CPU's caches.
+            config.train.max_tokens_per_pass = None;
+        }
         let hub::ModelDir { dir, snapshot } = hub::model_dir(&config.model, Part::Description, &Downloads(observer))?;
         let mut arch = Arch::from_dir(&dir)?;
         let stored = arch.tensors();
@@ -182,7 +187,7 @@ impl ModelSource {
 
     /// Predicts the memory of this model.
     pub const fn memory(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref())
+        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref(), self.device)
     }
 
     /// Reads tensors of the base model, with the adapters merged.
@@ -240,7 +245,7 @@ impl ModelSource {
     pub fn quantize_ahead(&self, observer: &dyn Observer) -> Result<()> {
         let (Some(weights), Some(cache)) = (&self.weights, self.quantized_cache()?) else { return Ok(()) };
         observer.event(&Event::Phase("quantizing the base"));
-        for note in quantize::keep(&self.arch, weights, &self.config, &self.stack, cache)? {
+        for note in quantize::keep(&self.arch, weights, &self.config, &self.stack, cache, self.device)? {
             observer.event(&Event::Notice(&note));
         }
         Ok(())

@@ -69,7 +69,6 @@ const PLACED: &[&str] = &["backend", "device_map", "low_cpu_mem_usage"];
 pub(super) const RULES: Rules = rules! {
     "accelerator_config" => With(accelerator); "split_batches: true is refused; the other keys are not needed",
     "activation_checkpointing_kwargs" => With(every_block); "there is only one way to recompute a block",
-    "activation_offloading" => Unsupported("activations are in main memory already"),
     "adafactor" => With(adafactor); "true becomes train.optim: adafactor",
     "assistant_only_loss" => With(assistant_only); "true becomes data.loss_on: assistant; false leaves it to data.loss_on",
     "auto_find_batch_size" => Unsupported("set train.batch_size: auto, which measures before step 1 and loses no step"),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tunesmith_base::error::{Error, Result};
 
 /// Bytes of scratch that a product may use.
-const WORKSPACE: usize = 32 << 20;
+pub const WORKSPACE: usize = 32 << 20;
 
 /// The type of a matrix's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

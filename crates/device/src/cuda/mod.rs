@@ -13,7 +13,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use blas::{Blas, Number, Operand, OperandType, Product};
+pub use blas::{Blas, Number, Operand, OperandType, Product, WORKSPACE};
 pub use context::Context;
 pub use memory::{Memory, PinnedMemory, release};
 pub use module::{Arg, Function, Grid, Module};

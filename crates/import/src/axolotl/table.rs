@@ -152,7 +152,11 @@ pub(crate) const RULES: Rules = rules! {
         node => import.put(key, "train.gradient_checkpointing", node.clone(), ""),
     }),
     "gradient_checkpointing_kwargs" => NotNeeded("there is one way to do it"),
-    "activation_offloading" => Unsupported("activations stay in memory"),
+    "activation_offloading" => With(|import, key, node| match node {
+        Node::Str(word) if word == "disk" => import.unsupported(key, "activations go to main memory, not to disk"),
+        Node::Str(_) => import.put(key, "train.activation_offloading", Node::Bool(true), "there is one way to do it"),
+        node => import.put(key, "train.activation_offloading", node.clone(), ""),
+    }),
     "bf16" => With(|import, key, node| match node {
         Node::Bool(_) => import.put(key, "train.bf16", node.clone(), ""),
         Node::Str(word) if word == "auto" || word == "full" => {

@@ -18,7 +18,6 @@ use crate::values::placed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
-use tunesmith_device::Device;
 use tunesmith_ops::low_rank;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
@@ -204,7 +203,7 @@ impl Adapter for Update {
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>> {
         let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
         let (rank, scale) = (self.rank.r, self.rank.scale);
-        let magnitudes = if self.magnitudes && at.device() == Device::Meta {
+        let magnitudes = if self.magnitudes && at.device().only_counts() {
             Some((vec![1.0; self.outputs], Vec::new()))
         } else if self.magnitudes {
             let [a, b] = [&a, &b].map(|start| placed(start.clone(), at.device()));

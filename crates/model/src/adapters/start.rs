@@ -8,14 +8,18 @@ use crate::svd;
 use crate::weight::Weight;
 use tunesmith_base::error::Result;
 use tunesmith_config::InitLora;
-use tunesmith_device::Device;
+use tunesmith_device::FloatBuffer;
 
 /// A and B of a module, which gets the weight that belongs to them where it is not the checkpoint's.
 ///
 /// # Errors
 /// The weight cannot be read.
 pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
-    if at.device() == Device::Meta {
+    if at.device().only_counts() {
+        if at.config().tuning.lora.init_lora_weights.is_pissa() {
+            // The base that is left has its own values, in single precision.
+            at.replace(Weight::Frozen(FloatBuffer::zeros(at.device(), outputs * inputs).into()))?;
+        }
         return Ok([Vec::new(), Vec::new()]);
     }
     let (lora, Rank { r, scale, .. }) = (&at.config().tuning.lora, rank);
@@ -43,7 +47,7 @@ pub(super) fn matrices(at: &mut dyn Attach, rank: Rank, [outputs, inputs]: [usiz
 
 /// A and B of all experts of a block.
 pub(super) fn of_experts(at: &dyn Attach, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
-    if at.device() == Device::Meta {
+    if at.device().only_counts() {
         return [Vec::new(), Vec::new()];
     }
     let how = at.config().tuning.lora.init_lora_weights;

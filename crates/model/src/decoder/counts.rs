@@ -1,19 +1,21 @@
-//! A pass on the meta device: which buffers it takes.
+//! A pass where only counting is done: on the meta device, which buffers it takes; on a counted GPU, which bytes.
 use super::Model;
 use crate::grads::Grads;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
 use tunesmith_data::batch::{Batch, IGNORE};
-use tunesmith_device::FloatsMut;
+use tunesmith_device::{FloatBuffer, FloatsMut, memory};
 use tunesmith_ops::activation::BufferCount;
 use tunesmith_ops::narrow::Half;
-use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, Walk};
+use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, GpuWalk, Walk, Walked as GpuBytes};
 
 /// The buffers of the walk and of each block's experts, as they are now.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     main: Vec<BufferCount>,
     experts: Vec<Vec<BufferCount>>,
+    /// Bytes of the device that are in use, but for idle buffers.
+    bytes: u64,
 }
 
 fn in_use(counts: &[BufferCount]) -> Counts {
@@ -40,7 +42,47 @@ impl Model {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
             moe.pool.counts((tokens * moe.per_token).div_ceil(moe.experts.len()).max(1))
         });
-        Buffers { main: self.pool.counts(tokens), experts: experts.collect() }
+        let idle = self.idle_bytes()[0];
+        let bytes = memory::live(self.device()).saturating_sub(idle);
+        Buffers { main: self.pool.counts(tokens), experts: experts.collect(), bytes }
+    }
+
+    /// What a pass keeps for backward, as `walk` says it.
+    const fn set_kept(&mut self, full: usize, none: usize, narrow: bool, rounds_gradients: bool) {
+        self.blocks.checkpointing = Checkpointing::Blocks { full, none };
+        self.blocks.narrow = match (narrow, rounds_gradients) {
+            (true, true) => Some(Half::F16),
+            (true, false) => Some(Half::Bf16),
+            (false, _) => None,
+        };
+    }
+
+    /// Walks a pass forward and backward on a counted GPU.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn gpu_bytes(&mut self, walk: &GpuWalk) -> Result<GpuBytes> {
+        let (GpuWalk { tokens, labelled, .. }, device) = (*walk, self.device());
+        self.set_kept(walk.full, walk.none, walk.narrow, walk.rounds_gradients);
+        self.release();
+        self.pool.reserve(walk.room);
+        let batch = Batch {
+            tokens: vec![0; tokens],
+            targets: (0..tokens).map(|token| if token < labelled { 0 } else { IGNORE }).collect(),
+            cu_seqlens: vec![0, tokens],
+            ..Batch::default()
+        };
+        let mut grads = FloatBuffer::zeros(device, self.params.len());
+        let before = memory::live(device);
+        memory::reset_peak(device);
+        // The second time all buffers are there from the first on, beside work spaces that come and go.
+        for _ in 0..2 {
+            self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::whole(&mut grads))?;
+        }
+        let (most, head) = (memory::peak(device) - before, self.idle_bytes()[1]);
+        let kept = std::mem::take(&mut self.at_head).bytes.saturating_sub(before + head);
+        self.release();
+        Ok(GpuBytes { kept, pools: most.saturating_sub(head), head })
     }
 
     /// Walks a pass forward and backward on the meta device.
@@ -49,12 +91,7 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn buffer_counts(&mut self, walk: &Walk) -> Result<BufferCounts> {
         let Walk { tokens, labelled, full, none, .. } = *walk;
-        self.blocks.checkpointing = Checkpointing::Blocks { full, none };
-        self.blocks.narrow = match (walk.narrow, walk.rounds_gradients) {
-            (true, true) => Some(Half::F16),
-            (true, false) => Some(Half::Bf16),
-            (false, _) => None,
-        };
+        self.set_kept(full, none, walk.narrow, walk.rounds_gradients);
         self.release();
         self.pool.reserve(walk.room);
         let targets = (0..tokens).map(|token| if token < labelled { 0 } else { IGNORE }).collect();

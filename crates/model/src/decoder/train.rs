@@ -9,7 +9,7 @@ use crate::shards::Kind;
 use std::time::Instant;
 use tunesmith_base::error::Result;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::{Device, memory};
+use tunesmith_device::memory;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::noise;
 
@@ -93,7 +93,7 @@ impl Model {
         }
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
-        if self.device() == Device::Meta {
+        if self.device().only_counts() {
             self.at_head = self.buffers(tokens, rows.len());
         }
 

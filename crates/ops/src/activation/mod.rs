@@ -5,12 +5,14 @@
 //! In the CPU's layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+mod away;
 mod cpu;
 pub(crate) mod cuda;
 mod pool;
 #[cfg(test)]
 mod tests;
 
+pub use away::{Elsewhere, Leaving};
 pub(crate) use cuda::convert_at;
 pub use pool::{BufferCount, Pool};
 pub use tunesmith_device::cuda::Number;

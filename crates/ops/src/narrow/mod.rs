@@ -49,6 +49,11 @@ impl Narrow {
         narrow
     }
 
+    /// What has its memory.
+    pub const fn memory(&mut self) -> &mut Activation {
+        &mut self.halves
+    }
+
     /// Converts the rounded numbers back to the type of the pool's activations: `[tokens, features]`.
     pub fn widen(&self) -> Activation {
         let pool = self.halves.pool();

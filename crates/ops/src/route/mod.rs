@@ -45,16 +45,17 @@ pub struct WeightGradients(Vec<f32>);
 /// ones. `normalised`: a token's weights sum to 1.
 pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     match logits.device() {
+        device if device.only_counts() => balanced(logits.tokens(), logits.features(), per_token),
         Device::Cpu | Device::Cuda(_) => {
             // An expert of a larger pass has work for all threads, and activations that are not held beside others'.
             let group = if logits.tokens() <= LANES { GROUP } else { 1 };
             Routing { group, ..cpu::route(logits, per_token, normalised) }
         }
-        Device::Meta => balanced(logits.tokens(), logits.features(), per_token),
+        Device::Meta => unreachable!("it only counts"),
     }
 }
 
-/// On the meta device no token has a favourite: they spread evenly. Experts are counted one by one: passes that are so small
+/// Where only counting is done no token has a favourite: they spread evenly. Experts are counted one by one: passes that are so small
 /// that the CPU takes several at once need no prediction.
 fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
     let pairs = tokens * per_token;

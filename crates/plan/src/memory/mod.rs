@@ -1,29 +1,34 @@
 //! The most memory that a rank needs while it trains, in bytes, part by part. It follows from the model's `config.json`
 //! and the configuration alone.
 //!
-//! On the CPU the figures are those of the engine: it walks a training step on the meta device, which counts each buffer
-//! and computes nothing ([`CountBuffers`]). On a GPU they are a prediction: the same buffers with two bytes a number, and
-//! the constants of this file.
+//! The figures are those of the engine ([`CountBuffers`]). For the CPU it walks a training step on the meta device, which counts
+//! each buffer and computes nothing. For a GPU it does what it does on a GPU, where nothing but memory is counted: work spaces
+//! are part of it.
 pub mod footprint;
+mod gpu;
 mod job;
 mod pool;
 #[cfg(test)]
 pub(super) mod testing;
 
 pub use footprint::{Factors, Footprint, LowRank};
+pub use gpu::{GpuHeld, GpuWalk};
 pub use job::{Base, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
 pub use pool::{BufferCounts, CountBuffers, Counts, ExpertCounts, Walk};
 
-use pool::{LANES, Layout, bytes};
+use gpu::Counted;
+use pool::{LANES, bytes};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use tunesmith_config::arch::AttentionSpec;
+use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
 /// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
 pub const PROGRAM: u64 = 16 << 20;
-/// Bytes of a process on a GPU before the first tensor: CUDA's context, kernels, the workspace of cuBLAS. Assumed.
+/// Bytes of a process on a GPU that no tensor is in: CUDA's context and kernels. Assumed. The driver counts them as used before a
+/// run measures what is free.
 pub const CUDA_CONTEXT: u64 = 600 << 20;
 /// Bytes of a GPU that NCCL takes for its channels. Assumed.
 pub const NCCL: u64 = 200 << 20;
@@ -34,9 +39,9 @@ const TOKEN: u64 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// The CPU, in main memory and f32.
+    /// The CPU, in main memory.
     Cpu,
-    /// A GPU, in bfloat16.
+    /// An NVIDIA GPU.
     Gpu,
 }
 
@@ -146,11 +151,10 @@ pub struct Predictor<'a> {
     /// Bytes that adapters hold all the time beside their trained values.
     pub(crate) constants: u64,
     segments: Vec<Segment>,
-    /// The most bytes that reading the weights takes beyond what is held afterwards.
+    /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
     loading: u64,
-    /// Bytes of the largest quantized matrix in bf16.
-    dequantized: u64,
     counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
+    counted: Counted,
 }
 
 impl<'a> Predictor<'a> {
@@ -162,8 +166,8 @@ impl<'a> Predictor<'a> {
             device,
             segments: Vec::new(),
             loading: 0,
-            dequantized: 0,
             counts: RefCell::default(),
+            counted: Counted::default(),
         };
         this.read_base();
         this
@@ -172,7 +176,7 @@ impl<'a> Predictor<'a> {
     /// The same for another job, such as one that saves less for the backward pass.
     #[must_use]
     pub fn with_job(&self, job: Job<'a>) -> Self {
-        let Self { device, constants, loading, dequantized, .. } = *self;
+        let Self { device, constants, loading, .. } = *self;
         if job.base != self.job.base || job.trained.values != self.job.trained.values {
             return Self::new(job, device);
         }
@@ -182,8 +186,8 @@ impl<'a> Predictor<'a> {
             constants,
             segments: self.segments.clone(),
             loading,
-            dequantized,
             counts: RefCell::default(),
+            counted: Counted::default(),
         }
     }
 
@@ -191,7 +195,7 @@ impl<'a> Predictor<'a> {
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
-        let (mut held, mut most, mut widest) = (0u64, 0u64, 0u64);
+        let (mut held, mut most) = (0u64, 0u64);
         for spec in arch.tensors() {
             let at = match block_of(&spec.name) {
                 Some(block) => block + 1,
@@ -210,9 +214,6 @@ impl<'a> Predictor<'a> {
                 None => segments[at].trained += bytes,
                 Some(_) => segments[at].frozen += bytes,
             }
-            if storage.is_some_and(Storage::is_quantized) {
-                widest = widest.max(whole / 2);
-            }
             held += bytes;
             most = most.max(held + through);
         }
@@ -222,7 +223,6 @@ impl<'a> Predictor<'a> {
         let blocks = 1..=arch.num_hidden_layers;
         segments[blocks].iter_mut().for_each(|segment| segment.trained += beside);
         self.loading = most.saturating_sub(held);
-        self.dequantized = widest;
         self.segments = segments;
     }
 
@@ -241,6 +241,9 @@ impl<'a> Predictor<'a> {
         // A classification head looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
         let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
+        if self.device == Device::Gpu {
+            return self.on_gpu(pass, routing);
+        }
         // One token takes as many experts as all tokens that choose the same.
         let walked = match routing {
             Routing::Balanced => *pass,
@@ -293,27 +296,20 @@ impl<'a> Predictor<'a> {
 
     /// The bytes of buffers for `pass`.
     fn bytes(&self, counts: &BufferCounts, pass: &Pass, routing: Routing) -> Walked {
-        let (layout, logits) = match self.device {
-            Device::Cpu => (Layout::Panels, Layout::Panels),
-            Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
-        };
         let tokens = pass.tokens.max(self.room());
-        let (mut kept, mut pools) = (bytes(&counts.saved, layout, tokens), bytes(&counts.all, layout, tokens));
+        let (mut kept, mut pools) = (bytes(&counts.saved, tokens), bytes(&counts.all, tokens));
         for expert in &counts.experts {
             let seen = if expert.labelled { pass.labelled } else { pass.tokens };
             let each = match routing {
                 Routing::Balanced => self.tokens_of_an_expert(seen),
                 Routing::Worst => seen,
             };
-            let each = match self.device {
-                Device::Cpu => each.div_ceil(LANES).next_power_of_two() * LANES,
-                Device::Gpu => each,
-            };
-            kept += bytes(&expert.saved, layout, each);
-            pools += bytes(&expert.all, layout, each);
+            let each = each.div_ceil(LANES).next_power_of_two() * LANES;
+            kept += bytes(&expert.saved, each);
+            pools += bytes(&expert.all, each);
         }
         let chunk = chunk_tokens(self.job.arch.outputs()) as u64;
-        Walked { kept, pools, head: bytes(&counts.head, logits, chunk.min(pass.labelled)) }
+        Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)) }
     }
 
     /// Tokens that an expert sees if `tokens` are spread evenly.
@@ -339,39 +335,42 @@ impl<'a> Predictor<'a> {
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
         let Walked { kept, pools, head } = self.activations(pass);
-        let query = arch.attentions().map(AttentionSpec::query_size).max().unwrap_or(0) as u64;
         let values = 4 * job.trained.values;
-        let (attention, program, trained) = match self.device {
-            Device::Cpu => {
-                let scratch = |attention: &AttentionSpec| {
-                    let tasks = attention.num_kv_heads * pass.tokens.div_ceil(pass.longest) as usize;
-                    job.threads.min(tasks) as u64 * attention_scratch(attention.head_dim, pass.longest)
-                };
-                let most = arch.attentions().map(scratch).max().unwrap_or(0);
-                (most, PROGRAM + job.companions, values)
-            }
-            // The gradient of the queries is summed in f32; products take a copy of the trained values in bf16.
-            Device::Gpu => (4 * query * pass.tokens + self.dequantized, CUDA_CONTEXT, values + values / 2),
+        let frozen = self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants;
+        let scratch = |attention: &AttentionSpec| {
+            let tasks = attention.num_kv_heads * pass.tokens.div_ceil(pass.longest) as usize;
+            job.threads.min(tasks) as u64 * attention_scratch(attention.head_dim, pass.longest)
         };
         let start = if job.trained.keeps_start { values } else { 0 };
         let mut breakdown = Breakdown {
-            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants,
-            trained: trained + start,
+            weights: frozen,
+            trained: values + start,
             gradients: self.gradients(),
             optimizer: job.optimizer.state + job.optimizer.average,
             saving: job.optimizer.saving,
             kept,
             work: pools.saturating_sub(kept) + TOKEN * pass.tokens,
             head,
-            attention,
-            passing: job.optimizer.scratch.max(job.optimizer.publishing),
-            program,
+            passing: job.optimizer.publishing,
             ..Breakdown::default()
         };
-        if self.device == Device::Cpu {
-            let loaded = breakdown.weights + breakdown.trained + self.loading + breakdown.program;
-            breakdown.passing = breakdown.passing.max((loaded + breakdown.passing).saturating_sub(breakdown.total()));
-        }
+        let loading = match self.device {
+            Device::Cpu => {
+                breakdown.attention = arch.attentions().map(scratch).max().unwrap_or(0);
+                breakdown.program = PROGRAM + job.companions;
+                breakdown.passing = breakdown.passing.max(job.optimizer.scratch);
+                self.loading
+            }
+            Device::Gpu => {
+                let GpuHeld { held, most } = self.held_on_gpu();
+                breakdown.weights = held.saturating_sub(breakdown.trained);
+                breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
+                breakdown.host = job.optimizer.scratch + job.companions;
+                most - held
+            }
+        };
+        let loaded = breakdown.weights + breakdown.trained + loading + breakdown.program;
+        breakdown.passing = breakdown.passing.max((loaded + breakdown.passing).saturating_sub(breakdown.total()));
         breakdown
     }
 }

@@ -1,5 +1,8 @@
 //! The bytes of the buffers that a pass takes. The engine reuses buffers of the same size. So it holds as many of each as
 //! were ever in use at once, which it counts itself, in a pass on the meta device.
+use super::Walked;
+use super::gpu::{GpuHeld, GpuWalk};
+use super::job::Base;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use tunesmith_device::buffer_bytes;
@@ -54,27 +57,21 @@ pub struct Walk {
     pub rounds_gradients: bool,
 }
 
-/// The engine, which walks a pass on the meta device.
+/// The engine, which walks a pass where only counting is done.
 pub trait CountBuffers: Debug + Send + Sync {
-    /// The buffers that the pass takes.
+    /// The buffers that the pass takes on the CPU.
     fn count(&self, walk: &Walk) -> BufferCounts;
+
+    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld;
+
+    /// The bytes that a pass takes beside them and the gradients.
+    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
 }
 
-/// How an activation lies in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// Panels of f32, on the CPU.
-    Panels,
-    /// Row-major with so many bytes a number, on a GPU.
-    Rows(u64),
-}
-
-/// Bytes of buffers, each for so many tokens.
-pub(super) fn bytes(counts: &Counts, layout: Layout, tokens: u64) -> u64 {
-    let one = |features: u64| match layout {
-        Layout::Panels => buffer_bytes((features * tokens.next_multiple_of(LANES)) as usize) as u64,
-        Layout::Rows(bytes) => features * tokens * bytes,
-    };
+/// Bytes of buffers on the CPU, each for so many tokens in panels.
+pub(super) fn bytes(counts: &Counts, tokens: u64) -> u64 {
+    let one = |features: u64| buffer_bytes((features * tokens.next_multiple_of(LANES)) as usize) as u64;
     counts.iter().map(|(&features, count)| count * one(features)).sum()
 }
 
@@ -83,9 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_counts_in_whole_panels_on_the_cpu_and_in_rows_on_a_gpu() {
+    fn a_buffer_counts_in_whole_panels() {
         let counts = Counts::from([(8, 2), (3, 1)]);
-        assert_eq!(bytes(&counts, Layout::Panels, 17), (2 * 8 + 3) * 32 * 4);
-        assert_eq!(bytes(&counts, Layout::Rows(2), 17), (2 * 8 + 3) * 17 * 2);
+        assert_eq!(bytes(&counts, 17), (2 * 8 + 3) * 32 * 4);
     }
 }

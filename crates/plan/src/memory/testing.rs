@@ -15,14 +15,32 @@ pub fn arch() -> Arch {
 
 /// Ten buffers for each block that saves anything, one for the others.
 #[derive(Debug)]
-struct Engine(usize);
+struct Engine {
+    blocks: usize,
+    /// Everything is trained.
+    full: bool,
+}
 
 impl CountBuffers for Engine {
     fn count(&self, walk: &Walk) -> BufferCounts {
-        let full = walk.full.min(self.0);
-        let saved = Counts::from([(1024, (10 * (self.0 - full) + full) as u64)]);
+        let full = walk.full.min(self.blocks);
+        let saved = Counts::from([(1024, (10 * (self.blocks - full) + full) as u64)]);
         let all = Counts::from([(1024, saved[&1024] + 20), (4096, 4)]);
         BufferCounts { saved, all, experts: Vec::new(), head: Counts::from([(1024, 2), (32000, 1)]) }
+    }
+
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld {
+        let arch = arch();
+        let stored = if self.full { Storage::F32 } else { base.quantized.unwrap_or(base.matrices) };
+        let held = arch.tensors().iter().map(|spec| stored.bytes(&spec.shape)).sum();
+        GpuHeld { held, most: held }
+    }
+
+    fn on_gpu(&self, _: &Base, walk: &GpuWalk) -> Walked {
+        let full = walk.full.min(self.blocks) as u64;
+        let kept = 4096 * walk.tokens as u64 * (10 * (self.blocks as u64 - full) + full);
+        let head = 4 * 34_048 * (walk.labelled as u64).min(1000);
+        Walked { kept, pools: kept + 4 * (20 * 1024 + 4 * 4096) * walk.tokens as u64, head }
     }
 }
 
@@ -57,6 +75,6 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         threads: 2,
         companions: 0,
         bucket: 25 << 20,
-        engine: Arc::new(Engine(arch.num_hidden_layers)),
+        engine: Arc::new(Engine { blocks: arch.num_hidden_layers, full }),
     }
 }

@@ -10,8 +10,19 @@ pub struct Machine {
     pub device: Device,
     /// How many ranks; each has a device of its own.
     pub ranks: u64,
-    /// Bytes of memory that each rank has.
+    /// Bytes of memory that each rank has; [`Machine::UNKNOWN`] where nobody knows.
+    #[serde(skip_serializing_if = "Machine::is_unknown")]
     pub memory: u64,
+}
+
+impl Machine {
+    /// The memory of a GPU that is not here.
+    pub const UNKNOWN: u64 = u64::MAX;
+
+    #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+    const fn is_unknown(memory: &u64) -> bool {
+        *memory == Self::UNKNOWN
+    }
 }
 
 /// How ranks share a run.

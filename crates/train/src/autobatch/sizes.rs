@@ -12,7 +12,7 @@ use tunesmith_checkpoint::Checkpoint;
 use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Dataset, Sampler};
-use tunesmith_device::memory;
+use tunesmith_device::{Device, memory};
 use tunesmith_optim::UpdateRule;
 use tunesmith_parallel::ParallelPlan;
 use tunesmith_parallel::fsdp::Gatherer;
@@ -56,19 +56,20 @@ pub fn find(
     measurement.choose(request, observer)
 }
 
-/// Bytes that a process allocates after its model is loaded: the optimizer's state, the copy for saving, and the buffers of
+/// Bytes that a process allocates on its device after the model is loaded there: the optimizer's state, the copy for saving, and the buffers of
 /// gradients between ranks.
 pub fn later_bytes(
     optimizer: &OptimizerBytes,
     trained_values: u64,
     parallel: &ParallelPlan,
     comm: &dyn Collectives,
+    device: Device,
 ) -> u64 {
     let ranks = comm.world().size as u64;
     let shares = if parallel.shards_optimizer() { ranks } else { 1 };
     let state = (optimizer.state + optimizer.average).div_ceil(shares);
-    // Sharded state is gathered while it is written, without a copy.
-    let saving = if shares > 1 { 0 } else { optimizer.saving };
+    // Sharded state is gathered while it is written, without a copy. A GPU's is copied to the host.
+    let saving = if shares > 1 || device != Device::Cpu { 0 } else { optimizer.saving };
     let moving =
         if ranks > 1 && !comm.shares_memory() { 2 * (parallel.bucket_bytes as u64).min(4 * trained_values) } else { 0 };
     let in_process = if comm.shares_memory() { ranks } else { 1 };

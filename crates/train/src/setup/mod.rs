@@ -32,7 +32,7 @@ use tunesmith_config::{
     Auto, Checkpointing, Config, EvalStrategy, Resolved, SaveStrategy, Source, Strategy, TrainConfig,
 };
 use tunesmith_data::{self as data, Dataset, Sampler};
-use tunesmith_device::memory;
+use tunesmith_device::{Device, memory};
 use tunesmith_model::device;
 use tunesmith_ops::simd;
 use tunesmith_optim::{OptimizerPlan, Schedule};
@@ -130,7 +130,13 @@ impl Checked {
         let way = Way::plain(parallel.strategy);
 
         let request = BatchRequest::new(&train, &self.source.arch, ranks);
-        let later = later_bytes(&self.source.optimizer, self.source.trained_values(), &parallel, comm);
+        let later = later_bytes(
+            &self.source.optimizer,
+            self.source.trained_values(),
+            &parallel,
+            comm,
+            self.source.device,
+        );
         let measurement = Measurement {
             source: &self.source,
             dataset: &self.dataset,
@@ -192,7 +198,7 @@ impl Checked {
             batch,
             chosen: ChosenSizes {
                 checkpointing: resolved.config.train.gradient_checkpointing == Checkpointing::Auto,
-                max_tokens_per_pass: batch.max_tokens_per_pass != resolved.config.train.max_tokens_per_pass,
+                max_tokens_per_pass: batch.max_tokens_per_pass != self.config.train.max_tokens_per_pass,
             },
             steps,
             schedule,
@@ -223,7 +229,11 @@ impl Checked {
                 configured: config.train.memory_budget.map(|bytes| bytes.0),
                 budget: memory::budget(self.source.device),
                 optimizer_state: self.source.optimizer.state + self.source.optimizer.average,
-                predicted: rank.map(|rank| Peak { rank, ranks_in_process: in_process }),
+                predicted: rank.map(|rank| Peak {
+                    rank,
+                    ranks_in_process: in_process,
+                    on_gpu: matches!(self.source.device, Device::Cuda(_)),
+                }),
             },
             seed: config.train.seed,
             data_seed: config.train.data_seed.unwrap_or(config.train.seed),
@@ -273,7 +283,7 @@ impl Checked {
         Ok(steps)
     }
 
-    /// Hashes everything that the memory and the time of passes depend on. Only the machine's total memory counts here. Free
+    /// Hashes everything that the memory and the time of passes depend on. Only the device's total memory counts here. Free
     /// memory changes all the time, so it is compared with a cached choice when that is read.
     fn fingerprint(
         &self,
@@ -285,7 +295,8 @@ impl Checked {
         let Config { model, train, data, tuning, .. } = &self.config;
         let ModelSource { arch, optimizer, .. } = &self.source;
         let machine = MachineInfo::detect();
-        let memory = train.memory_budget.map_or_else(|| limits::total().unwrap_or(0), |bytes| bytes.0);
+        let total = || device::total(self.source.device).unwrap_or(0);
+        let memory = train.memory_budget.map_or_else(total, |bytes| bytes.0);
         let group = limits::group().map_or(0, |group| group.limit);
         let parts = [
             env!("CARGO_PKG_VERSION").to_owned(),

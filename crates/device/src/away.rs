@@ -1,0 +1,145 @@
+//! Memory of a GPU that waits on the host: copied out and back beside what is computed.
+//!
+//! A stream of its own makes the copies. It begins one when the work before it has come to its end, and the work after a
+//! [`Leaving::buffer`] or [`Coming::buffer`] waits for it; the host waits for neither.
+use crate::cuda::{Event, PinnedMemory};
+use crate::{Buffer, Device, gpu};
+
+/// Numbers of a GPU that are on the host.
+#[derive(Debug)]
+pub struct Away {
+    ordinal: u8,
+    bytes: usize,
+    /// None where they are only counted.
+    place: Option<PinnedMemory>,
+}
+
+/// A buffer whose numbers are being copied to the host.
+#[derive(Debug)]
+pub struct Leaving {
+    ordinal: u8,
+    buffer: Option<Buffer>,
+    copied: Option<Event>,
+}
+
+/// A buffer whose numbers are being copied back.
+#[derive(Debug)]
+pub struct Coming {
+    buffer: Option<Buffer>,
+    copied: Option<Event>,
+    /// Gives its place on the host to others when the copy has been waited for.
+    from: Away,
+}
+
+/// Begins to copy the first `bytes` of a buffer of a GPU to the host.
+///
+/// # Panics
+/// If the buffer has fewer, or is not on a GPU.
+pub fn leave(buffer: Buffer, bytes: usize) -> (Leaving, Away) {
+    let Device::Cuda(ordinal) = buffer.device() else { panic!("a buffer of a GPU") };
+    assert!(bytes as u64 <= buffer.bytes(), "a buffer of {bytes} bytes");
+    let mut place = gpu::pinned(ordinal, bytes);
+    // SAFETY: both have so many bytes; the place is not read before the copy back, which comes later on that stream; the buffer is
+    // not given back before the event, for which `Leaving` makes its next user wait.
+    let copied = place.as_mut().map(|place| unsafe { gpu::copy_out(ordinal, place, buffer.address(), bytes) });
+    (Leaving { ordinal, buffer: Some(buffer), copied }, Away { ordinal, bytes, place })
+}
+
+impl Leaving {
+    /// The buffer, for what computes after the copy.
+    pub fn buffer(mut self) -> Option<Buffer> {
+        let copied = self.copied.take();
+        gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.ordinal, &copied)));
+        self.buffer.take()
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        // Where that fails the GPU is lost, and nobody writes to the buffer any more.
+        let _ = self.copied.take().map(|copied| gpu::wait(self.ordinal, &copied));
+    }
+}
+
+impl Away {
+    /// Begins to copy the numbers into a buffer of the GPU that they came from, whose own are lost.
+    ///
+    /// # Panics
+    /// If the buffer is too small, or elsewhere.
+    pub fn come(self, buffer: Buffer) -> Coming {
+        assert_eq!(buffer.device(), Device::Cuda(self.ordinal), "a buffer of the same GPU");
+        assert!(self.bytes as u64 <= buffer.bytes(), "a buffer of {} bytes", self.bytes);
+        // SAFETY: both have so many bytes; nothing reads the buffer before the event, for which `Coming` makes it wait, nor writes
+        // the place, which goes back after that.
+        let copied =
+            self.place.as_ref().map(|place| unsafe { gpu::copy_in(self.ordinal, buffer.address(), place, self.bytes) });
+        Coming { buffer: Some(buffer), copied, from: self }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        gpu::unpin(self.ordinal, self.place.take(), self.bytes);
+    }
+}
+
+impl Coming {
+    /// The buffer with its numbers, for what computes from here on.
+    pub fn buffer(mut self) -> Option<Buffer> {
+        let copied = self.copied.take();
+        gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.from.ordinal, &copied)));
+        self.buffer.take()
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        // As for what leaves.
+        let _ = self.copied.take().map(|copied| gpu::wait(self.from.ordinal, &copied));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CountedGpu, memory};
+
+    #[test]
+    fn numbers_leave_and_come_back_while_their_memory_is_used_for_others() {
+        crate::cuda::testing::stand_in();
+        let device = Device::Cuda(0);
+        let filled = |value: f32| {
+            let mut buffer = Buffer::new(device, 1000);
+            buffer.floats_mut(0..1000).write(&[value; 1000]);
+            buffer
+        };
+        let (mut leaving, mut away) = (Vec::new(), Vec::new());
+        for value in 0..6u8 {
+            let (buffer, copy) = leave(filled(f32::from(value)), 4000);
+            leaving.push(buffer);
+            away.push(copy);
+            if leaving.len() > 1 {
+                // Written again as soon as the copy is over.
+                let mut buffer = leaving.remove(0).buffer().unwrap();
+                buffer.floats_mut(0..1000).write(&[-1.0; 1000]);
+            }
+        }
+        drop(leaving);
+        for (value, away) in (0..6u8).zip(away) {
+            let back = away.come(filled(-2.0)).buffer().unwrap();
+            assert_eq!(back.floats(0..1000).read(), [f32::from(value); 1000]);
+        }
+    }
+
+    #[test]
+    fn on_a_counted_gpu_the_bytes_of_both_places_are_counted() {
+        let gpu = CountedGpu::take();
+        let (leaving, away) = leave(Buffer::new(gpu.device(), 1024), 4096);
+        assert_eq!((memory::live(gpu.device()), memory::on_host(gpu.device())), (4096, 4096));
+        drop(leaving);
+        assert_eq!((memory::live(gpu.device()), memory::on_host(gpu.device())), (0, 4096));
+        let back = away.come(Buffer::new(gpu.device(), 1024)).buffer();
+        assert_eq!((memory::live(gpu.device()), memory::on_host(gpu.device())), (4096, 0));
+        drop(back);
+    }
+}

@@ -1,0 +1,147 @@
+//! The bytes of a pass on a GPU. They follow from the tokens alone, whatever the rows: so a few passes are walked, and those
+//! between them lie on lines.
+use super::{Pass, Predictor, Routing, Walked};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+/// A pass whose bytes on a GPU are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuWalk {
+    /// Tokens of the pass, one row.
+    pub tokens: usize,
+    /// Tokens that carry a label, at least one.
+    pub labelled: usize,
+    /// Every buffer has room for at least so many tokens.
+    pub room: usize,
+    /// How many of the first blocks save nothing.
+    pub full: usize,
+    /// How many of the last blocks save everything.
+    pub none: usize,
+    /// Whether saved activations have two bytes a number.
+    pub narrow: bool,
+    /// Whether gradients between blocks are rounded to float16.
+    pub rounds_gradients: bool,
+    /// Whether all tokens choose the same experts; else each expert sees as many.
+    pub uneven: bool,
+}
+
+/// What a model holds on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GpuHeld {
+    /// Bytes of weights and trained values.
+    pub held: u64,
+    /// The most bytes while it is loaded.
+    pub most: u64,
+}
+
+/// What was counted so far.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    held: RefCell<Option<GpuHeld>>,
+    /// By tokens, tokens with a label in thousandths of them, and whether experts are chosen unevenly.
+    walks: RefCell<BTreeMap<(u64, u64, bool), Walked>>,
+}
+
+/// Passes of at most so many tokens are walked as they are.
+const EXACT: u64 = 256;
+/// Longer passes lie between walked ones, of which there are so many from one power of two to the next.
+const STEPS: u64 = 8;
+/// The most tokens that are walked: from there on the lines go on.
+const MOST: u64 = 1 << 16;
+/// The most tokens times experts that are walked.
+const MOST_CHOICES: u64 = 1 << 26;
+
+/// The walked numbers of tokens around `tokens`, which are `steps` from one power of two to the next.
+fn around(tokens: u64, steps: u64, most: u64) -> (u64, u64) {
+    let step = |power: u64| (power / steps).max(1);
+    let below = tokens.min(most - 1);
+    let power = 1 << below.ilog2();
+    let low = below - (below - power) % step(power);
+    (low, low + step(power))
+}
+
+impl Predictor<'_> {
+    /// The bytes of the model.
+    pub(super) fn held_on_gpu(&self) -> GpuHeld {
+        *self.counted.held.borrow_mut().get_or_insert_with(|| self.job.engine.held_on_gpu(&self.job.base))
+    }
+
+    /// The bytes of a pass.
+    pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing) -> Walked {
+        let uneven = routing == Routing::Worst;
+        let labelled = (1000 * pass.labelled).div_ceil(pass.tokens.max(1));
+        let (steps, most) = match self.job.arch.experts.as_ref().map(|experts| experts.count as u64) {
+            None | Some(0) => (STEPS, MOST),
+            // A walk goes through each expert.
+            Some(count) => (2, (MOST_CHOICES / count).next_power_of_two().clamp(2 * EXACT, MOST)),
+        };
+        let tokens = pass.tokens.max(1);
+        if tokens <= EXACT {
+            return self.walked(tokens, labelled, uneven);
+        }
+        let (low, high) = around(tokens, steps, most);
+        let (one, other) = (self.walked(low, labelled, uneven), self.walked(high, labelled, uneven));
+        let between = |of: fn(&Walked) -> u64| {
+            let (one, other) = (of(&one), of(&other));
+            one + (other.saturating_sub(one) as u128 * u128::from(tokens - low) / u128::from(high - low)) as u64
+        };
+        Walked {
+            kept: between(|walked| walked.kept),
+            pools: between(|walked| walked.pools),
+            head: between(|walked| walked.head),
+        }
+    }
+
+    fn walked(&self, tokens: u64, labelled: u64, uneven: bool) -> Walked {
+        let key = (tokens, labelled, uneven);
+        let known = self.counted.walks.borrow().get(&key).copied();
+        known.unwrap_or_else(|| {
+            let job = &self.job;
+            let walk = GpuWalk {
+                tokens: tokens as usize,
+                labelled: (tokens * labelled / 1000).clamp(1, tokens) as usize,
+                room: self.room() as usize,
+                full: job.full.min(job.arch.blocks.len()),
+                none: job.none.min(job.arch.blocks.len()),
+                narrow: job.narrow,
+                rounds_gradients: job.rounds_gradients,
+                uneven,
+            };
+            let walked = job.engine.on_gpu(&job.base, &walk);
+            self.counted.walks.borrow_mut().insert(key, walked);
+            walked
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::testing::{arch, job};
+    use crate::memory::{Device, Pass};
+
+    #[test]
+    fn walked_passes_lie_around_any_other() {
+        for tokens in [257, 300, 511, 512, 513, 1000, 4095, 4096, 65_535, 65_536, 1 << 22] {
+            for steps in [2, 8] {
+                let (low, high) = around(tokens, steps, MOST);
+                assert!(low <= tokens && low < high && high <= MOST, "{tokens}: {low} {high}");
+                assert!(tokens < high || high == MOST, "{tokens}: {low} {high}");
+                assert!(high - low <= low / steps, "{tokens}: {low} {high}");
+            }
+        }
+        assert_eq!(around(1000, 8, MOST), (960, 1024));
+    }
+
+    #[test]
+    fn bytes_between_walked_passes_lie_on_a_line() {
+        let arch = arch();
+        let predictor = Predictor::new(job(&arch, false), Device::Gpu);
+        let of = |tokens| predictor.activations(&Pass { tokens, longest: 100, labelled: tokens }).pools;
+        let (low, middle, high) = (of(960), of(1000), of(1024));
+        assert!(low < middle && middle < high);
+        assert_eq!(middle, low + (high - low) * 40 / 64);
+        // Beyond the last walked pass the line goes on.
+        assert_eq!(of(1 << 20), 2 * of(1 << 19));
+    }
+}

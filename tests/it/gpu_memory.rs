@@ -1,0 +1,229 @@
+//! Memory on GPUs: what a plan counts against what the engine takes, and what the host holds while a model is loaded. All on
+//! GPU 1 of the stand-in, which no other test of this process uses.
+use crate::parity::{families, golden};
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tunesmith::comm::World;
+use tunesmith::comm::single::Single;
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Config, DeviceChoice, load_text};
+use tunesmith::data::batch::{Batch, Example};
+use tunesmith::device::cuda::testing;
+use tunesmith::device::gpu::WORKSPACE;
+use tunesmith::device::{Device, memory};
+use tunesmith::model::Model;
+use tunesmith::model::device::device;
+use tunesmith::model::weights::{Dtype, Numbers, WeightFiles, write_numbers_by};
+use tunesmith::optim::OptimizerPlan;
+use tunesmith::parallel::{ParallelPlan, optimizer};
+use tunesmith::plan::memory::{Breakdown, Pass};
+use tunesmith::plan::strategies::{Strategy, Way};
+use tunesmith::train::memory_prediction::MemoryModel;
+use tunesmith::train::step::step;
+
+const GPU: Device = Device::Cuda(1);
+
+/// GPU 1, for one test at a time.
+fn gpu() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    testing::stand_in();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(device(DeviceChoice::Cuda(Some(1))).unwrap(), GPU);
+    turn
+}
+
+fn config(text: &str) -> Config {
+    let mut config =
+        load_text(std::path::Path::new("case"), text).unwrap_or_else(|error| panic!("{text}: {error}")).config;
+    config.model.device = DeviceChoice::Cuda(Some(1));
+    config
+}
+
+/// Rows of 100 tokens.
+fn batch(vocabulary: usize, rows: usize) -> Batch {
+    let row = |row: usize| {
+        let input_ids: Vec<u32> = (0..100).map(|at| ((row * 31 + at * 17) % vocabulary) as u32).collect();
+        Example { labels: input_ids.iter().map(|&id| id as i32).collect(), input_ids }
+    };
+    Batch::from_examples(&(0..rows).map(row).collect::<Vec<_>>())
+}
+
+/// Bytes of a GPU: held when the model is loaded, with gradients; and at most in two steps.
+fn measured(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch) -> [u64; 2] {
+    let before = memory::live(GPU);
+    let mut model = Model::load(arch, Some(weights), config).unwrap();
+    model.params.zero_grads();
+    let loaded = memory::live(GPU) - before;
+    memory::reset_peak(GPU);
+    let trained: Vec<_> = model.params.specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+    let plan = OptimizerPlan::new(&config.train, None, &trained).unwrap();
+    let parallel = ParallelPlan::new(&config.train, 1);
+    let (mut optimizer, _) = optimizer::shared(&plan, &parallel, &mut model.params, World::ALONE).unwrap();
+    for _ in 0..2 {
+        step(&mut model, &mut optimizer, &Single, std::slice::from_ref(batch), 1e-4, 1.0).unwrap();
+    }
+    [loaded, memory::peak(GPU) - before]
+}
+
+fn predicted(arch: &Arch, weights: &WeightFiles, config: &Config, batch: &Batch) -> Breakdown {
+    let tokens = batch.tokens.len() as u64;
+    let pass = Pass { tokens, longest: 100, labelled: batch.label_tokens() as u64 };
+    let model = MemoryModel::new(config, arch, Some(weights), GPU);
+    let mut rank = model.rank(Way::plain(Strategy::Single), config.train.gradient_checkpointing, 1, &pass).unwrap();
+    // Taken before the measurement.
+    rank.program -= WORKSPACE as u64;
+    rank
+}
+
+const MODES: [(&str, &str); 7] = [
+    ("lora", "tuning: {lora: {r: 4}}"),
+    ("lora, bf16", "{model: {dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {bf16: true}}"),
+    ("qlora", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}, train: {optim: adamw_8bit}}"),
+    ("int8", "{model: {quantization: int8}, tuning: {lora: {r: 4}}}"),
+    ("full", "tuning: {mode: full}"),
+    ("full, blocks run again", "{tuning: {mode: full}, train: {gradient_checkpointing: true}}"),
+    ("lora, on the host", "{model: {device: cuda}, tuning: {lora: {r: 4}}, train: {activation_offloading: true}}"),
+];
+
+#[test]
+fn families_take_what_is_predicted() {
+    check(&["llama", "gemma3", "phi3", "qwen3_moe"].map(str::to_owned));
+}
+
+#[test]
+#[ignore = "minutes: scripts/just gpu-faults"]
+fn every_family_takes_what_is_predicted() {
+    check(&families());
+}
+
+fn check(families: &[String]) {
+    let _gpu = gpu();
+    println!("{:15} {:24} {:>9} {:>9} {:>7}", "family", "mode", "predicted", "measured", "off");
+    let mut wrong = Vec::new();
+    for family in families {
+        let dir = golden(family).join("model");
+        let arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        for (name, text) in MODES {
+            let config = config(text);
+            let batch = batch(arch.vocab_size, 2);
+            let [loaded, most] = measured(&arch, &weights, &config, &batch);
+            let rank = predicted(&arch, &weights, &config, &batch);
+            let off = 100.0 * (rank.total() as f64 / most as f64 - 1.0);
+            let kib = |bytes: u64| bytes >> 10;
+            println!("{family:15} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
+            let held = rank.weights + rank.trained + rank.gradients;
+            // Tokens choose experts unevenly here.
+            let most_off = if arch.experts.is_some() { 25.0 } else { 10.0 };
+            if off.abs() > most_off || held.abs_diff(loaded) > loaded / 20 {
+                wrong.push(format!("{family}, {name}: {off:+.1} %; held {held}, {loaded} measured; {rank:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Whether this process runs that test alone, so that what the process holds is the test's. Else it starts one that does, and
+/// holds it to succeed.
+fn alone(test: &str) -> bool {
+    const VARIABLE: &str = "TUNESMITH_TEST_ALONE";
+    if std::env::var_os(VARIABLE).is_some_and(|name| name == test) {
+        return true;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let ended = command.args(["--exact", test, "--nocapture"]).env(VARIABLE, test).output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stdout);
+    print!("{text}");
+    assert!(ended.status.success() && text.contains("1 passed"), "{}", String::from_utf8_lossy(&ended.stderr));
+    false
+}
+
+/// A folder with a model of 40 million numbers in bfloat16, whose largest matrix has 8 million.
+fn large_model() -> (tempfile::TempDir, Arch) {
+    let folder = tempfile::tempdir().unwrap();
+    let text = r#"{"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 2048, "vocab_size": 16384, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
+    std::fs::write(folder.path().join("config.json"), text).unwrap();
+    let arch = Arch::from_dir(folder.path()).unwrap();
+    let tensors: Vec<_> = arch
+        .tensors()
+        .iter()
+        .map(|spec| (spec.name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), Dtype::BF16)))
+        .collect();
+    let mut file = File::create(folder.path().join("model.safetensors")).unwrap();
+    let fill = |_: &str, numbers: Numbers<'_>, out: &mut dyn Write| {
+        let value = |at: u64| half::bf16::from_f32(((at * 37 % 101) as f32 - 50.0) / 2000.0).to_le_bytes();
+        out.write_all(&(0..numbers.bytes() / 2).flat_map(value).collect::<Vec<u8>>())
+    };
+    write_numbers_by(&mut file, &tensors, &fill, &[]).unwrap();
+    (folder, arch)
+}
+
+#[test]
+fn the_host_holds_a_few_mib_of_a_model_that_goes_to_a_gpu() {
+    if !alone("gpu_memory::the_host_holds_a_few_mib_of_a_model_that_goes_to_a_gpu") {
+        return;
+    }
+    let _gpu = gpu();
+    let (folder, arch) = large_model();
+    let weights = WeightFiles::open(folder.path(), &arch.tensors()).unwrap();
+    let numbers: u64 = arch.tensors().iter().map(|spec| spec.len() as u64).sum();
+    println!("{:12} {:>9} {:>9}", "form", "GPU", "host");
+    for (name, text, least) in [
+        ("bfloat16", "tuning: {lora: {r: 4}}", 2 * numbers),
+        ("float32", "{model: {dtype: float32}, tuning: {lora: {r: 4}}}", 4 * numbers),
+        ("nf4", "{model: {quantization: nf4}, tuning: {lora: {r: 4}}}", numbers / 2),
+        ("fp4", "{model: {quantization: fp4, double_quant: false}, tuning: {lora: {r: 4}}}", numbers / 2),
+        ("int8", "{model: {quantization: int8}, tuning: {lora: {r: 4}}}", numbers),
+        ("full", "tuning: {mode: full}", 4 * numbers),
+    ] {
+        let (host, there) = (memory::live(Device::Cpu), memory::live(GPU));
+        memory::reset_peak(Device::Cpu);
+        let model = Model::load(&arch, Some(&weights), &config(text)).unwrap();
+        let (host, there) = (memory::peak(Device::Cpu) - host, memory::live(GPU) - there);
+        println!("{name:12} {:>5} MiB {:>5} MiB", there >> 20, host >> 20);
+        assert!(there >= least, "{name}: {there} bytes");
+        // The whole model has 77 MiB in bfloat16, its largest matrix 32 in float32.
+        assert!(host < 12 << 20, "{name}: the host held {host} bytes");
+        drop(model);
+    }
+}
+
+#[test]
+fn activations_that_wait_on_the_host_change_no_bit_and_free_memory() {
+    let _gpu = gpu();
+    let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+    let arch = Arch::from_json(text, std::path::Path::new("a test")).unwrap();
+    let batch = batch(256, 2);
+    println!("{:34} {:>9} {:>9}", "kept", "on GPU", "on host");
+    for train in ["bf16: false", "bf16: true", "gradient_checkpointing: true", "gradient_checkpointing: none"] {
+        let run = |offloading: bool| {
+            let text = format!(
+                "{{model: {{init: random, device: cuda}}, tuning: {{mode: full}}, \
+                 train: {{{train}, activation_offloading: {offloading}}}}}"
+            );
+            let config = config(&text);
+            let mut model = Model::load(&arch, None, &config).unwrap();
+            model.params.zero_grads();
+            let before = memory::live(GPU);
+            memory::reset_peak(GPU);
+            let mut losses = Vec::new();
+            for step in 0..3 {
+                losses.push(model.forward_backward(&batch, 0.01, 1.0, step).unwrap());
+            }
+            let most = memory::peak(GPU) - before;
+            assert_eq!(memory::on_host(GPU), 0, "everything is back");
+            (losses, model.params.grads().read(), most)
+        };
+        let (losses, gradients, most) = run(false);
+        let (again, offloaded, less) = run(true);
+        println!("{train:34} {:>5} KiB {:>5} KiB", most >> 10, less >> 10);
+        assert_eq!(losses, again);
+        assert!(gradients.iter().zip(&offloaded).all(|(one, other)| one.to_bits() == other.to_bits()), "{train}");
+        assert!(less < most, "{train}: {less} of {most} bytes");
+    }
+}
