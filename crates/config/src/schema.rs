@@ -118,7 +118,7 @@ section! {
         init: Init = Init::Pretrained;
         /// Where the model is kept and computed. `auto` is the first GPU that can be used, or else the CPU (docs/gpu.md).
         device: DeviceChoice = DeviceChoice::Cpu;
-        /// How frozen weights are kept in memory. Products are always computed in float32.
+        /// How frozen weights are kept in memory. The CPU computes products in float32, a GPU as `train.bf16` or `train.fp16` says.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
         /// Quantize the base's linear layers in memory while adapters are trained on them. The head, embeddings, norms and routers
         /// are not quantized (`docs/quantization.md`).

@@ -1,5 +1,5 @@
 //! Activations of a GPU that wait on the host until backward needs them.
-use super::{Activation, Pool};
+use super::{Activation, Number, Pool};
 use std::sync::Arc;
 use tunesmith_device::{Device, away};
 
@@ -9,6 +9,7 @@ use tunesmith_device::{Device, away};
 pub struct Leaving {
     buffer: Option<away::Leaving>,
     features: usize,
+    number: Number,
     pool: Arc<Pool>,
 }
 
@@ -17,7 +18,7 @@ impl Drop for Leaving {
         // While something else unwinds nothing more is asked of the GPU.
         let buffer = self.buffer.take().filter(|_| !std::thread::panicking());
         if let Some(buffer) = buffer.and_then(away::Leaving::buffer) {
-            self.pool.take_back(buffer, self.features);
+            self.pool.take_back(buffer, self.features, self.number);
         }
     }
 }
@@ -38,9 +39,10 @@ impl Activation {
         if !matches!(self.device(), Device::Cuda(_)) {
             return None;
         }
-        let bytes = self.tokens * self.features * size_of::<f32>();
+        let bytes = self.tokens * self.features * self.number.bytes() as usize;
         let (leaving, away) = away::leave(self.buffer.take()?, bytes);
-        let leaving = Leaving { buffer: Some(leaving), features: self.features, pool: Arc::clone(&self.pool) };
+        let (features, number, pool) = (self.features, self.number, Arc::clone(&self.pool));
+        let leaving = Leaving { buffer: Some(leaving), features, number, pool };
         Some((leaving, Elsewhere::Host(away)))
     }
 
