@@ -3,7 +3,7 @@ use crate::activation::{Activation, Number};
 use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Product};
 use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
 
-pub(crate) use tunesmith_device::cuda::Source;
+pub(crate) use tunesmith_device::cuda::{Header, Source};
 
 /// Threads of a block, where nothing else is said.
 const THREADS: u32 = 256;
@@ -75,6 +75,13 @@ impl Typed {
             Source::typed(name, text, Number::F16),
             Source::typed(name, text, Number::Bf16),
         ])
+    }
+
+    /// With what the source includes besides `dev.cuh`.
+    #[must_use]
+    pub(crate) const fn with_headers(self, headers: &'static [Header]) -> Self {
+        let [float, f16, bf16] = self.0;
+        Self([float.with_headers(headers), f16.with_headers(headers), bf16.with_headers(headers)])
     }
 
     /// The kernels for activations of that type.

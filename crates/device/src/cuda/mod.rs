@@ -17,5 +17,5 @@ pub use blas::{Blas, Number, Operand, OperandType, Product, WORKSPACE};
 pub use context::Context;
 pub use memory::{Memory, PinnedMemory, release};
 pub use module::{Arg, Function, Grid, Module};
-pub use nvrtc::Source;
+pub use nvrtc::{Header, Source};
 pub use stream::{Event, Stream};

@@ -13,11 +13,15 @@ const HEADER: &str = include_str!("dev.cuh");
 /// No cubin of ours is larger, in bytes; a file that is was not written by us.
 const LARGEST: u64 = 64 << 20;
 
+/// A file that sources of one folder include besides `dev.cuh`: its name and its text.
+pub type Header = (&'static str, &'static str);
+
 /// The CUDA source of some kernels.
 #[derive(Debug)]
 pub struct Source {
     name: &'static str,
     text: &'static str,
+    headers: &'static [Header],
     /// What `act` stands for in it.
     number: Option<Number>,
 }
@@ -25,12 +29,18 @@ pub struct Source {
 impl Source {
     /// Names a source: the name appears in the compiler's messages, and no other source has it.
     pub const fn new(name: &'static str, text: &'static str) -> Self {
-        Self { name, text, number: None }
+        Self { name, text, headers: &[], number: None }
     }
 
     /// As [`Source::new`], of kernels whose names are written `TYPED(name)`: in them `act` is this type of numbers.
     pub const fn typed(name: &'static str, text: &'static str, number: Number) -> Self {
-        Self { name, text, number: Some(number) }
+        Self { name, text, headers: &[], number: Some(number) }
+    }
+
+    /// With what it includes besides `dev.cuh`.
+    #[must_use]
+    pub const fn with_headers(self, headers: &'static [Header]) -> Self {
+        Self { headers, ..self }
     }
 
     /// What `act` stands for in it.
@@ -88,7 +98,8 @@ impl<'a> Program<'a> {
         let (major, minor) = self.nvrtc.number();
         let parts =
             [self.source.name(), self.source.text(), HEADER, &format!("{major}.{minor}"), &self.options.join(" ")];
-        for part in parts {
+        let headers = self.source.headers.iter().flat_map(|(name, text)| [*name, *text]);
+        for part in parts.into_iter().chain(headers) {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part.as_bytes());
         }
@@ -127,12 +138,14 @@ impl<'a> Program<'a> {
             CString::new(text).map_err(|_| Error::device(format!("{}: a source with a NUL byte", self.source.name())))
         };
         let (text, name) = (ended(self.source.text())?, ended(&format!("{}.cu", self.source.name()))?);
-        let header = ended(HEADER)?;
-        let (headers, names) = ([header.as_ptr()], [c"dev.cuh".as_ptr()]);
+        let all = [("dev.cuh", HEADER)].into_iter().chain(self.source.headers.iter().copied());
+        let files = all.map(|(name, text)| Ok((ended(name)?, ended(text)?))).collect::<Result<Vec<_>>>()?;
+        let (names, headers): (Vec<_>, Vec<_>) = files.iter().map(|(name, text)| (name.as_ptr(), text.as_ptr())).unzip();
+        let count = files.len() as c_int;
         let mut handle: Handle = ptr::null_mut();
-        // SAFETY: all are C strings, one header with one name, and it writes one handle.
+        // SAFETY: all are C strings, as many names as headers, and it writes one handle.
         let code = unsafe {
-            (self.nvrtc.create)(&raw mut handle, text.as_ptr(), name.as_ptr(), 1, headers.as_ptr(), names.as_ptr())
+            (self.nvrtc.create)(&raw mut handle, text.as_ptr(), name.as_ptr(), count, headers.as_ptr(), names.as_ptr())
         };
         self.nvrtc.check("nvrtcCreateProgram", code)?;
         let open = Open { nvrtc: self.nvrtc, handle };

@@ -285,10 +285,12 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
             let name: &'static str =
                 Box::leak(path.file_stem().unwrap().to_string_lossy().into_owned().into_boxed_str());
             let text: &'static str = Box::leak(std::fs::read_to_string(path).unwrap().into_boxed_str());
+            let headers = headers_beside(path);
             let sources = if text.contains("TYPED(") {
-                Vec::from([Number::F32, Number::F16, Number::Bf16].map(|number| Source::typed(name, text, number)))
+                let typed = |number| Source::typed(name, text, number).with_headers(headers);
+                Vec::from([Number::F32, Number::F16, Number::Bf16].map(typed))
             } else {
-                vec![Source::new(name, text)]
+                vec![Source::new(name, text).with_headers(headers)]
             };
             let mut log = String::new();
             for source in &sources {
@@ -339,6 +341,20 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
             most.1
         );
     }
+}
+
+/// The headers in a source's folder.
+fn headers_beside(source: &Path) -> &'static [Header] {
+    let mut headers: Vec<Header> = Vec::new();
+    for entry in std::fs::read_dir(source.parent().unwrap()).unwrap().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|end| end == "cuh") {
+            let name = Box::leak(path.file_name().unwrap().to_string_lossy().into_owned().into_boxed_str());
+            headers.push((name, Box::leak(std::fs::read_to_string(&path).unwrap().into_boxed_str())));
+        }
+    }
+    headers.sort_unstable();
+    headers.leak()
 }
 
 fn find(folder: &Path, sources: &mut Vec<PathBuf>) {

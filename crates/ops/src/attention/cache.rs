@@ -4,7 +4,7 @@
 //! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
 use super::Heads;
-use crate::activation::{Activation, LANES, Pool};
+use crate::activation::{Activation, LANES, Number, Pool, convert_at};
 use crate::spans::Window;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,15 +20,16 @@ pub(super) struct Line([f32; LANES]);
 pub(super) enum Page {
     /// Keys `[kv head][head_dim][16 positions]`, then values `[kv head][16 positions][v_head_dim, filled up to whole lines]`.
     Cpu(Vec<Line>),
-    /// Keys `[16 positions][kv head][head_dim]`, then values `[16 positions][kv head][v_head_dim]`, on a GPU.
-    Gpu(Array<f32>),
+    /// Keys `[16 positions][kv head][head_dim]`, then values `[16 positions][kv head][v_head_dim]`, on a GPU: bytes of
+    /// numbers of that type, the type of the activations that they came from.
+    Gpu(Array<u8>, Number),
 }
 
 impl Clone for Page {
     fn clone(&self) -> Self {
         match self {
             Self::Cpu(lines) => memory::admit(Device::Cpu, size_of_val(lines.as_slice()), || Self::Cpu(lines.clone())),
-            Self::Gpu(floats) => Self::Gpu(floats.clone()),
+            Self::Gpu(bytes, number) => Self::Gpu(bytes.clone(), *number),
         }
     }
 }
@@ -42,7 +43,7 @@ impl Page {
     fn lines(&self) -> &[Line] {
         match self {
             Self::Cpu(lines) => lines,
-            Self::Gpu(_) => panic!("a page of the CPU"),
+            Self::Gpu(..) => panic!("a page of the CPU"),
         }
     }
 
@@ -57,9 +58,10 @@ impl Page {
         unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LANES) }
     }
 
-    fn on_gpu(&self) -> &Array<f32> {
+    /// Where it is on a GPU, and the type of its numbers.
+    fn on_gpu(&self) -> (u64, Number) {
         match self {
-            Self::Gpu(floats) => floats,
+            Self::Gpu(bytes, number) => (bytes.view().address(), *number),
             Self::Cpu(_) => panic!("a page of a GPU"),
         }
     }
@@ -67,7 +69,7 @@ impl Page {
     fn bytes(&self) -> usize {
         match self {
             Self::Cpu(lines) => size_of_val(lines.as_slice()),
-            Self::Gpu(floats) => floats.len() * size_of::<f32>(),
+            Self::Gpu(bytes, _) => bytes.len(),
         }
     }
 }
@@ -140,7 +142,12 @@ impl KeyValues {
 
     /// Where the page with that number is on a GPU.
     pub(super) fn address(&self, number: usize) -> u64 {
-        self.page(number).map_or(0, |page| page.on_gpu().view().address())
+        self.page(number).map_or(0, |page| page.on_gpu().0)
+    }
+
+    /// The type of the numbers that it has on a GPU.
+    pub(super) fn number(&self) -> Option<Number> {
+        self.pages.back().map(|page| page.on_gpu().1)
     }
 
     /// Appends tokens `start..start + count` of `k [tokens, kv * head_dim]` and `v [tokens, kv * v_head_dim]`. Nothing is
@@ -184,18 +191,17 @@ impl KeyValues {
         while token < end {
             let lane = self.length % LANES;
             if self.length / LANES >= self.first + self.pages.len() {
-                let floats = LANES * (k.features() + v.features());
-                self.pages.push_back(Arc::new(Page::Gpu(Array::zeros(k.device(), floats))));
+                let bytes = LANES * (k.features() + v.features()) * k.number().bytes() as usize;
+                self.pages.push_back(Arc::new(Page::Gpu(Array::zeros(k.device(), bytes), k.number())));
             }
             let values = self.key_floats();
             let Some(page) = self.pages.back_mut() else { return };
-            let Page::Gpu(page) = Arc::make_mut(page) else { panic!("a page of a GPU") };
+            let page = Arc::make_mut(page).on_gpu();
             // As many as fit into the page: rows of the activations are rows of the page.
             let more = (end - token).min(LANES - lane);
             for (act, at) in [(k, 0), (v, values)] {
-                let rows = |first: usize| first * act.features()..(first + more) * act.features();
-                let to = rows(lane);
-                page.slice_mut(at + to.start..at + to.end).copy_from(act.floats().slice(rows(token)));
+                let (from, width) = ((act.address(), act.number()), act.features());
+                convert_at(act.device(), from, token * width, page, at + lane * width, more * width);
             }
             self.length += more;
             token += more;
@@ -257,12 +263,13 @@ impl KeyValues {
         for number in 0..self.length.div_ceil(LANES) {
             let (first, count) = (start + number * LANES, LANES.min(self.length - number * LANES));
             for (act, at) in [(&mut *k, 0), (&mut *v, self.key_floats())] {
-                let width = act.features();
-                let to = act.floats_mut().slice(first * width..(first + count) * width);
-                match self.page(number) {
-                    Some(page) => to.copy_from(page.on_gpu().slice(at..at + count * width)),
-                    None => to.zero(),
-                }
+                let (device, to, width) = (act.device(), (act.address(), act.number()), act.features());
+                let zeros = self.page(number).is_none().then(|| Array::<f32>::zeros(device, count * width));
+                let (from, at) = match (self.page(number), &zeros) {
+                    (Some(page), _) => (page.on_gpu(), at),
+                    (None, zeros) => ((zeros.as_ref().map_or(0, |zeros| zeros.view().address()), Number::F32), 0),
+                };
+                convert_at(device, from, at, to, first * width, count * width);
             }
         }
     }

@@ -1,13 +1,15 @@
 //! Attention on a GPU: which tiles of queries and keys there are, and who sees whom, as the kernels read it.
 use super::{Heads, KeyValues, Saved, Scores};
 use crate::activation::{Activation, LANES};
-use crate::cuda::{self, Arg, Grid, Source};
+use crate::cuda::{self, Arg, Grid, Header, Typed};
 use crate::floats::{Floats, FloatsMut};
 use crate::spans::{Span, Window};
 use std::cmp::Reverse;
 use tunesmith_device::{Array, Device};
 
-static KERNELS: Source = Source::new("attention", include_str!("attention.cu"));
+static HEADERS: [Header; 2] = [("simt.cuh", include_str!("simt.cuh")), ("tiles.cuh", include_str!("tiles.cuh"))];
+static KERNELS: Typed = Typed::new("attention", include_str!("attention.cu")).with_headers(&HEADERS);
+static BACKWARD: Typed = Typed::new("attention_backward", include_str!("attention_backward.cu")).with_headers(&HEADERS);
 
 /// Queries of a tile.
 const QUERIES: usize = 64;
@@ -132,13 +134,15 @@ pub(super) fn forward(
     how: Scores,
 ) -> (Activation, Activation) {
     let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
-    let mut lse = q.pool().act(q.tokens(), heads.query);
+    let mut lse = q.pool().act_f32(q.tokens(), heads.query);
     let (seen, width) = (Seen::new(q.device(), spans, how.window, q.tokens()), Width::of(heads.v_head_dim));
     let grid = width.grid(seen.count, heads.query, heads.v_head_dim);
     let sinks = sinks.map_or(Arg::NULL, Arg::from);
+    let source = KERNELS.same(&[q, k, v, &o]);
     let (first, end, tiles) = ((&seen.first).into(), (&seen.end).into(), (&seen.tiles).into());
     let operands = [q.into(), k.into(), v.into(), sinks, (&mut o).into(), (&mut lse).into(), first, end, tiles];
-    cuda::launch(q.device(), &KERNELS, width.forward, grid, &[operands.as_slice(), &numbers(heads, how)].concat());
+    let args = [operands.as_slice(), &numbers(heads, how)].concat();
+    cuda::launch(q.device(), source, width.forward, grid, &args);
     (o, lse)
 }
 
@@ -154,25 +158,26 @@ pub(super) fn backward(
     let Saved { q, k, v, sinks, o, lse } = saved;
     let (device, pool, count) = (q.device(), q.pool(), q.tokens() * heads.query);
     let (mut dq, mut dk, mut dv) = (q.like(), k.like(), v.like());
-    let mut delta = pool.act(q.tokens(), heads.query);
+    let mut delta = pool.act_f32(q.tokens(), heads.query);
     let seen = Seen::new(device, spans, how.window, q.tokens());
     let (first, end, numbers) = ((&seen.first).into(), (&seen.end).into(), numbers(heads, how));
-    let launch = |name, grid, args: &[Arg]| cuda::launch(device, &KERNELS, name, grid, args);
+    let (sums, gradients) = (KERNELS.of(q.number()), BACKWARD.same(&[q, k, v, o, d_o]));
+    let launch = |source, name, grid, args: &[Arg]| cuda::launch(device, source, name, grid, args);
 
     // A warp each.
     let args = [o.into(), d_o.into(), (&mut delta).into(), Arg::count(count), (heads.v_head_dim as u32).into()];
-    launch("attention_delta", Grid::items(count * 32), &args);
+    launch(sums, "attention_delta", Grid::items(count * 32), &args);
 
     if let Some((sinks, d_sinks)) = sinks.zip(d_sinks) {
         let of = [sinks.into(), lse.into(), (&delta).into(), end, d_sinks.into(), Arg::count(q.tokens()), numbers[0]];
-        launch("attention_sinks", Grid::blocks(heads.query), &of);
+        launch(sums, "attention_sinks", Grid::blocks(heads.query), &of);
     }
 
     let read = [q.into(), k.into(), v.into(), d_o.into(), lse.into(), (&delta).into()];
     let width = Width::of(heads.head_dim);
     let rest = [(&mut dq).into(), first, end, (&seen.tiles).into()];
     let grid = width.grid(seen.count, heads.query, heads.head_dim);
-    launch(width.backward_queries, grid, &[read.as_slice(), &rest, &numbers].concat());
+    launch(gradients, width.backward_queries, grid, &[read.as_slice(), &rest, &numbers].concat());
 
     let features = heads.head_dim.max(heads.v_head_dim);
     let width = Width::of(features);
@@ -180,7 +185,7 @@ pub(super) fn backward(
     let on_device = cuda::upload(device, tiles.as_flattened());
     let rest = [(&mut dk).into(), (&mut dv).into(), first, end, (&on_device).into()];
     let grid = width.grid(tiles.len(), heads.kv, features);
-    launch(width.backward_keys, grid, &[read.as_slice(), &rest, &numbers].concat());
+    launch(gradients, width.backward_keys, grid, &[read.as_slice(), &rest, &numbers].concat());
     (dq, dk, dv)
 }
 
@@ -195,6 +200,7 @@ pub(super) fn decode(
     let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
     let (mut pages, mut texts): (Vec<u64>, Vec<[u32; 4]>) = (Vec::new(), Vec::new());
     for cache in caches {
+        assert_eq!(cache.number(), Some(q.number()), "a cache of the queries' type");
         let seen = Window::causal(how.window, cache.len() - 1);
         let numbers = seen.start / LANES..seen.end.div_ceil(LANES);
         texts.push([pages.len(), numbers.start, seen.start, seen.end].map(|number| number as u32));
@@ -209,6 +215,6 @@ pub(super) fn decode(
     let sinks = sinks.map_or(Arg::NULL, Arg::from);
     let operands = [q.into(), sinks, (&mut o).into(), (&pages).into(), (&texts).into()];
     let args = [operands.as_slice(), &numbers(heads, how)].concat();
-    cuda::launch(q.device(), &KERNELS, "attention_decode", grid, &args);
+    cuda::launch(q.device(), KERNELS.same(&[q, &o]), "attention_decode", grid, &args);
     o
 }
