@@ -1,13 +1,14 @@
-//! GPUs in use: each has one context and one stream, on which everything runs in the order in which it was asked for.
+//! GPUs in use: each has one context and one stream, on which everything runs in the order in which it was asked for, but for
+//! what a thread puts on a [`crate::Queue`] of its own.
 //!
 //! So memory that is freed may be taken again at once: what comes later on the stream runs later. What fails unwinds to the
 //! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
 //! reports most failures later and elsewhere.
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Product, Source, Stream};
-use crate::{Device, cuda, memory};
+use crate::{Device, cuda, memory, queue};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 
 /// How many GPUs a process can number.
 const GPUS: usize = 256;
@@ -65,6 +66,11 @@ fn checked<T>(result: Result<T>) -> T {
 }
 
 impl Gpu {
+    /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
+    fn stream(&self) -> Arc<Stream> {
+        queue::entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
+    }
+
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,12 +104,16 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
     let function = checked(gpu.function(source, name));
     // SAFETY: the arguments are addresses of memory that lives until the stream has come to its release, which this launch
     // precedes, and numbers; the op passes what the kernel's parameters say.
-    checked(unsafe { function.launch(&gpu.stream, grid, args) });
+    checked(unsafe { function.launch(&gpu.stream(), grid, args) });
 }
 
 /// Puts a product of matrices on the GPU's stream. Its operands have room for the shapes it names.
+///
+/// # Panics
+/// Within [`crate::Queue::run`]: products share one scratch.
 pub fn matmul(ordinal: u8, product: &Product) {
     let gpu = gpu(ordinal);
+    assert!(queue::entered(ordinal).is_none(), "products are on the stream of the ops");
     let blas = gpu.blas.get().unwrap_or_else(|| {
         let new = checked(Blas::new(&gpu.stream));
         gpu.blas.get_or_init(|| new)
@@ -113,12 +123,37 @@ pub fn matmul(ordinal: u8, product: &Product) {
 
 /// Waits until the GPU has done all that it was given; what failed meanwhile fails here.
 pub fn synchronize(ordinal: u8) {
-    checked(gpu(ordinal).stream.synchronize());
+    checked(gpu(ordinal).stream().synchronize());
 }
 
 /// A place in the stream: it is reached when the GPU has done all that it was given before.
 pub fn record(ordinal: u8) -> Event {
-    checked(gpu(ordinal).stream.record())
+    checked(gpu(ordinal).stream().record())
+}
+
+/// Lets what the GPU is given from now on wait for an event of another queue.
+pub(crate) fn wait(ordinal: u8, event: &Event) {
+    checked(gpu(ordinal).stream().wait(event));
+}
+
+/// The context of a GPU.
+pub(crate) fn context(ordinal: u8) -> Arc<Context> {
+    Arc::clone(&gpu(ordinal).context)
+}
+
+/// What it is known by in every process: `GPU-…`, as `nvidia-smi -L` prints it.
+///
+/// # Errors
+/// As [`open`].
+pub fn uuid(ordinal: u8) -> Result<String> {
+    open(ordinal)?;
+    Ok(gpu(ordinal).context.uuid().to_owned())
+}
+
+/// From now on whoever waits for the GPU gets this error: what it has computed is of no use, because another rank's part is
+/// missing in it. The first error stays.
+pub fn break_off(ordinal: u8, error: Error) {
+    context(ordinal).break_off(error);
 }
 
 /// Bytes of the GPU's memory that are free, and that there are, for all programs together.
@@ -178,7 +213,7 @@ impl Memory {
         }
         let gpu = gpu(ordinal);
         let taken = memory::admit(Device::Cuda(ordinal), bytes, || {
-            let taken = cuda::Memory::new(&gpu.stream, bytes);
+            let taken = cuda::Memory::new(&gpu.stream(), bytes);
             if taken.is_ok() {
                 memory::taken(ordinal, bytes);
             }
@@ -217,7 +252,7 @@ impl Drop for Memory {
 pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
     if !from.is_empty() {
         // SAFETY: as the caller says; the driver stages pageable memory before it returns.
-        checked(unsafe { gpu(ordinal).stream.copy_to_device(to, from.as_ptr(), from.len()) });
+        checked(unsafe { gpu(ordinal).stream().copy_to_device(to, from.as_ptr(), from.len()) });
     }
 }
 
@@ -227,7 +262,7 @@ pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
 /// There is memory of the GPU for all of `to` at `from`.
 pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
     if !to.is_empty() {
-        let stream = &gpu(ordinal).stream;
+        let stream = gpu(ordinal).stream();
         let mut copied = vec![0u8; to.len()];
         // SAFETY: as the caller says; nothing touches the copy until the stream is synchronised.
         let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), from, copied.len()) };
@@ -247,7 +282,7 @@ pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
 pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
     if bytes > 0 {
         // SAFETY: as the caller says.
-        checked(unsafe { gpu(ordinal).stream.copy_on_device(to, from, bytes) });
+        checked(unsafe { gpu(ordinal).stream().copy_on_device(to, from, bytes) });
     }
 }
 
@@ -258,6 +293,6 @@ pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
 pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
     if bytes > 0 {
         // SAFETY: as the caller says.
-        checked(unsafe { gpu(ordinal).stream.fill(at, 0, bytes) });
+        checked(unsafe { gpu(ordinal).stream().fill(at, 0, bytes) });
     }
 }

@@ -222,6 +222,8 @@ using Handle = void *;
 
 void tunesmith_stand_in_enqueue(void *stream, std::function<int()> *work) { static_cast<Stream *>(stream)->push(std::move(*work)); }
 
+int tunesmith_stand_in_device() { return current ? current->ordinal : -1; }
+
 int tunesmith_stand_in_check(const char *what, uint64_t address, size_t bytes) { return check(what, address, bytes); }
 
 int cuInit(unsigned) {
