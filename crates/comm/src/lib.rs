@@ -20,6 +20,7 @@ pub mod comm_thread;
 pub mod env;
 pub mod gloo;
 pub mod gloo_library;
+pub mod gpus;
 pub mod host;
 pub mod membership;
 #[cfg(feature = "cuda")]
@@ -28,8 +29,8 @@ pub mod on_device;
 pub mod partition;
 pub mod partitioned_collectives;
 pub mod process;
-pub mod rendezvous;
 mod rank_sums;
+pub mod rendezvous;
 mod shared_buffer;
 pub mod single;
 pub mod slurm;

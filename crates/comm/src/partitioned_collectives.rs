@@ -206,12 +206,7 @@ impl PartitionedCollectives {
 
 impl PartitionedCollectives {
     /// As [`PartitionedCollectives::reduce_scatter`], from the GPU's memory to it. The host waits for nothing.
-    fn sum_on_device(
-        &mut self,
-        engine: &dyn OnDevice,
-        comm: &dyn Collectives,
-        pieces: &mut [Piece<'_>],
-    ) -> Result<()> {
+    fn sum_on_device(&mut self, engine: &dyn OnDevice, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
         let World { rank, size, .. } = comm.world();
         engine.queue().cross(|| {
             let mut all: Vec<&mut Piece<'_>> = pieces.iter_mut().collect();

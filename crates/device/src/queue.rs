@@ -115,3 +115,60 @@ impl Mark {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Array, cuda};
+    use tunesmith_base::Kind;
+    use tunesmith_base::error::Error;
+
+    #[test]
+    fn work_that_crosses_stands_between_what_comes_before_and_after() {
+        cuda::testing::stand_in();
+        let device = Device::Cuda(0);
+        let queue = Queue::new(0).unwrap();
+        let first: Vec<f32> = (0..100_000).map(|it| it as f32).collect();
+        for turn in 0..5 {
+            let values: Vec<f32> = first.iter().map(|it| it + turn as f32).collect();
+            let source = Array::of(device, &values);
+            let mut copy = Array::<f32>::zeros(device, values.len());
+            queue.cross(|| copy.view_mut().copy_from(source.view()));
+            // Memory of the ops, taken again at once by what comes next there.
+            drop(source);
+            let next = Array::<f32>::zeros(device, values.len());
+            assert!(copy.read() == values && next.read().iter().all(|&it| it == 0.0));
+        }
+        // Memory that is taken on the queue is given back in its order; outside of it, in that of the ops.
+        let inside = queue.run(|| {
+            let of_ops = Queue::leave(|| {
+                let of_ops = Array::of(device, &first);
+                (of_ops, Mark::here(device))
+            });
+            of_ops.1.wait();
+            let mut inside = Array::<f32>::zeros(device, first.len());
+            inside.view_mut().copy_from(of_ops.0.view());
+            (inside, Mark::here(device))
+        });
+        inside.1.wait();
+        assert!(inside.0.read() == first);
+        Mark::here(Device::Cpu).wait();
+    }
+
+    #[test]
+    fn a_gpu_that_is_broken_off_fails_for_everybody_who_waits_with_the_first_error() {
+        cuda::testing::stand_in();
+        // Its own view of the GPU: those of other tests stay whole.
+        let context = cuda::Context::new(0).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let event = stream.record().unwrap();
+        stream.synchronize().unwrap();
+        for rank in [3, 4] {
+            context.break_off(Error::peer(format!("rank {rank} is gone")));
+        }
+        for failed in [stream.synchronize(), event.synchronize(), event.done().map(drop)] {
+            let failed = failed.unwrap_err();
+            assert_eq!((failed.kind(), failed.message()), (Kind::Peer, "rank 3 is gone"));
+        }
+    }
+}

@@ -233,8 +233,7 @@ impl Sharing {
                 grads.finish().and_then(|()| send(&sender, Message::End(Mark::here(device))))
             };
             drop(sender);
-            let Reduced { done, there, left } =
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let Reduced { done, there, left } = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // What comes next reads the sums, and may take the memory of what is left.
             there.wait();
             drop(left);

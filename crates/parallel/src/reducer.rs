@@ -213,8 +213,7 @@ impl<'g> Reducer<'_, 'g> {
 
     /// Zeros for a segment without gradients: memory of the ops, as those that the pass sends.
     fn no_gradients(&self, length: usize) -> FloatBuffer {
-        let (zeros, there) =
-            Queue::leave(|| (FloatBuffer::zeros(self.device, length), Mark::here(self.device)));
+        let (zeros, there) = Queue::leave(|| (FloatBuffer::zeros(self.device, length), Mark::here(self.device)));
         there.wait();
         zeros
     }

@@ -65,7 +65,13 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(functions: Functions, ordinal: u8, rendezvous: Rendezvous, world: World, limits: Limits) -> Result<Self> {
+    pub(super) fn new(
+        functions: Functions,
+        ordinal: u8,
+        rendezvous: Rendezvous,
+        world: World,
+        limits: Limits,
+    ) -> Result<Self> {
         Ok(Self {
             functions,
             handles: Mutex::default(),

@@ -91,7 +91,9 @@ impl Nccl {
                 let at = buffer + part.start as u64;
                 // SAFETY: `at` is the part's place in the buffer on the GPU, which holds all of `data`, as was
                 // asserted; it lives until the stream is waited for. A broadcast may write where it reads.
-                unsafe { (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream) }
+                unsafe {
+                    (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream)
+                }
             }))
         })
     }
@@ -166,7 +168,8 @@ fn unique_id(link: &Link, group: &str) -> Result<UniqueId> {
     } else {
         let bytes = link.rendezvous.store.wait(group, Some(link.limits.timeout))?;
         id.0 = bytes.try_into().map_err(|_| {
-            Error::peer("rank 0 gave no NCCL id of 128 bytes").hint("start all ranks with the same version of tunesmith")
+            Error::peer("rank 0 gave no NCCL id of 128 bytes")
+                .hint("start all ranks with the same version of tunesmith")
         })?;
     }
     Ok(id)
@@ -179,8 +182,9 @@ fn reserve(link: &Link, handles: &mut Handles, room: usize) -> Result<u64> {
     }
     // The old one is given back first.
     handles.buffer = None;
-    let buffer = Memory::new(link.queue.stream(), room.max(1))
-        .map_err(|error| error.hint("lower train.ddp_bucket_cap_mb, or leave the GPU more room (train.memory_budget)"))?;
+    let buffer = Memory::new(link.queue.stream(), room.max(1)).map_err(|error| {
+        error.hint("lower train.ddp_bucket_cap_mb, or leave the GPU more room (train.memory_budget)")
+    })?;
     Ok(handles.buffer.insert(buffer).address())
 }
 
@@ -303,7 +307,11 @@ impl Drop for Nccl {
                     break;
                 }
             }
-            if state == SUCCESS { (link.functions.destroy)(comm) } else { (link.functions.abort)(comm) };
+            if state == SUCCESS {
+                (link.functions.destroy)(comm)
+            } else {
+                (link.functions.abort)(comm)
+            };
         }
     }
 }

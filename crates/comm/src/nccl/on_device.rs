@@ -80,7 +80,9 @@ impl OnDevice for Nccl {
                     // each; it lives until the queue has done this. Each rank's own part is in its place, as NCCL wants it.
                     codes.push(match length {
                         0 => SUCCESS,
-                        _ => unsafe { (functions.all_gather)(own as *const _, all as *mut _, length, BYTES, comm, stream) },
+                        _ => unsafe {
+                            (functions.all_gather)(own as *const _, all as *mut _, length, BYTES, comm, stream)
+                        },
                     });
                     continue;
                 }
@@ -88,7 +90,15 @@ impl OnDevice for Nccl {
                     let at = address + part.start as u64;
                     // SAFETY: as above; a broadcast may write where it reads.
                     codes.push(unsafe {
-                        (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream)
+                        (functions.broadcast)(
+                            at as *const _,
+                            at as *mut _,
+                            part.len(),
+                            BYTES,
+                            root as i32,
+                            comm,
+                            stream,
+                        )
                     });
                 }
             }
