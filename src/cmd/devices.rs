@@ -16,6 +16,8 @@ pub(super) struct RankRequest<'a> {
     pub file_gpu_ids: &'a [usize],
     /// Number of cores of this machine.
     pub cores: usize,
+    /// Whether `model.device` lets ranks compute on GPUs.
+    pub on_gpus: bool,
 }
 
 /// The ranks to start on this machine.
@@ -42,13 +44,13 @@ pub fn several(cores: usize) -> usize {
 /// The most ranks per core that `NUM_GPUS` may request without a GPU. A larger number was meant for another machine.
 const RANKS_A_CORE: usize = 2;
 
-/// Decides the number of ranks on a machine with `found` GPUs. This version computes on the CPU, so a request for GPUs starts
-/// ranks on the CPU, and the note says so.
+/// Decides the number of ranks on a machine with `found` GPUs. Where the ranks compute on the CPU all the same, the note says so.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: more GPUs are asked for than there are, numbers that contradict each other, or what is no number.
 pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> {
-    const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
+    const OTHERWISE: &str =
+        "--nproc N starts N ranks, which share the GPUs that are there, or compute on the CPU (model.device: cpu)";
     let listed: Vec<String> = match request.visible.as_deref() {
         None => (0..found).map(|id| id.to_string()).collect(),
         // CUDA ignores the list from the first missing device on.
@@ -60,19 +62,24 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
     let visible = listed.len();
     let here = match (found, visible) {
         (0, _) => "there is no GPU here".to_owned(),
-        (_, visible) if visible == found => format!("{} here, not used by this version", count(found, "GPU")),
-        _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
+        (_, visible) if visible == found => format!("{} here", count(found, "GPU")),
+        _ => format!("{visible} of {found} GPUs here are visible"),
     };
+    let unused = found > 0 && !request.on_gpus;
+    let here = if unused { format!("{here}, not used: model.device is cpu") } else { here };
+    let place = if unused || found == 0 { " on the CPU" } else { "" };
     let chosen = if request.gpu_ids.is_empty() { request.file_gpu_ids } else { request.gpu_ids };
     let ids = chosen.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     if let Some(id) = chosen.iter().find(|&&id| found > 0 && id >= visible) {
-        return Err(Error::config(format!("--gpu-ids {ids}: there is no GPU {id}; {here}")).hint(LATER));
+        return Err(Error::config(format!("--gpu-ids {ids}: there is no GPU {id}; {here}")).hint(OTHERWISE));
     }
     if (1..chosen.len()).any(|at| chosen[..at].contains(&chosen[at])) {
         return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
     }
     if found == 0 && request.gpu_ids.len() > RANKS_A_CORE * request.cores {
-        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {}", count(request.cores, "core"))).hint(LATER));
+        return Err(
+            Error::config(format!("--gpu-ids {ids}: {here}, and {}", count(request.cores, "core"))).hint(OTHERWISE)
+        );
     }
     let cuda = chosen.iter().filter_map(|&id| listed.get(id).cloned()).collect::<Vec<_>>().join(",");
     let started =
@@ -98,7 +105,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
         let most = if found > 0 { visible } else { RANKS_A_CORE * request.cores };
         if number > most {
             let cores = if found > 0 { String::new() } else { format!(", and {}", count(request.cores, "core")) };
-            return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(LATER));
+            return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(OTHERWISE));
         }
         said.push((format!("NUM_GPUS={number}"), number));
     }
@@ -109,7 +116,7 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
         let note = if source.starts_with("--nproc") {
             here
         } else {
-            format!("{source}: {} on the CPU; {here}", count(*number, "rank"))
+            format!("{source}: {}{place}; {here}", count(*number, "rank"))
         };
         return started(*number, note);
     }
@@ -120,10 +127,13 @@ pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> 
             return Err(Error::config(message).hint("num_processes counts those of all machines"));
         }
         let number = processes / machines;
-        return started(number, format!("{source}: {} on the CPU; {here}", count(number, "rank")));
+        return started(number, format!("{source}: {}{place}; {here}", count(number, "rank")));
     }
     if !chosen.is_empty() {
-        return started(chosen.len(), format!("gpu_ids: {ids}: {} on the CPU; {here}", count(chosen.len(), "rank")));
+        return started(chosen.len(), format!("gpu_ids: {ids}: {}{place}; {here}", count(chosen.len(), "rank")));
+    }
+    if request.on_gpus && visible > 0 {
+        return started(visible, format!("{here}: {}, one a GPU", count(visible, "rank")));
     }
     let number = several(request.cores);
     let why = if number == 1 {
@@ -155,6 +165,15 @@ mod tests {
         let said = |request: &RankRequest<'_>, found| ranks(request, found).unwrap().note;
         assert!(said(&asked("2", &[], None, None), 0).contains("no GPU here"));
         assert!(said(&asked("2", &[], None, Some("0,1,7,2")), 4).starts_with("2 of 4 GPUs"));
+        assert!(said(&asked("2", &[], None, None), 4).ends_with("4 GPUs here, not used: model.device is cpu"));
+        let on_gpus = RankRequest { on_gpus: true, ..asked("auto", &[], None, Some("0,2,3")) };
+        assert_eq!(number(&on_gpus, 4), 3);
+        assert_eq!(said(&on_gpus, 4), "3 of 4 GPUs here are visible: 3 ranks, one a GPU");
+        assert_eq!(number(&on_gpus, 0), 2, "the CPU, where there is none");
+        assert_eq!(
+            said(&RankRequest { on_gpus: true, ..asked("auto", &[], Some("2"), None) }, 2),
+            "NUM_GPUS=2: 2 ranks; 2 GPUs here"
+        );
         assert!(said(&asked("2", &[], None, Some("GPU-5a,GPU-6b")), 2).starts_with("2 GPUs"));
         let refused = |request: &RankRequest<'_>, found| ranks(request, found).unwrap_err().message().to_owned();
         let refusal = refused(&asked("auto", &[], Some("9"), None), 0);

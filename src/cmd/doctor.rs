@@ -220,7 +220,7 @@ fn gpu() -> Finding {
         Ok(count) => count,
         Err(error) => return lacking("gpu", &error),
     };
-    let mut found = vec![version];
+    let mut found = vec![format!("CUDA driver {version}")];
     for report in reports {
         match report.found {
             Ok((version, _)) => found.push(format!("{} {version}", report.name)),

@@ -1,15 +1,19 @@
 //! `tunesmith gpu-info`: shows GPUs, driver, CUDA, NCCL and links, and the processor with measured rates.
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{locate, terminal};
 use crate::bench::training;
+use crate::config::DeviceChoice;
 use crate::device::Device;
+use crate::device::cuda::Context;
 use crate::device::cuda::library::{self, LibraryReport};
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
+use crate::model::device;
 use crate::ops::{peak, simd};
-use crate::plan::platform::{self, Engine, Layout};
+use crate::plan::platform::{self, Card, Engine, Layout};
 use crate::plan::table;
 use crate::telemetry::machine::{self, MachineInfo};
 use crate::telemetry::nvidia::{LINKS, Nvidia};
@@ -30,24 +34,61 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&format!("{}{}{}", gpus(), processor(!args.no_measure), used()))
 }
 
-/// The defaults of a run on this machine.
+/// The defaults of a run on this machine with `model.device: auto`.
 fn used() -> String {
-    let host = machine::host();
-    let ranks = platform::ranks(&host, Engine::Cpu);
+    let engine = if device::device(DeviceChoice::Auto).is_ok_and(|device| device != Device::Cpu) {
+        Engine::Cuda
+    } else {
+        Engine::Cpu
+    };
+    let mut host = machine::host();
+    if host.cards.is_empty() {
+        host.cards = cards();
+    }
+    let ranks = platform::ranks(&host, engine);
     let layout = Layout { ranks, local: ranks, in_process: false };
-    let choices = platform::choose(&host, layout, Engine::Cpu);
+    let choices = platform::choose(&host, layout, engine);
     let row = |choice: platform::Choice| {
         (choice.what.to_owned(), format!("{} ({}; change it with {})", choice.value, choice.why, choice.key))
     };
-    format!("defaults of a run on this machine\n{}", table(&choices.into_iter().map(row).collect::<Vec<_>>()))
+    format!(
+        "defaults of a run on this machine with model.device: auto\n{}",
+        table(&choices.into_iter().map(row).collect::<Vec<_>>())
+    )
 }
 
-/// The report of `nvidia-smi`, or one line with the reason for its absence.
+/// The GPUs that the driver's library shows.
+fn contexts() -> Result<Vec<Arc<Context>>> {
+    (0..Context::count()?).map(Context::new).collect()
+}
+
+fn cards() -> Vec<Card> {
+    let card = |gpu: Arc<Context>| Card { name: gpu.name().to_owned(), capability: Some(gpu.capability()) };
+    contexts().unwrap_or_default().into_iter().map(card).collect()
+}
+
+/// What the driver's library tells of GPUs, where there is no `nvidia-smi`; `why` there is none.
+fn by_driver(why: &str) -> String {
+    let found = match contexts() {
+        Ok(found) if found.is_empty() => return format!("GPUs: none ({why}; the driver shows none)\n"),
+        Ok(found) => found,
+        Err(error) => return format!("GPUs: none ({why}; {})\n", error.message()),
+    };
+    let row = |gpu: &Arc<Context>| {
+        let memory = gpu.memory().map_or("memory unknown".to_owned(), |(_, total)| human_bytes(total));
+        let (major, minor) = gpu.capability();
+        (format!("GPU {}", gpu.ordinal()), format!("{}, {memory}, compute capability {major}.{minor}", gpu.name()))
+    };
+    let rows: Vec<_> = found.iter().map(row).collect();
+    format!("GPUs: {} (asked of the driver: {why})\n{}{}", found.len(), table(&rows), libraries())
+}
+
+/// The report of `nvidia-smi`, or else of the driver's library.
 fn gpus() -> String {
     let found = match locate::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
-        None => return "GPUs: none (no nvidia-smi on PATH, so no NVIDIA driver)\n".to_owned(),
-        Some(Err(error)) => return format!("GPUs: none ({})\n", error.message()),
-        Some(Ok(found)) if found.gpus.is_empty() => return "GPUs: none (the driver has found no device)\n".to_owned(),
+        None => return by_driver("no nvidia-smi on PATH"),
+        Some(Err(error)) => return by_driver(error.message()),
+        Some(Ok(found)) if found.gpus.is_empty() => return by_driver("nvidia-smi has found no device"),
         Some(Ok(found)) => found,
     };
     let nccl =

@@ -18,14 +18,15 @@ use crate::comm::env::{ERROR_FILE, STORE};
 use crate::comm::host::Host;
 use crate::comm::token::{MAKE_TOKEN, RunToken, TOKEN};
 use crate::comm::{gloo, gloo_library, process};
-use crate::config::{RankBackend, Strategy};
+use crate::config::{DeviceChoice, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::signals::{self, Requests};
 use crate::words::count;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else 2
+    /// Start this many ranks on this machine; `auto` takes --gpu-ids, `NUM_GPUS` or Accelerate's `num_processes`, else one a GPU that
+    /// `model.device` chooses, else 2
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Train on this many machines, each of which runs this command (default: Accelerate's `num_machines`, else 1)
@@ -46,12 +47,24 @@ pub struct Args {
     /// Restart from the newest checkpoint this many times after a rank is lost
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
-    /// Start a rank for each of these GPUs, such as 0,1 (this version computes on the CPU; only NCCL uses them)
+    /// Start a rank for each of these GPUs, such as 0,1, which become the ranks' `CUDA_VISIBLE_DEVICES`
     #[arg(long, value_delimiter = ',')]
     gpu_ids: Vec<usize>,
     /// Run this command on every rank: `train CONFIG …`
     #[arg(last = true, required = true, value_name = "train CONFIG")]
     command: Vec<String>,
+}
+
+/// Whether ranks can exchange data over NCCL here.
+#[cfg(feature = "cuda")]
+fn has_nccl() -> bool {
+    crate::comm::nccl::probe().is_ok()
+}
+
+/// As above, of a program without NCCL.
+#[cfg(not(feature = "cuda"))]
+const fn has_nccl() -> bool {
+    false
 }
 
 /// How long the other ranks may take to report the failure of the first one.
@@ -122,7 +135,11 @@ impl ProcessLaunch {
         }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let words = super::train::resolved(&args.command)?;
-        let over_nccl = words.as_ref().is_some_and(|(found, _)| found.config.train.ddp_backend == RankBackend::Nccl);
+        let asks_for_nccl =
+            words.as_ref().is_some_and(|(found, _)| found.config.train.ddp_backend == RankBackend::Nccl);
+        let on_gpus = words.as_ref().is_some_and(|(found, _)| found.config.model.device != DeviceChoice::Cpu);
+        // Ranks on GPUs decide between NCCL and Gloo when they meet.
+        let over_nccl = asks_for_nccl || on_gpus && has_nccl();
         let strategy = words.as_ref().map(|(found, _)| found.config.train.strategy);
         let alone = strategy.filter(|strategy| matches!(strategy, Strategy::Single | Strategy::Dp));
         let (file, num_gpus) = words.map(|(found, number)| (found.foreign.claims, number)).unwrap_or_default();
@@ -140,6 +157,7 @@ impl ProcessLaunch {
             file: file.processes.map(|(count, source)| (count, nnodes, source.to_string())),
             file_gpu_ids: &listed,
             cores,
+            on_gpus,
         };
         let Started { ranks: nproc, note, visible } = devices::ranks(&request, devices::gpus())?;
         if node_rank >= nnodes {

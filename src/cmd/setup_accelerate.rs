@@ -86,7 +86,11 @@ pub fn run(args: &Args) -> Result<()> {
         args.out.display(),
         count(processes, "rank"),
         answers.strategy,
-        platform::summary(&host, "the CPU", platform::threads(host.cores, ranks)),
+        platform::summary(
+            &host,
+            if host.cards.is_empty() { "the CPU" } else { "what model.device says" },
+            platform::threads(host.cores, ranks)
+        ),
         args.out.display()
     ))
 }
@@ -128,9 +132,10 @@ fn file(host: &Host, answers: &Answers) -> String {
          num_processes: {processes}\n\
          machine_rank: 0\n\
          mixed_precision: \"{precision}\"\n\
-         use_cpu: true # this version computes on the CPU\n",
+         use_cpu: {}\n",
         host.system.name(),
         count(host.cores, "core"),
+        if host.cards.is_empty() { "true" } else { "false # model.device says where: cpu (the default), cuda or auto" },
     );
     if kind == "FSDP" {
         text += "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";

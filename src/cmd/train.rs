@@ -23,7 +23,7 @@ pub struct Args {
     /// Start over in the output folder of an earlier run: its files are removed before step 1
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// Choose GPUs; several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`
+    /// Compute on this GPU (`model.device`); several need a rank each: `tunesmith launch --gpu-ids 0,1 -- train CONFIG`
     #[arg(long, value_delimiter = ',', value_name = "N,N")]
     gpu_ids: Vec<usize>,
 }
@@ -35,12 +35,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let (job, resume) = claim_word(&args.job, args.resume.as_deref());
     let flag = |value: String| Flag { name: "--resume", key: "train.resume_from_checkpoint", value };
-    let flags: Vec<Flag> = resume.map(flag).into_iter().collect();
+    let mut flags: Vec<Flag> = resume.map(flag).into_iter().collect();
     let launch = env::read(|name| std::env::var(name).ok())?;
     // Other ranks print only their errors.
     let first = launch.as_ref().is_none_or(|launch| launch.world.is_first());
     if launch.is_none() {
         one_process(args)?;
+        if let [id] = args.gpu_ids[..] {
+            flags.push(Flag { name: "--gpu-ids", key: "model.device", value: format!("cuda:{id}") });
+        }
     }
     let resolved = job.load_silently(&flags)?;
     if first {
@@ -103,7 +106,7 @@ fn one_process(args: &Args) -> Result<()> {
     match &ids[..] {
         [] => Ok(()),
         [id] => {
-            print_note(&format!("not needed: --gpu-ids {id}: this version computes on the CPU"));
+            let _: u8 = id.parse().map_err(|_| Error::config(format!("--gpu-ids {id}: there is no such GPU")))?;
             Ok(())
         }
         ids => {

@@ -12,10 +12,14 @@ use tunesmith::comm::host::Host;
 use tunesmith::comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith::comm::nccl;
+#[cfg(feature = "cuda")]
+use tunesmith::comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith::comm::rendezvous::{Rendezvous, Wait};
 use tunesmith::comm::single::Single;
 use tunesmith::comm::token::RunToken;
 use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
+#[cfg(feature = "cuda")]
+use tunesmith::device::{Array, Device, FloatBuffer};
 
 /// Builds the Gloo engine where it can be built. Says why not where it cannot; with `TUNESMITH_TEST_GLOO=require`
 /// that is a failure.
@@ -52,21 +56,11 @@ fn over_nccl() -> bool {
     std::env::var("TUNESMITH_TEST_ENGINE").as_deref() == Ok("nccl")
 }
 
-/// A stand-in for NCCL and the driver, and what makes a process use it.
+/// What makes a process use the stand-ins for NCCL and for so many GPUs.
 #[cfg(feature = "cuda")]
-pub fn stand_in() -> [(&'static str, String); 2] {
-    static FOLDER: OnceLock<String> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let folder = format!("{}/stand-in-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
-        std::fs::create_dir_all(&folder).unwrap();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake/nccl.c");
-        let library = format!("{folder}/libcuda.so");
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-lpthread"]);
-        assert!(cc.status().expect("cc, which Rust links with").success());
-        folder
-    });
-    [("LD_LIBRARY_PATH", folder.clone()), (nccl::LIBRARY_VARIABLE, format!("{folder}/libcuda.so"))]
+pub fn stand_in(gpus: usize) -> [(&'static str, String); 2] {
+    let folder = tunesmith::device::cuda::testing::stand_in().display().to_string();
+    [("TUNESMITH_CUDA_LIBRARIES", folder), ("TUNESMITH_STAND_IN_DEVICES", gpus.to_string())]
 }
 
 /// The ranks of a world, each able to move to a thread.
@@ -88,7 +82,7 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
                 let meeting = Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap();
                 match engine {
                     #[cfg(feature = "cuda")]
-                    Engine::Nccl => Box::new(nccl::Nccl::connect(meeting, limits).unwrap()),
+                    Engine::Nccl => Box::new(nccl::Nccl::connect(meeting, rank as u8, limits).unwrap()),
                     _ => Box::new(Gloo::connect(meeting, limits).unwrap()),
                 }
             })
@@ -289,12 +283,67 @@ fn gloo_names_who_is_gone_and_who_is_late() {
 #[cfg(feature = "cuda")]
 #[test]
 fn nccl_agrees_with_the_oracle_over_a_stand_in() {
-    let tests = ["every_engine_agrees", "a_second_run_and_another", "nccl_alone", "nccl_names_who"];
+    let tests = ["every_engine_agrees", "a_second_run_and_another", "nccl_alone", "nccl_names_who", "nccl_takes"];
     let mut run = Command::new(std::env::current_exe().unwrap());
-    run.args(tests).arg("--include-ignored").env("TUNESMITH_TEST_ENGINE", "nccl").envs(stand_in());
+    run.args(tests).arg("--include-ignored").env("TUNESMITH_TEST_ENGINE", "nccl").envs(stand_in(8));
     let output = run.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("5 passed"), "{said}");
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("6 passed"), "{said}");
+}
+
+/// Numbers of a GPU are summed and gathered there, with the same bits as elsewhere. Each rank's numbers are still being written
+/// when they are asked for, and read on the stream of the ops right after.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs four GPUs with NCCL, or the stand-in"]
+fn nccl_takes_numbers_from_gpus() {
+    let (lengths, size) = ([40_000, 0, 7, 1001, 300_000], 4);
+    let total: usize = lengths.iter().sum();
+    let given = |rank: usize| -> Vec<f32> { (0..total).map(|index| value(rank, index, 5) as f32).collect() };
+    let column =
+        |index: usize| (1..size).fold(value(0, index, 5) as f32, |sum, rank| sum + value(rank, index, 5) as f32);
+    let sums: Vec<f32> = (0..total).map(column).collect();
+    for shift in [0, 3] {
+        // Parts need not be even.
+        let parts = |length: usize| -> Vec<std::ops::Range<usize>> {
+            let end = |rank: usize| {
+                if rank == size { length } else { (part(length, size, rank).start + shift * rank.min(1)).min(length) }
+            };
+            (0..size).map(|rank| end(rank)..end(rank + 1)).collect()
+        };
+        let ranks = world(Engine::Nccl, size, Limits { bucket: 50_000, ..Limits::default() });
+        let outcomes = on_all(&ranks, |comm| {
+            let rank = comm.world().rank;
+            let device = Device::Cuda(rank as u8);
+            let source = FloatBuffer::of(device, &given(rank));
+            let mut values = FloatBuffer::zeros(device, total);
+            let mut exchange = PartitionedCollectives::default();
+            values.view_mut().copy_from(source.view());
+            let pieces = |values: &mut FloatBuffer, act: &mut dyn FnMut(&mut [Piece<'_>])| {
+                let (mut rest, mut pieces) = (values.view_mut(), Vec::new());
+                for length in lengths {
+                    let (now, later) = rest.split_at(length);
+                    pieces.push(Piece { values: now, parts: parts(length) });
+                    rest = later;
+                }
+                act(&mut pieces);
+            };
+            pieces(&mut values, &mut |pieces| exchange.reduce_scatter(comm, pieces).unwrap());
+            pieces(&mut values, &mut |pieces| exchange.all_gather(comm, pieces).unwrap());
+            // On the stream of the ops, then memory that is given back.
+            let copy = values.clone();
+            drop(values);
+            let mut halves = Array::<bf16>::of(device, &vec![bf16::from_f32(rank as f32 + 1.0); 1003]);
+            comm.all_gather_numbers(halves.view_mut()).unwrap();
+            (copy.read(), halves.read())
+        });
+        let halves: Vec<bf16> =
+            (0..size).flat_map(|rank| part(1003, size, rank).map(move |_| bf16::from_f32(rank as f32 + 1.0))).collect();
+        for (rank, (found, found_halves)) in outcomes.into_iter().enumerate() {
+            assert!(found == sums, "rank {rank}: the sums in the order of ranks, to the bit");
+            assert!(found_halves == halves, "rank {rank}");
+        }
+    }
 }
 
 /// As on a machine with one GPU.
@@ -307,7 +356,7 @@ fn nccl_alone() {
     let endpoint = Endpoint::Launcher(host.address().to_string());
     let launch = Launch { launcher: "test", world: World::ALONE, endpoint, token: Some(token) };
     let comm =
-        nccl::Nccl::connect(Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap(), Limits::default())
+        nccl::Nccl::connect(Rendezvous::join(&launch, Facts::new(), Wait::default()).unwrap(), 0, Limits::default())
             .unwrap();
     println!("NCCL {}", nccl::probe().unwrap());
     for length in [0, 1, 1001, 16 << 20] {

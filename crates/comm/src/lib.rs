@@ -20,13 +20,16 @@ pub mod comm_thread;
 pub mod env;
 pub mod gloo;
 pub mod gloo_library;
+pub mod gpus;
 pub mod host;
 pub mod membership;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+pub mod on_device;
 pub mod partition;
 pub mod partitioned_collectives;
 pub mod process;
+mod rank_sums;
 pub mod rendezvous;
 mod shared_buffer;
 pub mod single;
@@ -40,9 +43,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use bytes::Element;
+pub use on_device::OnDevice;
 pub use partition::Partition;
 use tunesmith_base::error::Result;
-use tunesmith_device::FloatsMut;
+use tunesmith_device::{Device, Element as Number, SliceMut};
 
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +132,10 @@ pub trait Collectives: Send + Sync {
     fn name(&self) -> &'static str;
     /// The engine itself, if its ranks are threads of one process that read each other's memory.
     fn shared_memory(&self) -> Option<&threads::Threads> {
+        None
+    }
+    /// The engine itself, if each rank has a GPU of its own and numbers are sent from its memory.
+    fn on_device(&self) -> Option<&dyn OnDevice> {
         None
     }
     /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part from every rank, in rank order: `receive` is
@@ -228,14 +236,32 @@ impl dyn Collectives + '_ {
         self.all_gather_bytes(bytes::of_mut(data), &parts)
     }
 
-    /// Fills in the other ranks' `parts` of `values`; this rank provides its own. The parts are contiguous, in rank order.
+    /// Fills in the other ranks' `parts` of `values`; this rank provides its own. The parts are contiguous, in rank order. On a
+    /// GPU whose memory the engine takes, they are there when this thread's queue comes to what it is asked for later; the host
+    /// does not wait.
     ///
     /// # Errors
     /// As [`all_reduce`](#method.all_reduce).
-    pub fn all_gather_parts(&self, values: FloatsMut<'_>, parts: &[Range<usize>]) -> Result<()> {
-        let width = size_of::<f32>();
+    pub fn all_gather_parts<T: Element + Number>(&self, values: SliceMut<'_, T>, parts: &[Range<usize>]) -> Result<()> {
+        if self.world().size == 1 || values.is_empty() {
+            return Ok(());
+        }
+        let width = size_of::<T>();
         let parts: Vec<_> = parts.iter().map(|part| part.start * width..part.end * width).collect();
-        self.all_gather_bytes(bytes::of_mut(&mut values.on_host()), &parts)
+        match self.on_device().filter(|engine| values.device() == Device::Cuda(engine.queue().ordinal())) {
+            Some(engine) => engine.all_gather(&[(values.address(), parts)]),
+            None => self.all_gather_bytes(bytes::of_mut(&mut values.on_host()), &parts),
+        }
+    }
+
+    /// As [`all_gather_parts`](#method.all_gather_parts), of which each rank provides its [`World::part`].
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn all_gather_numbers<T: Element + Number>(&self, values: SliceMut<'_, T>) -> Result<()> {
+        let World { size, .. } = self.world();
+        let parts: Vec<_> = (0..size).map(|rank| part(values.len(), size, rank)).collect();
+        self.all_gather_parts(values, &parts)
     }
 
     /// Replaces `data` by that of rank `root`.

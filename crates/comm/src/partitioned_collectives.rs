@@ -1,13 +1,17 @@
 //! Reduce-scatter and all-gather over parts at any place. A contiguous piece of medium size is sent directly. Short pieces share
 //! a message; a long piece takes several. Buffers take at most [`Limits::bucket`](super::Limits) bytes. Sums go from the first
 //! rank to the last, as everywhere in [`super`], so the division into messages and parts does not change a bit.
+//!
+//! Where the engine takes numbers from a GPU's memory ([`OnDevice`]), nothing is packed and nothing goes through the host: each
+//! part is sent from its place, and added up on the GPU.
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::bytes::{self, Element as _};
-use super::{Collectives, World};
+use super::on_device::{OnDevice, Transfer};
+use super::{Collectives, World, rank_sums};
 use tunesmith_base::error::Result;
-use tunesmith_device::{FloatsMut, HostMut};
+use tunesmith_device::{Device, FloatBuffer, FloatsMut, HostMut};
 
 /// Values of which each rank owns a part.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub struct Piece<'a> {
 pub struct PartitionedCollectives {
     send: Vec<f32>,
     receive: Vec<f32>,
+    /// What other ranks sent, on the GPU and its communication queue.
+    arrived: FloatBuffer,
 }
 
 /// Pieces of at least this many bytes do not share a message.
@@ -117,6 +123,9 @@ impl PartitionedCollectives {
         if let Some(threads) = comm.shared_memory() {
             return threads.sum_parts(pieces);
         }
+        if let Some(engine) = on_device(comm, pieces) {
+            return self.sum_on_device(engine, comm, pieces);
+        }
         let bucket = comm.limits().bucket;
         let mut rest = Vec::new();
         for piece in pieces {
@@ -162,6 +171,11 @@ impl PartitionedCollectives {
         if let Some(threads) = comm.shared_memory() {
             return threads.fill_parts(pieces);
         }
+        if let Some(engine) = on_device(comm, pieces) {
+            let bytes = |part: &Range<usize>| part.start * size_of::<f32>()..part.end * size_of::<f32>();
+            let stretch = |piece: &Piece<'_>| (piece.values.address(), piece.parts.iter().map(bytes).collect());
+            return engine.all_gather(&pieces.iter().map(stretch).collect::<Vec<_>>());
+        }
         let mut rest = Vec::new();
         for piece in pieces {
             match piece.whole(LARGE..usize::MAX) {
@@ -188,6 +202,60 @@ impl PartitionedCollectives {
         }
         Ok(())
     }
+}
+
+impl PartitionedCollectives {
+    /// As [`PartitionedCollectives::reduce_scatter`], from the GPU's memory to it. The host waits for nothing.
+    fn sum_on_device(&mut self, engine: &dyn OnDevice, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
+        let World { rank, size, .. } = comm.world();
+        engine.queue().cross(|| {
+            let mut all: Vec<&mut Piece<'_>> = pieces.iter_mut().collect();
+            for Message { stretches, parts } in messages(&all, size, comm.limits().bucket) {
+                let own = parts[rank].len() / size_of::<f32>();
+                let device = Device::Cuda(engine.queue().ordinal());
+                if self.arrived.len() < own * (size - 1) || self.arrived.device() != device {
+                    drop(std::mem::take(&mut self.arrived));
+                    self.arrived = FloatBuffer::zeros(device, own * (size - 1));
+                }
+                let others = || (0..size).filter(|&peer| peer != rank);
+                let sends = others().flat_map(|peer| {
+                    stretches[peer].iter().map(move |stretch| (peer, stretch)).map(|(peer, (piece, range))| Transfer {
+                        peer,
+                        address: all[*piece].values.view().slice(range.clone()).address(),
+                        bytes: range.len() * size_of::<f32>(),
+                    })
+                });
+                // By row, which is a peer: its numbers for each stretch of this rank.
+                let starts = stretches[rank].iter().scan(0, |at, (_, range)| {
+                    *at += range.len();
+                    Some(*at - range.len())
+                });
+                let starts: Vec<usize> = starts.collect();
+                let (arrived, starts) = (&self.arrived, &starts);
+                let receives = others().enumerate().flat_map(|(row, peer)| {
+                    stretches[rank].iter().zip(starts).map(move |((_, range), start)| Transfer {
+                        peer,
+                        address: arrived.slice(row * own + start..row * own + start + range.len()).address(),
+                        bytes: range.len() * size_of::<f32>(),
+                    })
+                });
+                engine.exchange(&sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>())?;
+                for ((piece, range), &start) in stretches[rank].iter().zip(starts) {
+                    let others = arrived.slice(start..arrived.len());
+                    let values = all[*piece].values.reborrow().slice(range.clone());
+                    rank_sums::add_in_order(values, others, own, rank, size);
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The engine, if it takes the numbers of these pieces from where they are.
+fn on_device<'c>(comm: &'c dyn Collectives, pieces: &[Piece<'_>]) -> Option<&'c dyn OnDevice> {
+    let engine = comm.on_device()?;
+    let device = Device::Cuda(engine.queue().ordinal());
+    pieces.iter().all(|piece| piece.values.device() == device).then_some(engine)
 }
 
 /// The first `length` numbers of a buffer, which is enlarged if needed. Their values are arbitrary.

@@ -86,7 +86,7 @@ choices! {
         Single = "single",
         /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
         Dp = "dp",
-        /// One process for each rank, started by `tunesmith launch`, torchrun, mpirun or srun. Gradients are summed over Gloo.
+        /// One process for each rank, started by `tunesmith launch`, torchrun, mpirun or srun. Gradients are summed over NCCL or Gloo.
         Ddp = "ddp",
         /// As `ddp`, but each rank keeps only its share of the optimizer's state. With `dp_ranks`, ranks are threads.
         Zero1 = "zero1",
@@ -123,7 +123,7 @@ choices! {
 
     /// Communication library between ranks that are processes.
     RankBackend {
-        /// `gloo` where the model is computed on the CPU, as in this version.
+        /// NCCL where each rank computes on a GPU of its own and the library is there; else Gloo.
         Auto = "auto",
         /// Gloo over TCP, from and to main memory.
         Gloo = "gloo",

@@ -25,8 +25,12 @@ impl Resolver {
                 None => self.notes.push(format!("env {TIMEOUT} is ignored: expected seconds, found {text:?}")),
             }
         }
-        let nccl = |node: &Node| matches!(node, Node::Str(word) if word == "nccl");
-        if self.found.get("train.ddp_backend").is_some_and(|found| nccl(&found.node)) {
+        let is = |key: &str, word: &str| {
+            self.found.get(key).is_some_and(|found| matches!(&found.node, Node::Str(value) if value == word))
+        };
+        // Ranks on GPUs decide when they meet.
+        let on_gpus = self.found.contains_key("model.device") && !is("model.device", "cpu");
+        if is("train.ddp_backend", "nccl") || on_gpus && !is("train.ddp_backend", "gloo") {
             return Ok(());
         }
         let others = env.iter().filter(|(name, value)| {
@@ -35,7 +39,7 @@ impl Resolver {
         let names: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
         if !names.is_empty() {
             self.notes.push(format!(
-                "env {}: NCCL reads {} with train.ddp_backend: nccl only; not needed: ranks on the CPU talk over Gloo",
+                "env {}: NCCL reads {} with train.ddp_backend: nccl only; not needed: these ranks talk over Gloo",
                 names.join(", "),
                 if names.len() == 1 { "it" } else { "them" },
             ));

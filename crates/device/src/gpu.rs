@@ -1,4 +1,5 @@
-//! GPUs in use: each has one context and one stream, on which everything runs in the order in which it was asked for.
+//! GPUs in use: each has one context and one stream, on which everything runs in the order in which it was asked for, but for
+//! what a thread puts on a [`crate::Queue`] of its own.
 //!
 //! So memory that is freed may be taken again at once: what comes later on the stream runs later. What fails unwinds to the
 //! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
@@ -7,10 +8,10 @@
 //! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
 use crate::counted::counts;
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
-use crate::{Device, cuda, memory};
+use crate::{Device, cuda, memory, queue};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 
 pub use crate::cuda::WORKSPACE;
 
@@ -87,6 +88,11 @@ pub(crate) fn checked<T>(result: Result<T>) -> T {
 }
 
 impl Gpu {
+    /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
+    fn stream(&self) -> Arc<Stream> {
+        queue::entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
+    }
+
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,12 +174,16 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
     let function = checked(gpu.function(source, name));
     // SAFETY: the arguments are addresses of memory that lives until the stream has come to its release, which this launch
     // precedes, and numbers; the op passes what the kernel's parameters say.
-    checked(unsafe { function.launch(&gpu.stream, grid, args) });
+    checked(unsafe { function.launch(&gpu.stream(), grid, args) });
 }
 
 /// Puts a product of matrices on the GPU's stream. Its operands have room for the shapes it names.
+///
+/// # Panics
+/// Within [`crate::Queue::run`]: products share one scratch.
 pub fn matmul(ordinal: u8, product: &Product) {
     if !counts(ordinal) {
+        assert!(queue::entered(ordinal).is_none(), "products are on the stream of the ops");
         let gpu = gpu(ordinal);
         checked(gpu.blas(ordinal).and_then(|blas| blas.product(&gpu.stream, product)));
     }
@@ -191,13 +201,38 @@ pub fn prepare(ordinal: u8) -> Result<()> {
 /// Waits until the GPU has done all that it was given; what failed meanwhile fails here.
 pub fn synchronize(ordinal: u8) {
     if !counts(ordinal) {
-        checked(gpu(ordinal).stream.synchronize());
+        checked(gpu(ordinal).stream().synchronize());
     }
 }
 
 /// A place in the stream: it is reached when the GPU has done all that it was given before.
 pub fn record(ordinal: u8) -> Event {
-    checked(gpu(ordinal).stream.record())
+    checked(gpu(ordinal).stream().record())
+}
+
+/// Lets what the GPU is given from now on wait for an event of another queue.
+pub(crate) fn wait(ordinal: u8, event: &Event) {
+    checked(gpu(ordinal).stream().wait(event));
+}
+
+/// The context of a GPU.
+pub(crate) fn context(ordinal: u8) -> Arc<Context> {
+    Arc::clone(&gpu(ordinal).context)
+}
+
+/// What it is known by in every process: `GPU-…`, as `nvidia-smi -L` prints it.
+///
+/// # Errors
+/// As [`open`].
+pub fn uuid(ordinal: u8) -> Result<String> {
+    open(ordinal)?;
+    Ok(gpu(ordinal).context.uuid().to_owned())
+}
+
+/// From now on whoever waits for the GPU gets this error: what it has computed is of no use, because another rank's part is
+/// missing in it. The first error stays.
+pub fn break_off(ordinal: u8, error: Error) {
+    context(ordinal).break_off(error);
 }
 
 /// Bytes of the GPU's memory that are free, and that there are, for all programs together.
@@ -262,7 +297,7 @@ impl Memory {
         }
         let gpu = (!counts(ordinal)).then(|| gpu(ordinal));
         let taken = memory::admit(Device::Cuda(ordinal), held(bytes), || {
-            let taken = gpu.map(|gpu| cuda::Memory::new(&gpu.stream, bytes)).transpose();
+            let taken = gpu.map(|gpu| cuda::Memory::new(&gpu.stream(), bytes)).transpose();
             if taken.is_ok() {
                 memory::taken(ordinal, held(bytes));
             }
@@ -304,7 +339,7 @@ const fn held(bytes: usize) -> usize {
 pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
     if !from.is_empty() && !counts(ordinal) {
         // SAFETY: as the caller says; the driver stages pageable memory before it returns.
-        checked(unsafe { gpu(ordinal).stream.copy_to_device(to, from.as_ptr(), from.len()) });
+        checked(unsafe { gpu(ordinal).stream().copy_to_device(to, from.as_ptr(), from.len()) });
     }
 }
 
@@ -316,7 +351,7 @@ pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
     if counts(ordinal) {
         to.fill(0);
     } else if !to.is_empty() {
-        let stream = &gpu(ordinal).stream;
+        let stream = gpu(ordinal).stream();
         let mut copied = vec![0u8; to.len()];
         // SAFETY: as the caller says; nothing touches the copy until the stream is synchronised.
         let done = unsafe { stream.copy_to_host(copied.as_mut_ptr(), from, copied.len()) };
@@ -336,7 +371,7 @@ pub(crate) unsafe fn download(ordinal: u8, from: u64, to: &mut [u8]) {
 pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
     if bytes > 0 && !counts(ordinal) {
         // SAFETY: as the caller says.
-        checked(unsafe { gpu(ordinal).stream.copy_on_device(to, from, bytes) });
+        checked(unsafe { gpu(ordinal).stream().copy_on_device(to, from, bytes) });
     }
 }
 
@@ -347,7 +382,7 @@ pub(crate) unsafe fn copy(ordinal: u8, to: u64, from: u64, bytes: usize) {
 pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
     if bytes > 0 && !counts(ordinal) {
         // SAFETY: as the caller says.
-        checked(unsafe { gpu(ordinal).stream.fill(at, 0, bytes) });
+        checked(unsafe { gpu(ordinal).stream().fill(at, 0, bytes) });
     }
 }
 

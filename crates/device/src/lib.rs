@@ -1,8 +1,8 @@
 //! Where tensors lie and ops compute: the CPU, an NVIDIA GPU, or a device that stores and computes nothing: meta for the CPU's
 //! layouts, [`CountedGpu`] for a GPU's.
 //!
-//! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which everything runs in
-//! order. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
+//! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which ops run in order;
+//! a [`Queue`] is a second one. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
 mod array;
 pub mod away;
 mod buffer;
@@ -11,12 +11,14 @@ pub mod cuda;
 pub mod gpu;
 mod late;
 pub mod memory;
+mod queue;
 mod slice;
 
 pub use array::{Array, FloatBuffer};
 pub use buffer::{Buffer, buffer_bytes};
 pub use counted::CountedGpu;
 pub use late::{Delivery, Late};
+pub use queue::{Mark, Queue};
 pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 
 /// Where tensors lie and ops compute.

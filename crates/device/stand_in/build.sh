@@ -62,4 +62,5 @@ done
 "$cxx" "${flags[@]}" -shared -Wl,-soname,libnvrtc.so.13 -o "$folder/libnvrtc.so.13" "$here/nvrtc.cpp"
 "$cxx" "${flags[@]}" -O3 -shared -Wl,-soname,libcublasLt.so.13 -Wl,-rpath,'$ORIGIN' -o "$folder/libcublasLt.so.13" \
     "$here/cublaslt.cpp" "$folder/libcuda.so.1"
+"$cxx" "${flags[@]}" -shared -Wl,-soname,libnccl.so.2 -Wl,-rpath,'$ORIGIN' -o "$folder/libnccl.so.2" "$here/nccl.cpp" "$folder/libcuda.so.1"
 rm -r "$folder/objects"

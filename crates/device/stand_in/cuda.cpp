@@ -107,6 +107,8 @@ Driver &driver() {
             std::atexit([] {
                 Driver &d = ::driver();
                 Guard guard(d.mutex);
+                // A launcher of ranks only looks for GPUs.
+                if (d.counts.empty()) return;
                 if (FILE *out = std::fopen(std::getenv("TUNESMITH_STAND_IN_COUNT"), "w")) {
                     for (auto &[name, count] : d.counts)
                         std::fprintf(out, "%s\t%llu\t%.3f\n", name.c_str(), (unsigned long long)count.first, count.second * 1e3);
@@ -246,6 +248,8 @@ extern "C" {
 using Handle = void *;
 
 void tunesmith_stand_in_enqueue(void *stream, std::function<int()> *work) { static_cast<Stream *>(stream)->push(std::move(*work)); }
+
+int tunesmith_stand_in_device() { return current ? current->ordinal : -1; }
 
 int tunesmith_stand_in_check(const char *what, uint64_t address, size_t bytes) { return check(what, address, bytes); }
 

@@ -9,3 +9,6 @@ extern "C" void tunesmith_stand_in_enqueue(void *stream, std::function<int()> *w
 
 // The error of work that would use memory which is not live, or 0. `what` names the work.
 extern "C" int tunesmith_stand_in_check(const char *what, uint64_t address, size_t bytes);
+
+// The number of the calling thread's GPU, or -1 without one. Called by NCCL's stand-in.
+extern "C" int tunesmith_stand_in_device();

@@ -75,6 +75,10 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
         Toolkit::SftPlay => sft_play::read,
     };
     begin(&mut import)?;
+    if import.written("model.device").is_none() {
+        let auto = Node::Str("auto".to_owned());
+        import.default("model.device", auto, "the first GPU that can be used, or else the CPU");
+    }
     import.finish()
 }
 

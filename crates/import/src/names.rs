@@ -1,6 +1,7 @@
 //! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints; and reasons that
 //! several tables give.
 use super::import::Import;
+use tunesmith_config::foreign::{is_off, one_device};
 use tunesmith_config::{ConfigValue, Node, Optim};
 
 pub(super) const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
@@ -13,6 +14,20 @@ pub(super) fn trust_remote_code(import: &mut Import, key: &str, node: &Node) {
     match node {
         Node::Bool(true) => import.changed(key, "", "code that comes with a model is never run"),
         _ => import.not_needed(key, "off"),
+    }
+}
+
+/// Imports a `device_map` or a device.
+pub(super) fn device(import: &mut Import, key: &str, node: &Node) {
+    match one_device(node) {
+        _ if is_off(node) => import.not_needed(key, "empty"),
+        Some(device) => {
+            let why = if *node == Node::Str(device.clone()) { "" } else { "a model is on one device" };
+            import.put(key, "model.device", Node::Str(device), why);
+        }
+        None => {
+            import.unsupported(key, "a model is on one device; train.strategy: fsdp shares a large one among ranks")
+        }
     }
 }
 

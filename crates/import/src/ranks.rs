@@ -13,7 +13,7 @@ pub(super) const LAUNCHED: &str =
     "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
 /// Why a key that asks for DDP needs no setting.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
-const MAIN_MEMORY: &str = "on the CPU weights are in main memory already";
+const MAIN_MEMORY: &str = "weights stay where the model is computed, each rank its part";
 
 /// Imports `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(import: &mut Import, key: &str, node: &Node) {

@@ -4,7 +4,7 @@ use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
-use tunesmith_device::{Array, Device, FloatBuffer, Floats};
+use tunesmith_device::{Array, Device, FloatBuffer, Floats, Mark};
 use tunesmith_ops::gemm::Store;
 use tunesmith_ops::quant::{Form, Quantized};
 
@@ -21,6 +21,8 @@ pub struct Flat {
     pub scales: Vec<f32>,
     /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
+    /// Where ranks fill them in beside what is computed: from here on all are there.
+    pub arrived: Mark,
 }
 
 /// A stretch of the flat buffer of trained values.
@@ -44,6 +46,7 @@ impl Flat {
             codes: vec![0; codes],
             scales: vec![0.0; scales],
             trained: trained.iter().map(stretch).collect(),
+            arrived: Mark::default(),
         }
     }
 
@@ -230,10 +233,11 @@ impl Segment {
     /// not share these.
     pub(super) fn assemble(
         &self,
-        Flat { mut floats, halves, codes, scales, trained }: Flat,
+        Flat { mut floats, halves, codes, scales, trained, arrived }: Flat,
         places: &[Trained],
         values: Floats<'_>,
     ) {
+        arrived.wait();
         for (start, ids, range) in &self.tables {
             let values = match places {
                 [] => values.into(),
@@ -265,6 +269,7 @@ impl Segment {
             codes: Arc::into_inner(codes)?,
             scales: Arc::into_inner(scales)?,
             trained: trained.into_iter().map(|(_, stretch)| stretch).collect(),
+            arrived: Mark::default(),
         })
     }
 }

@@ -18,7 +18,7 @@ use std::sync::mpsc::{channel, sync_channel};
 
 use super::grad_buffer::GradSums;
 use super::plan::ParallelPlan;
-use super::reducer::{Clock, GradientSender, Message, Reducer, send};
+use super::reducer::{Clock, GradientSender, Message, Reduced, Reducer, send, takes};
 use super::replicas;
 use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Kind, Result};
@@ -26,7 +26,7 @@ use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
 use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::{Array, FloatBuffer, Floats, FloatsMut};
+use tunesmith_device::{Array, FloatBuffer, Floats, FloatsMut, Mark};
 use tunesmith_model::{Grads, Model, Params};
 use tunesmith_ops::squares;
 use tunesmith_optim::{Gradients, Optimizer};
@@ -190,6 +190,8 @@ impl Sharing {
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, spare) = channel();
+        // With a queue of its own the reducer takes gradients at once, whatever is under way.
+        let in_turn = comm.on_device().is_some_and(|engine| takes(engine, device));
         let (packs, shares_state) = (self.packs(), self.shares_state());
         let reducer = Reducer {
             comm,
@@ -205,16 +207,18 @@ impl Sharing {
             next: self.partition.segments(),
             waiting: (0..self.partition.segments()).map(|_| None).collect(),
             group: Vec::new(),
+            back,
+            left: Vec::new(),
         };
         let done = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("sums".into());
-            let thread = match thread.spawn_scoped(scope, move || reducer.run(&receiver, &back)) {
+            let thread = match thread.spawn_scoped(scope, move || reducer.run(&receiver)) {
                 Ok(thread) => thread,
                 Err(error) => return Err(Error::no_thread(&error)),
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
-            let collector = Box::new(GradientSender { sender: sender.clone(), spare, device, clock });
+            let collector = Box::new(GradientSender { sender: sender.clone(), spare, in_turn, sent: 0, device, clock });
             let mut grads = match whole {
                 Some(values) => Grads::collected(values, collector),
                 None => Grads::by_segment(collector),
@@ -226,12 +230,15 @@ impl Sharing {
                 drop(grads);
                 Ok(())
             } else {
-                grads.finish().and_then(|()| send(&sender, Message::End))
+                grads.finish().and_then(|()| send(&sender, Message::End(Mark::here(device))))
             };
             drop(sender);
-            let summed = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let Reduced { done, there, left } = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // What comes next reads the sums, and may take the memory of what is left.
+            there.wait();
+            drop(left);
             // An error of the thread is the cause of one in sending to it.
-            summed.and(sent).map(|()| walked)
+            done.and(sent).map(|()| walked)
         });
         self.timeline = timeline;
         done

@@ -11,6 +11,7 @@ use tunesmith_base::words::are;
 use tunesmith_comm::comm_thread::CommThread;
 use tunesmith_comm::{Collectives, Group, Partition};
 use tunesmith_config::Sharding;
+use tunesmith_device::{Device, Mark};
 use tunesmith_model::ParamSpec;
 use tunesmith_model::shards::{Flat, Kind, Peers, Shards};
 use tunesmith_optim::UpdateRule;
@@ -50,13 +51,34 @@ impl Gatherer {
 }
 
 /// All-gathers each kind of numbers.
-fn complete(comm: &dyn Collectives, mut numbers: Flat) -> Result<Flat> {
-    comm.all_gather(&mut numbers.floats.view_mut().on_host())?;
-    comm.all_gather(&mut numbers.halves.view_mut().on_host())?;
+fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
+    comm.all_gather_numbers(numbers.floats.view_mut())?;
+    comm.all_gather_numbers(numbers.halves.view_mut())?;
     comm.all_gather(&mut numbers.codes)?;
     comm.all_gather(&mut numbers.scales)?;
     for stretch in &mut numbers.trained {
         comm.all_gather_parts(stretch.values.view_mut(), &stretch.parts)?;
+    }
+    Ok(())
+}
+
+/// Completes `numbers`, of which this rank's part is there from `ready` on. Where the engine takes them from a GPU, they are
+/// complete from [`Flat::arrived`] on, and the GPU computes meanwhile.
+fn complete(comm: &dyn Collectives, mut numbers: Flat, ready: &Mark) -> Result<Flat> {
+    let device = numbers.floats.device();
+    let filled = match comm.on_device() {
+        Some(engine) if device == Device::Cuda(engine.queue().ordinal()) => engine.queue().run(|| {
+            ready.wait();
+            fill(comm, &mut numbers)?;
+            numbers.arrived = Mark::here(device);
+            Ok(())
+        }),
+        _ => fill(comm, &mut numbers),
+    };
+    if let Err(error) = filled {
+        // The GPU may still write there.
+        std::mem::forget(numbers);
+        return Err(error);
     }
     Ok(numbers)
 }
@@ -78,7 +100,8 @@ impl Peers for Gatherer {
     }
 
     fn begin(&self, numbers: Flat) -> Receiver<Result<Flat>> {
-        self.group.begin(|comm| complete(comm, numbers))
+        let ready = Mark::here(numbers.floats.device());
+        self.group.begin(move |comm| complete(comm, numbers, &ready))
     }
 
     fn next(&self, own: Option<Kind>) -> Result<Option<Kind>> {

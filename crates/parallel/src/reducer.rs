@@ -6,17 +6,30 @@ use super::grad_buffer::{GradSums, zeros};
 use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
-use tunesmith_comm::{Collectives, Partition};
-use tunesmith_device::{Device, FloatBuffer};
+use tunesmith_comm::{Collectives, OnDevice, Partition};
+use tunesmith_device::{Device, FloatBuffer, Mark, Queue};
 use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_plan::human_bytes;
 
 /// A message to the [`Reducer`].
 pub(super) enum Message<'g> {
-    /// The gradients from this place of the flat buffer on are final.
-    Gradients(usize, Buffer<'g>),
+    /// The gradients from this place of the flat buffer on are final, when the mark is reached.
+    Gradients(usize, Buffer<'g>, Mark),
     /// The pass is over: segments without gradients count as zero.
-    End,
+    End(Mark),
+}
+
+/// A buffer of a segment that the reducer has done with, when the mark is reached.
+pub(super) type Spare = (FloatBuffer, Mark);
+
+/// What the reducer leaves.
+pub(super) struct Reduced {
+    /// Those of the collectives.
+    pub(super) done: Result<()>,
+    /// From here on the sums are there.
+    pub(super) there: Mark,
+    /// Buffers that nobody needs, to be given back after that.
+    pub(super) left: Vec<FloatBuffer>,
 }
 
 pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -> Result<()> {
@@ -28,7 +41,11 @@ pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -
 pub(super) struct GradientSender<'g> {
     pub(super) sender: SyncSender<Message<'g>>,
     /// Buffers of segments that the reducer has done with.
-    pub(super) spare: Receiver<FloatBuffer>,
+    pub(super) spare: Receiver<Spare>,
+    /// Segments have two buffers in turn: their sums are asked for at once, and made beside what is computed.
+    pub(super) in_turn: bool,
+    /// How many buffers the reducer has.
+    pub(super) sent: usize,
     /// Where gradients are.
     pub(super) device: Device,
     pub(super) clock: Option<Clock<'g>>,
@@ -46,7 +63,18 @@ pub(super) struct Clock<'g> {
 
 impl<'g> Collector<'g> for GradientSender<'g> {
     fn buffer(&mut self, length: usize) -> FloatBuffer {
-        zeros(self.spare.try_recv().unwrap_or_else(|_| FloatBuffer::zeros(self.device, 0)), length)
+        let spare = match (self.in_turn, self.sent) {
+            (false, _) => self.spare.try_recv().ok(),
+            (true, 0 | 1) => None,
+            // The older one; not for long, for the reducer waits where segments do not come in their order.
+            (true, _) => self.spare.recv_timeout(Duration::from_secs(1)).ok(),
+        };
+        self.sent -= usize::from(spare.is_some());
+        let spare = spare.map(|(spare, free)| {
+            free.wait();
+            spare
+        });
+        zeros(spare.unwrap_or_else(|| FloatBuffer::zeros(self.device, 0)), length)
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
@@ -55,12 +83,18 @@ impl<'g> Collector<'g> for GradientSender<'g> {
             let segment = (0..partition.segments()).find(starts).unwrap_or_default();
             timeline.computed(format!("pass {}, backward to segment {segment}", pass + 1), *began);
         }
-        send(&self.sender, Message::Gradients(start, gradients))?;
+        self.sent += usize::from(matches!(gradients, Buffer::Owned(_)));
+        send(&self.sender, Message::Gradients(start, gradients, Mark::here(self.device)))?;
         if let Some(clock) = &mut self.clock {
             clock.began = clock.timeline.now();
         }
         Ok(())
     }
+}
+
+/// Whether the engine takes numbers from that device.
+pub(super) fn takes(engine: &dyn OnDevice, device: Device) -> bool {
+    device == Device::Cuda(engine.queue().ordinal())
 }
 
 /// Sums gradients over ranks, segment by segment from the last to the first. Where all gradients are in one buffer, short
@@ -87,26 +121,47 @@ pub(super) struct Reducer<'r, 'g> {
     pub(super) waiting: Vec<Option<Buffer<'g>>>,
     /// The segments of the next reduction, from the last to the first.
     pub(super) group: Vec<(usize, Buffer<'g>)>,
+    /// Buffers for the pass to use again.
+    pub(super) back: Sender<Spare>,
+    /// Those that it does not use again.
+    pub(super) left: Vec<FloatBuffer>,
 }
 
 impl<'g> Reducer<'_, 'g> {
-    /// Sums until [`Message::End`]. Where the senders are gone without it, what is left is not summed.
-    ///
-    /// # Errors
-    /// Those of the collectives.
-    pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>, back: &Sender<FloatBuffer>) -> Result<()> {
-        let mut done = Ok(());
+    /// Sums until [`Message::End`]. Where the senders are gone without it, what is left is not summed. Where the engine takes
+    /// numbers from the GPU, all of it is on the engine's queue, beside what the pass computes.
+    pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>) -> Reduced {
+        let device = self.device;
+        let done = match self.comm.on_device() {
+            Some(engine) if takes(engine, device) => engine.queue().run(|| (self.sum(receiver), Mark::here(device))),
+            _ => (self.sum(receiver), Mark::here(device)),
+        };
+        let waiting = self.waiting.into_iter().flatten();
+        let buffers = waiting.chain(self.group.into_iter().map(|(_, buffer)| buffer));
+        let owned = buffers.filter_map(|buffer| match buffer {
+            Buffer::Owned(buffer) => Some(buffer),
+            Buffer::Borrowed(_) => None,
+        });
+        self.left.extend(owned);
+        let (done, there) = done;
+        Reduced { done, there, left: self.left }
+    }
+
+    fn sum(&mut self, receiver: &Receiver<Message<'g>>) -> Result<()> {
         while let Ok(message) = receiver.recv() {
-            let ends = matches!(message, Message::End);
-            if let Message::Gradients(start, buffer) = message {
-                self.split(start, buffer);
-            }
-            done = self.advance(ends, back);
-            if ends || done.is_err() {
-                break;
+            match message {
+                Message::Gradients(start, buffer, there) => {
+                    there.wait();
+                    self.split(start, buffer);
+                    self.advance(false)?;
+                }
+                Message::End(there) => {
+                    there.wait();
+                    return self.advance(true);
+                }
             }
         }
-        done
+        Ok(())
     }
 
     /// Splits a buffer into its segments.
@@ -135,12 +190,12 @@ impl<'g> Reducer<'_, 'g> {
     }
 
     /// Sums the segments that are there, in order; at the end of the pass all of them.
-    fn advance(&mut self, ends: bool, back: &Sender<FloatBuffer>) -> Result<()> {
+    fn advance(&mut self, ends: bool) -> Result<()> {
         while let Some(index) = self.next.checked_sub(1) {
             let length = self.partition.segment(index).len();
             let buffer = match self.waiting[index].take() {
                 Some(buffer) => buffer,
-                None if ends || length == 0 => Buffer::Owned(FloatBuffer::zeros(self.device, length)),
+                None if ends || length == 0 => Buffer::Owned(self.no_gradients(length)),
                 None => break,
             };
             self.next = index;
@@ -150,13 +205,20 @@ impl<'g> Reducer<'_, 'g> {
             let values: usize = self.group.iter().map(|(index, _)| self.partition.segment(*index).len()).sum();
             // A buffer of one segment goes back as soon as possible.
             if self.sums.is_some() || values * size_of::<f32>() >= self.comm.limits().bucket {
-                self.sum_group(back)?;
+                self.sum_group()?;
             }
         }
-        if self.next == 0 { self.sum_group(back) } else { Ok(()) }
+        if self.next == 0 { self.sum_group() } else { Ok(()) }
     }
 
-    fn sum_group(&mut self, back: &Sender<FloatBuffer>) -> Result<()> {
+    /// Zeros for a segment without gradients: memory of the ops, as those that the pass sends.
+    fn no_gradients(&self, length: usize) -> FloatBuffer {
+        let (zeros, there) = Queue::leave(|| (FloatBuffer::zeros(self.device, length), Mark::here(self.device)));
+        there.wait();
+        zeros
+    }
+
+    fn sum_group(&mut self) -> Result<()> {
         if self.group.is_empty() {
             return Ok(());
         }
@@ -174,9 +236,14 @@ impl<'g> Reducer<'_, 'g> {
                 sums.move_to(self.partition.segment(index).start, piece.values.reborrow());
             }
         }
-        self.exchange.reduce_scatter(self.comm, &mut pieces)?;
+        let mut summed = self.exchange.reduce_scatter(self.comm, &mut pieces);
         if self.gathers {
-            self.exchange.all_gather(self.comm, &mut pieces)?;
+            summed = summed.and_then(|()| self.exchange.all_gather(self.comm, &mut pieces));
+        }
+        if let Err(error) = summed {
+            drop(pieces);
+            self.group = group;
+            return Err(error);
         }
         if let Some(sums) = self.sums.as_deref_mut() {
             for (&index, piece) in indices.iter().zip(&pieces) {
@@ -199,9 +266,11 @@ impl<'g> Reducer<'_, 'g> {
             timeline.exchanged(format!("{what}, {}", human_bytes(bytes as u64)), began);
         }
         for (_, buffer) in group {
-            if let Buffer::Owned(buffer) = buffer {
-                // The pass may be over.
-                let _ = back.send(buffer);
+            if let Buffer::Owned(buffer) = buffer
+                && let Err(unsent) = self.back.send((buffer, Mark::here(self.device)))
+            {
+                // The pass is over.
+                self.left.push(unsent.0.0);
             }
         }
         Ok(())

@@ -63,7 +63,7 @@ pub struct Host {
 /// What this build of the program can compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// The CPU alone: this version.
+    /// The CPU alone.
     Cpu,
     /// CUDA devices too.
     Cuda,
@@ -117,7 +117,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
         (true, count) => format!("{count} x {name}"),
         (false, 0) if host.system == System::MacOs => "CUDA is not there on macOS".to_owned(),
         (false, 0) => "there is no GPU of NVIDIA's".to_owned(),
-        (false, count) => format!("{count} x {name}, which this build does not compute on"),
+        (false, count) => format!("{count} x {name}, which are not computed on"),
     };
     let choice = |what, value: &str, key, why: String| Choice { what, value: value.to_owned(), key, why };
     let (backend, backend_why) = match (ranks, in_process, gpu) {
@@ -129,20 +129,20 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
         _ => ("nccl", "Linux, and a GPU a rank".to_owned()),
     };
     let oldest = host.cards.iter().map(|card| card.capability).min().flatten();
-    let (dtype, dtype_why) = match (gpu, oldest) {
-        (false, _) => ("float32", "products are computed in float32; two bytes save memory only".to_owned()),
+    let dtype_why = match (gpu, oldest) {
+        (false, _) => "products are computed in float32; two bytes save memory only".to_owned(),
         (true, Some((major, minor))) if major >= 8 => {
-            ("bf16", format!("compute capability {major}.{minor} has bfloat16"))
+            format!("compute capability {major}.{minor} has bfloat16: train.bf16 is faster")
         }
-        (true, Some((major, minor))) => ("fp16", format!("compute capability {major}.{minor} has no bfloat16")),
-        (true, None) => ("fp16", "the driver does not say whether there is bfloat16".to_owned()),
+        (true, Some((major, minor))) => format!("compute capability {major}.{minor} has no bfloat16"),
+        (true, None) => "the driver does not say whether there is bfloat16".to_owned(),
     };
     let threads = threads(host.cores, local);
     let cores = host.cores;
     vec![
-        choice("device", if gpu { "cuda" } else { "cpu" }, "CUDA_VISIBLE_DEVICES", device_why),
+        choice("device", if gpu { "cuda" } else { "cpu" }, "model.device", device_why),
         choice("between ranks", backend, "train.ddp_backend", backend_why),
-        choice("activations", dtype, "train.bf16, train.fp16", dtype_why),
+        choice("activations", "float32", "train.bf16, train.fp16", dtype_why),
         choice("micro-batch", "8 rows", "train.batch_size", "`auto` measures the best".to_owned()),
         choice(
             "threads a rank",
@@ -204,13 +204,13 @@ mod tests {
             (linux, &[], threads(4), Engine::Cpu, ["cpu", "threads", "float32", "4"]),
             (linux, &[], processes(64, 32), Engine::Cpu, ["cpu", "gloo", "float32", "1"]),
             (linux, &two, processes(2, 2), Engine::Cpu, ["cpu", "gloo", "float32", "8"]),
-            (linux, &two, processes(2, 2), Engine::Cuda, ["cuda", "nccl", "bf16", "8"]),
-            (linux, &eight, processes(16, 8), Engine::Cuda, ["cuda", "nccl", "bf16", "2"]),
-            (linux, &two, processes(4, 4), Engine::Cuda, ["cuda", "gloo", "bf16", "4"]),
+            (linux, &two, processes(2, 2), Engine::Cuda, ["cuda", "nccl", "float32", "8"]),
+            (linux, &eight, processes(16, 8), Engine::Cuda, ["cuda", "nccl", "float32", "2"]),
+            (linux, &two, processes(4, 4), Engine::Cuda, ["cuda", "gloo", "float32", "4"]),
             (linux, &[], processes(2, 2), Engine::Cuda, ["cpu", "gloo", "float32", "8"]),
-            (linux, &[t4], processes(1, 1), Engine::Cuda, ["cuda", "none", "fp16", "16"]),
-            (linux, &[unknown, h100], processes(2, 2), Engine::Cuda, ["cuda", "nccl", "fp16", "8"]),
-            (windows, &two, processes(2, 2), Engine::Cuda, ["cuda", "gloo", "bf16", "8"]),
+            (linux, &[t4], processes(1, 1), Engine::Cuda, ["cuda", "none", "float32", "16"]),
+            (linux, &[unknown, h100], processes(2, 2), Engine::Cuda, ["cuda", "nccl", "float32", "8"]),
+            (windows, &two, processes(2, 2), Engine::Cuda, ["cuda", "gloo", "float32", "8"]),
             (windows, &[], processes(1, 1), Engine::Cpu, ["cpu", "none", "float32", "16"]),
             (macos, &[], processes(2, 2), Engine::Cpu, ["cpu", "gloo", "float32", "8"]),
             (macos, &two, processes(1, 1), Engine::Cuda, ["cpu", "none", "float32", "16"]),

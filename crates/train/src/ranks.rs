@@ -7,6 +7,8 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
 use tunesmith_comm::env::Launch;
 use tunesmith_comm::gloo::{self, Gloo};
+#[cfg(feature = "cuda")]
+use tunesmith_comm::gpus;
 use tunesmith_comm::membership::Facts;
 #[cfg(feature = "cuda")]
 use tunesmith_comm::nccl::{self, Nccl};
@@ -15,7 +17,9 @@ use tunesmith_comm::single::Single;
 use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
 use tunesmith_config::Source;
-use tunesmith_config::{RankBackend, Resolved, Strategy};
+use tunesmith_config::{DeviceChoice, RankBackend, Resolved, Strategy, TrainConfig};
+#[cfg(feature = "cuda")]
+use tunesmith_device::gpu;
 use tunesmith_plan::platform;
 use tunesmith_telemetry::progress::{Event, Observer};
 
@@ -38,23 +42,96 @@ enum Link {
 #[derive(Clone, Copy)]
 enum Carrier {
     Gloo,
+    /// Through the GPU of that number.
+    #[cfg(feature = "cuda")]
+    Nccl(u8),
+}
+
+impl Carrier {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gloo => "gloo",
+            #[cfg(feature = "cuda")]
+            Self::Nccl(_) => "nccl",
+        }
+    }
+}
+
+/// What ranks know of the library between them before they meet.
+#[derive(Clone, Copy)]
+enum Wish {
+    Gloo,
+    /// NCCL, if every rank computes on a GPU of its own and has it; else Gloo.
+    #[cfg(feature = "cuda")]
+    Auto,
     #[cfg(feature = "cuda")]
     Nccl,
 }
 
-/// The library that `train.ddp_backend` names.
+impl Wish {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gloo => "gloo",
+            #[cfg(feature = "cuda")]
+            Self::Auto => "auto",
+            #[cfg(feature = "cuda")]
+            Self::Nccl => "nccl",
+        }
+    }
+}
+
+/// The library that `train.ddp_backend` names; with `auto` ranks on GPUs decide together.
 ///
 /// # Errors
 /// It cannot be loaded.
-fn carrier(backend: RankBackend) -> Result<Carrier> {
-    match backend {
-        RankBackend::Auto | RankBackend::Gloo => gloo::provide(&|_| ()).map(|_| Carrier::Gloo),
+fn wish(train: &TrainConfig, device: DeviceChoice) -> Result<Wish> {
+    let gloo = || gloo::provide(&|_| ()).map(|_| Wish::Gloo);
+    match train.ddp_backend {
         #[cfg(feature = "cuda")]
-        RankBackend::Nccl => nccl::probe().map(|_| Carrier::Nccl),
+        RankBackend::Auto if matches!(device, DeviceChoice::Cuda(_)) => Ok(Wish::Auto),
+        RankBackend::Auto | RankBackend::Gloo => gloo(),
+        #[cfg(feature = "cuda")]
+        RankBackend::Nccl => nccl::probe().map(|_| Wish::Nccl),
         #[cfg(not(feature = "cuda"))]
         RankBackend::Nccl => {
             Err(Error::config("train.ddp_backend: nccl, but this program was built without the feature cuda")
                 .hint("build it with the default features, or set train.ddp_backend: gloo"))
+        }
+    }
+}
+
+/// Decides between NCCL and Gloo, alike on all ranks, which have met. `say` gets one line if NCCL was possible and is not used.
+///
+/// # Errors
+/// [`Kind::Config`]: NCCL was asked for, and ranks share a GPU, or Gloo cannot be loaded; [`Kind::Peer`]: a rank is gone.
+fn agree(
+    wish: Wish,
+    meeting: &Rendezvous,
+    device: DeviceChoice,
+    limits: Limits,
+    say: &dyn Fn(&str),
+) -> Result<Carrier> {
+    #[cfg(not(feature = "cuda"))]
+    let _ = (meeting, device, limits, say);
+    match wish {
+        Wish::Gloo => Ok(Carrier::Gloo),
+        #[cfg(feature = "cuda")]
+        Wish::Auto | Wish::Nccl => {
+            let ordinal = match device {
+                DeviceChoice::Cuda(ordinal) => ordinal.unwrap_or(0),
+                // Ranks that compute on the CPU send through the GPU of their number.
+                DeviceChoice::Cpu | DeviceChoice::Auto => u8::try_from(meeting.world.local_rank).unwrap_or(u8::MAX),
+            };
+            let offer = nccl::probe().and_then(|_| gpu::uuid(ordinal)).map_err(|error| error.message().to_owned());
+            match (gpus::agree(meeting, offer, limits.timeout)?, wish) {
+                (Ok(()), _) => Ok(Carrier::Nccl(ordinal)),
+                (Err(why), Wish::Nccl) => Err(Error::config(format!("train.ddp_backend: nccl, but {why}"))
+                    .hint("start one rank a GPU, or set train.ddp_backend: gloo for ranks that share one")),
+                (Err(why), _) => {
+                    say(&format!("no NCCL between ranks, gradients go through main memory over Gloo: {why}"));
+                    gloo::provide(&|_| ()).map(|_| Carrier::Gloo)
+                }
+            }
         }
     }
 }
@@ -96,14 +173,10 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
         }
         (_, Some(launch)) => {
-            let carrier = carrier(train.ddp_backend);
-            let name = match carrier {
-                Ok(Carrier::Gloo) => "gloo",
-                #[cfg(feature = "cuda")]
-                Ok(Carrier::Nccl) => "nccl",
-                // The other ranks also learn of it and refuse to run.
-                Err(_) => "none that can be loaded",
-            };
+            let device = resolved.config.model.device;
+            let wish = wish(train, device);
+            // The other ranks also learn of it and refuse to run.
+            let name = wish.as_ref().map_or("none that can be loaded", |wish| wish.name());
             let mut facts = facts(resolved);
             facts.insert("engine".to_owned(), name.to_owned());
             let say = |text: &str| observer.event(&Event::Notice(text));
@@ -113,10 +186,17 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
             }
             let meeting = Rendezvous::join(launch, facts, wait);
             // All ranks report what is missing; this rank also reports why.
-            let (carrier, meeting) = match (carrier, meeting) {
+            let (wish, meeting) = match (wish, meeting) {
                 (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),
-                (carrier, meeting) => (carrier?, meeting?),
+                (wish, meeting) => (wish?, meeting?),
             };
+            let say_once = |text: &str| {
+                if meeting.world.is_first() {
+                    say(text)
+                }
+            };
+            let carrier = agree(wish, &meeting, device, limits, &say_once)?;
+            let name = carrier.name();
             let World { size, local_size, .. } = launch.world;
             let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
@@ -184,7 +264,7 @@ impl Seat {
             Link::Thread(rank) => Box::new(rank),
             Link::Process(meeting, Carrier::Gloo) => Box::new(Gloo::connect(meeting, self.limits)?),
             #[cfg(feature = "cuda")]
-            Link::Process(meeting, Carrier::Nccl) => Box::new(Nccl::connect(meeting, self.limits)?),
+            Link::Process(meeting, Carrier::Nccl(ordinal)) => Box::new(Nccl::connect(meeting, ordinal, self.limits)?),
         })
     }
 }

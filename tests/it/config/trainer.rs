@@ -231,6 +231,36 @@ fn the_values_that_were_given_are_in_the_json() {
 }
 
 #[test]
+fn where_other_toolkits_place_a_model_is_read() {
+    let device = |yaml: &str| {
+        let folder = Folder::new(&[("a.yaml", yaml)]);
+        folder.load(&[], &[]).map(|resolved| resolved.config.model.device.to_string())
+    };
+    for (yaml, expected) in [
+        ("train: {use_cpu: true}", "cpu"),
+        ("train: {no_cuda: false}\nmodel: {device: cuda}", "cuda"),
+        ("model: {device_map: auto}", "auto"),
+        ("model: {device_map: cuda:1}", "cuda:1"),
+        ("model: {device_map: {'': 2}}", "cuda:2"),
+        ("train: {model_init_kwargs: {device_map: balanced}}", "auto"),
+        ("train: {model_init_kwargs: {device_map: null}}", "cpu"),
+    ] {
+        assert_eq!(device(yaml).unwrap(), expected, "{yaml}");
+    }
+    for yaml in ["model: {device_map: {model.embed_tokens: 0, lm_head: 1}}", "model: {device_map: tpu}"] {
+        let refused = device(yaml).unwrap_err();
+        assert!(refused.to_string().contains("device_map"), "{yaml}: {refused}");
+    }
+    // One says where, the other says otherwise.
+    assert!(device("train: {use_cpu: true}\nmodel: {device: cuda}").is_err());
+    let folder = Folder::new(&[
+        ("a.yaml", "train: {accelerate: acc.yaml}\nmodel: {device: auto}"),
+        ("acc.yaml", "use_cpu: false\n"),
+    ]);
+    assert_eq!(folder.load(&[], &[]).unwrap().config.model.device.to_string(), "auto");
+}
+
+#[test]
 fn variables_of_nccl_and_num_gpus_are_read_or_named() {
     let folder = Folder::new(&[("a.yaml", "")]);
     let load = |words: &[&str], env: &[(&str, &str)]| folder.load(words, env).unwrap();
@@ -244,6 +274,8 @@ fn variables_of_nccl_and_num_gpus_are_read_or_named() {
     let notes = load(&[], &debug).notes;
     assert!(notes[0].contains("env NCCL_DEBUG, TORCH_NCCL_ASYNC_ERROR_HANDLING: NCCL reads them"), "{notes:?}");
     assert!(load(&["train.ddp_backend=nccl"], &debug).notes.is_empty());
+    assert!(load(&["model.device=cuda"], &debug).notes.is_empty());
+    assert!(!load(&["model.device=cuda", "train.ddp_backend=gloo"], &debug).notes.is_empty());
     let run = |args: &[&str], number: &str| folder.tunesmith().args(args).env("NUM_GPUS", number).output().unwrap();
     let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let shown = run(&["config", "a.yaml"], "2");

@@ -8,6 +8,8 @@ pub(super) mod ends;
 mod events;
 mod faults;
 pub(super) mod fixture;
+#[cfg(feature = "cuda")]
+mod gpu_ranks;
 mod launchers;
 mod machines;
 mod optim;

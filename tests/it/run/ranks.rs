@@ -122,17 +122,16 @@ fn processes_over_nccl_train_the_same_bits() {
     let nccl = ["train.ddp_backend=nccl"];
     let threads = run("dp", &[], &["train.strategy=dp", "train.dp_ranks=2"], &[]);
     assert!(threads.status.success(), "{}", said(&threads));
-    let processes = run("nccl", &launch, &nccl, &crate::comm::stand_in());
+    let processes = run("nccl", &launch, &nccl, &crate::comm::stand_in(2));
     assert!(processes.status.success(), "{}", said(&processes));
     assert!(said(&processes).contains("ddp: 2 processes over nccl"), "{}", said(&processes));
     assert_eq!(curve(&fixture.path("nccl"), "loss"), curve(&fixture.path("dp"), "loss"));
     let weights = |name: &str| std::fs::read(fixture.path(name).join("adapter/adapter_model.safetensors")).unwrap();
     assert!(weights("nccl") == weights("dp"), "the same sums in the same order");
     // One GPU for two ranks, and none at all.
-    let shared = [crate::comm::stand_in().to_vec(), vec![("FAKE_GPUS", "1".to_owned())]].concat();
-    let shared = run("shared", &launch, &nccl, &shared);
+    let shared = run("shared", &launch, &nccl, &crate::comm::stand_in(1));
     assert_eq!(shared.status.code(), Some(2), "{}", said(&shared));
-    assert!(said(&shared).contains("local rank 1 has no GPU of its own: 1 here"), "{}", said(&shared));
+    assert!(said(&shared).contains("train.ddp_backend: nccl, but rank 1: there is no GPU 1"), "{}", said(&shared));
     if !Path::new("/dev/nvidiactl").exists() {
         let none = run("none", &launch, &nccl, &[]);
         assert_eq!(none.status.code(), Some(2), "{}", said(&none));

@@ -1,10 +1,9 @@
-//! NCCL's functions, loaded at run time, as Gloo's are. The types are cudarc's; its own loader does not look for
-//! `libnccl.so.2`, which is all that NCCL's run-time packages have, and panics where it finds nothing.
+//! NCCL's functions, loaded at run time, as Gloo's are. NCCL's run-time packages have no other name than `libnccl.so.2`; it is
+//! looked for where CUDA's libraries are, which PyTorch's wheels bring along.
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 
-use cudarc::driver::sys::CUstream;
-use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
+use tunesmith_device::cuda::library::candidates;
 
 use tunesmith_base::error::{Error, Result};
 
@@ -16,16 +15,61 @@ pub(super) type Code = c_int;
 pub(super) const SUCCESS: Code = 0;
 pub(super) const IN_PROGRESS: Code = 7;
 
+/// `ncclComm_t`: a communicator.
+pub(super) type Comm = *mut c_void;
+/// `ncclDataType_t` of bytes, `ncclUint8`: what goes between ranks is not computed with.
+pub(super) const BYTES: c_int = 1;
+
+/// `ncclUniqueId`: what ranks of one communicator have in common.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct UniqueId(pub [u8; 128]);
+
+/// `ncclConfig_t` with the fields of 2.18.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// `NCCL_CONFIG_INITIALIZER`, but for `blocking`: calls return before NCCL has done what they ask for.
+    pub(super) const fn non_blocking() -> Self {
+        const UNDEFINED: c_int = c_int::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21_801,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+/// `cudaStream_t`.
+type Stream = *mut c_void;
 type Count = unsafe extern "C" fn(*mut c_int) -> Code;
-type GetUniqueId = unsafe extern "C" fn(*mut ncclUniqueId) -> Code;
-type Init = unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code;
-type AsyncError = unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code;
-type OfComm = unsafe extern "C" fn(ncclComm_t) -> Code;
+type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> Code;
+type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Code;
+type AsyncError = unsafe extern "C" fn(Comm, *mut Code) -> Code;
+type OfComm = unsafe extern "C" fn(Comm) -> Code;
 type Group = unsafe extern "C" fn() -> Code;
-type Send = unsafe extern "C" fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
-type Receive = unsafe extern "C" fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
-type Broadcast =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
+type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, Stream) -> Code;
+type Receive = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, Stream) -> Code;
+type Broadcast = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> Code;
+type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> Code;
 type ErrorString = unsafe extern "C" fn(Code) -> *const c_char;
 
 /// The loaded functions. The object is never unloaded: NCCL has threads of its own.
@@ -43,18 +87,19 @@ pub(super) struct Functions {
     pub send: Send,
     pub receive: Receive,
     pub broadcast: Broadcast,
+    pub all_gather: AllGather,
     error_string: ErrorString,
 }
 
 const INSTALL: &str = "install NCCL's run-time library (`apt-get install libnccl2` from NVIDIA's repository, or `pip install \
-                       nvidia-nccl-cu12` and TUNESMITH_NCCL=…/libnccl.so.2), or set train.ddp_backend: gloo";
+                       nvidia-nccl-cu12`; TUNESMITH_NCCL=…/libnccl.so.2 names one elsewhere), or set train.ddp_backend: gloo";
 
 impl Functions {
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: there is no NCCL, or one that is too old.
     pub fn load() -> Result<Self> {
         let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
-        let names = named.map_or_else(|| vec!["libnccl.so.2".into(), "libnccl.so".into()], |named| vec![named]);
+        let names = named.map_or_else(|| candidates(&["libnccl.so.2", "libnccl.so"]), |named| vec![named]);
         let mut why = String::new();
         for name in names {
             match open(&name.into_os_string().into_encoded_bytes()) {
@@ -91,6 +136,7 @@ impl Functions {
                 send: std::mem::transmute::<*mut c_void, Send>(find(c"ncclSend")?),
                 receive: std::mem::transmute::<*mut c_void, Receive>(find(c"ncclRecv")?),
                 broadcast: std::mem::transmute::<*mut c_void, Broadcast>(find(c"ncclBroadcast")?),
+                all_gather: std::mem::transmute::<*mut c_void, AllGather>(find(c"ncclAllGather")?),
                 error_string: std::mem::transmute::<*mut c_void, ErrorString>(find(c"ncclGetErrorString")?),
             })
         }

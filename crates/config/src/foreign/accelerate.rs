@@ -10,7 +10,7 @@ use crate::value::Node;
 use tunesmith_base::error::Result;
 
 const TPU: &str = "there are no TPUs";
-const HOST: &str = "on the CPU everything is in main memory already";
+const HOST: &str = "nothing is moved: everything stays where the model is computed";
 const POD: &str =
     "torchrun, srun, Kubernetes or `tunesmith launch` on each machine start the ranks (docs/distributed.md)";
 const DISK: &str = "this version does not offload to disk";
@@ -27,7 +27,7 @@ pub(super) const RULES: Rules = rules! {
     "main_process_ip" => With(address); "used by `tunesmith launch`, where --master-addr is not given",
     "main_process_port" => With(port); "used by `tunesmith launch`, where --master-port is not given",
     "gpu_ids" => With(gpu_ids); "used by `tunesmith launch`, where --gpu-ids is not given; `all` has no effect",
-    "use_cpu" => Always(&[Bool(true)], "this version computes on the CPU"),
+    "use_cpu" => With(super::trainer::on_cpu); "true becomes model.device: cpu; false leaves it to model.device",
     "debug" => NotNeeded("operations between ranks always check sizes, timeouts and lost ranks"),
     "rdzv_backend" => NotNeeded("the launcher decides how ranks find each other (docs/distributed.md)"),
     "same_network" => NotNeeded("machines reach the first one by its address, on any network"),
@@ -163,10 +163,9 @@ pub(super) fn finish(reader: &mut Reader) -> Result<()> {
             None => reader.put(&value, "train.strategy", strategy("zero2"), "Accelerate's default stage"),
         },
         "megatron_lm" | "tpu" | "xla" | "multi_npu" | "multi_mlu" | "multi_sdaa" | "multi_musa" | "multi_xpu"
-        | "multi_hpu" | "multi_neuron" => {
-            Err(value
-                .refused("supported: MULTI_GPU, MULTI_CPU, FSDP and DEEPSPEED, computed on the CPU in this version"))
-        }
+        | "multi_hpu" | "multi_neuron" => Err(value.refused(
+            "supported: MULTI_GPU, MULTI_CPU, FSDP and DEEPSPEED, on the CPU or NVIDIA GPUs as model.device says",
+        )),
         _ => Err(value.expected("one of NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED")),
     }
 }

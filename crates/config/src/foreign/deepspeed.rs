@@ -13,7 +13,7 @@ use tunesmith_base::error::Result;
 const TRUE: &[Scalar] = &[Bool(true)];
 const OFF: &[Scalar] = &[];
 const ONE: &[Scalar] = &[Str("1")];
-const HOST: &str = "on the CPU everything is in main memory already";
+const HOST: &str = "nothing is moved: everything stays where the model is computed";
 const DISK: &str = "this version does not offload to disk";
 const QUANTIZED: &str =
     "ranks exchange values unquantized; model.quantization quantizes frozen weights, also between ranks";
@@ -111,11 +111,11 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.compute_grad_norm" => Always(TRUE, "the norm is computed in every step, and shown"),
     "zero_optimization.load_from_fp32_weights" => Always(TRUE, "checkpoints hold float32"),
     "zero_optimization.elastic_checkpoint" => Always(&[Bool(true), Bool(false)], "every checkpoint loads with any number of ranks"),
-    "zero_optimization.offload_param.device" => With(offload); "none and cpu have no effect: on the CPU everything is in main memory already; nvme is refused",
+    "zero_optimization.offload_param.device" => With(offload); "none and cpu have no effect: everything stays where the model is computed; nvme is refused",
     "zero_optimization.offload_param.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_param.buffer_count" | "zero_optimization.offload_param.buffer_size"
     | "zero_optimization.offload_param.max_in_cpu" | "zero_optimization.offload_param.pin_memory" => NotNeeded(HOST),
-    "zero_optimization.offload_optimizer.device" => With(offload); "none and cpu have no effect: on the CPU everything is in main memory already; nvme is refused",
+    "zero_optimization.offload_optimizer.device" => With(offload); "none and cpu have no effect: everything stays where the model is computed; nvme is refused",
     "zero_optimization.offload_optimizer.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_optimizer.buffer_count" | "zero_optimization.offload_optimizer.pin_memory"
     | "zero_optimization.offload_optimizer.pipeline_read" | "zero_optimization.offload_optimizer.pipeline_write"

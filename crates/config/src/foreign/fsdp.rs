@@ -24,7 +24,7 @@ pub(super) const RULES: Rules = rules! {
     "version" => Always(&[Str("1"), Str("2")], "there is one FSDP, which covers both versions"),
     "sharding_strategy" => With(sharding); "train.fsdp_sharding_strategy; _HYBRID_SHARD_ZERO2 is refused",
     "reshard_after_forward" => With(reshard); "train.fsdp_sharding_strategy: true becomes full_shard, false shard_grad_op",
-    "offload_params" | "cpu_offload" => Always(&[Bool(true), Bool(false)], "on the CPU weights are in main memory already"),
+    "offload_params" | "cpu_offload" => Always(&[Bool(true), Bool(false)], "weights stay where the model is computed, each rank its part"),
     "auto_wrap_policy" => Always(&[Str("TRANSFORMER_BASED_WRAP"), Str("NO_WRAP"), Str("SIZE_BASED_WRAP")], SEGMENTS),
     "transformer_layer_cls_to_wrap" | "min_num_params" => NotNeeded(SEGMENTS),
     "backward_prefetch" => Always(&[Str("BACKWARD_PRE")], "the next block is gathered while the current one computes"),
@@ -37,7 +37,7 @@ pub(super) const RULES: Rules = rules! {
     "cpu_ram_efficient_loading" => NotNeeded("each rank reads the weights segment by segment and keeps its part"),
     "limit_all_gathers" => Always(&[Bool(true)], "at most two blocks are gathered at a time"),
     "activation_checkpointing" => With(checkpointing); "train.gradient_checkpointing",
-    "activation_checkpointing_offload" => Unsupported("on the CPU there is no other memory to move activations to"),
+    "activation_checkpointing_offload" => Unsupported("activations stay where the model is computed; train.gradient_checkpointing keeps fewer"),
     "mixed_precision_policy.*" => Only(&[Str("fp32")], "set train.bf16 or train.fp16"),
     "ignored_modules" => Unsupported("every module is sharded"),
     "param_init_fn" | "state_dict_config" | "optim_state_dict_config" => Unsupported(OBJECT),
@@ -99,7 +99,7 @@ pub(super) fn read(
         let value = Value { node: Node::Str(word.clone()), ..at.clone() };
         match word.as_str() {
             "auto_wrap" => reader.same(&value, SEGMENTS)?,
-            "offload" => reader.same(&value, "on the CPU weights are in main memory already")?,
+            "offload" => reader.same(&value, "weights stay where the model is computed, each rank its part")?,
             "full_shard" | "shard_grad_op" | "no_shard" | "hybrid_shard" | "hybrid_shard_zero2" => {
                 sharding(&mut reader, &value)?;
             }

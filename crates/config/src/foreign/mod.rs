@@ -26,6 +26,7 @@ pub use outcomes::{Foreign, KeyOutcome, NOT_NEEDED, NotNeeded, Outcome};
 pub(super) use reader::read_trainer_key;
 use reader::{Function, Reader, Rules};
 use rules::{Action, Rule, find_rule, key_names};
+pub use trainer::one_device;
 pub(super) use trainer::{NULL_IS_DEFAULT, names as trainer_names};
 pub use value::{Value, is_off};
 

@@ -18,7 +18,6 @@ const TRACKIO: &str = "Trackio is not part of this version, and nothing is sent 
 const RANK_0: &str = "only rank 0 writes and reports";
 const UNUSED: &str = "gradients of all trained parameters are reduced, used or not";
 const PRECISION: &str = "train.bf16 and train.fp16 set the type of activations, model.dtype that of frozen weights";
-const DEVICE: &str = "this version computes on the CPU";
 const METRICS: &str = "eval.metrics lists the metrics, which are computed row by row";
 const EVERY_STEP: &str = "metrics.jsonl has every step, and train.logging_steps says how often a line is shown";
 const NO_PADDING: &str = "rows are never padded";
@@ -86,7 +85,7 @@ pub(super) const RULES: Rules = rules! {
     "ddp_broadcast_buffers" => NotNeeded("the models have no buffers that training changes"),
     "ddp_find_unused_parameters" | "ddp_static_graph" => NotNeeded(UNUSED),
     "debug" => NotNeeded("non-finite steps are skipped and reported, and end the run after train.max_nonfinite_steps"),
-    "device_map" => NotNeeded(DEVICE),
+    "device_map" => With(device_map); "model.device: auto and balanced become auto, a GPU or its number cuda:N, cpu cpu; a map of parts is refused",
     "disable_tqdm" => NotNeeded("a progress bar is shown on a terminal only"),
     "do_eval" => NotNeeded("train.eval_strategy says when a run validates; `tunesmith eval` measures a model"),
     "do_predict" => NotNeeded("`tunesmith eval` and `infer` answer rows"),
@@ -126,7 +125,7 @@ pub(super) const RULES: Rules = rules! {
     "low_cpu_mem_usage" => NotNeeded("weights are read segment by segment"),
     "model_init_kwargs.*" => With(init); "dtype and revision become model.dtype and model.revision; what has no meaning here is not needed",
     "mp_parameters" => NotNeeded(PARALLEL),
-    "no_cuda" => NotNeeded(DEVICE),
+    "no_cuda" => With(on_cpu); "true becomes model.device: cpu; false leaves it to model.device",
     "num_of_sequences" => NotNeeded("packed rows are as long as model.max_seq_len"),
     "optim_target_modules" => Unsupported("GaLore and APOLLO are not part of this version"),
     "overwrite_output_dir" => NotNeeded("`train --overwrite` starts over in a folder that holds a run"),
@@ -160,11 +159,11 @@ pub(super) const RULES: Rules = rules! {
     "truncation_mode" => With(truncation); "keep_start and keep_end become data.truncation: right and left",
     "trust_remote_code" => NotNeeded("tunesmith never runs code that comes with a model"),
     "use_cache" => NotNeeded("training keeps no cache of keys and values"),
-    "use_cpu" => NotNeeded(DEVICE),
+    "use_cpu" => With(on_cpu); "true becomes model.device: cpu; false leaves it to model.device",
     "use_legacy_prediction_loop" => NotNeeded(METRICS),
     "use_liger" | "use_liger_kernel" => NotNeeded("the kernels are fused anyway"),
-    "use_mps_device" => NotNeeded(DEVICE),
-    "offload_optimizer" => Unsupported("on the CPU the optimizer's state is in main memory already"),
+    "use_mps_device" => NotNeeded("model.device chooses the CPU or an NVIDIA GPU"),
+    "offload_optimizer" => Unsupported("the optimizer's state stays where the model is computed; train.strategy: zero1 shares it among ranks"),
     "attn_implementation" => NotNeeded(ATTENTION),
     "backend" => With(report_to); "tensorboard and none become logging.tensorboard; others are refused",
     "model.type" => Only(&[Str("causal"), Str("causal_lm"), Null], "other kinds of model are not yet part of this version"),
@@ -209,6 +208,45 @@ pub(crate) fn names() -> impl Iterator<Item = String> {
 
 fn word_put(reader: &mut Reader, value: &Value, key: &str, word: &str) -> Result<()> {
     reader.put(value, key, Node::Str(word.to_owned()), "")
+}
+
+/// `true`: the processor, even where there is a GPU.
+pub(super) fn on_cpu(reader: &mut Reader, value: &Value) -> Result<()> {
+    if value.flag()? {
+        word_put(reader, value, "model.device", "cpu")
+    } else {
+        reader.same(value, "model.device says where a model is computed")
+    }
+}
+
+/// Transformers' `device_map`, as far as it names one device for the whole model.
+fn device_map(reader: &mut Reader, value: &Value) -> Result<()> {
+    match one_device(&value.node) {
+        Some(device) => word_put(reader, value, "model.device", &device),
+        None => Err(value.refused(
+            "a model is on one device; set model.device, and train.strategy: fsdp to share a large one among ranks",
+        )),
+    }
+}
+
+/// The `model.device` that a `device_map` of another toolkit means; nothing where it spreads a model.
+pub fn one_device(node: &Node) -> Option<String> {
+    match node {
+        Node::Str(word) => match word.as_str() {
+            "auto" | "balanced" | "balanced_low_0" | "sequential" => Some("auto".to_owned()),
+            "cpu" | "cuda" => Some(word.clone()),
+            word => {
+                let number = word.strip_prefix("cuda:").unwrap_or(word);
+                number.parse::<u8>().ok().map(|number| format!("cuda:{number}"))
+            }
+        },
+        Node::Int(number) => u8::try_from(*number).ok().map(|number| format!("cuda:{number}")),
+        Node::Map(entries) => match &entries[..] {
+            [(module, device)] if module.is_empty() => one_device(device),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 fn accelerator(reader: &mut Reader, value: &Value) -> Result<()> {
@@ -323,8 +361,9 @@ fn init(reader: &mut Reader, value: &Value) -> Result<()> {
                 _ => return Err(one.expected("a word for dtype, such as bfloat16")),
             },
             "revision" => reader.put(&one, "model.revision", node.clone(), "")?,
+            "device_map" if one.node == Node::Null => {}
+            "device_map" => device_map(reader, &one)?,
             "attn_implementation"
-            | "device_map"
             | "low_cpu_mem_usage"
             | "trust_remote_code"
             | "use_cache"

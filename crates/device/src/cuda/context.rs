@@ -3,7 +3,7 @@ use super::library::{Driver, Handle, driver};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tunesmith_base::error::{Error, Result};
 
 /// The primary context of a GPU, which libraries in this process share. It is held until the process ends.
@@ -17,6 +17,7 @@ pub struct Context {
     capability: (u32, u32),
     multiprocessors: u32,
     shared_memory: u32,
+    broken: OnceLock<Error>,
 }
 
 // SAFETY: the driver's contexts may be used by any thread that makes them current.
@@ -82,6 +83,7 @@ impl Context {
             capability: (major?, minor?),
             multiprocessors: multiprocessors?,
             shared_memory: shared_memory?,
+            broken: OnceLock::new(),
         };
         context.bind()?;
         context.keep_freed_memory()?;
@@ -100,6 +102,16 @@ impl Context {
             CURRENT.set(self.handle);
         }
         Ok(())
+    }
+
+    /// From now on, waiting for a stream or an event of it fails with this error. The first one stays.
+    pub fn break_off(&self, error: Error) {
+        let _ = self.broken.set(error);
+    }
+
+    /// What [`Context::break_off`] said.
+    pub(super) fn unbroken(&self) -> Result<()> {
+        self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Its number, counted as `CUDA_VISIBLE_DEVICES` leaves GPUs.

@@ -111,20 +111,27 @@ unsafe impl Send for Library {}
 // SAFETY: as above; dlsym changes nothing.
 unsafe impl Sync for Library {}
 
+/// Where a library of one of these file names may be, the likeliest first: names alone are for the system's loader.
+pub fn candidates(files: &[&str]) -> Vec<PathBuf> {
+    candidates_in(files, only_folder())
+}
+
+fn candidates_in(files: &[&str], only: Option<PathBuf>) -> Vec<PathBuf> {
+    if let Some(folder) = only {
+        return files.iter().map(|file| folder.join(file)).collect();
+    }
+    let mut candidates: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
+    for folder in folders() {
+        candidates.extend(files.iter().map(|file| folder.join(file)).filter(|path| path.exists()));
+    }
+    candidates
+}
+
 /// Loads what is wanted from that folder, or from the places of the search; `driver` is the driver's version, if there is one.
 fn open(wanted: &Wanted, only: Option<PathBuf>, driver: Option<c_int>) -> Result<Library> {
     let mut why: Option<String> = None;
-    let mut candidates: Vec<PathBuf> = Vec::new();
     let files: Vec<&str> = wanted.files.iter().copied().filter(|file| runs_on(file, driver)).collect();
-    if let Some(folder) = only {
-        candidates.extend(files.iter().map(|file| folder.join(file)));
-    } else {
-        candidates.extend(files.iter().map(PathBuf::from));
-        for folder in folders() {
-            candidates.extend(files.iter().map(|file| folder.join(file)).filter(|path| path.exists()));
-        }
-    }
-    for path in candidates {
+    for path in candidates_in(&files, only) {
         preload_builtins(&path);
         match dlopen(&path, libc::RTLD_NOW | libc::RTLD_LOCAL) {
             Ok(handle) => {
@@ -422,7 +429,7 @@ pub struct LibraryReport {
 pub fn report() -> Vec<LibraryReport> {
     let of_driver = || {
         let driver = driver()?;
-        Ok((format!("CUDA {}", dotted(driver.version()?)), driver.path.clone()))
+        Ok((dotted(driver.version()?), driver.path.clone()))
     };
     let of_nvrtc = || {
         let nvrtc = nvrtc()?;

@@ -33,7 +33,8 @@ impl Stream {
         Ok(Arc::new(Self { handle, context: Arc::clone(context) }))
     }
 
-    pub(super) const fn handle(&self) -> Handle {
+    /// The driver's handle, `CUstream`, for libraries that put work on it. It is good as long as this lives.
+    pub const fn handle(&self) -> *mut std::ffi::c_void {
         self.handle
     }
 
@@ -50,7 +51,8 @@ impl Stream {
         self.context.bind()?;
         let driver = driver()?;
         // SAFETY: the stream is alive.
-        driver.check("cuStreamSynchronize", unsafe { (driver.synchronize)(self.handle) })
+        driver.check("cuStreamSynchronize", unsafe { (driver.synchronize)(self.handle) })?;
+        self.context.unbroken()
     }
 
     /// Lets what comes next wait for an event of any stream.
@@ -172,7 +174,7 @@ impl Event {
         // SAFETY: the event is alive.
         match unsafe { (driver.query_event)(self.handle) } {
             NOT_READY => Ok(false),
-            code => driver.check("cuEventQuery", code).map(|()| true),
+            code => driver.check("cuEventQuery", code).and_then(|()| self.context.unbroken()).map(|()| true),
         }
     }
 
@@ -184,7 +186,8 @@ impl Event {
         self.context.bind()?;
         let driver = driver()?;
         // SAFETY: the event is alive.
-        driver.check("cuEventSynchronize", unsafe { (driver.synchronize_event)(self.handle) })
+        driver.check("cuEventSynchronize", unsafe { (driver.synchronize_event)(self.handle) })?;
+        self.context.unbroken()
     }
 
     /// Milliseconds from `start` to this one; both have happened.

@@ -19,7 +19,7 @@ pub(super) fn quantization(import: &mut Import) {
                 "bnb_4bit_compute_dtype" => import.not_needed(&from, "products are computed in float32"),
                 "bnb_4bit_quant_storage" => import.not_needed(&from, "codes are kept in bytes"),
                 "llm_int8_has_fp16_weight" | "llm_int8_enable_fp32_cpu_offload" => {
-                    import.not_needed(&from, "on the CPU weights are in main memory already");
+                    import.not_needed(&from, "weights stay where the model is computed, each rank its part");
                 }
                 "llm_int8_threshold" => {
                     import.not_needed(&from, "8-bit weights are dequantized, so no outlier is lost");

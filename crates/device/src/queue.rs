@@ -1,0 +1,174 @@
+//! Work of a GPU beside its ops: a second queue, such as for what goes between ranks, and marks that let one queue wait for
+//! another. The host waits for neither.
+//!
+//! Each GPU has one stream on which ops compute. Within [`Queue::run`], what a thread asks of the GPU goes onto the queue's own
+//! stream instead: launches, copies, memory taken. Three rules keep two streams in order:
+//!
+//! 1. Who uses on one queue what another has written waits for a [`Mark`] first.
+//! 2. Memory is given back in the order of the queue on which it was taken. Before it is dropped, that queue waits for a mark
+//!    behind the last use on any other.
+//! 3. [`Queue::cross`] does both for work that stands between two pieces of a thread's work.
+use super::cuda::{Event, Stream};
+use super::{Device, gpu};
+use std::cell::RefCell;
+use std::sync::Arc;
+use tunesmith_base::error::Result;
+
+/// A stream of a GPU beside the one on which its ops compute.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    ordinal: u8,
+    stream: Arc<Stream>,
+}
+
+thread_local! {
+    /// The queues in whose [`Queue::run`] this thread is, the innermost last; nothing for [`Queue::leave`].
+    static ENTERED: RefCell<Vec<Option<Queue>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The stream that this thread's work for a GPU goes to, if it is not the one of the ops.
+pub(super) fn entered(ordinal: u8) -> Option<Arc<Stream>> {
+    ENTERED.with_borrow(|entered| {
+        let queue = entered.last()?.as_ref().filter(|queue| queue.ordinal == ordinal)?;
+        Some(Arc::clone(&queue.stream))
+    })
+}
+
+/// Leaves a queue, also when its work unwinds.
+struct Leave;
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        ENTERED.with_borrow_mut(|entered| entered.pop());
+    }
+}
+
+impl Queue {
+    /// An empty queue of the GPU of that number, which is opened if it is not yet.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Device`]: no driver, no such GPU, or the driver's own.
+    pub fn new(ordinal: u8) -> Result<Self> {
+        gpu::open(ordinal)?;
+        Ok(Self { ordinal, stream: Stream::new(&gpu::context(ordinal))? })
+    }
+
+    /// The GPU's number.
+    pub const fn ordinal(&self) -> u8 {
+        self.ordinal
+    }
+
+    /// Its stream.
+    pub const fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Does `work`, whose launches, copies and memory on this GPU are put on this queue as far as this thread asks for them.
+    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        ENTERED.with_borrow_mut(|entered| entered.push(Some(self.clone())));
+        let _leave = Leave;
+        work()
+    }
+
+    /// Does `work` on the stream of the ops, although this thread has entered a queue: memory that it takes is then given back
+    /// in the order of the ops.
+    pub fn leave<T>(work: impl FnOnce() -> T) -> T {
+        ENTERED.with_borrow_mut(|entered| entered.push(None));
+        let _leave = Leave;
+        work()
+    }
+
+    /// As [`Queue::run`], for work that comes after all that this thread's queue was asked for before, and before all that it is
+    /// asked for later.
+    pub fn cross<T>(&self, work: impl FnOnce() -> T) -> T {
+        let device = Device::Cuda(self.ordinal);
+        if entered(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
+            return work();
+        }
+        let before = Mark::here(device);
+        let (done, after) = self.run(|| {
+            before.wait();
+            (work(), Mark::here(device))
+        });
+        after.wait();
+        done
+    }
+}
+
+/// A place in a queue: it is reached when all is done that the queue was asked for before. Without a GPU it is reached at once.
+#[derive(Debug, Default)]
+pub struct Mark(Option<(u8, Event)>);
+
+impl Mark {
+    /// The end of this thread's queue of that device.
+    pub fn here(device: Device) -> Self {
+        match device {
+            Device::Cuda(ordinal) => Self(Some((ordinal, gpu::record(ordinal)))),
+            Device::Cpu | Device::Meta => Self(None),
+        }
+    }
+
+    /// Lets what this thread's queue is asked for from now on wait until the mark is reached.
+    pub fn wait(&self) {
+        if let Some((ordinal, event)) = &self.0 {
+            gpu::wait(*ordinal, event);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Array, cuda};
+    use tunesmith_base::Kind;
+    use tunesmith_base::error::Error;
+
+    #[test]
+    fn work_that_crosses_stands_between_what_comes_before_and_after() {
+        cuda::testing::stand_in();
+        let device = Device::Cuda(0);
+        let queue = Queue::new(0).unwrap();
+        let first: Vec<f32> = (0..100_000).map(|it| it as f32).collect();
+        for turn in 0..5 {
+            let values: Vec<f32> = first.iter().map(|it| it + turn as f32).collect();
+            let source = Array::of(device, &values);
+            let mut copy = Array::<f32>::zeros(device, values.len());
+            queue.cross(|| copy.view_mut().copy_from(source.view()));
+            // Memory of the ops, taken again at once by what comes next there.
+            drop(source);
+            let next = Array::<f32>::zeros(device, values.len());
+            assert!(copy.read() == values && next.read().iter().all(|&it| it == 0.0));
+        }
+        // Memory that is taken on the queue is given back in its order; outside of it, in that of the ops.
+        let inside = queue.run(|| {
+            let of_ops = Queue::leave(|| {
+                let of_ops = Array::of(device, &first);
+                (of_ops, Mark::here(device))
+            });
+            of_ops.1.wait();
+            let mut inside = Array::<f32>::zeros(device, first.len());
+            inside.view_mut().copy_from(of_ops.0.view());
+            (inside, Mark::here(device))
+        });
+        inside.1.wait();
+        assert!(inside.0.read() == first);
+        Mark::here(Device::Cpu).wait();
+    }
+
+    #[test]
+    fn a_gpu_that_is_broken_off_fails_for_everybody_who_waits_with_the_first_error() {
+        cuda::testing::stand_in();
+        // Its own view of the GPU: those of other tests stay whole.
+        let context = cuda::Context::new(0).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let event = stream.record().unwrap();
+        stream.synchronize().unwrap();
+        for rank in [3, 4] {
+            context.break_off(Error::peer(format!("rank {rank} is gone")));
+        }
+        for failed in [stream.synchronize(), event.synchronize(), event.done().map(drop)] {
+            let failed = failed.unwrap_err();
+            assert_eq!((failed.kind(), failed.message()), (Kind::Peer, "rank 3 is gone"));
+        }
+    }
+}
