@@ -106,8 +106,13 @@ fn bfloat16_products_train_as_float32_does() {
     let fixture = Fixture::new();
     let mut means = Vec::new();
     for (name, bf16) in [("wide", "false"), ("narrow", "true")] {
-        let lines =
-            ["model.device: cuda", "train.max_steps: 60", "data.val_path: UNSET", "tuning.lora.lora_dropout: 0"];
+        let lines = [
+            "model.device: cuda",
+            "train.max_steps: 60",
+            "data.val_path: UNSET",
+            "tuning.lora.lora_dropout: 0",
+            "train.learning_rate: 0.002",
+        ];
         let config = fixture.config(name, &[&lines[..], &[&format!("train.bf16: {bf16}")]].concat());
         let out = fixture.path(name);
         let ended = train(&config, &[&format!("train.output_dir={}", out.display())], &[]);

@@ -244,7 +244,7 @@ fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(part), "{words:?}: {text}");
     };
-    refused(&["plan", model, "--gpus", "2"], "--vram");
+    assert!(stdout(&["plan", model, "--gpus", "2"]).contains("of unknown memory (--vram 24GiB)"));
     refused(&["plan", model, "--vram", "24 elephants"], "24GiB");
     refused(&["plan", model, "TRAIN_STRATEGY=zero9"], "train.strategy");
     refused(&["plan"], "no configuration file");

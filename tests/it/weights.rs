@@ -5,8 +5,8 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use tempfile::TempDir;
-use tunesmith::device::Array;
 use tunesmith::config::arch::{Arch, TensorSpec};
+use tunesmith::device::Array;
 use tunesmith::model::weights::{WeightFiles, write_safetensors};
 use tunesmith::{Error, Kind};
 

@@ -8,7 +8,8 @@
 //! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
 use crate::counted::counts;
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
-use crate::{Device, cuda, memory, queue};
+use crate::entered::entered;
+use crate::{Device, cuda, memory};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::{Error, Result};
@@ -90,7 +91,7 @@ pub(crate) fn checked<T>(result: Result<T>) -> T {
 impl Gpu {
     /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
     fn stream(&self) -> Arc<Stream> {
-        queue::entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
+        entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
     }
 
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
@@ -183,7 +184,7 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
 /// Within [`crate::Queue::run`]: products share one scratch.
 pub fn matmul(ordinal: u8, product: &Product) {
     if !counts(ordinal) {
-        assert!(queue::entered(ordinal).is_none(), "products are on the stream of the ops");
+        assert!(entered(ordinal).is_none(), "products are on the stream of the ops");
         let gpu = gpu(ordinal);
         checked(gpu.blas(ordinal).and_then(|blas| blas.product(&gpu.stream, product)));
     }
@@ -210,9 +211,15 @@ pub fn record(ordinal: u8) -> Event {
     checked(gpu(ordinal).stream().record())
 }
 
-/// Lets what the GPU is given from now on wait for an event of another queue.
-pub(crate) fn wait(ordinal: u8, event: &Event) {
-    checked(gpu(ordinal).stream().wait(event));
+/// Lets what the GPU is given from now on wait for an event of another stream; or else the host does.
+///
+/// # Errors
+/// The driver's: the GPU is lost.
+pub(crate) fn wait(ordinal: u8, event: &Event) -> Result<()> {
+    if OPEN[usize::from(ordinal)].get().is_none() {
+        return Ok(());
+    }
+    gpu(ordinal).stream().wait(event).or_else(|_| event.synchronize())
 }
 
 /// The context of a GPU.
@@ -425,13 +432,4 @@ pub(crate) unsafe fn copy_in(ordinal: u8, to: u64, from: &PinnedMemory, bytes: u
     let from = from.as_slice().as_ptr();
     // SAFETY: as the caller says.
     checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_device(to, from, bytes) }))
-}
-
-/// Lets what is computed next wait for an event; or else the host does.
-///
-/// # Errors
-/// The driver's: the GPU is lost.
-pub(crate) fn wait(ordinal: u8, event: &Event) -> Result<()> {
-    let Some(gpu) = OPEN[usize::from(ordinal)].get() else { return Ok(()) };
-    gpu.stream.wait(event).or_else(|_| event.synchronize())
 }

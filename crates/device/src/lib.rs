@@ -8,6 +8,7 @@ pub mod away;
 mod buffer;
 mod counted;
 pub mod cuda;
+mod entered;
 pub mod gpu;
 mod late;
 pub mod memory;

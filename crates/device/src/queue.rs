@@ -9,8 +9,8 @@
 //!    behind the last use on any other.
 //! 3. [`Queue::cross`] does both for work that stands between two pieces of a thread's work.
 use super::cuda::{Event, Stream};
+use super::entered::{entered, within};
 use super::{Device, gpu};
-use std::cell::RefCell;
 use std::sync::Arc;
 use tunesmith_base::error::Result;
 
@@ -19,28 +19,6 @@ use tunesmith_base::error::Result;
 pub struct Queue {
     ordinal: u8,
     stream: Arc<Stream>,
-}
-
-thread_local! {
-    /// The queues in whose [`Queue::run`] this thread is, the innermost last; nothing for [`Queue::leave`].
-    static ENTERED: RefCell<Vec<Option<Queue>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The stream that this thread's work for a GPU goes to, if it is not the one of the ops.
-pub(super) fn entered(ordinal: u8) -> Option<Arc<Stream>> {
-    ENTERED.with_borrow(|entered| {
-        let queue = entered.last()?.as_ref().filter(|queue| queue.ordinal == ordinal)?;
-        Some(Arc::clone(&queue.stream))
-    })
-}
-
-/// Leaves a queue, also when its work unwinds.
-struct Leave;
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        ENTERED.with_borrow_mut(|entered| entered.pop());
-    }
 }
 
 impl Queue {
@@ -65,17 +43,13 @@ impl Queue {
 
     /// Does `work`, whose launches, copies and memory on this GPU are put on this queue as far as this thread asks for them.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        ENTERED.with_borrow_mut(|entered| entered.push(Some(self.clone())));
-        let _leave = Leave;
-        work()
+        within(Some((self.ordinal, Arc::clone(&self.stream))), work)
     }
 
     /// Does `work` on the stream of the ops, although this thread has entered a queue: memory that it takes is then given back
     /// in the order of the ops.
     pub fn leave<T>(work: impl FnOnce() -> T) -> T {
-        ENTERED.with_borrow_mut(|entered| entered.push(None));
-        let _leave = Leave;
-        work()
+        within(None, work)
     }
 
     /// As [`Queue::run`], for work that comes after all that this thread's queue was asked for before, and before all that it is
@@ -111,7 +85,7 @@ impl Mark {
     /// Lets what this thread's queue is asked for from now on wait until the mark is reached.
     pub fn wait(&self) {
         if let Some((ordinal, event)) = &self.0 {
-            gpu::wait(*ordinal, event);
+            gpu::checked(gpu::wait(*ordinal, event));
         }
     }
 }

@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn a_stamp_s_words_are_read_back() {
         let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
-        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false), (Format::Fp8, false)] {
+        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false), (Format::Fp8, false)]
+        {
             let held = Held { how: How { format, double }, skip: skip.clone() };
             assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
         }

@@ -1,6 +1,5 @@
 //! What the ops' host side for GPUs shares: operands as arguments, grids, launches on the stream of the operands' GPU.
-use crate::activation::{Activation, Number};
-use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Product};
+use tunesmith_device::cuda::{Arg as Raw, Grid as RawGrid, Number, Product};
 use tunesmith_device::{Array, Device, Element, Slice, SliceMut, gpu};
 
 pub(crate) use tunesmith_device::cuda::{Header, Source};
@@ -91,16 +90,6 @@ impl Typed {
             Number::F16 => 1,
             Number::Bf16 => 2,
         }]
-    }
-
-    /// The kernels for these activations.
-    ///
-    /// # Panics
-    /// If they are not of one type.
-    pub(crate) fn same(&'static self, operands: &[&Activation]) -> &'static Source {
-        let number = operands[0].number();
-        assert!(operands.iter().all(|operand| operand.number() == number), "activations of one type");
-        self.of(number)
     }
 }
 

@@ -175,6 +175,7 @@ impl OnGpu {
             (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
             (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,
             (Some(Storage::Int8), _) => Quantization::Int8,
+            (Some(Storage::Fp8), _) => Quantization::Fp8,
         };
         if let Some(Storage::FourBit { double }) = base.quantized {
             config.model.double_quant = double;

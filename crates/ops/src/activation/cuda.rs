@@ -1,11 +1,23 @@
 //! Copies between rows in a GPU's memory.
 use super::{Activation, Number};
-use crate::cuda::{self, Arg, Grid, Typed};
+use crate::cuda::{self, Arg, Grid, Source, Typed};
 use crate::floats::{Floats, FloatsMut};
 use std::ops::Range;
 use tunesmith_device::{Array, Buffer, Device};
 
 static KERNELS: Typed = Typed::new("activation", include_str!("activation.cu"));
+
+impl Typed {
+    /// The kernels for these activations.
+    ///
+    /// # Panics
+    /// If they are not of one type.
+    pub(crate) fn same(&'static self, operands: &[&Activation]) -> &'static Source {
+        let number = operands[0].number();
+        assert!(operands.iter().all(|operand| operand.number() == number), "activations of one type");
+        self.of(number)
+    }
+}
 
 impl From<&Activation> for Arg {
     fn from(x: &Activation) -> Self {

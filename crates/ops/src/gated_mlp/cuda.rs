@@ -8,11 +8,23 @@ static KERNELS: Typed = Typed::new("gated_mlp", include_str!("gated_mlp.cu"));
 pub(super) fn forward(act: Gate, gate: &Activation, up: &Activation, out: &mut Activation) {
     let count = gate.tokens() * gate.features();
     let args = [gate.into(), up.into(), out.into(), (act == Gate::GeluTanh).into(), Arg::count(count)];
-    cuda::launch(gate.device(), KERNELS.same(&[gate, up, out]), "gated_mlp_forward", Grid::packs(count, gate.number()), &args);
+    cuda::launch(
+        gate.device(),
+        KERNELS.same(&[gate, up, out]),
+        "gated_mlp_forward",
+        Grid::packs(count, gate.number()),
+        &args,
+    );
 }
 
 pub(super) fn backward(act: Gate, gate: &mut Activation, up: &mut Activation, d_out: &Activation) {
     let count = d_out.tokens() * d_out.features();
     let args = [gate.into(), up.into(), d_out.into(), (act == Gate::GeluTanh).into(), Arg::count(count)];
-    cuda::launch(d_out.device(), KERNELS.same(&[gate, up, d_out]), "gated_mlp_backward", Grid::packs(count, d_out.number()), &args);
+    cuda::launch(
+        d_out.device(),
+        KERNELS.same(&[gate, up, d_out]),
+        "gated_mlp_backward",
+        Grid::packs(count, d_out.number()),
+        &args,
+    );
 }

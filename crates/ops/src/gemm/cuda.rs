@@ -37,13 +37,7 @@ fn converted(x: &Activation, number: Number, kept: &mut Option<Buffer>) -> u64 {
 }
 
 /// As [`converted`], of numbers at an address.
-fn convert(
-    device: Device,
-    (from, its): (u64, Number),
-    count: usize,
-    number: Number,
-    kept: &mut Option<Buffer>,
-) -> u64 {
+fn convert(device: Device, (from, its): (u64, Number), count: usize, number: Number, kept: &mut Option<Buffer>) -> u64 {
     if its == number {
         return from;
     }
@@ -85,7 +79,10 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
         Init::Bias(_) | Init::Out => Some(to),
         Init::Add(other) => Some(converted(other, number, &mut kept_addend)),
     };
-    for term in *terms {
+    // In 16 bits the last term first: it is an adapter's, small beside the weight's, to which it is added before the sum is rounded.
+    let turned = number != Number::F32;
+    for index in 0..terms.len() {
+        let term = &terms[if turned { terms.len() - 1 - index } else { index }];
         let (matrix, shape) = (term.matrix, [rows, term.x.features()]);
         let kind = number_of(term.x, out);
         if kind != Number::F32

@@ -365,7 +365,11 @@ fn a_gpu_multiplies_fp8_by_rows_and_by_columns() {
                 matmul(&mut out, Init::Out, &[Term { matrix: Matrix::rows(Store::Quantized(&coded), depth), x: &xa }]);
                 let expected = reference::matmul(&y, rows, &[(&wide, &x, depth)]);
                 let mut back = pool.act(tokens, depth);
-                matmul(&mut back, Init::Zero, &[Term { matrix: Matrix::transposed(Store::Quantized(&coded), depth), x: &ya }]);
+                matmul(
+                    &mut back,
+                    Init::Zero,
+                    &[Term { matrix: Matrix::transposed(Store::Quantized(&coded), depth), x: &ya }],
+                );
                 let turned: Vec<f32> = (0..rows * depth).map(|at| wide[at % rows * depth + at / rows]).collect();
                 let expected_back = reference::matmul(&vec![0.0; tokens * depth], depth, &[(&turned, &y, rows)]);
                 for (found, expected, width) in [(out, expected, depth), (back, expected_back, rows)] {

@@ -38,7 +38,13 @@ pub(super) fn backward(
         add.into(),
         Arg::count(dim),
     ];
-    cuda::launch(x.device(), KERNELS.same(&[x, dh, dx]), "rms_norm_backward", Grid::rows_of_packs(rows, dim, x.number()), &args);
+    cuda::launch(
+        x.device(),
+        KERNELS.same(&[x, dh, dx]),
+        "rms_norm_backward",
+        Grid::rows_of_packs(rows, dim, x.number()),
+        &args,
+    );
 }
 
 pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {

@@ -6,7 +6,13 @@ static KERNELS: Source = Source::new("softcap", include_str!("softcap.cu"));
 
 pub(super) fn forward(x: &mut Activation, cap: f32) {
     let (device, count) = (x.device(), x.tokens() * x.features());
-    cuda::launch(device, &KERNELS, "softcap_forward", Grid::items(count), &[x.floats_mut().into(), cap.into(), Arg::count(count)]);
+    cuda::launch(
+        device,
+        &KERNELS,
+        "softcap_forward",
+        Grid::items(count),
+        &[x.floats_mut().into(), cap.into(), Arg::count(count)],
+    );
 }
 
 pub(super) fn backward(capped: &Activation, cap: f32, gradient: &mut Activation) {

@@ -1,7 +1,8 @@
 //! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
 use super::footprint::{Footprint, Shape};
-use super::pool::CountBuffers;
+use super::{BufferCounts, GpuHeld, GpuWalk, Walk, Walked};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::sync::Arc;
 use tunesmith_config::arch::{Arch, TensorSpec};
 
@@ -70,6 +71,18 @@ pub struct Base {
     pub wide: BTreeSet<String>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
     pub through_f32: bool,
+}
+
+/// The engine, which walks a pass where only counting is done.
+pub trait CountBuffers: Debug + Send + Sync {
+    /// The buffers that the pass takes on the CPU.
+    fn count(&self, walk: &Walk) -> BufferCounts;
+
+    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld;
+
+    /// The bytes that a pass takes beside them and the gradients.
+    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
 }
 
 /// Names and sizes of the trained tensors.

@@ -130,13 +130,8 @@ impl Checked {
         let way = Way::plain(parallel.strategy);
 
         let request = BatchRequest::new(&train, &self.source.arch, ranks);
-        let later = later_bytes(
-            &self.source.optimizer,
-            self.source.trained_values(),
-            &parallel,
-            comm,
-            self.source.device,
-        );
+        let later =
+            later_bytes(&self.source.optimizer, self.source.trained_values(), &parallel, comm, self.source.device);
         let measurement = Measurement {
             source: &self.source,
             dataset: &self.dataset,
