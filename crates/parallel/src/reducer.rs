@@ -7,7 +7,7 @@ use super::timeline::Timeline;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::partitioned_collectives::{PartitionedCollectives, Piece};
 use tunesmith_comm::{Collectives, OnDevice, Partition};
-use tunesmith_device::{Device, FloatBuffer, Mark, Queue};
+use tunesmith_device::{Device, FloatBuffer, Mark, Queue, memory};
 use tunesmith_model::grads::{Buffer, Collector};
 use tunesmith_plan::human_bytes;
 
@@ -19,8 +19,32 @@ pub(super) enum Message<'g> {
     End(Mark),
 }
 
-/// A buffer of a segment that the reducer has done with, when the mark is reached.
-pub(super) type Spare = (FloatBuffer, Mark);
+/// A buffer of a segment that the reducer has done with, when the mark is reached. It is memory of the ops, whose queue waits for the
+/// mark before the buffer is used again or given back.
+pub(super) struct Spare {
+    buffer: Option<FloatBuffer>,
+    free: Mark,
+}
+
+impl Spare {
+    /// The buffer, for what this thread's queue is asked for from now on.
+    fn take(mut self) -> FloatBuffer {
+        self.free.wait();
+        self.buffer.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        if self.buffer.is_some() {
+            // A GPU that fails fails for the next who uses it, too.
+            let _ = memory::guarded(|| {
+                self.free.wait();
+                Ok(())
+            });
+        }
+    }
+}
 
 /// What the reducer leaves.
 pub(super) struct Reduced {
@@ -70,11 +94,7 @@ impl<'g> Collector<'g> for GradientSender<'g> {
             (true, _) => self.spare.recv_timeout(Duration::from_secs(1)).ok(),
         };
         self.sent -= usize::from(spare.is_some());
-        let spare = spare.map(|(spare, free)| {
-            free.wait();
-            spare
-        });
-        zeros(spare.unwrap_or_else(|| FloatBuffer::zeros(self.device, 0)), length)
+        zeros(spare.map_or_else(|| FloatBuffer::zeros(self.device, 0), Spare::take), length)
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
@@ -266,11 +286,12 @@ impl<'g> Reducer<'_, 'g> {
             timeline.exchanged(format!("{what}, {}", human_bytes(bytes as u64)), began);
         }
         for (_, buffer) in group {
-            if let Buffer::Owned(buffer) = buffer
-                && let Err(unsent) = self.back.send((buffer, Mark::here(self.device)))
-            {
-                // The pass is over.
-                self.left.push(unsent.0.0);
+            if let Buffer::Owned(buffer) = buffer {
+                let spare = Spare { buffer: Some(buffer), free: Mark::here(self.device) };
+                if let Err(mut unsent) = self.back.send(spare) {
+                    // The pass is over.
+                    self.left.extend(unsent.0.buffer.take());
+                }
             }
         }
         Ok(())
