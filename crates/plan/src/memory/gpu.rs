@@ -44,20 +44,23 @@ pub(super) struct Counted {
 
 /// Passes of at most so many tokens are walked as they are.
 const EXACT: u64 = 256;
-/// Longer passes lie between walked ones, of which there are so many from one power of two to the next.
-const STEPS: u64 = 8;
 /// The most tokens that are walked: from there on the lines go on.
 const MOST: u64 = 1 << 16;
 /// The most tokens times experts that are walked.
 const MOST_CHOICES: u64 = 1 << 26;
+/// A walk goes through each expert. With more of them in all blocks only a few passes are walked.
+const MANY_EXPERTS: usize = 1024;
 
-/// The walked numbers of tokens around `tokens`, which are `steps` from one power of two to the next.
-fn around(tokens: u64, steps: u64, most: u64) -> (u64, u64) {
-    let step = |power: u64| (power / steps).max(1);
-    let below = tokens.min(most - 1);
+/// The walked numbers of tokens around `tokens`: eight from one power of two to the next, or only every third power.
+fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
+    let below = tokens.clamp(EXACT, most - 1);
+    if few {
+        let low = EXACT << (3 * ((below / EXACT).ilog2() / 3));
+        return (low, (8 * low).min(most));
+    }
     let power = 1 << below.ilog2();
-    let low = below - (below - power) % step(power);
-    (low, low + step(power))
+    let low = below - (below - power) % (power / 8);
+    (low, low + power / 8)
 }
 
 impl Predictor<'_> {
@@ -70,16 +73,14 @@ impl Predictor<'_> {
     pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing) -> Walked {
         let uneven = routing == Routing::Worst;
         let labelled = (1000 * pass.labelled).div_ceil(pass.tokens.max(1));
-        let (steps, most) = match self.job.arch.experts.as_ref().map(|experts| experts.count as u64) {
-            None | Some(0) => (STEPS, MOST),
-            // A walk goes through each expert.
-            Some(count) => (2, (MOST_CHOICES / count).next_power_of_two().clamp(2 * EXACT, MOST)),
-        };
+        let experts = self.job.arch.experts.as_ref().map_or(0, |experts| experts.count);
+        let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, MOST);
+        let few = experts * self.job.arch.blocks.len() > MANY_EXPERTS;
         let tokens = pass.tokens.max(1);
         if tokens <= EXACT {
             return self.walked(tokens, labelled, uneven);
         }
-        let (low, high) = around(tokens, steps, most);
+        let (low, high) = around(tokens, few, most);
         let (one, other) = (self.walked(low, labelled, uneven), self.walked(high, labelled, uneven));
         let between = |of: fn(&Walked) -> u64| {
             let (one, other) = (of(&one), of(&other));
@@ -123,14 +124,14 @@ mod tests {
     #[test]
     fn walked_passes_lie_around_any_other() {
         for tokens in [257, 300, 511, 512, 513, 1000, 4095, 4096, 65_535, 65_536, 1 << 22] {
-            for steps in [2, 8] {
-                let (low, high) = around(tokens, steps, MOST);
+            for few in [false, true] {
+                let (low, high) = around(tokens, few, MOST);
                 assert!(low <= tokens && low < high && high <= MOST, "{tokens}: {low} {high}");
                 assert!(tokens < high || high == MOST, "{tokens}: {low} {high}");
-                assert!(high - low <= low / steps, "{tokens}: {low} {high}");
             }
         }
-        assert_eq!(around(1000, 8, MOST), (960, 1024));
+        assert_eq!((around(1000, false, MOST), around(1000, true, MOST)), ((960, 1024), (256, 2048)));
+        assert_eq!(around(60_000, true, MOST), (16_384, 65_536));
     }
 
     #[test]
