@@ -48,8 +48,9 @@ const EXACT: u64 = 256;
 const MOST: u64 = 1 << 16;
 /// The most tokens times experts that are walked.
 const MOST_CHOICES: u64 = 1 << 26;
-/// A walk goes through each expert. With more of them in all blocks only a few passes are walked.
+/// A walk goes through each expert. With more of them in all blocks only a few passes are walked, of at most so many tokens.
 const MANY_EXPERTS: usize = 1024;
+const MOST_OF_MANY: u64 = 1 << 14;
 
 /// The walked numbers of tokens around `tokens`: eight from one power of two to the next, or only every third power.
 fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
@@ -74,8 +75,9 @@ impl Predictor<'_> {
         let uneven = routing == Routing::Worst;
         let labelled = (1000 * pass.labelled).div_ceil(pass.tokens.max(1));
         let experts = self.job.arch.experts.as_ref().map_or(0, |experts| experts.count);
-        let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, MOST);
         let few = experts * self.job.arch.blocks.len() > MANY_EXPERTS;
+        let most = if few { MOST_OF_MANY } else { MOST };
+        let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, most);
         let tokens = pass.tokens.max(1);
         if tokens <= EXACT {
             return self.walked(tokens, labelled, uneven);
