@@ -1,38 +1,8 @@
 //! The bytes of a pass on a GPU. They follow from the tokens alone, whatever the rows: so a few passes are walked, and those
 //! between them lie on lines.
-use super::{Pass, Predictor, Routing, Walked};
+use super::{GpuHeld, GpuWalk, Pass, Predictor, Routing, Walked};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-
-/// A pass whose bytes on a GPU are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuWalk {
-    /// Tokens of the pass, one row.
-    pub tokens: usize,
-    /// Tokens that carry a label, at least one.
-    pub labelled: usize,
-    /// Every buffer has room for at least so many tokens.
-    pub room: usize,
-    /// How many of the first blocks save nothing.
-    pub full: usize,
-    /// How many of the last blocks save everything.
-    pub none: usize,
-    /// Whether saved activations have two bytes a number.
-    pub narrow: bool,
-    /// Whether gradients between blocks are rounded to float16.
-    pub rounds_gradients: bool,
-    /// Whether all tokens choose the same experts; else each expert sees as many.
-    pub uneven: bool,
-}
-
-/// What a model holds on a GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GpuHeld {
-    /// Bytes of weights and trained values.
-    pub held: u64,
-    /// The most bytes while it is loaded.
-    pub most: u64,
-}
 
 /// What was counted so far.
 #[derive(Debug, Default)]

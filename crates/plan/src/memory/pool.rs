@@ -1,10 +1,6 @@
 //! The bytes of the buffers that a pass takes. The engine reuses buffers of the same size. So it holds as many of each as
 //! were ever in use at once, which it counts itself, in a pass on the meta device.
-use super::Walked;
-use super::gpu::{GpuHeld, GpuWalk};
-use super::job::Base;
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use tunesmith_device::buffer_bytes;
 
 /// Tokens in a panel, as in `ops::activation`.
@@ -57,16 +53,34 @@ pub struct Walk {
     pub rounds_gradients: bool,
 }
 
-/// The engine, which walks a pass where only counting is done.
-pub trait CountBuffers: Debug + Send + Sync {
-    /// The buffers that the pass takes on the CPU.
-    fn count(&self, walk: &Walk) -> BufferCounts;
+/// A pass whose bytes on a GPU are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuWalk {
+    /// Tokens of the pass, one row.
+    pub tokens: usize,
+    /// Tokens that carry a label, at least one.
+    pub labelled: usize,
+    /// Every buffer has room for at least so many tokens.
+    pub room: usize,
+    /// How many of the first blocks save nothing.
+    pub full: usize,
+    /// How many of the last blocks save everything.
+    pub none: usize,
+    /// Whether saved activations have two bytes a number.
+    pub narrow: bool,
+    /// Whether gradients between blocks are rounded to float16.
+    pub rounds_gradients: bool,
+    /// Whether all tokens choose the same experts; else each expert sees as many.
+    pub uneven: bool,
+}
 
-    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
-    fn held_on_gpu(&self, base: &Base) -> GpuHeld;
-
-    /// The bytes that a pass takes beside them and the gradients.
-    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
+/// What a model holds on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GpuHeld {
+    /// Bytes of weights and trained values.
+    pub held: u64,
+    /// The most bytes while it is loaded.
+    pub most: u64,
 }
 
 /// Bytes of buffers on the CPU, each for so many tokens in panels.
