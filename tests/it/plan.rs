@@ -244,7 +244,12 @@ fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(part), "{words:?}: {text}");
     };
-    assert!(stdout(&["plan", model, "--gpus", "2"]).contains("of unknown memory (--vram 24GiB)"));
+    // There is no GPU to ask.
+    let unknown = stdout(&["plan", model, "--gpus", "2"]);
+    assert!(unknown.contains("2 GPUs of unknown memory (--vram 24GiB)"), "{unknown}");
+    assert!(unknown.contains("It fits: dp from"), "{unknown}");
+    let named = stdout(&["plan", model, "MODEL_DEVICE=cuda"]);
+    assert!(named.contains("1 GPU of unknown memory") && named.contains("It fits: single from"), "{named}");
     refused(&["plan", model, "--vram", "24 elephants"], "24GiB");
     refused(&["plan", model, "TRAIN_STRATEGY=zero9"], "train.strategy");
     refused(&["plan"], "no configuration file");

@@ -15,7 +15,7 @@ const MAX_LINES: usize = 600;
 
 /// Where `unsafe` may stand, and why; folders end with a slash.
 const UNSAFE_ALLOWED: &[(&str, &str)] = &[
-    ("crates/device/src/away.rs", "copies of activations to the host and back"),
+    ("crates/device/src/away.rs", "copies of a GPU's memory beside what computes"),
     ("crates/device/src/buffer.rs", "the memory of activations"),
     ("crates/device/src/cuda/", "the functions of CUDA's libraries, loaded at run time"),
     ("crates/device/src/gpu.rs", "copies and launches at addresses of a GPU"),

@@ -174,7 +174,7 @@ impl<T: Element> Array<T> {
     pub fn append(&mut self, more: Slice<'_, T>) {
         match &mut self.0 {
             Memory::Host(values) if more.device() == Device::Meta => {
-                values.resize(values.len() + more.len(), T::default())
+                values.resize(values.len() + more.len(), T::default());
             }
             Memory::Host(values) => values.extend_from_slice(&more.to_host()),
             Memory::Gpu { memory, len } => {

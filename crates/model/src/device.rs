@@ -15,9 +15,8 @@ use tunesmith_ops::simd;
 /// [`tunesmith_base::Kind::Device`]: a GPU was asked for, and it or a library that it needs is not there.
 pub fn device(choice: DeviceChoice) -> Result<Device> {
     match choice {
-        DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Auto if usable_gpu().is_some() => device(DeviceChoice::Cuda(Some(0))),
-        DeviceChoice::Auto => Ok(Device::Cpu),
+        DeviceChoice::Cpu | DeviceChoice::Auto => Ok(Device::Cpu),
         DeviceChoice::Cuda(ordinal) => {
             let ordinal = ordinal.unwrap_or(0);
             gpu::open(ordinal)?;

@@ -1,38 +1,8 @@
 //! The bytes of a pass on a GPU. They follow from the tokens alone, whatever the rows: so a few passes are walked, and those
 //! between them lie on lines.
-use super::{Pass, Predictor, Routing, Walked};
+use super::{GpuHeld, GpuWalk, Pass, Predictor, Routing, Walked};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-
-/// A pass whose bytes on a GPU are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuWalk {
-    /// Tokens of the pass, one row.
-    pub tokens: usize,
-    /// Tokens that carry a label, at least one.
-    pub labelled: usize,
-    /// Every buffer has room for at least so many tokens.
-    pub room: usize,
-    /// How many of the first blocks save nothing.
-    pub full: usize,
-    /// How many of the last blocks save everything.
-    pub none: usize,
-    /// Whether saved activations have two bytes a number.
-    pub narrow: bool,
-    /// Whether gradients between blocks are rounded to float16.
-    pub rounds_gradients: bool,
-    /// Whether all tokens choose the same experts; else each expert sees as many.
-    pub uneven: bool,
-}
-
-/// What a model holds on a GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GpuHeld {
-    /// Bytes of weights and trained values.
-    pub held: u64,
-    /// The most bytes while it is loaded.
-    pub most: u64,
-}
 
 /// What was counted so far.
 #[derive(Debug, Default)]
@@ -44,20 +14,24 @@ pub(super) struct Counted {
 
 /// Passes of at most so many tokens are walked as they are.
 const EXACT: u64 = 256;
-/// Longer passes lie between walked ones, of which there are so many from one power of two to the next.
-const STEPS: u64 = 8;
 /// The most tokens that are walked: from there on the lines go on.
 const MOST: u64 = 1 << 16;
 /// The most tokens times experts that are walked.
 const MOST_CHOICES: u64 = 1 << 26;
+/// A walk goes through each expert. With more of them in all blocks only a few passes are walked, of at most so many tokens.
+const MANY_EXPERTS: usize = 1024;
+const MOST_OF_MANY: u64 = 1 << 14;
 
-/// The walked numbers of tokens around `tokens`, which are `steps` from one power of two to the next.
-fn around(tokens: u64, steps: u64, most: u64) -> (u64, u64) {
-    let step = |power: u64| (power / steps).max(1);
-    let below = tokens.min(most - 1);
+/// The walked numbers of tokens around `tokens`: eight from one power of two to the next, or only every third power.
+fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
+    let below = tokens.clamp(EXACT, most - 1);
+    if few {
+        let low = EXACT << (3 * ((below / EXACT).ilog2() / 3));
+        return (low, (8 * low).min(most));
+    }
     let power = 1 << below.ilog2();
-    let low = below - (below - power) % step(power);
-    (low, low + step(power))
+    let low = below - (below - power) % (power / 8);
+    (low, low + power / 8)
 }
 
 impl Predictor<'_> {
@@ -70,16 +44,15 @@ impl Predictor<'_> {
     pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing) -> Walked {
         let uneven = routing == Routing::Worst;
         let labelled = (1000 * pass.labelled).div_ceil(pass.tokens.max(1));
-        let (steps, most) = match self.job.arch.experts.as_ref().map(|experts| experts.count as u64) {
-            None | Some(0) => (STEPS, MOST),
-            // A walk goes through each expert.
-            Some(count) => (2, (MOST_CHOICES / count).next_power_of_two().clamp(2 * EXACT, MOST)),
-        };
+        let experts = self.job.arch.experts.as_ref().map_or(0, |experts| experts.count);
+        let few = experts * self.job.arch.blocks.len() > MANY_EXPERTS;
+        let most = if few { MOST_OF_MANY } else { MOST };
+        let most = (MOST_CHOICES / experts.max(1) as u64).clamp(2 * EXACT, most);
         let tokens = pass.tokens.max(1);
         if tokens <= EXACT {
             return self.walked(tokens, labelled, uneven);
         }
-        let (low, high) = around(tokens, steps, most);
+        let (low, high) = around(tokens, few, most);
         let (one, other) = (self.walked(low, labelled, uneven), self.walked(high, labelled, uneven));
         let between = |of: fn(&Walked) -> u64| {
             let (one, other) = (of(&one), of(&other));
@@ -123,14 +96,14 @@ mod tests {
     #[test]
     fn walked_passes_lie_around_any_other() {
         for tokens in [257, 300, 511, 512, 513, 1000, 4095, 4096, 65_535, 65_536, 1 << 22] {
-            for steps in [2, 8] {
-                let (low, high) = around(tokens, steps, MOST);
+            for few in [false, true] {
+                let (low, high) = around(tokens, few, MOST);
                 assert!(low <= tokens && low < high && high <= MOST, "{tokens}: {low} {high}");
                 assert!(tokens < high || high == MOST, "{tokens}: {low} {high}");
-                assert!(high - low <= low / steps, "{tokens}: {low} {high}");
             }
         }
-        assert_eq!(around(1000, 8, MOST), (960, 1024));
+        assert_eq!((around(1000, false, MOST), around(1000, true, MOST)), ((960, 1024), (256, 2048)));
+        assert_eq!(around(60_000, true, MOST), (16_384, 65_536));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
+use super::Walked;
 use super::footprint::{Footprint, Shape};
-use super::{BufferCounts, GpuHeld, GpuWalk, Walk, Walked};
+use super::pool::{BufferCounts, GpuHeld, GpuWalk, Walk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -111,6 +112,18 @@ pub struct OptimizerBytes {
     pub publishing: u64,
     /// The copy from which checkpoints are written beside the steps.
     pub saving: u64,
+}
+
+/// The engine, which walks a pass where only counting is done.
+pub trait CountBuffers: Debug + Send + Sync {
+    /// The buffers that the pass takes on the CPU.
+    fn count(&self, walk: &Walk) -> BufferCounts;
+
+    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld;
+
+    /// The bytes that a pass takes beside them and the gradients.
+    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
 }
 
 /// What a block saves for its backward pass beside its input: gradient checkpointing (Chen et al., "Training Deep Nets

@@ -12,9 +12,8 @@ mod pool;
 pub(super) mod testing;
 
 pub use footprint::{Factors, Footprint, LowRank};
-pub use gpu::{GpuHeld, GpuWalk};
 pub use job::{Base, CountBuffers, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
-pub use pool::{BufferCounts, Counts, ExpertCounts, Walk};
+pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, Walk};
 
 use gpu::Counted;
 use pool::{LANES, bytes};

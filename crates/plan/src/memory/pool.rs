@@ -53,6 +53,36 @@ pub struct Walk {
     pub rounds_gradients: bool,
 }
 
+/// A pass whose bytes on a GPU are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuWalk {
+    /// Tokens of the pass, one row.
+    pub tokens: usize,
+    /// Tokens that carry a label, at least one.
+    pub labelled: usize,
+    /// Every buffer has room for at least so many tokens.
+    pub room: usize,
+    /// How many of the first blocks save nothing.
+    pub full: usize,
+    /// How many of the last blocks save everything.
+    pub none: usize,
+    /// Whether saved activations have two bytes a number.
+    pub narrow: bool,
+    /// Whether gradients between blocks are rounded to float16.
+    pub rounds_gradients: bool,
+    /// Whether all tokens choose the same experts; else each expert sees as many.
+    pub uneven: bool,
+}
+
+/// What a model holds on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GpuHeld {
+    /// Bytes of weights and trained values.
+    pub held: u64,
+    /// The most bytes while it is loaded.
+    pub most: u64,
+}
+
 /// Bytes of buffers on the CPU, each for so many tokens in panels.
 pub(super) fn bytes(counts: &Counts, tokens: u64) -> u64 {
     let one = |features: u64| buffer_bytes((features * tokens.next_multiple_of(LANES)) as usize) as u64;
