@@ -50,12 +50,27 @@ struct Thread {
     Site site{nullptr, 0};
     uint32_t mask = 0;
     uint64_t given = 0;
+    // Which half of `gathered` the next gathering takes.
+    bool second = false;
+    // Groups of asynchronous copies that have ended.
+    unsigned groups = 0;
+};
+
+// An asynchronous copy that is not done.
+struct Copy {
+    void *to;
+    const void *from;
+    unsigned bytes, group;
 };
 
 struct State {
     std::vector<Thread> threads;
     // What the lanes of each warp gave at its last exchange.
     std::vector<uint64_t> exchanged;
+    // What the lanes of each warp gave at its last two gatherings.
+    std::vector<uint64_t> gathered;
+    // Of each thread.
+    std::vector<std::vector<Copy>> copies;
     std::vector<char *> stacks;
     std::vector<int> idle;
     void *scheduler = nullptr;
@@ -200,6 +215,7 @@ Order &order() {
 void run_block(unsigned count, std::vector<unsigned> &turns) {
     State &s = state();
     for (Thread &thread : s.threads) thread = Thread{};
+    for (std::vector<Copy> &copies : s.copies) copies.clear();
     unsigned warps = (count + LANES - 1) / LANES;
     auto size = [&](unsigned warp) { return std::min(LANES, count - warp * LANES); };
     for (;;) {
@@ -269,6 +285,63 @@ void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site) {
     std::memcpy(all, &s.exchanged[s.current / LANES * LANES], LANES * sizeof *all);
 }
 
+const uint64_t *warp_gather(const uint64_t (&given)[GIVEN], Site site) {
+    State &s = state();
+    unsigned self = s.current;
+    Thread &thread = s.threads[self];
+    uint64_t *all = &s.gathered[(self / LANES * 2 + thread.second) * LANES * GIVEN];
+    thread.second = !thread.second;
+    std::memcpy(all + self % LANES * GIVEN, given, sizeof given);
+    thread.mask = 0xffffffffu;
+    wait_here(Wait::Warp, site);
+    return all;
+}
+
+void copy_async(void *to, const void *from, unsigned bytes) {
+    State &s = state();
+    Thread &thread = s.threads[s.current];
+    thread.site = {"cp.async", 0};
+    if (bytes != 4 && bytes != 8 && bytes != 16) fail("an asynchronous copy of other than 4, 8 or 16 bytes", thread);
+    if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes) fail("a misaligned copy", thread);
+    std::memset(to, 0xff, bytes);
+    s.copies[s.current].push_back({to, from, bytes, thread.groups});
+}
+
+void copies_end() { state().threads[state().current].groups++; }
+
+void copies_wait(unsigned left) {
+    State &s = state();
+    unsigned groups = s.threads[s.current].groups;
+    std::vector<Copy> &copies = s.copies[s.current];
+    auto done = [&](const Copy &copy) {
+        if (copy.group + left >= groups) return false;
+        copy.from ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
+        return true;
+    };
+    copies.erase(std::remove_if(copies.begin(), copies.end(), done), copies.end());
+}
+
+void load_matrices(uint32_t (&out)[4], const char *row, bool transposed) {
+    State &s = state();
+    if (reinterpret_cast<uintptr_t>(row) % 16) {
+        s.threads[s.current].site = {"ldmatrix", 0};
+        fail("a misaligned row of a matrix", s.threads[s.current]);
+    }
+    uint64_t rows[LANES];
+    warp_exchange(0xffffffffu, bits_of(row), rows, {"ldmatrix", 0});
+    unsigned group = lane() / 4, pair = lane() % 4 * 2;
+    for (unsigned matrix = 0; matrix < 4; matrix++) {
+        auto at = [&](unsigned i, unsigned j) {
+            uint16_t number;
+            std::memcpy(&number, reinterpret_cast<const char *>(rows[matrix * 8 + i]) + j * 2, 2);
+            return uint32_t(number);
+        };
+        uint32_t low = transposed ? at(pair, group) : at(group, pair);
+        uint32_t high = transposed ? at(pair + 1, group) : at(group, pair + 1);
+        out[matrix] = low | high << 16;
+    }
+}
+
 void run(const char *name, Dimensions grid, Dimensions block, size_t shared, const Body &body) {
     std::lock_guard<std::mutex> one(running());
     State &s = state();
@@ -276,6 +349,8 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
     unsigned count = block.x * block.y * block.z;
     s.threads.assign(count, Thread{});
     s.exchanged.assign((count + LANES - 1) / LANES * LANES, 0);
+    s.gathered.assign(s.exchanged.size() * GIVEN * 2, 0);
+    s.copies.assign(count, {});
     const Kernel &kernel = kernels().at(name);
     s.body = &body;
     s.name = name;

@@ -69,6 +69,16 @@ void block_barrier(Site site);
 void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site);
 // This thread's lane.
 unsigned lane();
+// What each lane of a warp gives: lane i's words are at i * GIVEN. They stay until the exchange after the next one.
+constexpr unsigned GIVEN = 3;
+const uint64_t *warp_gather(const uint64_t (&given)[GIVEN], Site site);
+// Asynchronous copies: one is done when its thread waits for its group, and until then its place is filled with NaN. From null come
+// zeros. Sizes and places are checked.
+void copy_async(void *to, const void *from, unsigned bytes);
+void copies_end();
+void copies_wait(unsigned left);
+// `ldmatrix.x4`, transposed or not.
+void load_matrices(uint32_t (&out)[4], const char *row, bool transposed);
 
 template <class T> uint64_t bits_of(T value) {
     static_assert(sizeof(T) <= 8, "a value of up to 8 bytes");
@@ -98,6 +108,24 @@ template <class T> T shuffle(uint32_t mask, T value, unsigned from, Site site) {
     uint64_t all[LANES];
     warp_exchange(mask, bits_of(value), all, site);
     return of_bits<T>(all[from % LANES]);
+}
+
+// `mma.m16n8k16` of 16-bit numbers, which `widen` makes floats.
+template <class W> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, W widen) {
+    auto joined = [](uint32_t low, uint32_t high) { return uint64_t(low) | uint64_t(high) << 32; };
+    const uint64_t *all = warp_gather({joined(a[0], a[1]), joined(a[2], a[3]), joined(b0, b1)}, {"mma", 0});
+    unsigned group = lane() / 4, pair = lane() % 4;
+    for (unsigned k = 0; k < 16; k++) {
+        unsigned half = k / 8, from = k % 8 / 2, shift = k % 2 * 16;
+        uint64_t rows = all[(group * 4 + from) * GIVEN + half];
+        float low = widen(uint16_t(rows >> shift)), high = widen(uint16_t(rows >> (32 + shift)));
+        for (unsigned column = 0; column < 2; column++) {
+            uint64_t columns = all[((pair * 2 + column) * 4 + from) * GIVEN + 2];
+            float factor = widen(uint16_t(columns >> (half * 32 + shift)));
+            sums[column] = fmaf(low, factor, sums[column]);
+            sums[2 + column] = fmaf(high, factor, sums[2 + column]);
+        }
+    }
 }
 
 // A kernel with its arguments, which every thread calls.

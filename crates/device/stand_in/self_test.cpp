@@ -122,6 +122,32 @@ KERNEL test_lost_lane(u32 *out) {
 }
 TUNESMITH_REGISTER(test_lost_lane)
 
+// sums [16 x 16] = a [16 x 16] b [16 x 16] in bfloat16, and what lies in shared memory before asynchronous copies are waited for.
+KERNEL test_matrices(const bf16 *a, const bf16 *b, float *sums, u32 *early) {
+    __shared__ __align__(16) bf16 tiles[2][256];
+    u32 lane = threadIdx.x;
+    emulation::copy_async(&tiles[0][8 * lane], a + 8 * lane, 16);
+    emulation::copies_end();
+    emulation::copy_async(&tiles[1][8 * lane], b + 8 * lane, 16);
+    emulation::copies_end();
+    emulation::copies_wait(1);
+    __syncthreads();
+    std::memcpy(early + lane, &tiles[0][2 * lane], 4);
+    std::memcpy(early + 32 + lane, &tiles[1][2 * lane], 4);
+    __syncthreads();
+    emulation::copies_wait(0);
+    __syncthreads();
+    u32 rows[4], columns[4];
+    emulation::load_matrices(rows, reinterpret_cast<char *>(&tiles[0][lane % 16 * 16 + lane / 16 * 8]), false);
+    emulation::load_matrices(columns, reinterpret_cast<char *>(&tiles[1][lane % 16 * 16 + lane / 16 * 8]), true);
+    for (u32 half = 0; half < 2; half++) {
+        float part[4] = {};
+        emulation::multiply(part, rows, columns[2 * half], columns[2 * half + 1], [](u16 bits) { return widen(bf16{bits}); });
+        for (u32 e = 0; e < 4; e++) sums[(lane / 4 + e / 2 * 8) * 16 + 8 * half + lane % 4 * 2 + e % 2] = part[e];
+    }
+}
+TUNESMITH_REGISTER(test_matrices)
+
 static int deep(volatile char *outer, int levels) {
     volatile char here[4096];
     here[0] = outer ? outer[0] : 0;
@@ -203,6 +229,30 @@ void threads() {
     CHECK(launch(stream, "test_ends", 1, 64, 0, few, u32(37)) == 0);
     auto back = read(stream, few, 37);
     for (u32 i = 0; i < 37; i++) CHECK(back[i] == 36 - i);
+}
+
+void matrices() {
+    Handle stream = begin();
+    std::vector<bf16> a(256), b(256);
+    for (int i = 0; i < 256; i++) a[i] = to_bf16(float(i % 13 - 6)), b[i] = to_bf16(float(i * 7 % 11 - 5));
+    bf16 *left = memory<bf16>(stream, 256), *right = memory<bf16>(stream, 256);
+    CHECK(cuMemcpyHtoDAsync_v2(place(left), a.data(), 512, stream) == 0 && cuMemcpyHtoDAsync_v2(place(right), b.data(), 512, stream) == 0);
+    float *sums = memory<float>(stream, 256);
+    u32 *early = memory<u32>(stream, 64);
+    const bf16 *from_left = left, *from_right = right;
+    CHECK(launch(stream, "test_matrices", 1, 32, 0, from_left, from_right, sums, early) == 0);
+    auto found = read(stream, sums, 256);
+    for (int i = 0; i < 256; i++) {
+        float expected = 0;
+        for (int k = 0; k < 16; k++) expected += widen(a[i / 16 * 16 + k]) * widen(b[k * 16 + i % 16]);
+        CHECK(found[i] == expected);
+    }
+    auto words = read(stream, early, 64);
+    for (int i = 0; i < 32; i++) {
+        u32 there;
+        std::memcpy(&there, &a[2 * i], 4);
+        CHECK(words[i] == there && words[32 + i] == 0xffffffff);
+    }
 }
 
 void unwritten() {
@@ -471,6 +521,7 @@ template <class F> void run(const char *name, const char *variable, int signal, 
 int main() {
     for (const char *order : {"forward", "reverse", "greedy", "random", "random:5", "random:6"}) {
         run("threads", (std::string("TUNESMITH_STAND_IN_ORDER=") + order).c_str(), 0, threads);
+        run("matrices", (std::string("TUNESMITH_STAND_IN_ORDER=") + order).c_str(), 0, matrices);
         run("divergent barriers", (std::string("TUNESMITH_STAND_IN_ORDER=") + order).c_str(), SIGABRT, [] { run_to_abort("test_divergent"); });
         run("a lane that does not come", (std::string("TUNESMITH_STAND_IN_ORDER=") + order).c_str(), SIGABRT, [] { run_to_abort("test_lost_lane"); });
     }

@@ -142,7 +142,7 @@ static __device__ inline void backward_keys(const act* q, const act* k, const ac
                 v_sums);
 }
 
-KERNEL __launch_bounds__(THREADS, 2) TYPED(attention_backward_keys_64)(
+KERNEL TYPED(attention_backward_keys_64)(
     const act* q, const act* k, const act* v, const act* d_o, const float* lse, const float* delta, act* dk, act* dv, const u32* first, const u32* end, const KeyTile* tiles, u32 heads, u32 kv_heads, u32 head_dim,
     u32 v_head_dim, float scale, float cap) {
     __shared__ Four tile[TILE];

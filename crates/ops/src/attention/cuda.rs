@@ -1,7 +1,12 @@
 //! Attention on a GPU: which tiles of queries and keys there are, and who sees whom, as the kernels read it.
+//!
+//! 16-bit activations whose heads have a multiple of 16 features, up to 256, take the kernels with tensor cores
+//! (`mma.rs`). Others take those that multiply in float32: float32 itself, larger and odd heads, scales that are not
+//! positive. So does the newest token of each text, whose time is that of reading its cache.
+use super::mma::{Class, Launch};
 use super::{Heads, KeyValues, Saved, Scores};
 use crate::activation::{Activation, LANES};
-use crate::cuda::{self, Arg, Grid, Header, Typed};
+use crate::cuda::{self, Arg, Grid, Header, Source, Typed};
 use crate::floats::{Floats, FloatsMut};
 use crate::spans::{Span, Window};
 use std::cmp::Reverse;
@@ -11,7 +16,7 @@ static HEADERS: [Header; 2] = [("simt.cuh", include_str!("simt.cuh")), ("tiles.c
 static KERNELS: Typed = Typed::new("attention", include_str!("attention.cu")).with_headers(&HEADERS);
 static BACKWARD: Typed = Typed::new("attention_backward", include_str!("attention_backward.cu")).with_headers(&HEADERS);
 
-/// Queries of a tile.
+/// Queries of a tile, without tensor cores.
 const QUERIES: usize = 64;
 /// Threads in each direction of a block: query heads that a block of the decoding kernel takes.
 const SIDE: usize = 16;
@@ -57,6 +62,21 @@ impl Width {
         WIDTHS.iter().find(|width| width.features >= features).unwrap_or(widest)
     }
 
+    /// The forward pass of so many tiles of queries.
+    fn forward(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
+        (source, self.forward, self.grid(tiles, heads.query, heads.v_head_dim))
+    }
+
+    /// dq of so many tiles of queries.
+    fn backward_queries(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
+        (source, self.backward_queries, self.grid(tiles, heads.query, heads.head_dim))
+    }
+
+    /// dk and dv of so many tiles of keys.
+    fn backward_keys(&self, source: &'static Source, tiles: usize, heads: Heads) -> Launch {
+        (source, self.backward_keys, self.grid(tiles, heads.kv, heads.head_dim.max(heads.v_head_dim)))
+    }
+
     /// A block for each tile, head, and part of so many features.
     fn grid(&self, tiles: usize, heads: usize, features: usize) -> Grid {
         let mut grid = Grid::blocks(tiles);
@@ -76,13 +96,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(device: Device, spans: &[Span], window: Option<Window>, rows: usize) -> Self {
+    /// In tiles of `size` queries.
+    fn new(device: Device, spans: &[Span], window: Option<Window>, rows: usize, size: usize) -> Self {
         let (mut first, mut end) = (vec![0; rows], vec![0; rows]);
         let mut tiles: Vec<[u32; 5]> = Vec::new();
         for span in spans {
             let visibility = span.visibility(window);
-            for start in (0..visibility.queries()).step_by(QUERIES) {
-                let queries = start..visibility.queries().min(start + QUERIES);
+            for start in (0..visibility.queries()).step_by(size) {
+                let queries = start..visibility.queries().min(start + size);
                 let mut any = visibility.keys_of(start);
                 for query in queries.clone() {
                     let (seen, row) = (visibility.keys_of(query), span.query_start + query);
@@ -135,14 +156,19 @@ pub(super) fn forward(
 ) -> (Activation, Activation) {
     let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
     let mut lse = q.pool().act_f32(q.tokens(), heads.query);
-    let (seen, width) = (Seen::new(q.device(), spans, how.window, q.tokens()), Width::of(heads.v_head_dim));
-    let grid = width.grid(seen.count, heads.query, heads.v_head_dim);
+    let simt = KERNELS.same(&[q, k, v, &o]);
+    let class = Class::of(&[q, k, v], heads, how);
+    let size = class.map_or(QUERIES, |class| class.queries);
+    let seen = Seen::new(q.device(), spans, how.window, q.tokens(), size);
+    let (source, name, grid) = class.map_or_else(
+        || Width::of(heads.v_head_dim).forward(simt, seen.count, heads),
+        |class| class.forward(q.number(), seen.count, heads),
+    );
     let sinks = sinks.map_or(Arg::NULL, Arg::from);
-    let source = KERNELS.same(&[q, k, v, &o]);
     let (first, end, tiles) = ((&seen.first).into(), (&seen.end).into(), (&seen.tiles).into());
     let operands = [q.into(), k.into(), v.into(), sinks, (&mut o).into(), (&mut lse).into(), first, end, tiles];
     let args = [operands.as_slice(), &numbers(heads, how)].concat();
-    cuda::launch(q.device(), source, width.forward, grid, &args);
+    cuda::launch(q.device(), source, name, grid, &args);
     (o, lse)
 }
 
@@ -159,7 +185,9 @@ pub(super) fn backward(
     let (device, pool, count) = (q.device(), q.pool(), q.tokens() * heads.query);
     let (mut dq, mut dk, mut dv) = (q.like(), k.like(), v.like());
     let mut delta = pool.act_f32(q.tokens(), heads.query);
-    let seen = Seen::new(device, spans, how.window, q.tokens());
+    let class = Class::of(&[q, k, v, d_o], heads, how);
+    let size = class.map_or(QUERIES, |class| class.queries);
+    let seen = Seen::new(device, spans, how.window, q.tokens(), size);
     let (first, end, numbers) = ((&seen.first).into(), (&seen.end).into(), numbers(heads, how));
     let (sums, gradients) = (KERNELS.of(q.number()), BACKWARD.same(&[q, k, v, o, d_o]));
     let launch = |source, name, grid, args: &[Arg]| cuda::launch(device, source, name, grid, args);
@@ -174,18 +202,22 @@ pub(super) fn backward(
     }
 
     let read = [q.into(), k.into(), v.into(), d_o.into(), lse.into(), (&delta).into()];
-    let width = Width::of(heads.head_dim);
     let rest = [(&mut dq).into(), first, end, (&seen.tiles).into()];
-    let grid = width.grid(seen.count, heads.query, heads.head_dim);
-    launch(gradients, width.backward_queries, grid, &[read.as_slice(), &rest, &numbers].concat());
+    let (source, name, grid) = class.map_or_else(
+        || Width::of(heads.head_dim).backward_queries(gradients, seen.count, heads),
+        |class| class.backward_queries(q.number(), seen.count, heads),
+    );
+    launch(source, name, grid, &[read.as_slice(), &rest, &numbers].concat());
 
-    let features = heads.head_dim.max(heads.v_head_dim);
-    let width = Width::of(features);
-    let tiles = key_tiles(spans, how.window, width.keys);
+    let width = Width::of(heads.head_dim.max(heads.v_head_dim));
+    let tiles = key_tiles(spans, how.window, class.map_or(width.keys, |class| class.keys));
     let on_device = cuda::upload(device, tiles.as_flattened());
     let rest = [(&mut dk).into(), (&mut dv).into(), first, end, (&on_device).into()];
-    let grid = width.grid(tiles.len(), heads.kv, features);
-    launch(gradients, width.backward_keys, grid, &[read.as_slice(), &rest, &numbers].concat());
+    let (source, name, grid) = class.map_or_else(
+        || width.backward_keys(gradients, tiles.len(), heads),
+        |class| class.backward_keys(q.number(), tiles.len(), heads),
+    );
+    launch(source, name, grid, &[read.as_slice(), &rest, &numbers].concat());
     (dq, dk, dv)
 }
 

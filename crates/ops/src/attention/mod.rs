@@ -12,9 +12,16 @@
 //! causal rule, by a layer's [`Window`], or by ranges that a [`Span`] carries. `query / kv` query heads in a row share a
 //! key/value head. Heads may have any sizes; those up to 512 are tested. Queries may be a subset of the tokens: the last
 //! block needs only the rows that carry a loss.
+//!
+//! On a GPU, 16-bit activations whose keys and values both have a multiple of 16 features, up to 256, are multiplied by
+//! tensor cores, with weights rounded to 16 bits and sums in float32. Every other shape, and float32, is multiplied in float32, as are
+//! the new tokens of [`decode`].
 mod cache;
 mod cpu;
 mod cuda;
+#[cfg(test)]
+mod decode_tests;
+mod mma;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -101,8 +108,8 @@ pub fn forward(
         Device::Cpu => cpu::forward(q, k, v, sinks.map(Floats::cpu_slice), spans, heads, how),
         Device::Cuda(_) => cuda::forward(q, k, v, sinks, spans, heads, how),
         Device::Meta => {
-            let of = |features| q.pool().act(q.tokens(), features);
-            (of(heads.query * heads.v_head_dim), of(heads.query))
+            let (pool, tokens) = (q.pool(), q.tokens());
+            (pool.act(tokens, heads.query * heads.v_head_dim), pool.act_f32(tokens, heads.query))
         }
     }
 }
@@ -140,7 +147,8 @@ pub fn backward(
 
 /// Attention of `q [texts, query heads * head_dim]`, the newest token of each text, over the text's cache, which holds
 /// that token too. The query sees its cache by the causal rule and the window. Returns the mixed values
-/// `[texts, query heads * v_head_dim]`, those of [`forward`] to the last bit.
+/// `[texts, query heads * v_head_dim]`: those of [`forward`] to the last bit, or where that takes tensor cores (16-bit
+/// activations on a GPU, heads with a multiple of 16 features up to 256) within what these round.
 ///
 /// # Panics
 /// If shapes do not fit, or a cache is empty or has given up what its last position sees.

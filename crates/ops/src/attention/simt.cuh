@@ -168,11 +168,10 @@ static __device__ inline void store_tile(act* to, u64 stride, u32 rows, u32 feat
                                     const float (&factors)[R], const float (&sums)[R][4 * N]) {
     const u32 x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
     UNROLL for (u32 r = 0; r < R; r++) {
+        act* row = to + (y * R + r) * stride;
         UNROLL for (u32 i = 0; i < 4 * N; i++) {
             const u32 feature = column + i / 4 * COLUMNS + 4 * x + i % 4;
-            if (y * R + r < rows && feature < features) {
-                store(to + (y * R + r) * stride + feature, factors[r] * sums[r][i]);
-            }
+            if (y * R + r < rows && feature < features) store(row + feature, factors[r] * sums[r][i]);
         }
     }
 }

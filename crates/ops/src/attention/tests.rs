@@ -1,9 +1,12 @@
 //! Both passes against the definition, in f64.
 use super::reference::{self, Operands};
 use super::*;
-use crate::activation::Pool;
+use crate::activation::{Number, Pool};
 use crate::spans::{KeyRanges, Mask, full_spans, row_spans};
 use crate::testing::{Engine, check_gradient, each_engine, numbers};
+use half::{bf16, f16};
+use std::sync::Arc;
+use tunesmith_device::Array;
 
 const PLAIN: Scores = Scores { scale: 0.7, softcap: None, window: None };
 
@@ -29,16 +32,24 @@ impl Case {
         }
     }
 
-    /// What the fast version gives: o, lse, dq, dk, dv, and the gradient of the sinks.
-    fn run(&self, engine: Engine, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
-        let pool = engine.pool();
-        let act = |x: &[f32], features| Activation::from_rows(&pool, x, features);
+    /// With operands that numbers of this type hold.
+    fn rounded(mut self, number: Number) -> Self {
+        for operand in [&mut self.q, &mut self.k, &mut self.v, &mut self.weight] {
+            operand.iter_mut().for_each(|x| *x = rounded(*x, number));
+        }
+        self
+    }
+
+    /// What the fast version gives with activations of this pool: o, lse, dq, dk, dv, and the gradient of the sinks.
+    fn run(&self, pool: &Arc<Pool>, spans: &[Span], heads: Heads, how: Scores, sinks: bool) -> [Vec<f32>; 6] {
+        let array = |numbers: &[f32]| Array::of(pool.device(), numbers);
+        let act = |x: &[f32], features| Activation::from_rows(pool, x, features);
         let q = act(&self.q, heads.query * heads.head_dim);
         let (k, v) = (act(&self.k, heads.kv * heads.head_dim), act(&self.v, heads.kv * heads.v_head_dim));
-        let sinks = sinks.then(|| engine.array(&self.sinks));
+        let sinks = sinks.then(|| array(&self.sinks));
         let sinks = sinks.as_ref().map(Floats::from);
         let (o, lse) = forward(&q, &k, &v, sinks, spans, heads, how);
-        let mut d_sinks = engine.array(&vec![0.5; sinks.map_or(0, Floats::len)]);
+        let mut d_sinks = array(&vec![0.5; sinks.map_or(0, Floats::len)]);
         let saved = Saved { q: &q, k: &k, v: &v, sinks, o: &o, lse: &lse };
         let weight = act(&self.weight, heads.query * heads.v_head_dim);
         let d_sinks_to = sinks.map(|_| FloatsMut::from(&mut d_sinks));
@@ -49,7 +60,72 @@ impl Case {
     }
 }
 
+/// The nearest number of a type.
+fn rounded(x: f32, number: Number) -> f32 {
+    match number {
+        Number::F32 => x,
+        Number::F16 => f16::from_f32(x).to_f32(),
+        Number::Bf16 => bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// Half the distance of two numbers of a type, relative to them.
+pub(super) fn step(number: Number) -> f32 {
+    match number {
+        Number::F32 => 0.0,
+        Number::F16 => 1.0 / 2048.0,
+        Number::Bf16 => 1.0 / 256.0,
+    }
+}
+
+/// A pool for each type of activations that an engine has.
+pub(super) fn pools(engine: Engine) -> Vec<Arc<Pool>> {
+    let numbers: &[Number] = if engine.is_cpu() { &[Number::F32] } else { &[Number::F32, Number::F16, Number::Bf16] };
+    let of = |&number: &Number| {
+        let pool = engine.pool();
+        pool.set_number(number);
+        pool
+    };
+    numbers.iter().map(of).collect()
+}
+
+/// Holds the results with 16-bit activations against those of the CPU for the same numbers. Weights and results are rounded: a result
+/// errs by no more than five steps of the largest one, the log-sum-exp by what float32 does.
+fn check_halves(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
+    for pool in &pools(engine)[1..] {
+        let number = pool.number();
+        let case = Case::new(heads, spans).rounded(number);
+        let wanted = case.run(&Pool::new(), spans, heads, how, sinks);
+        let got = case.run(pool, spans, heads, how, sinks);
+        for (what, (got, wanted)) in ["o", "lse", "dq", "dk", "dv", "d_sinks"].iter().zip(got.iter().zip(&wanted)) {
+            assert_eq!(got.len(), wanted.len(), "{what}");
+            let largest = wanted.iter().fold(0.01f32, |most, value| most.max(value.abs()));
+            let limit = largest * if *what == "lse" { 1e-5 } else { 5.0 * step(number) };
+            for (index, (got, want)) in got.iter().zip(wanted).enumerate() {
+                let error = (got - want).abs();
+                assert!(
+                    error <= limit,
+                    "{what}[{index}] in {number:?}: {got} != {want} {heads:?} {how:?} limit {limit}"
+                );
+            }
+        }
+    }
+}
+
+/// [`check_halves`] for heads of these sizes, and of those with a multiple of 16 features, which tensor cores take.
+fn check_halves_and_tensor_cores(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
+    check_halves(engine, heads, spans, how, sinks);
+    let [head_dim, v_head_dim] = [heads.head_dim, heads.v_head_dim].map(|features| features.next_multiple_of(16));
+    let whole = Heads { head_dim, v_head_dim, ..heads };
+    if whole != heads {
+        check_halves(engine, whole, spans, how, sinks);
+    }
+}
+
 fn check_spans(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
+    if !engine.is_cpu() {
+        check_halves_and_tensor_cores(engine, heads, spans, how, sinks);
+    }
     let case = Case::new(heads, spans);
     let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let operands = Operands {
@@ -59,7 +135,7 @@ fn check_spans(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks:
         sinks: sinks.then(|| double(&case.sinks)),
     };
     let (wanted, wanted_lse) = reference::forward(&operands, spans, heads, how);
-    let [o, lse, dq, dk, dv, d_sinks] = case.run(engine, spans, heads, how, sinks);
+    let [o, lse, dq, dk, dv, d_sinks] = case.run(&engine.pool(), spans, heads, how, sinks);
     for (got, want) in o.iter().zip(&wanted).chain(lse.iter().zip(&wanted_lse)) {
         assert!((f64::from(*got) - want).abs() < 2e-5, "{got} != {want} {heads:?} {how:?}");
     }
@@ -151,19 +227,22 @@ fn sinks_equal_the_definition_and_their_finite_differences() {
 #[test]
 fn a_sink_far_below_the_scores_is_none_and_one_far_above_takes_all() {
     each_engine(|engine| {
-        let (heads, spans) = (Heads::new(2, 1, 6), full_spans(&[0, 20]));
-        let case = Case::new(heads, &spans);
-        let without = case.run(engine, &spans, heads, PLAIN, false);
-        for low in [f32::NEG_INFINITY, f32::MIN, -1e4] {
-            let low = Case { sinks: vec![low; 2], ..Case::new(heads, &spans) };
-            let with = low.run(engine, &spans, heads, PLAIN, true);
-            assert_eq!(with[..5], without[..5]);
-            assert_eq!(with[5], [0.0; 2]);
+        let spans = full_spans(&[0, 20]);
+        for (pool, size) in pools(engine).iter().flat_map(|pool| [(pool, 6), (pool, 16)]) {
+            let heads = Heads::new(2, 1, size);
+            let case = Case::new(heads, &spans);
+            let without = case.run(pool, &spans, heads, PLAIN, false);
+            for low in [f32::NEG_INFINITY, f32::MIN, -1e4] {
+                let low = Case { sinks: vec![low; 2], ..Case::new(heads, &spans) };
+                let with = low.run(pool, &spans, heads, PLAIN, true);
+                assert_eq!(with[..5], without[..5]);
+                assert_eq!(with[5], [0.0; 2]);
+            }
+            let high = Case { sinks: vec![1e4; 2], ..Case::new(heads, &spans) };
+            let [o, lse, rest @ ..] = high.run(pool, &spans, heads, PLAIN, true);
+            assert!(o.iter().all(|&value| value == 0.0) && lse.iter().all(|&value| (value - 1e4).abs() < 1e-3));
+            assert!(rest.iter().flatten().all(|&value| value == 0.0));
         }
-        let high = Case { sinks: vec![1e4; 2], ..Case::new(heads, &spans) };
-        let [o, lse, rest @ ..] = high.run(engine, &spans, heads, PLAIN, true);
-        assert!(o.iter().all(|&value| value == 0.0) && lse.iter().all(|&value| value == 1e4));
-        assert!(rest.iter().flatten().all(|&value| value == 0.0));
     });
 }
 
@@ -222,20 +301,24 @@ fn masks_of_long_sequences_cross_every_block() {
 
 #[test]
 fn ranges_of_the_causal_rule_are_the_rule_to_the_bit() {
+    let check = |pool: &Arc<Pool>, heads: Heads, window: Option<Window>| {
+        let how = Scores { window, ..PLAIN };
+        for spans in [full_spans(&[0, 21, 320]), row_spans(&[0, 21, 320], &[1, 20, 30, 100, 319])] {
+            let case = Case::new(heads, &spans);
+            let masked = |span: &Span| span.clone().masked(&Mask::Causal(window));
+            let by_ranges: Vec<Span> = spans.iter().map(masked).collect();
+            let bits = |results: [Vec<f32>; 6]| results.map(|of| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            let wanted = bits(case.run(pool, &spans, heads, how, true));
+            assert_eq!(bits(case.run(pool, &by_ranges, heads, how, true)), wanted, "{window:?}");
+            // The window of a layer that is not the ranges' changes nothing.
+            assert_eq!(bits(case.run(pool, &by_ranges, heads, PLAIN, true)), wanted, "{window:?}");
+        }
+    };
     each_engine(|engine| {
-        let heads = Heads::new(2, 1, 12);
         for window in [None, Some(Window::Sliding(40)), Some(Window::Chunked(100))] {
-            let how = Scores { window, ..PLAIN };
-            for spans in [full_spans(&[0, 21, 320]), row_spans(&[0, 21, 320], &[1, 20, 30, 100, 319])] {
-                let case = Case::new(heads, &spans);
-                let masked = |span: &Span| span.clone().masked(&Mask::Causal(window));
-                let by_ranges: Vec<Span> = spans.iter().map(masked).collect();
-                let bits =
-                    |results: [Vec<f32>; 6]| results.map(|of| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-                let wanted = bits(case.run(engine, &spans, heads, how, true));
-                assert_eq!(bits(case.run(engine, &by_ranges, heads, how, true)), wanted, "{window:?}");
-                // The window of a layer that is not the ranges' changes nothing.
-                assert_eq!(bits(case.run(engine, &by_ranges, heads, PLAIN, true)), wanted, "{window:?}");
+            check(&engine.pool(), Heads::new(2, 1, 12), window);
+            for pool in &pools(engine)[1..] {
+                check(pool, Heads::new(2, 1, 16), window);
             }
         }
     });
@@ -248,87 +331,29 @@ fn a_query_that_sees_no_key_is_refused() {
     span.ranges = Some(KeyRanges { first: vec![0, 1], end: vec![1, 1] });
     let case = Case::new(Heads::new(1, 1, 4), &[span.clone()]);
     each_engine(|engine| {
-        case.run(engine, &[span.clone()], Heads::new(1, 1, 4), PLAIN, false);
+        case.run(&engine.pool(), &[span.clone()], Heads::new(1, 1, 4), PLAIN, false);
     });
 }
 
 #[test]
-fn a_token_at_a_time_equals_all_at_once_to_the_bit() {
+fn tensor_cores_take_every_size_of_head() {
+    let sizes = [(16, 16), (64, 64), (80, 96), (128, 128), (112, 48), (192, 128), (160, 160), (256, 256), (208, 64)];
     each_engine(|engine| {
-        for (heads, length) in [
-            (Heads::new(6, 2, 24), 300),
-            (Heads::new(3, 3, 16), 40),
-            (Heads::new(2, 1, 7), 620),
-            (Heads { query: 4, kv: 2, head_dim: 19, v_head_dim: 5 }, 290),
-            (Heads { query: 20, kv: 1, head_dim: 192, v_head_dim: 128 }, 20),
-            (Heads::new(1, 1, 512), 20),
-        ] {
-            for (softcap, window, with_sinks) in [
-                (None, None, false),
-                (None, None, true),
-                (Some(2.0), Some(Window::Sliding(7)), false),
-                (None, Some(Window::Sliding(270)), true),
-                (None, Some(Window::Sliding(33)), false),
-                (Some(2.0), Some(Window::Chunked(38)), true),
-                (None, Some(Window::Chunked(280)), false),
-            ] {
-                let how = Scores { scale: 0.3, softcap, window };
-                let pool = engine.pool();
-                let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, length * width), width);
-                let q = act(1, heads.query * heads.head_dim);
-                let (k, v) = (act(2, heads.kv * heads.head_dim), act(3, heads.kv * heads.v_head_dim));
-                let sinks = engine.array(&numbers(4, heads.query).iter().map(|x| x * 3.0).collect::<Vec<f32>>());
-                let sinks = with_sinks.then(|| Floats::from(&sinks));
-                let (whole, _) = forward(&q, &k, &v, sinks, &full_spans(&[0, length]), heads, how);
-                let (whole, width) = (whole.to_rows(), whole.features());
-                let mut cache = KeyValues::new(heads, window);
-                cache.append(&k, &v, 0, 1);
-                let other = cache.clone();
-                for token in 1..length {
-                    cache.append(&k, &v, token, 1);
-                    // The emulation of a GPU takes its time.
-                    if engine.is_cpu() || token % 17 == 0 || token == length - 1 {
-                        // Beside another text, whose company changes nothing.
-                        let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], sinks, heads, how);
-                        let wanted = [&whole[..width], &whole[token * width..][..width]].concat();
-                        for (got, want) in mixed.to_rows().iter().zip(wanted) {
-                            assert_eq!(got.to_bits(), want.to_bits(), "{engine:?} {how:?} token {token}");
-                        }
-                    }
-                    cache.trim();
-                }
-            }
+        if engine.is_cpu() {
+            return;
+        }
+        for (index, (head_dim, v_head_dim)) in sizes.into_iter().enumerate() {
+            // One, four and seven query heads a key head.
+            let (query, kv) = [(2, 2), (4, 1), (7, 1)][index % 3];
+            let heads = Heads { query, kv, head_dim, v_head_dim };
+            let softcap = (index % 2 == 1).then_some(1.5);
+            let how = Scores { scale: 2.0 / (head_dim as f32).sqrt(), softcap, window: None };
+            check_halves(engine, heads, &full_spans(&[0, 5, 150]), how, index % 2 == 0);
+            let window = Some(Window::Sliding(70));
+            let rows = row_spans(&[0, 70, 210], &[3, 69, 75, 120, 209]);
+            check_halves(engine, heads, &rows, Scores { window, ..how }, index % 2 == 1);
+            let full = full_spans(&[0, 3, 73]).into_iter().map(|span| span.masked(&Mask::Full)).collect::<Vec<Span>>();
+            check_halves(engine, heads, &full, how, false);
         }
     });
-}
-
-#[test]
-fn an_answer_after_a_prefix_equals_all_at_once_to_the_bit() {
-    each_engine(|engine| {
-        let (heads, how) = (Heads::new(2, 1, 8), Scores { scale: 0.3, softcap: None, window: None });
-        let pool = engine.pool();
-        let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, 50 * width), width);
-        let (q, k, v) = (act(1, 16), act(2, 8), act(3, 8));
-        let spans = [full_spans(&[0, 50]).remove(0).masked(&Mask::Prefix(21))];
-        let (whole, _) = forward(&q, &k, &v, None, &spans, heads, how);
-        let mut cache = KeyValues::new(heads, None);
-        cache.append(&k, &v, 0, 21);
-        for token in 21..50 {
-            cache.append(&k, &v, token, 1);
-            let mixed = decode(&q.gather(&[token]), &[&cache], None, heads, how);
-            assert_eq!(mixed.to_rows(), whole.gather(&[token]).to_rows());
-        }
-    });
-}
-
-#[test]
-#[should_panic(expected = "caches that keep what their last position sees")]
-fn a_cache_that_gave_up_visible_keys_is_refused() {
-    let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
-    let act = Activation::from_rows(&pool, &numbers(1, 40 * 4), 4);
-    let mut cache = KeyValues::new(heads, Some(Window::Sliding(4)));
-    cache.append(&act, &act, 0, 40);
-    cache.trim();
-    let how = Scores { scale: 1.0, softcap: None, window: None };
-    decode(&act.gather(&[39]), &[&cache], None, heads, how);
 }
