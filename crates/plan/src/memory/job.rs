@@ -114,18 +114,6 @@ pub struct OptimizerBytes {
     pub saving: u64,
 }
 
-/// The engine, which walks a pass where only counting is done.
-pub trait CountBuffers: Debug + Send + Sync {
-    /// The buffers that the pass takes on the CPU.
-    fn count(&self, walk: &Walk) -> BufferCounts;
-
-    /// The bytes of a GPU that a model holds whose base is stored like this, and those that it takes while it is loaded.
-    fn held_on_gpu(&self, base: &Base) -> GpuHeld;
-
-    /// The bytes that a pass takes beside them and the gradients.
-    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> Walked;
-}
-
 /// What a block saves for its backward pass beside its input: gradient checkpointing (Chen et al., "Training Deep Nets
 /// with Sublinear Memory Cost", 2016, <https://arxiv.org/abs/1604.06174>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
