@@ -9,6 +9,9 @@ pub use super::rope::{Frequencies, Rope, RopeScaling};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
 
+use super::vision::VisionArch;
+use std::sync::Arc;
+
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
     "generation_config.json",
@@ -124,6 +127,8 @@ pub struct Arch {
     pub score: Option<ScoreHead>,
     /// The multimodal class that holds the decoder; `None` for a plain language model.
     pub wrapper: Option<&'static Wrapper>,
+    /// How it sees pictures, in a run that has some. Empty after reading a `config.json`.
+    pub vision: Option<Arc<VisionArch>>,
 }
 
 impl Arch {

@@ -44,6 +44,7 @@ mod unused_keys;
 mod validate;
 mod value;
 mod variables;
+pub mod vision;
 mod vocabulary;
 mod wrapped;
 mod wrapped_json;
