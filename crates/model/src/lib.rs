@@ -21,6 +21,7 @@ mod names;
 mod norm;
 pub mod params;
 mod pass;
+mod plain_mlp;
 mod projections;
 pub mod quantize;
 pub mod quantized_cache;
@@ -33,6 +34,7 @@ pub mod stack;
 mod svd;
 pub mod targets;
 mod values;
+pub mod vision;
 pub mod weight;
 pub mod weights;
 

@@ -6,6 +6,7 @@ use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::stack::Stack;
 use super::values::placed;
+use super::vision::files::VisionFiles;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use half::bf16;
@@ -72,6 +73,8 @@ impl Source<'_> {
 /// The tensors of a model that is being built.
 pub(super) struct Tensors<'a> {
     pub(super) source: Source<'a>,
+    /// Of encoder and connector, where pictures are seen.
+    pub(super) vision: Option<VisionFiles>,
     /// Where they go; for the meta device no value is read or drawn.
     pub(super) device: Device,
     pub(super) quantizer: Quantizer<'a>,
@@ -86,6 +89,19 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
+    /// The files of a tensor of encoder or connector.
+    fn vision(&self, name: &str) -> Option<&VisionFiles> {
+        self.vision.as_ref().filter(|files| files.has(name))
+    }
+
+    /// As [`Source::values`], those of encoder and connector too.
+    pub(super) fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let Some(files) = self.vision(name) else { return self.source.values(name, count) };
+        let mut values = files.values(name, count)?;
+        self.source.stack.apply(name, &mut values)?;
+        Ok(values)
+    }
+
     pub(super) fn weight(&mut self, name: &str) -> Result<Weight> {
         let Some(shape) = self.sizes.get(name).cloned() else {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
@@ -95,7 +111,7 @@ impl Tensors<'_> {
             return Ok(self.meta_weight(name, shape));
         }
         if self.trained.contains(name) {
-            let values = self.source.values(name, shape.iter().product())?;
+            let values = self.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
             let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
             Ok(Weight::Trained(self.params.push(name, shape, decay, (&values).into())))
@@ -140,10 +156,24 @@ impl Tensors<'_> {
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,
+                Dtype::Auto if self.vision(name).is_some() => {
+                    untouched && self.vision(name).is_some_and(|files| files.is_bf16(name))
+                }
                 Dtype::Auto => {
                     untouched && weights.is_some_and(|files| files.is_bf16(self.source.arch.starts_as(name)))
                 }
             };
+        if let Some(files) = self.vision(name) {
+            let stored = if narrow && untouched { files.read_bf16(name, count)? } else { None };
+            return Ok(match stored {
+                Some(values) => Weight::frozen(values, self.device),
+                None if narrow => {
+                    let values = self.values(name, count)?;
+                    Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
+                }
+                None => Weight::frozen(self.values(name, count)?, self.device),
+            });
+        }
         Ok(match weights.filter(|_| narrow && untouched) {
             Some(files) => {
                 let mut values = vec![bf16::ZERO; count];
@@ -168,7 +198,7 @@ impl Tensors<'_> {
 
     pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {
         let (offset, eps) = (self.source.arch.norm_offset as f32, self.source.arch.rms_norm_eps as f32);
-        Ok(Norm { weight: self.weight(name)?, offset, eps })
+        Ok(Norm { weight: self.weight(name)?, bias: None, offset, eps })
     }
 
     /// A module's weight and bias, as they are.

@@ -85,11 +85,14 @@ impl Targets {
         let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && !self.is_former(arch, &linear.name);
         let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
         let mut placed: Vec<Placement> = placed.collect();
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.adapted_linears());
+        let of_vision: Vec<Placement> = of_vision.map(|linear| rules.placement(&linear, method, None, 1)).collect();
         if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() {
             return Err(self.nothing_matches(&blocks));
         }
         self.check_parameters(arch, &placed, &on_parameters)?;
         placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
+        placed.extend(of_vision);
         let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
         if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
@@ -179,9 +182,11 @@ impl Targets {
     /// # Errors
     /// As [`Targets::saved_tensors`].
     pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.trained_tensors());
+        let of_vision = of_vision.map(|spec| (spec.name, spec.shape));
         let (saved, biases) = (self.saved_tensors(arch)?, self.biases(arch, placements));
         if saved.is_empty() && biases.is_empty() {
-            return self.token_tensors(arch);
+            return Ok(self.token_tensors(arch)?.into_iter().chain(of_vision).collect());
         }
         let sizes: BTreeMap<String, Vec<usize>> =
             arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
@@ -192,6 +197,7 @@ impl Targets {
         let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
         tensors.extend(biases);
         tensors.extend(self.token_tensors(arch)?);
+        tensors.extend(of_vision);
         Ok(tensors)
     }
 

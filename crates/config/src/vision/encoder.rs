@@ -6,7 +6,7 @@
 pub struct Encoder {
     /// The `model_type` by which it was recognised.
     pub family: &'static str,
-    /// What stands before each of its tensors' names in the whole model, such as `model.vision_tower.vision_model.`.
+    /// What stands before each of its tensors' names in the whole model, such as `model.vision_tower.`.
     pub prefix: String,
     /// Names behind the prefix.
     pub names: Names,

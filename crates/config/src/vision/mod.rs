@@ -3,7 +3,7 @@
 //! saves the model.
 //!
 //! Names of tensors are those of Transformers 5 for the whole model, such as
-//! `model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
+//! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
 //! ([`VisionArch::stored_names`]).
 mod connector;
 mod encoder;

@@ -35,7 +35,7 @@ fn inner<'a>(source: &Source<'a>, key: &str) -> Result<Source<'a>> {
 }
 
 /// The encoder that `source` describes; `class` is taken where that does not say which it is.
-fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<(&'static EncoderFamily, Encoder)> {
+fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<Encoder> {
     let kind = source.text("model_type")?.or(class).unwrap_or_default().to_owned();
     let known = |family: &&&EncoderFamily| family.model_types.contains(&kind.as_str());
     let family = ENCODERS.iter().find(known).ok_or_else(|| {
@@ -44,7 +44,7 @@ fn encoder(source: &Source<'_>, class: Option<&str>) -> Result<(&'static Encoder
             .not_yet(format!("{}model_type {kind:?}, an image encoder", source.prefix))
             .hint(format!("image encoders in this version: {}", known.join(", ")))
     })?;
-    Ok((family, (family.read)(source)?))
+    (family.read)(source)
 }
 
 /// The output number `index` of an encoder's `hidden_states`, of which -1 is the last block's.
@@ -58,8 +58,8 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
 }
 
 fn llava(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
-    let (family, mut encoder) = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
-    encoder.prefix = format!("{TOWER}{}", family.prefix);
+    let mut encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
+    encoder.prefix = TOWER.to_owned();
     let key = "vision_feature_layer";
     let index = match source.get(key) {
         None => -2,
@@ -86,8 +86,8 @@ fn llava(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
 }
 
 fn gemma3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
-    let (family, mut encoder) = encoder(&inner(source, "vision_config")?, Some("siglip_vision_model"))?;
-    encoder.prefix = format!("{TOWER}{}", family.prefix);
+    let mut encoder = encoder(&inner(source, "vision_config")?, Some("siglip_vision_model"))?;
+    encoder.prefix = TOWER.to_owned();
     let tokens = source.size("mm_tokens_per_image", Some(256))?;
     let side = tokens.isqrt();
     let patches = encoder.grid[0];
@@ -104,7 +104,7 @@ fn gemma3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
 }
 
 fn idefics3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
-    let (_, mut encoder) = encoder(&inner(source, "vision_config")?, Some("idefics3_vision"))?;
+    let mut encoder = encoder(&inner(source, "vision_config")?, Some("idefics3_vision"))?;
     encoder.prefix = "model.vision_model.".to_owned();
     let factor = source.size_up_to("scale_factor", Some(2), 64)?;
     if !encoder.grid[0].is_multiple_of(factor) {
@@ -149,8 +149,8 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, arch: &Arch) -> Result<VisionA
         }
         None => source,
     };
-    let (family, mut encoder) = encoder(&part, None)?;
-    encoder.prefix = format!("{TOWER}{}", family.prefix);
+    let mut encoder = encoder(&part, None)?;
+    encoder.prefix = TOWER.to_owned();
     if let Some(index) = pairing.feature_layer {
         encoder.feature = feature_layer(&part, "num_hidden_layers", index, &encoder)?;
     }

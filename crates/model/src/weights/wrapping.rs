@@ -99,6 +99,11 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// The tensors beside the language model, of a multimodal checkpoint, by their names in the files.
+    pub(crate) fn beside(&self) -> Option<Arc<Self>> {
+        self.others.clone()
+    }
+
     /// What the language model is wrapped in, of a multimodal checkpoint.
     pub fn wrapping(&self) -> Option<Wrapping> {
         Some(Wrapping { naming: self.naming, others: Arc::clone(self.others.as_ref()?) })

@@ -6,7 +6,6 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["clip_vision_model"],
     wholes: &["clip"],
     models: "CLIP ViT-B/32, B/16, L/14",
-    prefix: "vision_model.",
     read,
 };
 

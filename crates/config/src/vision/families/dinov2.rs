@@ -6,7 +6,6 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["dinov2", "dinov2_with_registers"],
     wholes: &[],
     models: "DINOv2 S/14, B/14, L/14 (not giant)",
-    prefix: "",
     read,
 };
 

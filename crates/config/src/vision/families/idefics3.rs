@@ -6,7 +6,6 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["idefics3_vision", "smolvlm_vision", "idefics3"],
     wholes: &[],
     models: "inside Idefics 3 and SmolVLM",
-    prefix: "",
     read,
 };
 

@@ -18,8 +18,6 @@ pub struct EncoderFamily {
     pub wholes: &'static [&'static str],
     /// Known models, for lists.
     pub models: &'static str,
-    /// What stands before its tensors' names, behind that of the tower, in the whole model.
-    pub(super) prefix: &'static str,
     /// Reads the part of `config.json` that describes the encoder.
     pub(super) read: fn(&Source<'_>) -> Result<Encoder>,
 }

@@ -6,7 +6,6 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["siglip_vision_model"],
     wholes: &["siglip"],
     models: "SigLIP, SigLIP 2 (not NaFlex)",
-    prefix: "vision_model.",
     read,
 };
 

@@ -6,7 +6,6 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["vit"],
     wholes: &[],
     models: "ViT-B/16, ViT-L/16",
-    prefix: "",
     read,
 };
 
