@@ -37,5 +37,6 @@ mod shown;
 mod targets;
 mod tidy;
 mod tuning;
+mod vision;
 mod weights;
 mod wrapped;

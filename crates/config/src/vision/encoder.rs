@@ -97,7 +97,7 @@ pub enum Interpolation {
     Nearest,
 }
 
-/// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`.
+/// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`, as Transformers 5 has them in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Names {
     /// Of what comes before and after the blocks.
@@ -106,6 +106,8 @@ pub struct Names {
     pub blocks: &'static str,
     /// Of a block's parts.
     pub block: BlockNames,
+    /// Parts of these names, and what stands in their place in the files of checkpoints.
+    pub stored: &'static [(&'static str, &'static str)],
 }
 
 /// Names of what comes before and after the blocks. A name that a family has not is empty.

@@ -123,6 +123,10 @@ impl Connector {
     }
 }
 
+/// What may stand before the names of an encoder's tensors in files.
+const PREFIXES: [&str; 7] =
+    ["model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model.", "vit.", "dinov2.", ""];
+
 impl VisionArch {
     /// Every tensor that pictures come through: encoder, then connector.
     pub fn tensors(&self) -> Vec<TensorSpec> {
@@ -166,7 +170,9 @@ impl VisionArch {
         let old = name.strip_prefix("model.").unwrap_or(name);
         add(old.to_owned());
         if let Some(inner) = name.strip_prefix(&self.encoder.prefix) {
-            for prefix in ["model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model.", "vit.", "dinov2.", ""] {
+            let replace = |inner: String, (ours, stored): &(&str, &str)| inner.replace(ours, stored);
+            let older = self.encoder.names.stored.iter().fold(inner.to_owned(), replace);
+            for (prefix, inner) in PREFIXES.iter().flat_map(|prefix| [(prefix, inner), (prefix, &older)]) {
                 add(format!("{prefix}vision_model.{inner}"));
                 add(format!("{prefix}{inner}"));
             }

@@ -14,16 +14,22 @@ const NAMES: Names = Names {
     blocks: "encoder.layer",
     block: BlockNames {
         norm1: "norm1",
-        query: "attention.attention.query",
-        key: "attention.attention.key",
-        value: "attention.attention.value",
-        out: "attention.output.dense",
+        query: "attention.q_proj",
+        key: "attention.k_proj",
+        value: "attention.v_proj",
+        out: "attention.o_proj",
         norm2: "norm2",
         fc1: "mlp.fc1",
         fc2: "mlp.fc2",
         scale1: "layer_scale1.lambda1",
         scale2: "layer_scale2.lambda1",
     },
+    stored: &[
+        ("attention.q_proj", "attention.attention.query"),
+        ("attention.k_proj", "attention.attention.key"),
+        ("attention.v_proj", "attention.attention.value"),
+        ("attention.o_proj", "attention.output.dense"),
+    ],
 };
 
 fn read(source: &Source<'_>) -> Result<Encoder> {

@@ -113,6 +113,7 @@ pub(super) const CLIP_NAMES: Names = Names {
         scale1: "",
         scale2: "",
     },
+    stored: &[],
 };
 
 /// Names that ViT and `DINOv2` share, but for a block's.

@@ -11,19 +11,28 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
 
 const NAMES: Names = Names {
     stem: VIT_STEM,
-    blocks: "encoder.layer",
+    blocks: "layers",
     block: BlockNames {
         norm1: "layernorm_before",
-        query: "attention.attention.query",
-        key: "attention.attention.key",
-        value: "attention.attention.value",
-        out: "attention.output.dense",
+        query: "attention.q_proj",
+        key: "attention.k_proj",
+        value: "attention.v_proj",
+        out: "attention.o_proj",
         norm2: "layernorm_after",
-        fc1: "intermediate.dense",
-        fc2: "output.dense",
+        fc1: "mlp.fc1",
+        fc2: "mlp.fc2",
         scale1: "",
         scale2: "",
     },
+    stored: &[
+        ("attention.q_proj", "attention.attention.query"),
+        ("attention.k_proj", "attention.attention.key"),
+        ("attention.v_proj", "attention.attention.value"),
+        ("attention.o_proj", "attention.output.dense"),
+        ("mlp.fc1", "intermediate.dense"),
+        ("mlp.fc2", "output.dense"),
+        ("layers.", "encoder.layer."),
+    ],
 };
 
 fn read(source: &Source<'_>) -> Result<Encoder> {
