@@ -38,6 +38,7 @@ mod shapes;
 mod source;
 mod suggest;
 pub mod task;
+mod tensor_specs;
 mod tied;
 mod unsupported_keys;
 mod unused_keys;

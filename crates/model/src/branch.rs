@@ -5,13 +5,13 @@ use super::linear::{self, Input, Linear};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
 use super::norm::Norm;
-use super::plain_mlp::{self, PlainMlp};
 use super::pass::{BlockRows, Pass};
+use super::plain_mlp::{self, PlainMlp};
 use super::weight::Weight;
+use tunesmith_device::FloatBuffer;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
 use tunesmith_ops::feature_scale;
-use tunesmith_device::FloatBuffer;
 use tunesmith_ops::route::Routing;
 
 /// `y = join(x, part(norm(x)))`, from `[tokens, hidden]` to `[rows, hidden]`: attention may give an output for some

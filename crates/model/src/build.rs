@@ -21,7 +21,7 @@ use super::shards::Shards;
 use super::source::{Source, Tensors};
 use super::stack::Stack;
 use super::targets::{Targets, placed};
-use super::vision::files::VisionFiles;
+use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
@@ -100,6 +100,7 @@ impl Model {
         let tensors = arch.tensors();
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
+            Mode::Full | Mode::Freeze if arch.freezes_language() => {}
             Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
             Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
             _ => {

@@ -7,6 +7,7 @@ mod block;
 mod blocks;
 mod branch;
 mod build;
+mod build_vision;
 mod decoder;
 pub mod device;
 pub mod freeze;
@@ -35,6 +36,7 @@ mod svd;
 pub mod targets;
 mod values;
 pub mod vision;
+mod vision_files;
 pub mod weight;
 pub mod weights;
 

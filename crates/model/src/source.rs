@@ -6,14 +6,14 @@ use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::stack::Stack;
 use super::values::placed;
-use super::vision::files::VisionFiles;
+use super::vision_files::VisionFiles;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
+use tunesmith_config::arch::{Arch, LinearSpec, SCORE, is_beside};
 use tunesmith_config::{Config, Dtype};
 use tunesmith_device::{Device, FloatBuffer, Floats};
 
@@ -36,7 +36,12 @@ impl Source<'_> {
     /// # Errors
     /// The files', or an adapter that does not fit.
     pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
-        let mut values = self.base(name, count)?;
+        let seed = self.config.train.seed;
+        let vision = if is_beside(name) { VisionFiles::open(self.arch, self.weights, seed)? } else { None };
+        let mut values = match vision.filter(|files| files.has(name)) {
+            Some(files) => files.values(name, count)?,
+            None => self.base(name, count)?,
+        };
         self.stack.apply(name, &mut values)?;
         Ok(values)
     }

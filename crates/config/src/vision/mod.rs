@@ -1,5 +1,5 @@
 //! How a model sees pictures: an encoder (a transformer over patches), a connector to the decoder's width, and which places of
-//! the decoder's input show an image. [`VisionArch`] holds it, and [`super::arch::Arch::vision`] carries it to whoever builds or
+//! the decoder's input show an image. [`VisionArch`] holds it, and the field `vision` of [`Arch`](crate::arch::Arch) carries it to whoever builds or
 //! saves the model.
 //!
 //! Names of tensors are those of Transformers 5 for the whole model, such as
@@ -17,8 +17,6 @@ use tunesmith_base::error::Result;
 pub use connector::{Connector, ConnectorKind, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
 pub use families::{ENCODERS, EncoderFamily};
-
-use super::arch::Arch;
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,23 +45,26 @@ pub struct VisionTraining {
     /// Linear modules of the encoder's blocks that get an adapter of the run's kind, by the last part of their names, such as
     /// `q_proj`.
     pub adapters: Vec<String>,
+    /// Nothing of the decoder is trained, whatever `tuning.mode` says, but rows of new tokens.
+    pub freeze_language: bool,
 }
 
 impl VisionArch {
-    /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's.
+    /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's. `decoder_size` is the
+    /// decoder's width.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a `model_type` without pictures here, or a form that is not known, by name.
-    pub fn of_model(dir: &Path, arch: &Arch) -> Result<Self> {
-        models::read(dir, arch)
+    pub fn of_model(dir: &Path, decoder_size: usize) -> Result<Self> {
+        models::read(dir, decoder_size)
     }
 
-    /// Pairs the encoder in a folder of its own with a decoder, through a connector of which no checkpoint has weights.
+    /// Pairs the encoder in a folder of its own with a decoder of that width, through a connector of which no checkpoint has weights.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the folder's `config.json` is of no encoder that is known here.
-    pub fn pair(dir: &Path, pairing: &Pairing, arch: &Arch) -> Result<Self> {
-        models::pair(dir, pairing, arch)
+    pub fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<Self> {
+        models::pair(dir, pairing, decoder_size)
     }
 
     /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes.

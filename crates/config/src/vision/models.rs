@@ -7,7 +7,6 @@ use super::connector::{Connector, ConnectorKind, Pairing};
 use super::encoder::{Encoder, Feature, Pointwise};
 use super::families::{ENCODERS, EncoderFamily};
 use super::{VisionArch, VisionTraining};
-use crate::arch::Arch;
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
@@ -57,7 +56,7 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
     }
 }
 
-fn llava(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
+fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
     encoder.prefix = TOWER.to_owned();
     let key = "vision_feature_layer";
@@ -73,19 +72,18 @@ fn llava(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
         Some(_) => return Err(source.mismatch("vision_feature_select_strategy", "\"default\" or \"full\"")),
     };
     let name = source.text("projector_hidden_act")?.unwrap_or("gelu");
-    let activation =
-        Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
+    let activation = Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
     let kind = ConnectorKind::Mlp {
         names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
-        hidden_size: arch.hidden_size,
+        hidden_size: decoder_size,
         activation,
         bias: source.flag("multimodal_projector_bias", true)?,
         dropout: 0.0,
     };
-    Ok(whole(encoder, kind, false, arch))
+    Ok(whole(encoder, kind, false, decoder_size))
 }
 
-fn gemma3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
+fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("siglip_vision_model"))?;
     encoder.prefix = TOWER.to_owned();
     let tokens = source.size("mm_tokens_per_image", Some(256))?;
@@ -100,10 +98,10 @@ fn gemma3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
         eps: encoder.norm_eps,
         projection: format!("{PROJECTOR}mm_input_projection_weight"),
     };
-    Ok(whole(encoder, kind, true, arch))
+    Ok(whole(encoder, kind, true, decoder_size))
 }
 
-fn idefics3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
+fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("idefics3_vision"))?;
     encoder.prefix = "model.vision_model.".to_owned();
     let factor = source.size_up_to("scale_factor", Some(2), 64)?;
@@ -111,29 +109,28 @@ fn idefics3(source: &Source<'_>, arch: &Arch) -> Result<VisionArch> {
         return Err(source.mismatch("scale_factor", &format!("a divisor of {} patches a side", encoder.grid[0])));
     }
     let kind = ConnectorKind::PixelShuffle { name: "model.connector.modality_projection.proj".to_owned(), factor };
-    Ok(whole(encoder, kind, false, arch))
+    Ok(whole(encoder, kind, false, decoder_size))
 }
 
-fn whole(encoder: Encoder, kind: ConnectorKind, bidirectional: bool, arch: &Arch) -> VisionArch {
-    let connector =
-        Connector { encoder_size: encoder.hidden_size, decoder_size: arch.hidden_size, kind, stored: true };
+fn whole(encoder: Encoder, kind: ConnectorKind, bidirectional: bool, decoder_size: usize) -> VisionArch {
+    let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
     VisionArch { encoder, connector, bidirectional, folder: None, training: VisionTraining::default() }
 }
 
-pub(super) fn read(dir: &Path, arch: &Arch) -> Result<VisionArch> {
+pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     let path = dir.join("config.json");
     let source = open(dir, &path)?;
     match source.text("model_type")?.unwrap_or_default() {
-        "llava" => llava(&source, arch),
-        "gemma3" => gemma3(&source, arch),
-        "idefics3" | "smolvlm" => idefics3(&source, arch),
+        "llava" => llava(&source, decoder_size),
+        "gemma3" => gemma3(&source, decoder_size),
+        "idefics3" | "smolvlm" => idefics3(&source, decoder_size),
         other => Err(source
             .not_yet(format!("pictures in a model of model_type {other:?}"))
             .hint("models that see pictures in this version: gemma3, idefics3, llava, smolvlm; or set vision.encoder")),
     }
 }
 
-pub(super) fn pair(dir: &Path, pairing: &Pairing, arch: &Arch) -> Result<VisionArch> {
+pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<VisionArch> {
     let path = dir.join("config.json");
     let source = open(dir, &path)?;
     let kind = source.text("model_type")?.unwrap_or_default();
@@ -164,7 +161,7 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, arch: &Arch) -> Result<VisionA
             dropout: pairing.dropout,
         },
     };
-    let mut paired = whole(encoder, kind, false, arch);
+    let mut paired = whole(encoder, kind, false, decoder_size);
     paired.connector.stored = false;
     paired.folder = Some(dir.to_owned());
     Ok(paired)

@@ -1,6 +1,6 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
 use super::{Connector, ConnectorKind, Encoder, VisionArch};
-use crate::arch::{LinearSpec, TensorSpec};
+use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
     TensorSpec { name, shape: shape.to_vec() }
@@ -147,6 +147,25 @@ impl VisionArch {
             tensors.extend(self.connector.tensors());
         }
         tensors
+    }
+
+    /// The modules that are trained in full, as PEFT's `modules_to_save` names them: by the end of their names.
+    pub fn saved_modules(&self) -> Vec<String> {
+        let (training, encoder) = (&self.training, &self.encoder);
+        let end = |name: &str| name.trim_start_matches("model.").trim_end_matches('.').to_owned();
+        let mut modules = Vec::new();
+        if training.connector {
+            let module = self.connector.tensors().first().map(|spec| end(&spec.name)).unwrap_or_default();
+            modules.extend(module.split('.').next().map(str::to_owned));
+        }
+        if training.encoder {
+            modules.push(end(&encoder.prefix));
+        } else {
+            let first = encoder.feature.blocks.saturating_sub(training.last_blocks);
+            let block = |layer: usize| end(&encoder.block_name(layer, ""));
+            modules.extend((first..encoder.feature.blocks).map(block));
+        }
+        modules
     }
 
     /// Linear modules of the encoder that get an adapter.

@@ -140,10 +140,11 @@ impl Model {
         if texts.is_empty() {
             return Ok(Logits { parts: Vec::new() });
         }
+        let end = |(cache, new): &(&mut TextCache, &[u32])| self.refuse_cut(cache, cache.tokens.len() + new.len());
+        texts.iter().try_for_each(end)?;
         let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
         for (cache, new) in texts.iter_mut() {
             let mut start = cache.tokens.len();
-            self.refuse_cut(cache, start + new.len())?;
             cache.tokens.extend(*new);
             if self.turns_otherwise(start, cache.tokens.len()) {
                 cache.layers = self.cache().layers;
@@ -171,7 +172,11 @@ impl Model {
     fn refuse_cut(&self, cache: &TextCache, end: usize) -> Result<()> {
         let mut runs = cache.images.iter().flat_map(|image| &image.runs);
         let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
-        if cut { Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole"))) } else { Ok(()) }
+        if cut {
+            Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole")))
+        } else {
+            Ok(())
+        }
     }
 
     /// The stream of texts that go on, with the rows of their pictures in it.
@@ -262,7 +267,9 @@ impl Growth<'_> {
     /// its first row there.
     fn shown(&self) -> impl Iterator<Item = (Range<usize>, (&Shown, usize))> {
         let fresh = self.start..self.tokens.len();
-        self.images.iter().flat_map(move |image| image.within(fresh.clone()).map(move |(run, place)| (run, (image, place))))
+        self.images
+            .iter()
+            .flat_map(move |image| image.within(fresh.clone()).map(move |(run, place)| (run, (image, place))))
     }
 
     fn runs(&self) -> Vec<Range<usize>> {

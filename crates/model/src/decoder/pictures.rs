@@ -66,7 +66,8 @@ impl Model {
     pub(super) fn encode(&self, image: &ImageRows) -> Result<Vec<f32>> {
         let (pass, values) = (self.evaluation(), self.params.values());
         self.forward(|| {
-            let seen = self.shards.at(0, values, &pass, |pass| self.encoded(pass, std::slice::from_ref(image), None))??;
+            let seen =
+                self.shards.at(0, values, &pass, |pass| self.encoded(pass, std::slice::from_ref(image), None))??;
             Ok(seen.map(|seen| seen.features.to_rows()).unwrap_or_default())
         })
     }

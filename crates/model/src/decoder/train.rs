@@ -97,8 +97,7 @@ impl Model {
             rows: &splice.images,
             images: &batch.images,
         };
-        let (mut x, seen) =
-            self.shards.at(0, values, &pass, |pass| self.embed_training(pass, batch, training))??;
+        let (mut x, seen) = self.shards.at(0, values, &pass, |pass| self.embed_training(pass, batch, training))??;
         if let Some(alpha) = self.noise {
             let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
             noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);

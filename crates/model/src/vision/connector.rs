@@ -103,7 +103,10 @@ impl Connector {
             }
             Self::Mlp { mlp, .. } => {
                 let (middle, saved) = mlp.forward(pass, x);
-                let middle = dropped.map(|dropout| dropout.apply(&middle)).unwrap_or(middle);
+                let middle = match dropped {
+                    Some(dropout) => dropout.apply(&middle),
+                    None => middle,
+                };
                 let (y, extra) = mlp.fc2.forward(pass, &middle, None);
                 (y, Saved::Mlp(saved, middle, extra))
             }
@@ -140,7 +143,10 @@ impl Connector {
                 let mut d_middle = middle.like();
                 let to = Some((&mut d_middle, false));
                 mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, to, grads);
-                let d_middle = dropped.map(|dropout| dropout.apply(&d_middle)).unwrap_or(d_middle);
+                let d_middle = match dropped {
+                    Some(dropout) => dropout.apply(&d_middle),
+                    None => d_middle,
+                };
                 mlp.backward(pass, x, saved, &d_middle, want_dx, grads)
             }
             (Self::PixelShuffle { linear, factor }, Saved::PixelShuffle(input, extra)) => {

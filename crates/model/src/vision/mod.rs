@@ -5,7 +5,7 @@
 //! A caller does four things:
 //!
 //! 1. It describes encoder and connector, and puts the description on the architecture before a model is loaded, or its
-//!    trained tensors are listed: `arch.vision = Some(Arc::new(VisionArch { training, ..VisionArch::pair(dir, &pairing, &arch)? }))`,
+//!    trained tensors are listed: `arch.vision = Some(Arc::new(VisionArch { training, ..VisionArch::pair(dir, &pairing, arch.hidden_size)? }))`,
 //!    or [`VisionArch::of_model`](tunesmith_config::vision::VisionArch::of_model) for a composite checkpoint. From then on [`crate::Model::load`]
 //!    loads it too, [`crate::targets::Targets::tensors`] has what is trained of it, and [`crate::Params`] its values.
 //! 2. It gives pictures to training and evaluation in [`tunesmith_data::batch::Batch::images`]: for each its
@@ -15,12 +15,10 @@
 //!    on as without pictures: the prompt's tokens, with any id in the places of image rows, then those that are generated.
 //!    Caches of texts with different pictures must not be shared, though their tokens may be equal.
 //! 4. It saves, freezes and loads by names: those of Transformers 5.
-mod build;
-mod connector;
-mod encoder;
-pub(crate) mod files;
+pub(crate) mod connector;
+pub(crate) mod encoder;
 mod splice;
-mod stem;
+pub(crate) mod stem;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -28,7 +26,6 @@ mod tiles;
 use crate::grads::Grads;
 use crate::params::Params;
 use crate::pass::{Drops, Pass};
-use build::of as function;
 use connector::Connector;
 use encoder::Encoder;
 pub(crate) use splice::{Splice, by_sequence};
@@ -103,6 +100,11 @@ impl<'a> Training<'a> {
 }
 
 impl Vision {
+    /// Encoder and connector as `arch` describes them.
+    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connector: Connector, pool: Arc<Pool>) -> Self {
+        Self { arch, encoder, connector, pool }
+    }
+
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
         self.encoder.trains || self.connector.trains()
@@ -122,7 +124,9 @@ impl Vision {
             let (rows, found) = (self.rows(&image.pixels), image.rows());
             if patches == 0 || image.pixels.patches.len() != patches * values {
                 let (found, wanted) = (image.pixels.patches.len(), patches * values);
-                return Err(Error::data(format!("a picture of {patches} patches has {found} numbers, expected {wanted}")));
+                return Err(Error::data(format!(
+                    "a picture of {patches} patches has {found} numbers, expected {wanted}"
+                )));
             }
             if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
                 return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));

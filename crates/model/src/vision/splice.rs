@@ -58,7 +58,8 @@ mod tests {
     #[test]
     fn rows_of_pictures_take_the_place_of_the_embedding_s() {
         let pixels = Arc::new(Pixels { patches: Vec::new(), tiles: Vec::new() });
-        let images = [ImageRows { runs: vec![1..3, 4..5], pixels: Arc::clone(&pixels) }, ImageRows { runs: vec![6..8], pixels }];
+        let images =
+            [ImageRows { runs: vec![1..3, 4..5], pixels: Arc::clone(&pixels) }, ImageRows { runs: vec![6..8], pixels }];
         let splice = Splice::new(&images, 9);
         assert_eq!(splice.images, [1, 2, 4, 6, 7]);
         assert_eq!(splice.texts, [0, 3, 5, 8]);

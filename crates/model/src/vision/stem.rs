@@ -56,7 +56,8 @@ impl Stem {
     ) -> Result<(Activation, Saved)> {
         let (embedded, extra) = self.patch.forward(pass, &patches, None);
         let prefix = spec.prefix_tokens();
-        let mut x = if prefix == 0 { embedded } else { embedded.scatter(&tiles.patch_rows(prefix), tiles.tokens(prefix)) };
+        let mut x =
+            if prefix == 0 { embedded } else { embedded.scatter(&tiles.patch_rows(prefix), tiles.tokens(prefix)) };
         self.add_positions(pass, spec, tiles, &mut x)?;
         let mut add = |table: &Weight, rows: &[usize], ids: &[u32]| {
             let values = table.view(pass.values);
@@ -99,7 +100,8 @@ impl Stem {
         let mut stored = vec![0.0; spec.positions() * hidden];
         table.store().widen(0, &mut stored);
         // A table of the positions that this batch needs, tile after tile; equal tiles share theirs.
-        let (mut values, mut found, mut ids): (Vec<f32>, Vec<(Tile, u32)>, Vec<u32>) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut values, mut found, mut ids): (Vec<f32>, Vec<(Tile, u32)>, Vec<u32>) =
+            (Vec::new(), Vec::new(), Vec::new());
         for &tile in tiles.iter() {
             let known = found.iter().find(|(other, _)| *other == tile).map(|(_, first)| *first);
             let first = known.unwrap_or_else(|| {

@@ -83,7 +83,9 @@ impl Tiles {
             ids.extend((0..class).map(|_| 0));
             for row in 0..tile.rows {
                 let row = row * rows / tile.rows;
-                ids.extend((0..tile.columns).map(|column| (class + row * columns + column * columns / tile.columns) as u32));
+                ids.extend(
+                    (0..tile.columns).map(|column| (class + row * columns + column * columns / tile.columns) as u32),
+                );
             }
         }
         (self.position_rows(spec), ids)
@@ -95,7 +97,9 @@ impl Tiles {
         let mut places = vec![Vec::new(); side * side];
         let mut first = 0;
         for tile in &self.0 {
-            for (row, column) in (0..tile.rows / side).flat_map(|row| (0..tile.columns / side).map(move |column| (row, column))) {
+            for (row, column) in
+                (0..tile.rows / side).flat_map(|row| (0..tile.columns / side).map(move |column| (row, column)))
+            {
                 for (place, patches) in places.iter_mut().enumerate() {
                     let (down, across) = (place / side, place % side);
                     patches.push(first + (row * side + down) * tile.columns + column * side + across);

@@ -12,15 +12,8 @@ pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
 
 pub(super) fn apply(x: &Activation, stats: &Activation, weight: Floats<'_>, bias: Floats<'_>, out: &mut Activation) {
     let count = x.tokens() * x.features();
-    let args = [
-        x.into(),
-        stats.into(),
-        weight.into(),
-        bias.into(),
-        out.into(),
-        Arg::count(count),
-        Arg::count(x.features()),
-    ];
+    let args =
+        [x.into(), stats.into(), weight.into(), bias.into(), out.into(), Arg::count(count), Arg::count(x.features())];
     cuda::launch(x.device(), &KERNELS, "layer_norm_apply", Grid::items(count), &args);
 }
 
@@ -32,8 +25,7 @@ pub(super) fn backward(
     dx: &mut Activation,
     add: bool,
 ) {
-    let args =
-        [x.into(), stats.into(), weight.into(), dh.into(), dx.into(), add.into(), Arg::count(x.features())];
+    let args = [x.into(), stats.into(), weight.into(), dh.into(), dx.into(), add.into(), Arg::count(x.features())];
     cuda::launch(x.device(), &KERNELS, "layer_norm_backward", Grid::rows(x.tokens(), x.features()), &args);
 }
 

@@ -40,12 +40,7 @@ const MOST: usize = 4096;
 
 /// The encoder that the shared keys describe, without class token, norm before the blocks, or layer scale; its output is that
 /// after the last norm.
-pub(super) fn encoder(
-    source: &Source<'_>,
-    family: &'static str,
-    names: Names,
-    defaults: &Defaults,
-) -> Result<Encoder> {
+pub(super) fn encoder(source: &Source<'_>, family: &'static str, names: Names, defaults: &Defaults) -> Result<Encoder> {
     let [hidden, layers, heads, image, patch] = defaults.sizes;
     let hidden_size = source.size("hidden_size", Some(hidden))?;
     let num_heads = source.size("num_attention_heads", Some(heads))?;
@@ -56,13 +51,18 @@ pub(super) fn encoder(
         )));
     }
     let num_hidden_layers = source.size_up_to("num_hidden_layers", Some(layers), MOST)?;
-    let (image, patch_size) = (source.size("image_size", Some(image))?, source.size_up_to("patch_size", Some(patch), MOST)?);
+    let (image, patch_size) =
+        (source.size("image_size", Some(image))?, source.size_up_to("patch_size", Some(patch), MOST)?);
     let side = image / patch_size;
     if !(1..=MOST).contains(&side) {
-        return Err(source.error(format!("{}image_size {image} and patch_size {patch_size} give {side} patches a side", source.prefix)));
+        return Err(source.error(format!(
+            "{}image_size {image} and patch_size {patch_size} give {side} patches a side",
+            source.prefix
+        )));
     }
     let activation = source.text("hidden_act")?.unwrap_or(defaults.activation);
-    let activation = Pointwise::parse(activation).ok_or_else(|| source.not_yet(format!("hidden_act {activation:?}")))?;
+    let activation =
+        Pointwise::parse(activation).ok_or_else(|| source.not_yet(format!("hidden_act {activation:?}")))?;
     Ok(Encoder {
         family,
         prefix: String::new(),

@@ -2,12 +2,8 @@
 use super::{BlockNames, Defaults, Encoder, EncoderFamily, Names, Source, VIT_STEM, encoder};
 use tunesmith_base::error::Result;
 
-pub(super) static FAMILY: EncoderFamily = EncoderFamily {
-    model_types: &["vit"],
-    wholes: &[],
-    models: "ViT-B/16, ViT-L/16",
-    read,
-};
+pub(super) static FAMILY: EncoderFamily =
+    EncoderFamily { model_types: &["vit"], wholes: &[], models: "ViT-B/16, ViT-L/16", read };
 
 const NAMES: Names = Names {
     stem: VIT_STEM,
@@ -36,12 +32,7 @@ const NAMES: Names = Names {
 };
 
 fn read(source: &Source<'_>) -> Result<Encoder> {
-    let defaults = Defaults {
-        sizes: [768, 12, 12, 224, 16],
-        intermediate_size: 3072,
-        activation: "gelu",
-        eps: 1e-12,
-    };
+    let defaults = Defaults { sizes: [768, 12, 12, 224, 16], intermediate_size: 3072, activation: "gelu", eps: 1e-12 };
     let encoder = encoder(source, "vit", NAMES, &defaults)?;
     Ok(Encoder { class_token: true, qkv_bias: source.flag("qkv_bias", true)?, ..encoder })
 }

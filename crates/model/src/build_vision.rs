@@ -1,19 +1,19 @@
 //! Builds encoder and connector from the tensors of a model that is being built.
-use super::connector::{AveragePool, Connector};
-use super::encoder::Encoder;
-use super::stem::Stem;
-use super::{Vision, function};
-use crate::attention::{Attention, Qkv};
-use crate::block::Block;
-use crate::blocks::Blocks;
-use crate::branch::{Branch, Gained, Join, Part};
-use crate::build::Builder;
-use crate::device::pool;
-use crate::linear::Linear;
-use crate::norm::Norm;
-use crate::plain_mlp::PlainMlp;
-use crate::projections::Projections;
-use crate::shards::Shards;
+use super::attention::{Attention, Qkv};
+use super::block::Block;
+use super::blocks::Blocks;
+use super::branch::{Branch, Gained, Join, Part};
+use super::build::Builder;
+use super::device::pool;
+use super::linear::Linear;
+use super::norm::Norm;
+use super::plain_mlp::PlainMlp;
+use super::projections::Projections;
+use super::shards::Shards;
+use super::vision::Vision;
+use super::vision::connector::{AveragePool, Connector};
+use super::vision::encoder::Encoder;
+use super::vision::stem::Stem;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
 use tunesmith_config::vision::{self as spec, ConnectorKind, VisionArch};
@@ -28,7 +28,7 @@ impl Builder<'_> {
         let encoder = self.encoder(&arch.encoder, narrow)?;
         let connector = self.connector(&arch.connector)?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
-        Ok(Vision { arch: arch.clone(), encoder, connector, pool })
+        Ok(Vision::new(arch.clone(), encoder, connector, pool))
     }
 
     fn layer_norm(&mut self, name: &str, eps: f64) -> Result<Norm> {
@@ -46,8 +46,7 @@ impl Builder<'_> {
             .final_norm
             .then(|| self.layer_norm(&spec.name(spec.names.stem.final_norm), spec.norm_eps))
             .transpose()?;
-        let trains =
-            stem.trains() || blocks.iter().any(Block::trains) || final_norm.as_ref().is_some_and(Norm::trains);
+        let trains = stem.trains() || blocks.iter().any(Block::trains) || final_norm.as_ref().is_some_and(Norm::trains);
         let blocks = Blocks::new(blocks, None, stem.trains(), Checkpointing::CHEAP, narrow);
         Ok(Encoder { spec: spec.clone(), stem, blocks, final_norm, trains, shards: Shards::default() })
     }
@@ -55,12 +54,10 @@ impl Builder<'_> {
     fn stem(&mut self, spec: &spec::Encoder) -> Result<Stem> {
         let names = &spec.names.stem;
         let class_token = spec.class_token.then(|| self.tensors.weight(&spec.name(names.class_token))).transpose()?;
-        let registers =
-            (spec.registers > 0).then(|| self.tensors.weight(&spec.name(names.registers))).transpose()?;
+        let registers = (spec.registers > 0).then(|| self.tensors.weight(&spec.name(names.registers))).transpose()?;
         let patch = self.linear(&spec.patch_embedding())?;
         let positions = self.tensors.weight(&spec.name(names.positions))?;
-        let norm =
-            spec.pre_norm.then(|| self.layer_norm(&spec.name(names.pre_norm), spec.norm_eps)).transpose()?;
+        let norm = spec.pre_norm.then(|| self.layer_norm(&spec.name(names.pre_norm), spec.norm_eps)).transpose()?;
         Ok(Stem { patch, class_token, registers, positions, norm })
     }
 
@@ -99,8 +96,7 @@ impl Builder<'_> {
     }
 
     fn connector(&mut self, spec: &spec::Connector) -> Result<Connector> {
-        let linears: Vec<Linear> =
-            spec.linears().iter().map(|linear| self.linear(linear)).collect::<Result<_>>()?;
+        let linears: Vec<Linear> = spec.linears().iter().map(|linear| self.linear(linear)).collect::<Result<_>>()?;
         let mut linears = linears.into_iter();
         let mut next = || linears.next().expect("the kind has this many modules");
         Ok(match &spec.kind {
@@ -109,9 +105,7 @@ impl Builder<'_> {
                 let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(*activation) };
                 Connector::Mlp { mlp, dropout: *dropout as f32 }
             }
-            ConnectorKind::PixelShuffle { factor, .. } => {
-                Connector::PixelShuffle { linear: next(), factor: *factor }
-            }
+            ConnectorKind::PixelShuffle { factor, .. } => Connector::PixelShuffle { linear: next(), factor: *factor },
             ConnectorKind::AveragePool { kernel, norm, eps, projection } => {
                 let weight = self.tensors.weight(&format!("{norm}.weight"))?;
                 let norm = Norm { weight, bias: None, offset: 1.0, eps: *eps as f32 };
@@ -124,7 +118,7 @@ impl Builder<'_> {
 }
 
 /// The function of that description.
-pub(super) const fn of(function: spec::Pointwise) -> Function {
+const fn function(function: spec::Pointwise) -> Function {
     match function {
         spec::Pointwise::Gelu => Function::Gelu,
         spec::Pointwise::GeluTanh => Function::GeluTanh,
