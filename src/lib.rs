@@ -10,6 +10,7 @@
 //! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
 //! import        configurations of other toolkits, turned into ours
 //! plan          batch arithmetic, learning rates, predictions of memory and time
+//! vision        pictures: what an encoder reads of them
 //! data          sources, chat templates, label masks, packing, sampler state
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
 //! cpu-slice     the slice behind numbers on the CPU, for the crates with kernels
@@ -55,3 +56,4 @@ pub use tunesmith_parallel as parallel;
 pub use tunesmith_plan as plan;
 pub use tunesmith_telemetry as telemetry;
 pub use tunesmith_train as train;
+pub use tunesmith_vision as vision;

@@ -39,5 +39,6 @@ mod shown;
 mod targets;
 mod tidy;
 mod tuning;
+mod vision;
 mod weights;
 mod wrapped;

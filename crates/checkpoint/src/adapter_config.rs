@@ -74,6 +74,7 @@ impl AdapterConfig {
     /// # Errors
     /// The settings do not fit the model.
     pub fn on(mut self, arch: &Arch) -> Result<Self> {
+        self.save_vision(arch);
         let targets = self.targets();
         self.shares_head = targets.trains_shared(arch)?;
         self.wrapped = match arch.wrapper {
@@ -81,6 +82,19 @@ impl AdapterConfig {
             None => None,
         };
         Ok(self)
+    }
+
+    /// Lists what is trained in full of an encoder and a connector, as PEFT does it.
+    fn save_vision(&mut self, arch: &Arch) {
+        let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
+        let saved = &mut self.tuning.lora.modules_to_save;
+        if self.tuning.mode == Mode::Lora {
+            modules.for_each(|module| {
+                if !saved.contains(&module) {
+                    saved.push(module)
+                }
+            });
+        }
     }
 
     /// The settings of its kind of adapter.

@@ -111,7 +111,9 @@ pub(crate) fn stage_weights(
         .tensors
         .iter()
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
-    let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    // What was trained of an encoder or a connector is among the tensors.
+    beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
     let numbers: Vec<_> = here.chain(later).chain(beside).collect();
     let mut failed = None;
     let failure = RefCell::new(&mut failed);

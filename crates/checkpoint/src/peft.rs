@@ -12,7 +12,7 @@ use super::tensors::same_tensors;
 use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic;
-use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
+use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_beside, plain_name};
 use tunesmith_model::targets::token_rows;
 use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
@@ -72,12 +72,6 @@ pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
     weights.map_err(|error| error.with_kind(Kind::Checkpoint))
 }
 
-/// Whether a tensor belongs to the vision or audio part of a multimodal model.
-fn is_beside(plain: &str) -> bool {
-    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
-    !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
-}
-
 /// Whether an adapter's tensor has the values that it starts with, so that its module is unchanged. PEFT may place adapters on a
 /// vision tower too; training on text leaves those without a gradient.
 fn is_idle(name: &str, values: &[f32]) -> bool {
@@ -89,12 +83,20 @@ fn is_idle(name: &str, values: &[f32]) -> bool {
     }
 }
 
-/// Reads an adapter: its settings, and its tensors in f32 under the base model's names.
+/// Reads an adapter on a language model: its settings, and its tensors in f32 under the base model's names.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`].
 pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
-    let mut config = AdapterConfig::from_dir(dir)?;
+    read_adapter(AdapterConfig::from_dir(dir)?, dir, &|_| false)
+}
+
+/// As [`load_adapter`], with those tensors beside the language model that `seen` accepts.
+fn read_adapter(
+    mut config: AdapterConfig,
+    dir: &Path,
+    seen: &dyn Fn(&str) -> bool,
+) -> Result<(AdapterConfig, Tensors)> {
     let weights = open_weights(dir)?;
     let mut tensors = Tensors::new();
     for name in weights.names() {
@@ -120,7 +122,7 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
                 .hint("the adapter's file is damaged or of another kind: copy the adapter again"),
             _ => error.with_kind(Kind::Checkpoint),
         })?;
-        if is_beside(plain) {
+        if is_beside(plain) && !seen(plain) {
             if is_idle(plain, &tensor.1) {
                 continue;
             }
@@ -145,7 +147,12 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
 /// # Errors
 /// [`Kind::Checkpoint`]; the file has two matrices for it.
 pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)> {
-    let (config, mut tensors) = load_adapter(dir)?;
+    let config = AdapterConfig::from_dir(dir)?;
+    let expected = match &arch.vision {
+        Some(_) => config.tensors(arch)?,
+        None => Vec::new(),
+    };
+    let (config, mut tensors) = read_adapter(config, dir, &|name| expected.iter().any(|(own, _)| own == name))?;
     if !arch.ties_head() {
         return Ok((config, tensors));
     }

@@ -6,8 +6,12 @@ pub use super::arch_parts::{
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
+pub use super::tensor_specs::{LinearSpec, TensorSpec};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
-pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
+pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
+
+use super::vision::VisionArch;
+use std::sync::Arc;
 
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
@@ -26,30 +30,6 @@ pub const COMPANIONS: [&str; 14] = [
     "image_preprocessor_config.json",
     "video_preprocessor_config.json",
 ];
-
-/// Name and shape of a tensor that the checkpoint must hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Hugging Face's name, such as `model.layers.0.self_attn.q_proj.weight`.
-    pub name: String,
-    /// Sizes; the last dimension is contiguous in memory.
-    pub shape: Vec<usize>,
-}
-
-/// A linear module of the model: its weight is `[out_features, in_features]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinearSpec {
-    /// Module name, such as `model.layers.0.self_attn.q_proj`.
-    pub name: String,
-    /// Rows of the weight: the width of the output.
-    pub out_features: usize,
-    /// Columns of the weight: the width of the input.
-    pub in_features: usize,
-    /// Whether the module adds a bias.
-    pub bias: bool,
-    /// Index of the decoder block, from 0; `None` for `lm_head`.
-    pub layer: Option<usize>,
-}
 
 /// A decoder's architecture. Every field was checked when `config.json` was read.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of the architecture of its own
@@ -124,6 +104,8 @@ pub struct Arch {
     pub score: Option<ScoreHead>,
     /// The multimodal class that holds the decoder; `None` for a plain language model.
     pub wrapper: Option<&'static Wrapper>,
+    /// How it sees pictures, in a run that has some. Empty after reading a `config.json`.
+    pub vision: Option<Arc<VisionArch>>,
 }
 
 impl Arch {
@@ -206,6 +188,11 @@ impl Arch {
             norm(&mut tensors, branch.post_norm, self.hidden_size);
         }
         tensors
+    }
+
+    /// Whether a run with pictures trains nothing of the decoder.
+    pub fn freezes_language(&self) -> bool {
+        self.vision.as_ref().is_some_and(|vision| vision.training.freeze_language)
     }
 
     /// The auto class of Transformers that loads the whole model.

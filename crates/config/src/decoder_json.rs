@@ -149,6 +149,7 @@ impl Source<'_> {
             token_rows: TokenRows::default(),
             score: None,
             wrapper: None,
+            vision: None,
         })
     }
 

@@ -221,14 +221,23 @@ impl Naming {
         inner.or_else(head).filter(|name| is_decoders(name))
     }
 
-    /// The stored name of a plain one: the inverse of [`Naming::plain`].
+    /// The stored name of a plain one: the inverse of [`Naming::plain`]. Encoder and connector have one name in both.
     pub fn stored(self, plain: &str) -> String {
+        if is_beside(plain) {
+            return plain.to_owned();
+        }
         match (plain.strip_prefix("model."), plain.strip_prefix("lm_head")) {
             (Some(rest), _) => format!("{}{rest}", self.base),
             (None, Some(rest)) => format!("{}{rest}", self.head),
             (None, None) => plain.to_owned(),
         }
     }
+}
+
+/// Whether a tensor or module belongs to the vision or audio part of a multimodal model.
+pub fn is_beside(plain: &str) -> bool {
+    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
+    !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
 }
 
 /// Whether a tensor or module belongs to the decoder; `plain` is its name in a plain language model.

@@ -1,5 +1,9 @@
 //! Padding-free batches: the tokens of several sequences end to end, and where each sequence begins.
 
+use std::ops::Range;
+use std::sync::Arc;
+use tunesmith_vision::Pixels;
+
 /// The label of a token that carries no loss (the value that Hugging Face and PyTorch use).
 pub const IGNORE: i32 = -100;
 
@@ -43,6 +47,33 @@ pub struct Batch {
     pub first_row: u64,
     /// `[tokens]`: the factor of each position's loss; empty if every factor is 1.
     pub weights: Vec<f32>,
+    /// The pictures, in the order of their rows.
+    pub images: Vec<ImageRows>,
+}
+
+/// A picture, and the rows of the flat stream in whose place the connector's output stands. What `tokens` has there is the
+/// id of the image token, or any other where no token stands for a row; it is read by nothing but its range's check.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageRows {
+    /// Where its rows are: rising runs, one for each stretch between other tokens. Where rows of an image see each other
+    /// in both directions, they do so within a run.
+    pub runs: Vec<Range<usize>>,
+    /// What the encoder reads.
+    pub pixels: Arc<Pixels>,
+}
+
+impl ImageRows {
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.runs.iter().map(Range::len).sum()
+    }
+
+    /// The same picture, its rows further back by so many.
+    #[must_use]
+    pub fn moved(&self, by: usize) -> Self {
+        let runs = self.runs.iter().map(|run| run.start + by..run.end + by).collect();
+        Self { runs, pixels: Arc::clone(&self.pixels) }
+    }
 }
 
 impl Batch {

@@ -42,7 +42,8 @@ impl Memory {
         if !cache.truncate(known) {
             cache = model.cache();
         }
-        let answer = generate_from(model, &prompts, settings, Some(&mut cache), watcher)?.and_then(|mut all| all.pop());
+        let answer = generate_from(model, &prompts, &[], settings, Some(&mut cache), watcher)?;
+        let answer = answer.and_then(|mut all| all.pop());
         self.0 = answer.is_some().then_some(cache);
         Ok(answer)
     }

@@ -7,6 +7,7 @@ use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
 use tunesmith_base::error::{Kind, Result};
+use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Logits, Model, TextCache};
 
 /// Texts in a batch: a panel of the matrix products has 16 rows, and costs hardly more than one.
@@ -35,13 +36,29 @@ pub fn generate(
     settings: &Settings,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Vec<Answer>>> {
-    generate_from(model, prompts, settings, None, watcher)
+    generate_from(model, prompts, &[], settings, None, watcher)
+}
+
+/// As [`generate`], of prompts that show pictures: `images` has those of each prompt, whose runs are positions in it. What a
+/// prompt's tokens are at these positions does not matter.
+///
+/// # Errors
+/// As [`generate`]; [`tunesmith_base::Kind::Data`]: the model sees no pictures, or one does not fit its rows.
+pub fn generate_with_images(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    images: &[Vec<ImageRows>],
+    settings: &Settings,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Vec<Answer>>> {
+    generate_from(model, prompts, images, settings, None, watcher)
 }
 
 /// As [`generate`]. `memory` is the cache of the first prompt's beginning, and receives the cache of its text at the end.
 pub(super) fn generate_from(
     model: &Model,
     prompts: &[Vec<u32>],
+    images: &[Vec<ImageRows>],
     settings: &Settings,
     mut memory: Option<&mut TextCache>,
     watcher: &mut dyn Watcher,
@@ -77,7 +94,12 @@ pub(super) fn generate_from(
             } else {
                 tokens += length;
                 let read = memory.as_deref().filter(|_| waiting == 0).cloned();
-                fresh.push(Work::new(waiting, prompt, read.unwrap_or_else(|| model.cache()), settings));
+                let read = match (read, images.get(waiting)) {
+                    (Some(read), _) => read,
+                    (None, Some(images)) if !images.is_empty() => model.cache_with_images(images)?,
+                    (None, _) => model.cache(),
+                };
+                fresh.push(Work::new(waiting, prompt, read, settings));
             }
             waiting += 1;
         }

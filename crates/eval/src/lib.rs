@@ -12,7 +12,7 @@ pub mod stream;
 mod watcher;
 
 pub use eval_split::{AnsweredRow, EvalSplit};
-pub use generate::generate;
+pub use generate::{generate, generate_with_images};
 pub use row_generator::{EvalExample, RowGenerator};
 pub use settings::{Settings, Strategy};
 pub use stop_strings::AnswerDecoder;

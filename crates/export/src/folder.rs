@@ -61,8 +61,23 @@ impl FolderSettings<'_> {
         };
         let of_model = merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec));
         let of_model = of_model.map(|(dtype, spec)| Planned::Merged(spec, dtype));
+        let changed = merged.changed_beside();
+        let mut changed: BTreeMap<String, TensorSpec> = match wrapping {
+            Some(wrapping) => changed.into_iter().map(|spec| (wrapping.stored_name(&spec.name), spec)).collect(),
+            None if changed.is_empty() => BTreeMap::new(),
+            None => {
+                return Err(Error::config(
+                    "an adapter that trained an encoder of its own folder, or a connector to it",
+                )
+                .hint("no class of Transformers holds both models: keep the adapter, and run it with vision.encoder"));
+            }
+        };
         let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
-        Ok(of_model.chain(beside.map(|(name, shape, numbers)| Planned::Beside(name, shape, numbers))).collect())
+        let beside = beside.map(|(name, shape, numbers)| match changed.remove(&name) {
+            Some(spec) => Planned::Merged(spec.clone(), of(&spec)),
+            None => Planned::Beside(name, shape, numbers),
+        });
+        Ok(of_model.chain(beside).collect())
     }
 
     fn quantized(&self, name: &str) -> Option<&Requantization> {

@@ -182,6 +182,12 @@ impl Merged {
         source.values(&spec.name, spec.len())
     }
 
+    /// Tensors of encoder and connector that the adapter changes.
+    pub fn changed_beside(&self) -> Vec<TensorSpec> {
+        let tensors = self.arch.vision.iter().flat_map(|vision| vision.tensors());
+        tensors.filter(|spec| self.stack.changes(&spec.name)).collect()
+    }
+
     /// The merged model in memory, all in float32.
     ///
     /// # Errors

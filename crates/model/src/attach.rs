@@ -68,7 +68,7 @@ impl Attach for Module<'_, '_> {
     }
 
     fn values(&self) -> Result<Vec<f32>> {
-        self.tensors.source.values(&self.weight_name(), self.spec.out_features * self.spec.in_features)
+        self.tensors.values(&self.weight_name(), self.spec.out_features * self.spec.in_features)
     }
 
     fn base(&mut self) -> Result<(&Weight, Floats<'_>)> {

@@ -106,7 +106,7 @@ impl Attention {
             Qkv::Own(projections) => projections.linears_mut().collect(),
             Qkv::Shared(projections, _) => projections.linears_mut().collect(),
         };
-        let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).map(|(norm, _)| &mut norm.weight);
+        let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
         qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
     }
 
@@ -120,7 +120,7 @@ impl Attention {
 
     /// Whether a norm on q or k is trained.
     pub fn trains_norms(&self) -> bool {
-        self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.weight.trained().is_some())
+        self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
     }
 
     /// The number of the attention that computes its keys and values.
@@ -133,7 +133,7 @@ impl Attention {
 
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> Saved {
-        let spans = &rows.outputs.spans;
+        let spans = rows.outputs.spans(self.how.window);
         self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, None, spans, self.heads, self.how))
     }
 
@@ -198,7 +198,7 @@ impl Attention {
         let (mut dq, mut dk, mut dv) = {
             let [k, v] = kv.as_ref().or(shared.as_deref()).expect("keys and values are with it or shared");
             let forward = attention::Saved { q: &q, k, v, sinks: None, o: &mixed, lse: &lse };
-            attention::backward(forward, &d_mixed, &rows.outputs.spans, self.heads, self.how, None)
+            attention::backward(forward, &d_mixed, rows.outputs.spans(self.how.window), self.heads, self.how, None)
         };
         drop((d_mixed, mixed, lse, q, kv, shared));
         if let Some(rope) = self.rope {

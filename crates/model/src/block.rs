@@ -61,7 +61,7 @@ impl Block {
     pub fn experts(&self) -> Option<&Moe> {
         self.branches.iter().find_map(|branch| match &branch.part {
             Part::Experts(moe) => Some(&**moe),
-            Part::Attention(_) | Part::Mlp(_) => None,
+            Part::Attention(_) | Part::Mlp(_) | Part::Plain(_) => None,
         })
     }
 

@@ -20,8 +20,9 @@ use tunesmith_ops::narrow::{Half, Narrow};
 pub struct Blocks {
     /// From the lowest to the highest.
     all: Vec<Block>,
-    /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow.
-    first_segment: usize,
+    /// The segment of the first block ([`Shards`], [`Params::segment`]); those of the others follow. Without one all are in a
+    /// segment that the caller opens, gathers and closes: an encoder's are in the embedding's.
+    first_segment: Option<usize>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
     /// What each block keeps for backward.
@@ -74,7 +75,7 @@ impl Blocks {
     /// where `trains_below`.
     pub fn new(
         blocks: Vec<Block>,
-        first_segment: usize,
+        first_segment: Option<usize>,
         trains_below: bool,
         checkpointing: Checkpointing,
         narrow: Option<Half>,
@@ -91,7 +92,8 @@ impl Blocks {
 
     /// The segments that the forward walk reaches, in order, and then those that the backward walk reaches.
     pub fn route(&self) -> [Vec<usize>; 2] {
-        let segment = |block: usize| self.first_segment + block;
+        let first = self.first_segment.unwrap_or_default();
+        let segment = |block: usize| first + block;
         [(0..self.len()).map(segment).collect(), (self.lowest..self.len()).rev().map(segment).collect()]
     }
 
@@ -100,7 +102,7 @@ impl Blocks {
         let branches = self.all.iter().flat_map(|block| &block.branches);
         branches.filter_map(|branch| match &branch.part {
             Part::Attention(attention) => Some(&**attention),
-            Part::Mlp(_) | Part::Experts(_) => None,
+            Part::Mlp(_) | Part::Plain(_) | Part::Experts(_) => None,
         })
     }
 
@@ -112,6 +114,14 @@ impl Blocks {
     /// Whether a block computes the tokens that are asked for and no others.
     pub fn picks_rows(&self, index: usize, every_token: bool) -> bool {
         index + 1 == self.len() && !every_token && self.all[index].picks_rows()
+    }
+
+    /// Does something at a block, whose weights are there then.
+    fn at<T>(&self, walk: &Walk<'_>, index: usize, pass: &Pass<'_>, act: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
+        match self.first_segment {
+            Some(first) => walk.shards.at(first + index, walk.values, pass, act),
+            None => Ok(act(pass)),
+        }
     }
 
     fn rows<'l>(&self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
@@ -153,7 +163,7 @@ impl Blocks {
         for (index, block) in self.all.iter().enumerate() {
             let rows = self.rows(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, attend).0;
-            x = walk.shards.at(self.first_segment + index, walk.values, pass, forward)?;
+            x = self.at(walk, index, pass, forward)?;
         }
         Ok(self.pick(walk, x))
     }
@@ -179,7 +189,7 @@ impl Blocks {
             let whole = policy == Policy::None && (self.narrow.is_none() || is_last);
             let rows = self.rows(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut over_batch);
-            let (y, saved) = walk.shards.at(self.first_segment + index, walk.values, pass, forward)?;
+            let (y, saved) = self.at(walk, index, pass, forward)?;
             if let (Some(routing), true) = (saved.routing(), loads) {
                 trace.loads.push(routing.load().collect());
             }
@@ -227,20 +237,23 @@ impl Blocks {
             if let Some(next) = kept.last_mut().filter(|_| self.offloads) {
                 *next = next.take().map(fetched);
             }
-            let number = self.first_segment + index;
-            let segment = params.segment(number);
-            grads.open(segment.clone());
+            let segment = self.first_segment.map(|first| params.segment(first + index));
+            if let Some(segment) = &segment {
+                grads.open(segment.clone());
+            }
             let (x, rows) = (x.restore(), self.rows(walk, index));
             let want_dx = index > self.lowest || want_dx;
             // None only at the lowest block, where nothing below is trained.
-            let dx = walk.shards.at(number, walk.values, pass, |pass| {
+            let dx = self.at(walk, index, pass, |pass| {
                 let saved = match saved {
                     Some(saved) => saved.map(&Kept::restore),
                     None => block.forward(pass, &x, rows, false, &mut over_batch).1,
                 };
                 block.backward(pass, &x, saved, dy, rows, want_dx, grads)
             })?;
-            grads.close(&segment)?;
+            if let Some(segment) = &segment {
+                grads.close(segment)?;
+            }
             match dx {
                 Some(dx) => dy = self.rounded(dx),
                 None => return Ok(None),

@@ -6,9 +6,12 @@ use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass};
+use super::plain_mlp::{self, PlainMlp};
 use super::weight::Weight;
+use tunesmith_device::FloatBuffer;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;
+use tunesmith_ops::feature_scale;
 use tunesmith_ops::route::Routing;
 
 /// `y = join(x, part(norm(x)))`, from `[tokens, hidden]` to `[rows, hidden]`: attention may give an output for some
@@ -26,6 +29,8 @@ pub enum Part {
     /// The only part in which a token sees others.
     Attention(Box<Attention>),
     Mlp(Box<Mlp>),
+    /// Of an encoder.
+    Plain(Box<PlainMlp>),
     Experts(Box<Moe>),
 }
 
@@ -38,13 +43,30 @@ pub enum Join {
     Scaled(f32),
     /// `x + norm(y)`. Gemma 2, OLMo 2.
     Normed(Norm),
+    /// `x + gain y`, a factor a feature. `DINOv2`.
+    Gained(Gained),
+}
+
+/// Factors of a branch's output, `[features]`.
+#[derive(Debug)]
+pub struct Gained {
+    pub gain: Weight,
+    /// As many ones, where the factors are trained.
+    ones: Option<FloatBuffer>,
+}
+
+impl Gained {
+    pub fn new(gain: Weight, ones: impl FnOnce() -> FloatBuffer) -> Self {
+        let ones = gain.trains().then(ones);
+        Self { gain, ones }
+    }
 }
 
 /// How an attention computes its mixed values from the branch's normed input: over the batch, or over what caches hold.
 pub type Attend<'a> = dyn FnMut(&Attention, &Pass<'_>, &Activation, BlockRows<'_>) -> attention::Saved + 'a;
 
-/// What a norm behind a branch needs in backward: its input and `rstd`.
-type Raw<T = Activation> = Option<(T, Activation)>;
+/// What a norm behind a branch needs in backward: its input and `rstd`; or what factors were multiplied with.
+type Raw<T = Activation> = Option<(T, Option<Activation>)>;
 
 /// What forward keeps for backward, beside the branch's input.
 #[derive(Debug)]
@@ -63,6 +85,8 @@ enum PartSaved<T> {
     Attention(attention::Saved<T>, Option<linear::Saved<T>>),
     /// With what `down` keeps, and what it took, where that is kept.
     Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
+    /// Likewise.
+    Plain(plain_mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Experts(moe::Saved<T>),
 }
 
@@ -76,6 +100,7 @@ impl<T> Saved<T> {
             part: match self.part {
                 PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
+                PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
             },
             raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
@@ -85,7 +110,7 @@ impl<T> Saved<T> {
     /// Which experts the tokens went to, in a branch of experts.
     pub const fn routing(&self) -> Option<&Routing> {
         match &self.part {
-            PartSaved::Attention(..) | PartSaved::Mlp(..) => None,
+            PartSaved::Attention(..) | PartSaved::Mlp(..) | PartSaved::Plain(..) => None,
             PartSaved::Experts(saved) => Some(&saved.routing),
         }
     }
@@ -123,7 +148,12 @@ impl Join {
             Self::Normed(norm) => {
                 let (mut normed, rstd) = norm.forward(pass, &y, 1);
                 elementwise::add(&mut normed, x);
-                (normed, Some((y, rstd)))
+                (normed, Some((y, Some(rstd))))
+            }
+            Self::Gained(Gained { gain, ones }) => {
+                let mut joined = x.copy();
+                feature_scale::add(&mut joined, &y, gain.view(pass.values).vector());
+                (joined, ones.is_some().then_some((y, None)))
             }
         }
     }
@@ -133,24 +163,35 @@ impl Join {
         match (self, raw) {
             (Self::Plain, _) => None,
             (Self::Scaled(factor), _) => Some(elementwise::scaled(dy, *factor)),
-            (Self::Normed(norm), Some((raw, rstd))) => {
+            (Self::Normed(norm), Some((raw, Some(rstd)))) => {
                 let mut d_last = dy.like();
                 norm.backward(pass, &raw, &rstd, dy, Some((&mut d_last, false)), grads);
                 Some(d_last)
             }
-            (Self::Normed(_), None) => unreachable!("a norm keeps its input"),
+            (Self::Gained(Gained { gain, ones }), raw) => {
+                if let (Some((y, _)), Some(ones), Some(range)) = (raw, ones, gain.trained()) {
+                    feature_scale::backward(dy, &y, ones.view(), grads.at(range));
+                }
+                Some(feature_scale::times(dy, gain.view(pass.values).vector()))
+            }
+            (Self::Normed(_), _) => unreachable!("a norm keeps its input"),
         }
     }
 
-    const fn norm_mut(&mut self) -> Option<&mut Norm> {
+    fn weights_mut(&mut self) -> Vec<&mut Weight> {
         match self {
-            Self::Normed(norm) => Some(norm),
-            Self::Plain | Self::Scaled(_) => None,
+            Self::Normed(norm) => norm.weights_mut().collect(),
+            Self::Gained(gained) => vec![&mut gained.gain],
+            Self::Plain | Self::Scaled(_) => Vec::new(),
         }
     }
 
     fn trains(&self) -> bool {
-        matches!(self, Self::Normed(norm) if norm.weight.trained().is_some())
+        match self {
+            Self::Normed(norm) => norm.trains(),
+            Self::Gained(gained) => gained.gain.trains(),
+            Self::Plain | Self::Scaled(_) => false,
+        }
     }
 }
 
@@ -160,10 +201,11 @@ impl Branch {
         let part = match &mut self.part {
             Part::Attention(attention) => attention.weights_mut(),
             Part::Mlp(mlp) => mlp.weights_mut().collect(),
+            Part::Plain(mlp) => mlp.weights_mut().collect(),
             Part::Experts(moe) => moe.weights_mut(),
         };
-        let norms = self.norm.iter_mut().chain(self.join.norm_mut()).map(|norm| &mut norm.weight);
-        norms.chain(part).collect()
+        let norm = self.norm.iter_mut().flat_map(Norm::weights_mut);
+        norm.chain(self.join.weights_mut()).chain(part).collect()
     }
 
     /// Whether anything in it is trained.
@@ -171,13 +213,14 @@ impl Branch {
         let part = match &self.part {
             Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
             Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
+            Part::Plain(mlp) => mlp.linears().any(Linear::trains),
             Part::Experts(moe) => moe.linears().any(Linear::trains),
         };
         part || self.trains_norm() || self.join.trains()
     }
 
     fn trains_norm(&self) -> bool {
-        self.norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some())
+        self.norm.as_ref().is_some_and(Norm::trains)
     }
 
     /// The stream behind the branch, and what backward needs. With `whole` that includes what backward would else compute
@@ -207,6 +250,13 @@ impl Branch {
                 let middle = mlp.middle(&saved);
                 let (y, extra, raw) = self.join.forward(pass, &mlp.down, &middle, x);
                 let part = PartSaved::Mlp(saved, extra, whole.then_some(middle));
+                (y, Saved { normed, rstd, part, raw })
+            }
+            Part::Plain(mlp) => {
+                let (middle, saved) = mlp.forward(pass, input);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &mlp.fc2, &middle, x);
+                let part = PartSaved::Plain(saved, extra, whole.then_some(middle));
                 (y, Saved { normed, rstd, part, raw })
             }
             Part::Experts(moe) => {
@@ -249,6 +299,16 @@ impl Branch {
                 mlp.backward_down(pass, &mut saved, middle, extra.as_ref(), d_part, grads);
                 mlp.backward_gate_up(pass, again().as_ref().unwrap_or(x), saved, grads)
             }
+            (Part::Plain(mlp), PartSaved::Plain(saved, extra, middle)) => {
+                let middle = middle.unwrap_or_else(|| mlp.middle(&saved));
+                let mut d_middle = middle.like();
+                let input = Input::new(&middle);
+                mlp.fc2.backward(pass, &input, extra.as_ref(), d_part, Some((&mut d_middle, false)), grads);
+                drop((input, d_last));
+                drop(middle);
+                let want_dh = want_dx || self.trains_norm();
+                mlp.backward(pass, again().as_ref().unwrap_or(x), saved, &d_middle, want_dh, grads)?
+            }
             (Part::Experts(moe), PartSaved::Experts(saved)) => {
                 moe.backward(pass, again().as_ref().unwrap_or(x), saved, d_part, grads)
             }
@@ -256,7 +316,7 @@ impl Branch {
         };
         let picked = match &self.part {
             Part::Attention(_) => rows.outputs.picked.as_ref(),
-            Part::Mlp(_) | Part::Experts(_) => None,
+            Part::Mlp(_) | Part::Plain(_) | Part::Experts(_) => None,
         };
         let mut dx = want_dx.then(|| match picked {
             Some(picked) => dy.scatter(picked, x.tokens()),

@@ -4,7 +4,7 @@ use super::attach::Module;
 use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
-use super::decoder::Model;
+use super::decoder::{Model, Segments, narrow};
 use super::device::{device, logits_pool, number};
 use super::freeze;
 use super::head::Head;
@@ -21,6 +21,7 @@ use super::shards::Shards;
 use super::source::{Source, Tensors};
 use super::stack::Stack;
 use super::targets::{Targets, placed};
+use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
@@ -34,8 +35,8 @@ use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::spans::Window;
 
-struct Builder<'a> {
-    tensors: Tensors<'a>,
+pub(super) struct Builder<'a> {
+    pub(super) tensors: Tensors<'a>,
     arch: &'a Arch,
     /// By module: the adapter that it gets, and that adapter's number.
     placements: BTreeMap<String, (u64, Placement)>,
@@ -110,6 +111,7 @@ impl Model {
         let tensors = arch.tensors();
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
+            Mode::Full | Mode::Freeze if arch.freezes_language() => {}
             Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
             Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
             _ => {
@@ -120,7 +122,15 @@ impl Model {
                 trained.extend(renamed.keys().cloned());
             }
         }
+        let mut sizes: BTreeMap<String, Vec<usize>> =
+            tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+        if let Some(vision) = &arch.vision {
+            trained.extend(vision.trained_tensors().into_iter().map(|tensor| tensor.name));
+            sizes.extend(vision.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)));
+        }
+        let files = if device == Device::Meta { None } else { weights };
         let tensors = Tensors {
+            vision: VisionFiles::open(arch, files, config.train.seed)?,
             source: Source { arch, weights, config, stack },
             device,
             quantizer: if device == Device::Meta {
@@ -129,7 +139,7 @@ impl Model {
                 Quantizer::new(arch, weights, config, cache)?
             },
             params: Params::on(device),
-            sizes: tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect(),
+            sizes,
             trained,
             renamed,
         };
@@ -153,6 +163,8 @@ impl Builder<'_> {
         let (arch, config) = (self.arch, self.tensors.source.config);
         self.tensors.params.begin_segment();
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
+        let narrow = narrow(config);
+        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, narrow)).transpose()?;
         self.shards.push(vec![&mut embedding], &mut self.tensors.params);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
@@ -189,12 +201,13 @@ impl Builder<'_> {
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
-        let mut model = Model::new(arch.clone(), params, embedding, blocks, head, config, device, self.shards);
+        let segments = Segments { embedding, vision, blocks, head };
+        let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
     }
 
-    fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
+    pub(super) fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
         if let Some((number, placement)) = self.placements.remove(&peft_name(&spec.name)) {
             return Module::new(&mut self.tensors, spec, number, &placement).attach(&placement);
         }

@@ -6,8 +6,9 @@ use super::blocks::{Blocks, Walk};
 use super::device::pool;
 use super::head::Head;
 use super::params::Params;
-use super::pass::{Layout, Pass};
+use super::pass::Pass;
 use super::shards::Shards;
+use super::vision::Vision;
 use super::weight::Weight;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,7 @@ use tunesmith_ops::narrow::Half;
 mod counts;
 mod next;
 mod passes;
+mod pictures;
 mod train;
 
 pub use next::{Logits, TextCache};
@@ -45,6 +47,8 @@ pub struct Model {
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
+    /// What makes rows of pictures.
+    pub(crate) vision: Option<Vision>,
     blocks: Blocks,
     head: Head,
     pool: Arc<Pool>,
@@ -72,25 +76,40 @@ pub struct Phases {
     pub backward: Duration,
 }
 
+/// The parts of a model, in the order of a pass.
+pub(super) struct Segments {
+    pub(super) embedding: Weight,
+    pub(super) vision: Option<Vision>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) head: Head,
+}
+
+/// How many bits what forward keeps for backward has.
+pub(super) const fn narrow(config: &Config) -> Option<Half> {
+    match (config.train.bf16, config.train.fp16) {
+        (_, true) => Some(Half::F16),
+        (true, false) => Some(Half::Bf16),
+        (false, false) => None,
+    }
+}
+
 impl Model {
     pub(super) fn new(
         arch: Arch,
         params: Params,
-        embedding: Weight,
-        blocks: Vec<Block>,
-        head: Head,
+        segments: Segments,
         config: &Config,
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let narrow = match (config.train.bf16, config.train.fp16) {
-            (_, true) => Some(Half::F16),
-            (true, false) => Some(Half::Bf16),
-            (false, false) => None,
-        };
-        let mut blocks = Blocks::new(blocks, 1, embedding.trains(), config.train.gradient_checkpointing, narrow);
+        let Segments { embedding, vision, blocks, head } = segments;
+        let sees = vision.as_ref().is_some_and(Vision::trains);
+        let trains_below = embedding.trains() || sees;
+        let mut blocks = Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
-        let [forward, backward] = blocks.route();
+        let [forward, mut backward] = blocks.route();
+        // What is trained of encoder and connector is in the embedding's segment, and gathered again for its gradients.
+        backward.extend(sees.then_some(0));
         let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
         shards.set_route(forward.collect(), &backward);
         Self {
@@ -103,6 +122,7 @@ impl Model {
             shards,
             at_head: counts::Buffers::default(),
             embedding,
+            vision,
             blocks,
             head,
             pool: pool(device, config),
@@ -131,7 +151,8 @@ impl Model {
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
     pub fn idle_bytes(&self) -> [u64; 2] {
         let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
-        [self.pool.idle_bytes() + experts, self.head.pool.idle_bytes()]
+        let vision: u64 = self.vision.iter().map(|vision| vision.pool.idle_bytes()).sum();
+        [self.pool.idle_bytes() + experts + vision, self.head.pool.idle_bytes()]
     }
 
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
@@ -148,6 +169,7 @@ impl Model {
     /// Gives the memory of idle activations back.
     pub fn release(&self) {
         self.pool.release();
+        self.vision.iter().for_each(|vision| vision.pool.release());
         self.head.pool.release();
         self.shards.release();
         self.blocks.experts().for_each(|(_, moe)| moe.pool.release());
@@ -161,6 +183,14 @@ impl Model {
             return Err(Error::data(format!("label {label} is not one of the model's {outputs}")));
         }
         let tokens = batch.tokens.iter().map(|&token| i64::from(token)).find(|id| *id >= vocabulary);
+        match (&self.vision, batch.images.is_empty()) {
+            (Some(vision), _) => vision.check(&batch.images, batch.tokens.len())?,
+            (None, true) => {}
+            (None, false) => {
+                return Err(Error::data("a row with a picture, and the model has no encoder")
+                    .hint("set vision.encoder, or use a checkpoint that sees pictures"));
+            }
+        }
         match tokens.or(outside) {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
                 .hint("the tokenizer belongs to another model")),
@@ -179,9 +209,9 @@ impl Model {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
-            let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
+            let layout = self.layout(batch, rows);
             let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
-            let x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
+            let x = self.shards.at(0, values, &pass, |pass| self.embed_batch(pass, batch))??;
             let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })
@@ -200,7 +230,7 @@ impl Model {
         self.arch.experts.as_ref().filter(|_| self.arch.score.is_none())?.balance
     }
 
-    fn evaluation(&self) -> Pass<'_> {
+    pub(crate) fn evaluation(&self) -> Pass<'_> {
         Pass { values: self.params.values().into(), pool: &self.pool, balance: None, dropout: None }
     }
 

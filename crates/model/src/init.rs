@@ -43,9 +43,11 @@ impl Stream {
     }
 }
 
-/// Whether a tensor is a norm's weight or a bias, which Hugging Face neither decays nor draws at random.
+/// Whether a tensor is a norm's weight or a bias, which Hugging Face neither decays nor draws at random. Encoders number their
+/// norms.
 pub fn is_norm_or_bias(name: &str) -> bool {
-    name.ends_with("norm.weight") || is_bias(name)
+    let module = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
+    module.is_some_and(|module| module.trim_end_matches(['1', '2', '_']).contains("norm")) || is_bias(name)
 }
 
 fn is_bias(name: &str) -> bool {

@@ -9,7 +9,7 @@ use tunesmith_config::arch::{self, Frequencies};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::dropout::{Dropout, key};
 use tunesmith_ops::rope::Rope;
-use tunesmith_ops::spans::{Span, full_spans, row_spans};
+use tunesmith_ops::spans::{Mask, Span, Window, full_spans, row_spans};
 
 /// One walk over the segments.
 #[derive(Debug)]
@@ -50,9 +50,30 @@ pub struct Rows {
     /// The tokens, rising; none means all.
     pub picked: Option<Vec<usize>>,
     /// Keys and queries of each sequence.
-    pub spans: Vec<Span>,
+    spans: Vec<Span>,
+    /// The same for layers of each window, where images see themselves in both directions.
+    with_images: Vec<(Option<Window>, Vec<Span>)>,
     /// Rotary tables of the queries, one for each of the architecture's rules.
     pub ropes: Vec<Rope>,
+}
+
+impl Rows {
+    /// Keys and queries of each sequence in a layer with this window.
+    pub fn spans(&self, window: Option<Window>) -> &[Span] {
+        self.with_images.iter().find(|(of, _)| *of == window).map_or(&self.spans, |(_, spans)| spans)
+    }
+
+    /// From here on each query in one of the `images` of its span sees all of that image.
+    fn show(&mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) {
+        let masked = |window: &Option<Window>| {
+            let spans = self.spans.iter().zip(images).map(|(span, blocks)| match blocks.as_slice() {
+                [] => span.clone(),
+                blocks => span.clone().masked(&Mask::Blocks { blocks, window: *window }),
+            });
+            (*window, spans.collect())
+        };
+        self.with_images = windows.iter().map(masked).collect();
+    }
 }
 
 /// The tokens that a block reads, and those that it has an output for.
@@ -96,9 +117,10 @@ impl Layout {
         let last = Rows {
             ropes: ropes.iter().map(|rope| rope.gather(rows)).collect(),
             spans: row_spans(cu_seqlens, rows),
+            with_images: Vec::new(),
             picked: Some(rows.to_vec()),
         };
-        let all = Rows { picked: None, spans: full_spans(cu_seqlens), ropes };
+        let all = Rows { picked: None, spans: full_spans(cu_seqlens), with_images: Vec::new(), ropes };
         Self { all, last, shared: SharedKeyValues::default() }
     }
 
@@ -127,9 +149,34 @@ impl Layout {
             .collect();
         // A token of each: the last rows are all rows.
         let picked = (end > rows.len()).then(|| rows.clone());
-        let last = Rows { ropes: ropes.iter().map(|rope| rope.gather(&rows)).collect(), spans: spans(true), picked };
-        let all = Rows { picked: None, spans: spans(false), ropes };
+        let ropes_of_last = ropes.iter().map(|rope| rope.gather(&rows)).collect();
+        let last = Rows { ropes: ropes_of_last, spans: spans(true), with_images: Vec::new(), picked };
+        let all = Rows { picked: None, spans: spans(false), with_images: Vec::new(), ropes };
         Self { all, last, shared: SharedKeyValues::default() }
+    }
+}
+
+impl Layout {
+    /// For an encoder: every token of a sequence sees all of it, and nothing turns.
+    pub fn full(cu_seqlens: &[usize]) -> Self {
+        let rows = || Rows {
+            picked: None,
+            spans: full_spans(cu_seqlens).into_iter().map(|span| span.masked(&Mask::Full)).collect(),
+            with_images: Vec::new(),
+            ropes: Vec::new(),
+        };
+        Self { all: rows(), last: rows(), shared: SharedKeyValues::default() }
+    }
+
+    /// From here on each token of an image sees all of it, in layers with these windows too. `images` has those of each
+    /// sequence, as positions in it that rise.
+    #[must_use]
+    pub fn showing(mut self, images: &[Vec<Range<usize>>], windows: &[Option<Window>]) -> Self {
+        if images.iter().any(|of| !of.is_empty()) {
+            self.all.show(images, windows);
+            self.last.show(images, windows);
+        }
+        self
     }
 }
 

@@ -6,13 +6,14 @@ use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::stack::Stack;
 use super::values::placed;
+use super::vision_files::VisionFiles;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, LinearSpec, SCORE};
+use tunesmith_config::arch::{Arch, LinearSpec, SCORE, is_beside};
 use tunesmith_config::{Config, Dtype};
 use tunesmith_device::{Array, Device, FloatBuffer, Floats};
 use tunesmith_ops::quant::encode;
@@ -36,7 +37,12 @@ impl Source<'_> {
     /// # Errors
     /// The files', or an adapter that does not fit.
     pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
-        let mut values = self.base(name, count)?;
+        let seed = self.config.train.seed;
+        let vision = if is_beside(name) { VisionFiles::open(self.arch, self.weights, seed)? } else { None };
+        let mut values = match vision.filter(|files| files.has(name)) {
+            Some(files) => files.values(name, count)?,
+            None => self.base(name, count)?,
+        };
         self.stack.apply(name, &mut values)?;
         Ok(values)
     }
@@ -95,6 +101,8 @@ impl Source<'_> {
 /// The tensors of a model that is being built.
 pub(super) struct Tensors<'a> {
     pub(super) source: Source<'a>,
+    /// Of encoder and connector, where pictures are seen.
+    pub(super) vision: Option<VisionFiles>,
     /// Where they go; for the meta device no value is read or drawn.
     pub(super) device: Device,
     pub(super) quantizer: Quantizer<'a>,
@@ -109,6 +117,19 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
+    /// The files of a tensor of encoder or connector.
+    fn vision(&self, name: &str) -> Option<&VisionFiles> {
+        self.vision.as_ref().filter(|files| files.has(name))
+    }
+
+    /// As [`Source::values`], those of encoder and connector too.
+    pub(super) fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let Some(files) = self.vision(name) else { return self.source.values(name, count) };
+        let mut values = files.values(name, count)?;
+        self.source.stack.apply(name, &mut values)?;
+        Ok(values)
+    }
+
     pub(super) fn weight(&mut self, name: &str) -> Result<Weight> {
         let Some(shape) = self.sizes.get(name).cloned() else {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
@@ -121,12 +142,14 @@ impl Tensors<'_> {
             let decay = !init::is_norm_or_bias(name) || self.source.config.train.decay_norms_and_bias;
             let renamed = self.renamed.get(name).map_or(name, String::as_str).to_owned();
             let count = shape.iter().product();
+            let stored = self.source.stored(name, count).filter(|_| self.vision(name).is_none());
+            let values = if stored.is_none() { self.values(name, count)? } else { Vec::new() };
             let range = self.params.push(renamed, shape, decay, Floats::meta(count));
             let place = self.params.last(count);
             let to = self.params.values_mut().slice(place);
-            match self.source.stored(name, count) {
+            match stored {
                 Some(files) => files.read_to(self.source.arch.starts_as(name), to)?,
-                None => to.write(&self.source.values(name, count)?),
+                None => to.write(&values),
             }
             Ok(Weight::Trained(range))
         } else if !tokens.is_empty() {
@@ -190,10 +213,24 @@ impl Tensors<'_> {
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,
+                Dtype::Auto if self.vision(name).is_some() => {
+                    untouched && self.vision(name).is_some_and(|files| files.is_bf16(name))
+                }
                 Dtype::Auto => {
                     untouched && weights.is_some_and(|files| files.is_bf16(self.source.arch.starts_as(name)))
                 }
             };
+        if let Some(files) = self.vision(name) {
+            let stored = if narrow && untouched { files.read_bf16(name, count)? } else { None };
+            return Ok(match stored {
+                Some(values) => Weight::frozen(values, self.device),
+                None if narrow => {
+                    let values = self.values(name, count)?;
+                    Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
+                }
+                None => Weight::frozen(self.values(name, count)?, self.device),
+            });
+        }
         Ok(match weights.filter(|_| narrow && untouched) {
             Some(files) => {
                 let mut values = Array::<bf16>::zeros(self.device, count);
@@ -218,7 +255,7 @@ impl Tensors<'_> {
 
     pub(super) fn norm(&mut self, name: &str) -> Result<Norm> {
         let (offset, eps) = (self.source.arch.norm_offset as f32, self.source.arch.rms_norm_eps as f32);
-        Ok(Norm { weight: self.weight(name)?, offset, eps })
+        Ok(Norm { weight: self.weight(name)?, bias: None, offset, eps })
     }
 
     /// A module's weight and bias, as they are.

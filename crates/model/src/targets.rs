@@ -21,6 +21,7 @@ use parameters::Parameter;
 use rules::Rules;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
+use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Bias, TargetModules, TuningConfig, nearest};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
@@ -62,6 +63,12 @@ impl Targets {
     /// settings that do not go with each other.
     pub fn place(&self, arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
         let rules = Rules::compile(self, arch)?;
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.adapted_linears());
+        let of_vision: Vec<Placement> = of_vision.map(|linear| rules.placement(&linear, method, None, 1)).collect();
+        if arch.freezes_language() {
+            method.check(&of_vision)?;
+            return Ok(of_vision);
+        }
         let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
         if let Some(layer) = beyond.filter(|_| self.strict) {
             return Err(Error::config(format!(
@@ -90,6 +97,7 @@ impl Targets {
         }
         self.check_parameters(arch, &placed, &on_parameters)?;
         placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
+        placed.extend(of_vision);
         let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
         if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
@@ -108,7 +116,7 @@ impl Targets {
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
     pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
-        if self.modules_to_save.is_empty() && arch.score.is_none() {
+        if (self.modules_to_save.is_empty() && arch.score.is_none()) || arch.freezes_language() {
             return Ok(Vec::new());
         }
         let modules = modules(arch);
@@ -116,6 +124,10 @@ impl Targets {
         for entry in &self.modules_to_save {
             let named = |name: &str| arch.names(name).iter().any(|name| name.ends_with(entry.as_str()));
             let found: Vec<_> = modules.iter().filter(|name| named(name)).collect();
+            let of_vision = |vision: &VisionArch| vision.saved_modules().contains(entry);
+            if found.is_empty() && arch.vision.as_deref().is_some_and(of_vision) {
+                continue;
+            }
             if found.is_empty() {
                 let section = self.section;
                 let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
@@ -179,9 +191,11 @@ impl Targets {
     /// # Errors
     /// As [`Targets::saved_tensors`].
     pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.trained_tensors());
+        let of_vision = of_vision.map(|spec| (spec.name, spec.shape));
         let (saved, biases) = (self.saved_tensors(arch)?, self.biases(arch, placements));
         if saved.is_empty() && biases.is_empty() {
-            return self.token_tensors(arch);
+            return Ok(self.token_tensors(arch)?.into_iter().chain(of_vision).collect());
         }
         let sizes: BTreeMap<String, Vec<usize>> =
             arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
@@ -192,6 +206,7 @@ impl Targets {
         let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
         tensors.extend(biases);
         tensors.extend(self.token_tensors(arch)?);
+        tensors.extend(of_vision);
         Ok(tensors)
     }
 
@@ -217,7 +232,7 @@ impl Targets {
 
     /// The biases that are trained: the tensor, and its name in an adapter's file.
     fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
-        if self.bias == Bias::None {
+        if self.bias == Bias::None || arch.freezes_language() {
             return Vec::new();
         }
         let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();

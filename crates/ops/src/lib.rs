@@ -34,6 +34,7 @@
 //! | norm | |
 //! |---|---|
 //! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups of `weight [dim]` |
+//! | [`layer_norm`] | `(x - mean) / sqrt(var + eps) * weight + bias`, `weight` and `bias` `[features]` |
 //!
 //! | rotary embedding | |
 //! |---|---|
@@ -48,6 +49,7 @@
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, or GELU by tanh |
+//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, ReLU |
 //!
 //! | experts | |
 //! |---|---|
@@ -105,6 +107,7 @@ pub mod gated_mlp;
 pub mod gemm;
 #[cfg(test)]
 mod halves_tests;
+pub mod layer_norm;
 pub mod lion;
 pub mod loss;
 pub mod low_rank;
@@ -112,6 +115,7 @@ pub mod narrow;
 pub mod noise;
 pub mod par;
 pub mod peak;
+pub mod pointwise;
 pub mod quant;
 pub mod rms_norm;
 pub mod rope;

@@ -23,8 +23,11 @@ pub(crate) fn size(shape: &[usize]) -> u64 {
 /// [`tunesmith_base::Kind::Config`]: a module to train does not exist.
 pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
     let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    let of_vision = arch.vision.iter().flat_map(|vision| vision.trained_tensors());
+    let of_vision = of_vision.map(|spec| (spec.name, spec.shape));
     match config.tuning.mode {
-        Mode::Full => Ok(tensors.collect()),
+        Mode::Full | Mode::Freeze if arch.freezes_language() => Ok(of_vision.collect()),
+        Mode::Full => Ok(tensors.chain(of_vision).collect()),
         Mode::Freeze => {
             let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
             let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
@@ -34,7 +37,7 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
                 ))
                 .hint("add embeddings and head to tuning.freeze.trainable_modules"));
             }
-            Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
+            Ok(tensors.filter(|(name, _)| trained.contains(name)).chain(of_vision).collect())
         }
         _ => Targets::of(&config.tuning).tensors(arch, placements),
     }

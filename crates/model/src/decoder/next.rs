@@ -4,10 +4,12 @@ use super::Model;
 use crate::attention::Attention;
 use crate::blocks::Walk;
 use crate::pass::{BlockRows, Layout, Pass};
+use crate::vision::Splice;
 use std::ops::Range;
+use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Rope;
-use tunesmith_data::batch::Batch;
+use tunesmith_data::batch::{Batch, ImageRows};
 use tunesmith_device::memory;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::argmax::argmax;
@@ -20,6 +22,29 @@ pub struct TextCache {
     tokens: Vec<u32>,
     /// Of each attention, in the order of the blocks.
     layers: Vec<KeyValues>,
+    /// Its pictures, in the order of their rows.
+    images: Vec<Shown>,
+}
+
+/// A picture of a text: the runs of its rows, as positions in the text, and the rows themselves, `[rows, hidden]`.
+#[derive(Debug, Clone)]
+struct Shown {
+    runs: Vec<Range<usize>>,
+    rows: Arc<[f32]>,
+}
+
+impl Shown {
+    /// The runs within `range`, and of each the place of its first row among [`Shown::rows`].
+    fn within(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let mut first = 0;
+        let places = self.runs.iter().map(move |run| {
+            let clipped = run.start.max(range.start)..run.end.min(range.end);
+            let place = first + clipped.start.saturating_sub(run.start);
+            first += run.len();
+            (clipped, place)
+        });
+        places.filter(|(run, _)| run.start < run.end)
+    }
 }
 
 impl TextCache {
@@ -33,15 +58,16 @@ impl TextCache {
         self.layers.iter().map(KeyValues::bytes).sum()
     }
 
-    /// Gives up what it holds, and returns its tokens: what has to be read again.
+    /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
         self.layers.iter_mut().for_each(KeyValues::clear);
         std::mem::take(&mut self.tokens)
     }
 
-    /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
+    /// Goes back to the first `length` tokens, and forgets pictures that reach beyond; says whether it can: a sliding window may have given up what they need.
     pub fn truncate(&mut self, length: usize) -> bool {
         self.tokens.truncate(length);
+        self.images.retain(|image| image.runs.last().is_none_or(|run| run.end <= length));
         self.layers.iter_mut().all(|layer| layer.truncate(length))
     }
 }
@@ -81,7 +107,20 @@ impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
         let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
-        TextCache { tokens: Vec::new(), layers: self.blocks.attentions().map(of).collect() }
+        TextCache { tokens: Vec::new(), layers: self.blocks.attentions().map(of).collect(), images: Vec::new() }
+    }
+
+    /// The cache of a text without tokens that will show `images`, whose runs are positions in the text. The encoder reads
+    /// them here, once. The text's tokens have any id at these positions.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the model sees no pictures, or one does not fit its rows. [`tunesmith_base::Kind::Memory`]: it does not
+    /// fit into the memory budget.
+    pub fn cache_with_images(&self, images: &[ImageRows]) -> Result<TextCache> {
+        let end = images.iter().flat_map(|image| &image.runs).map(|run| run.end).max().unwrap_or_default();
+        self.check(&Batch { tokens: vec![0; end], images: images.to_vec(), ..Batch::default() })?;
+        let shown = |image: &ImageRows| Ok(Shown { runs: image.runs.clone(), rows: self.encode(image)?.into() });
+        Ok(TextCache { images: images.iter().map(shown).collect::<Result<_>>()?, ..self.cache() })
     }
 
     /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
@@ -101,6 +140,8 @@ impl Model {
         if texts.is_empty() {
             return Ok(Logits { parts: Vec::new() });
         }
+        let end = |(cache, new): &(&mut TextCache, &[u32])| self.refuse_cut(cache, cache.tokens.len() + new.len());
+        texts.iter().try_for_each(end)?;
         let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
         for (cache, new) in texts.iter_mut() {
             let mut start = cache.tokens.len();
@@ -109,7 +150,7 @@ impl Model {
                 cache.layers = self.cache().layers;
                 start = 0;
             }
-            growth.push(Growth { layers: &mut cache.layers, tokens: &cache.tokens, start });
+            growth.push(Growth { layers: &mut cache.layers, tokens: &cache.tokens, images: &cache.images, start });
         }
         if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -127,6 +168,37 @@ impl Model {
         old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
     }
 
+    /// Where a picture's rows see those after them, a text is not read up to the middle of one.
+    fn refuse_cut(&self, cache: &TextCache, end: usize) -> Result<()> {
+        let mut runs = cache.images.iter().flat_map(|image| &image.runs);
+        let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
+        if cut {
+            Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole")))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The stream of texts that go on, with the rows of their pictures in it.
+    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Activation {
+        let x = self.embed(pass, tokens);
+        let (mut start, mut runs, mut rows) = (0, Vec::new(), Vec::new());
+        let hidden = self.arch.hidden_size;
+        for text in texts {
+            for (run, place) in text.shown() {
+                let (image, first) = place;
+                rows.extend_from_slice(&image.rows[first * hidden..(first + run.len()) * hidden]);
+                runs.push(start + run.start - text.start..start + run.end - text.start);
+            }
+            start += text.fresh().len();
+        }
+        if runs.is_empty() {
+            return x;
+        }
+        let splice = Splice::of(runs.into_iter(), tokens.len());
+        splice.put(&x, &Activation::from_rows(pass.pool, &rows, hidden))
+    }
+
     fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
         let pass = self.evaluation();
         let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
@@ -135,9 +207,10 @@ impl Model {
         let fresh = positions.iter().all(|range| range.start == 0);
         let single = positions.iter().all(|range| range.len() == 1);
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
+        let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
         let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
-        let x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
+        let x = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
         let mut attend = |attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>| {
             let (layer, heads, how) = (attention.kv_layer(), attention.heads, attention.how);
             let owns = layer == attention.layer;
@@ -154,12 +227,12 @@ impl Model {
                 let mixed = if single {
                     (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
                 } else if fresh {
-                    attention::forward(q, k, v, None, &rows.outputs.spans, heads, how)
+                    attention::forward(q, k, v, None, rows.outputs.spans(how.window), heads, how)
                 } else {
                     let pool = Pool::on(self.device());
                     pool.set_number(k.number());
                     let (k, v) = KeyValues::concat(&pool, &caches);
-                    attention::forward(q, &k, &v, None, &rows.outputs.spans, heads, how)
+                    attention::forward(q, &k, &v, None, rows.outputs.spans(how.window), heads, how)
                 };
                 if owns && !attention.shares {
                     for text in texts.iter_mut() {
@@ -183,11 +256,25 @@ impl Model {
 struct Growth<'a> {
     layers: &'a mut [KeyValues],
     tokens: &'a [u32],
+    images: &'a [Shown],
     start: usize,
 }
 
 impl Growth<'_> {
     fn fresh(&self) -> &[u32] {
         &self.tokens[self.start..]
+    }
+
+    /// The runs of pictures' rows among the new tokens, as positions in the text, and of each its picture and the place of
+    /// its first row there.
+    fn shown(&self) -> impl Iterator<Item = (Range<usize>, (&Shown, usize))> {
+        let fresh = self.start..self.tokens.len();
+        self.images
+            .iter()
+            .flat_map(move |image| image.within(fresh.clone()).map(move |(run, place)| (run, (image, place))))
+    }
+
+    fn runs(&self) -> Vec<Range<usize>> {
+        self.shown().map(|(run, _)| run).collect()
     }
 }

@@ -4,12 +4,14 @@ use crate::blocks::Walk;
 use crate::grads::Grads;
 use crate::head::HeadResult;
 use crate::params::Params;
-use crate::pass::{Drops, Layout, Pass};
+use crate::pass::{Drops, Pass};
 use crate::shards::Kind;
+use crate::vision::{Splice, Training, Vision};
 use std::time::Instant;
 use tunesmith_base::error::Result;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::memory;
+use tunesmith_device::{Device, memory};
+use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::noise;
 
@@ -79,18 +81,28 @@ impl Model {
             balance: None,
             dropout: (self.dropout > 0.0).then_some(drops),
         };
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
+        let layout = self.layout(batch, &rows);
         // The loss for uneven use of experts looks at every token, in the last block too.
         let balance = self.balance();
         let every_token = balance.is_some();
         let walk = Walk { shards: &self.shards, values, layout: &layout, every_token };
 
         // Forward.
-        let mut x = self.shards.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
+        let splice = Splice::new(&batch.images, tokens);
+        let training = Training {
+            dropout: self.dropout,
+            seed: self.seed,
+            step,
+            first_row,
+            rows: &splice.images,
+            images: &batch.images,
+        };
+        let (mut x, seen) = self.shards.at(0, values, &pass, |pass| self.embed_training(pass, batch, training))??;
         if let Some(alpha) = self.noise {
             let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
             noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
         }
+        let (x, pictures) = self.place(x, seen, &splice);
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
         if self.device().only_counts() {
@@ -130,11 +142,19 @@ impl Model {
 
         // Backward.
         let trains_embedding = self.embedding.trains();
-        let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_embedding, grads)?;
-        if let Some(dx) = dx.filter(|_| trains_embedding) {
-            let scale = self.arch.embedding_scale as f32;
+        let trains_vision = self.vision.as_ref().is_some_and(Vision::trains);
+        let trains_below = trains_embedding || trains_vision;
+        let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_below, grads)?;
+        if let Some(dx) = dx.filter(|_| trains_below) {
             grads.open(embedding.clone());
-            self.embedding.add_embedding_gradient(&dx, &batch.tokens, scale, self.arch.pad_token_id, grads);
+            if trains_embedding {
+                self.embedding_backward(&dx, batch, &splice, grads);
+            }
+            if trains_vision {
+                self.shards.at(0, values, &pass, |pass| {
+                    self.pictures_backward(pass, pictures, training, &dx, params, grads)
+                })??;
+            }
             grads.close(&embedding)?;
         }
         drop(layout);
@@ -143,6 +163,20 @@ impl Model {
         self.right += if self.head.counts { right as u64 } else { 0 };
         self.phases.backward += lap();
         Ok(total + total_of_balance)
+    }
+}
+
+impl Model {
+    /// Adds the gradient of the embedding's table, given that of its output. Rows of pictures are none of its.
+    fn embedding_backward(&self, dx: &Activation, batch: &Batch, splice: &Splice, grads: &mut Grads<'_>) {
+        let (scale, padding) = (self.arch.embedding_scale as f32, self.arch.pad_token_id);
+        if splice.images.is_empty() {
+            return self.embedding.add_embedding_gradient(dx, &batch.tokens, scale, padding, grads);
+        }
+        let tokens: Vec<u32> = splice.texts.iter().map(|&row| batch.tokens[row]).collect();
+        if !tokens.is_empty() {
+            self.embedding.add_embedding_gradient(&dx.gather(&splice.texts), &tokens, scale, padding, grads);
+        }
     }
 }
 

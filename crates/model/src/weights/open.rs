@@ -54,6 +54,23 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// Opens the weights in `dir`, whatever tensors they hold.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::open`], but for tensors that are missing or not expected.
+    pub fn open_folder(dir: &Path) -> Result<Self> {
+        let (single, index) = (dir.join("model.safetensors"), dir.join("model.safetensors.index.json"));
+        let mut weights = if single.exists() {
+            Self::open_file(&single)?
+        } else if index.exists() {
+            Self::open_shards(dir, &index)?
+        } else {
+            return Err(no_weights(dir));
+        };
+        weights.find_quantized()?;
+        Ok(weights)
+    }
+
     /// Opens one file, whatever tensors it holds.
     ///
     /// # Errors

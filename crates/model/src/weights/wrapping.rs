@@ -9,7 +9,7 @@ use super::WeightFiles;
 use super::format::{Dtype, Entry, known_dtype};
 use super::write::{Numbers, write_floats};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Naming, is_decoders};
+use tunesmith_config::arch::{Naming, is_beside, is_decoders};
 
 /// What a multimodal checkpoint has that its language model alone has not.
 #[derive(Debug, Clone)]
@@ -19,8 +19,12 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
-    /// The name of a tensor of the language model in the files.
+    /// The name of a tensor in the files: of the language model's, or one of encoder or connector by its name in Transformers 5.
     pub fn stored_name(&self, name: &str) -> String {
+        if is_beside(name) {
+            let alike = |stored: &&String| plain_beside(stored) == plain_beside(name);
+            return self.others.entries.keys().find(alike).map_or_else(|| name.to_owned(), Clone::clone);
+        }
         self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
     }
 
@@ -88,6 +92,12 @@ impl Wrapping {
     }
 }
 
+/// What all of a tensor's names beside the language model have in common: checkpoints have the tower with and without
+/// `vision_model.`, and the whole with and without `model.`.
+fn plain_beside(name: &str) -> String {
+    name.strip_prefix("model.").unwrap_or(name).replace("vision_tower.vision_model.", "vision_tower.")
+}
+
 impl WeightFiles {
     /// Opens a file of weights that a run has saved: of a multimodal model those of its language model.
     ///
@@ -97,6 +107,11 @@ impl WeightFiles {
         let mut weights = Self::open_file(path)?;
         weights.unwrap_model()?;
         Ok(weights)
+    }
+
+    /// The tensors beside the language model, of a multimodal checkpoint, by their names in the files.
+    pub(crate) fn beside(&self) -> Option<Arc<Self>> {
+        self.others.clone()
     }
 
     /// What the language model is wrapped in, of a multimodal checkpoint.

@@ -310,7 +310,7 @@ impl Activation {
 
     /// As [`Activation::gather`], in memory of another pool.
     #[must_use]
-    pub(crate) fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
+    pub fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
         let mut out = pool.typed(rows.len(), self.features, self.number);
         match self.device() {
             Device::Cpu => cpu::gather(self, rows, &mut out),

@@ -9,7 +9,7 @@ use crate::simd::{Simd, dispatch};
 /// # Safety
 /// The features of `S`.
 #[inline(always)]
-unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
+pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
     // SAFETY: registers only; the caller has the features of `S`.
     unsafe {
         let one = S::splat(1.0);

@@ -8,6 +8,7 @@ mod reference;
 mod tests;
 
 use crate::activation::Activation;
+pub(crate) use cpu::both;
 use tunesmith_device::Device;
 
 /// What the gate goes through.

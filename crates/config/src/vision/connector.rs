@@ -1,0 +1,87 @@
+//! A connector: from an encoder's rows to rows of the decoder.
+use super::encoder::Pointwise;
+
+/// A connector, its sizes and the names of its modules in the whole model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Connector {
+    /// Width of the encoder.
+    pub encoder_size: usize,
+    /// Width of the decoder.
+    pub decoder_size: usize,
+    /// What it computes.
+    pub kind: ConnectorKind,
+    /// Whether the checkpoint has its weights; else they are drawn from the seed.
+    pub stored: bool,
+}
+
+/// What a connector computes.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ConnectorKind {
+    /// A linear module.
+    Linear {
+        /// The module.
+        name: String,
+        /// Whether it adds a bias.
+        bias: bool,
+    },
+    /// Linear, activation, dropout, linear.
+    Mlp {
+        /// The two modules.
+        names: [String; 2],
+        /// Width between them.
+        hidden_size: usize,
+        /// Between them.
+        activation: Pointwise,
+        /// Whether they add a bias.
+        bias: bool,
+        /// The share of the activation's outputs that is zeroed in training.
+        dropout: f64,
+    },
+    /// `factor x factor` neighbouring patches side by side, then a linear module without bias: Idefics 3, `SmolVLM`.
+    PixelShuffle {
+        /// The module.
+        name: String,
+        /// Patches of a side that become one row.
+        factor: usize,
+    },
+    /// The mean of `kernel x kernel` neighbouring patches, an `RMSNorm` whose weights count from 1, then a product with a matrix
+    /// `[encoder_size, decoder_size]`: Gemma 3.
+    AveragePool {
+        /// Patches of a side that become one row.
+        kernel: usize,
+        /// The norm's module.
+        norm: String,
+        /// Added to the mean square in the norm.
+        eps: f64,
+        /// The matrix.
+        projection: String,
+    },
+}
+
+/// The connector of an encoder and a decoder that come from two checkpoints.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pairing {
+    /// A linear module; or with a width two of them, and GELU by erf between them.
+    pub hidden_size: Option<usize>,
+    /// Which of the encoder's `hidden_states` is taken, such as -2; without it the class's last hidden state, norm included.
+    pub feature_layer: Option<i64>,
+    /// The share of GELU's outputs that is zeroed in training.
+    pub dropout: f64,
+}
+
+impl Connector {
+    /// Patches of a side that become one row.
+    pub const fn side(&self) -> usize {
+        match &self.kind {
+            ConnectorKind::Linear { .. } | ConnectorKind::Mlp { .. } => 1,
+            ConnectorKind::PixelShuffle { factor, .. } => *factor,
+            ConnectorKind::AveragePool { kernel, .. } => *kernel,
+        }
+    }
+
+    /// Rows of a tile of `rows` x `columns` patches, of which `prefix` other tokens are kept too.
+    pub(super) const fn rows(&self, rows: usize, columns: usize, prefix: usize) -> usize {
+        let side = self.side();
+        if side == 1 { rows * columns + prefix } else { (rows / side) * (columns / side) }
+    }
+}

@@ -1,0 +1,184 @@
+//! An encoder in parts: the stem (patch embedding, class and register tokens, positions), blocks, and which output is taken.
+
+/// A vision transformer (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020): which parts it has, their sizes and names.
+#[allow(clippy::struct_excessive_bools)] // each is a part that a family has or has not
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoder {
+    /// The `model_type` by which it was recognised.
+    pub family: &'static str,
+    /// What stands before each of its tensors' names in the whole model, such as `model.vision_tower.`.
+    pub prefix: String,
+    /// Names behind the prefix.
+    pub names: Names,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Blocks of the checkpoint; those above [`Feature::blocks`] are neither loaded nor computed.
+    pub num_hidden_layers: usize,
+    /// Heads of attention.
+    pub num_heads: usize,
+    /// Channels of a picture.
+    pub channels: usize,
+    /// Side of a square patch in pixels.
+    pub patch_size: usize,
+    /// Rows and columns of patches for which the checkpoint has positions.
+    pub grid: [usize; 2],
+    /// Added to the variance in every norm.
+    pub norm_eps: f64,
+    /// Between the MLP's linear modules.
+    pub activation: Pointwise,
+    /// Whether a class token stands before the patches, with a position of its own.
+    pub class_token: bool,
+    /// Register tokens between the class token and the patches, which have no positions.
+    pub registers: usize,
+    /// Whether the patch embedding adds a bias.
+    pub patch_bias: bool,
+    /// Whether q, k and v add a bias.
+    pub qkv_bias: bool,
+    /// Whether a norm stands before the blocks (CLIP).
+    pub pre_norm: bool,
+    /// Whether branches are multiplied by a learned factor a feature before they join the stream (`DINOv2`).
+    pub layer_scale: bool,
+    /// How positions are found for another number of patches.
+    pub interpolation: Interpolation,
+    /// Which output is taken.
+    pub feature: Feature,
+    /// Standard deviation of newly initialised weights.
+    pub initializer_range: f64,
+}
+
+/// Which output of an encoder a connector takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Feature {
+    /// That of so many blocks.
+    pub blocks: usize,
+    /// After the encoder's last norm.
+    pub final_norm: bool,
+    /// Without class and register tokens.
+    pub drop_prefix: bool,
+}
+
+/// An activation function between two linear modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pointwise {
+    /// GELU by erf.
+    Gelu,
+    /// GELU by tanh.
+    GeluTanh,
+    /// `x sigmoid(1.702 x)`.
+    QuickGelu,
+    /// SiLU.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+impl Pointwise {
+    /// The function of that name in Transformers' `ACT2FN`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "gelu" => Self::Gelu,
+            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Self::GeluTanh,
+            "quick_gelu" => Self::QuickGelu,
+            "silu" | "swish" => Self::Silu,
+            "relu" => Self::Relu,
+            _ => return None,
+        })
+    }
+}
+
+/// How learned positions are found for a grid of patches that the checkpoint has none for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interpolation {
+    /// Bicubic, as `torch.nn.functional.interpolate` does it with `align_corners=False`: ViT, CLIP, SigLIP, `DINOv2`.
+    Bicubic,
+    /// The position of the same share of the way (Idefics 3).
+    Nearest,
+}
+
+/// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`, as Transformers 5 has them in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names {
+    /// Of what comes before and after the blocks.
+    pub stem: StemNames,
+    /// What stands before a block's number.
+    pub blocks: &'static str,
+    /// Of a block's parts.
+    pub block: BlockNames,
+    /// Parts of these names, and what stands in their place in the files of checkpoints.
+    pub stored: &'static [(&'static str, &'static str)],
+}
+
+/// Names of what comes before and after the blocks. A name that a family has not is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StemNames {
+    /// The patch embedding's module.
+    pub patch: &'static str,
+    /// The class token's tensor.
+    pub class_token: &'static str,
+    /// Its sizes: so many ones before the width.
+    pub class_dimensions: usize,
+    /// The register tokens' tensor.
+    pub registers: &'static str,
+    /// The positions' tensor.
+    pub positions: &'static str,
+    /// Whether that has a leading dimension of one.
+    pub positions_batched: bool,
+    /// The norm before the blocks.
+    pub pre_norm: &'static str,
+    /// The norm after the blocks.
+    pub final_norm: &'static str,
+}
+
+/// Names of a block's modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockNames {
+    /// The norm before attention.
+    pub norm1: &'static str,
+    /// Queries.
+    pub query: &'static str,
+    /// Keys.
+    pub key: &'static str,
+    /// Values.
+    pub value: &'static str,
+    /// Attention's output.
+    pub out: &'static str,
+    /// The norm before the MLP.
+    pub norm2: &'static str,
+    /// The MLP's first module.
+    pub fc1: &'static str,
+    /// The MLP's second module.
+    pub fc2: &'static str,
+    /// The factors behind attention: a tensor, not a module.
+    pub scale1: &'static str,
+    /// The factors behind the MLP.
+    pub scale2: &'static str,
+}
+
+impl Encoder {
+    /// Tokens before the patches: class and registers.
+    pub const fn prefix_tokens(&self) -> usize {
+        self.class_token as usize + self.registers
+    }
+
+    /// Numbers of a patch.
+    pub const fn patch_values(&self) -> usize {
+        self.channels * self.patch_size * self.patch_size
+    }
+
+    /// Rows of the table of positions.
+    pub const fn positions(&self) -> usize {
+        self.class_token as usize + self.grid[0] * self.grid[1]
+    }
+
+    /// The name of a module or tensor in the whole model.
+    pub fn name(&self, inner: &str) -> String {
+        format!("{}{inner}", self.prefix)
+    }
+
+    /// The name of a part of block `layer`.
+    pub fn block_name(&self, layer: usize, inner: &str) -> String {
+        format!("{}{}.{layer}.{inner}", self.prefix, self.names.blocks)
+    }
+}

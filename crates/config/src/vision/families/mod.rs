@@ -1,0 +1,129 @@
+//! The families of encoders: each has one file, which turns its part of a `config.json` into an [`Encoder`], and one line here.
+mod clip;
+mod dinov2;
+mod idefics3;
+mod siglip;
+mod vit;
+
+use super::encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+use crate::hf_json::Source;
+use tunesmith_base::error::Result;
+
+/// A family of encoders.
+#[derive(Debug)]
+pub struct EncoderFamily {
+    /// Values of `model_type` of the encoder alone.
+    pub model_types: &'static [&'static str],
+    /// Values of `model_type` of models whose `vision_config` describes the encoder, and whose other parts are not used.
+    pub wholes: &'static [&'static str],
+    /// Known models, for lists.
+    pub models: &'static str,
+    /// Reads the part of `config.json` that describes the encoder.
+    pub(super) read: fn(&Source<'_>) -> Result<Encoder>,
+}
+
+/// Every family of encoders that can be computed.
+pub static ENCODERS: &[&EncoderFamily] =
+    &[&clip::FAMILY, &dinov2::FAMILY, &idefics3::FAMILY, &siglip::FAMILY, &vit::FAMILY];
+
+/// What a class of Transformers assumes where a key is absent.
+pub(super) struct Defaults {
+    /// `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `image_size`, `patch_size`.
+    pub(super) sizes: [usize; 5],
+    pub(super) intermediate_size: usize,
+    pub(super) activation: &'static str,
+    pub(super) eps: f64,
+}
+
+/// The most blocks of an encoder, and the most patches of a side.
+const MOST: usize = 4096;
+
+/// The encoder that the shared keys describe, without class token, norm before the blocks, or layer scale; its output is that
+/// after the last norm.
+pub(super) fn encoder(source: &Source<'_>, family: &'static str, names: Names, defaults: &Defaults) -> Result<Encoder> {
+    let [hidden, layers, heads, image, patch] = defaults.sizes;
+    let hidden_size = source.size("hidden_size", Some(hidden))?;
+    let num_heads = source.size("num_attention_heads", Some(heads))?;
+    if !hidden_size.is_multiple_of(num_heads) {
+        return Err(source.error(format!(
+            "{}hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}",
+            source.prefix
+        )));
+    }
+    let num_hidden_layers = source.size_up_to("num_hidden_layers", Some(layers), MOST)?;
+    let (image, patch_size) =
+        (source.size("image_size", Some(image))?, source.size_up_to("patch_size", Some(patch), MOST)?);
+    let side = image / patch_size;
+    if !(1..=MOST).contains(&side) {
+        return Err(source.error(format!(
+            "{}image_size {image} and patch_size {patch_size} give {side} patches a side",
+            source.prefix
+        )));
+    }
+    let activation = source.text("hidden_act")?.unwrap_or(defaults.activation);
+    let activation =
+        Pointwise::parse(activation).ok_or_else(|| source.not_yet(format!("hidden_act {activation:?}")))?;
+    Ok(Encoder {
+        family,
+        prefix: String::new(),
+        names,
+        hidden_size,
+        intermediate_size: source.size("intermediate_size", Some(defaults.intermediate_size))?,
+        num_hidden_layers,
+        num_heads,
+        channels: source.size_up_to("num_channels", Some(3), 16)?,
+        patch_size,
+        grid: [side; 2],
+        norm_eps: source.positive("layer_norm_eps", defaults.eps)?,
+        activation,
+        class_token: false,
+        registers: 0,
+        patch_bias: true,
+        qkv_bias: true,
+        pre_norm: false,
+        layer_scale: false,
+        interpolation: Interpolation::Bicubic,
+        feature: Feature { blocks: num_hidden_layers, final_norm: true, drop_prefix: true },
+        initializer_range: source.positive("initializer_range", 0.02)?,
+    })
+}
+
+/// Names that CLIP, SigLIP and Idefics 3 share.
+pub(super) const CLIP_NAMES: Names = Names {
+    stem: StemNames {
+        patch: "embeddings.patch_embedding",
+        class_token: "embeddings.class_embedding",
+        class_dimensions: 0,
+        registers: "",
+        positions: "embeddings.position_embedding.weight",
+        positions_batched: false,
+        pre_norm: "pre_layrnorm", // sic
+        final_norm: "post_layernorm",
+    },
+    blocks: "encoder.layers",
+    block: BlockNames {
+        norm1: "layer_norm1",
+        query: "self_attn.q_proj",
+        key: "self_attn.k_proj",
+        value: "self_attn.v_proj",
+        out: "self_attn.out_proj",
+        norm2: "layer_norm2",
+        fc1: "mlp.fc1",
+        fc2: "mlp.fc2",
+        scale1: "",
+        scale2: "",
+    },
+    stored: &[],
+};
+
+/// Names that ViT and `DINOv2` share, but for a block's.
+pub(super) const VIT_STEM: StemNames = StemNames {
+    patch: "embeddings.patch_embeddings.projection",
+    class_token: "embeddings.cls_token",
+    class_dimensions: 2,
+    registers: "embeddings.register_tokens",
+    positions: "embeddings.position_embeddings",
+    positions_batched: true,
+    pre_norm: "",
+    final_norm: "layernorm",
+};

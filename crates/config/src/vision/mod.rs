@@ -1,0 +1,80 @@
+//! How a model sees pictures: an encoder (a transformer over patches), a connector to the decoder's width, and which places of
+//! the decoder's input show an image. [`VisionArch`] holds it, and the field `vision` of [`Arch`](crate::arch::Arch) carries it to whoever builds or
+//! saves the model.
+//!
+//! Names of tensors are those of Transformers 5 for the whole model, such as
+//! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
+//! ([`VisionArch::stored_names`]).
+mod connector;
+mod encoder;
+mod families;
+mod models;
+mod tensors;
+
+use std::path::{Path, PathBuf};
+use tunesmith_base::error::Result;
+
+pub use connector::{Connector, ConnectorKind, Pairing};
+pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+pub use families::{ENCODERS, EncoderFamily};
+
+/// Encoder and connector of a model that sees pictures, and what of them is trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VisionArch {
+    /// The transformer over patches.
+    pub encoder: Encoder,
+    /// From the encoder's width to the decoder's.
+    pub connector: Connector,
+    /// Whether the rows of an image see each other in the decoder, those after them too (Gemma 3).
+    pub bidirectional: bool,
+    /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
+    pub folder: Option<PathBuf>,
+    /// What is trained.
+    pub training: VisionTraining,
+}
+
+/// What of a [`VisionArch`] is trained. By default nothing is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct VisionTraining {
+    /// The connector's tensors.
+    pub connector: bool,
+    /// Every tensor of the encoder that pictures come through.
+    pub encoder: bool,
+    /// The encoder's last blocks: so many.
+    pub last_blocks: usize,
+    /// Linear modules of the encoder's blocks that get an adapter of the run's kind, by the last part of their names, such as
+    /// `q_proj`.
+    pub adapters: Vec<String>,
+    /// Nothing of the decoder is trained, whatever `tuning.mode` says, but rows of new tokens.
+    pub freeze_language: bool,
+}
+
+impl VisionArch {
+    /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's. `decoder_size` is the
+    /// decoder's width.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: a `model_type` without pictures here, or a form that is not known, by name.
+    pub fn of_model(dir: &Path, decoder_size: usize) -> Result<Self> {
+        models::read(dir, decoder_size)
+    }
+
+    /// Pairs the encoder in a folder of its own with a decoder of that width, through a connector of which no checkpoint has weights.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the folder's `config.json` is of no encoder that is known here.
+    pub fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<Self> {
+        models::pair(dir, pairing, decoder_size)
+    }
+
+    /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes.
+    pub fn rows(&self, tiles: impl IntoIterator<Item = (usize, usize)>) -> usize {
+        tiles.into_iter().map(|(rows, columns)| self.tile_rows(rows, columns)).sum()
+    }
+
+    /// How many rows of the decoder a tile of so many rows and columns of patches takes.
+    pub fn tile_rows(&self, rows: usize, columns: usize) -> usize {
+        let kept = if self.encoder.feature.drop_prefix { 0 } else { self.encoder.prefix_tokens() };
+        self.connector.rows(rows, columns, kept)
+    }
+}

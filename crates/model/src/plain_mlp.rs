@@ -1,0 +1,68 @@
+//! A plain MLP: a linear module, an activation function, a linear module. Encoders and connectors have it.
+use super::grads::Grads;
+use super::linear::{self, Input, Linear};
+use super::pass::Pass;
+use super::weight::Weight;
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::pointwise::{self, Function};
+
+#[derive(Debug)]
+pub struct PlainMlp {
+    pub fc1: Linear,
+    pub fc2: Linear,
+    /// Between the two.
+    pub function: Function,
+}
+
+/// What forward keeps for backward: what the function took.
+#[derive(Debug)]
+pub struct Saved<T = Activation> {
+    inner: T,
+    extra: Option<linear::Saved<T>>,
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved { inner: f(self.inner), extra: self.extra.map(|extra| extra.map(f)) }
+    }
+}
+
+impl PlainMlp {
+    /// Every weight of the base, without those of adapters.
+    pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
+        [&mut self.fc1, &mut self.fc2].into_iter().flat_map(Linear::weights_mut)
+    }
+
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        [&self.fc1, &self.fc2].into_iter()
+    }
+
+    /// What `fc2` takes of `h [rows, hidden]`: `[rows, intermediate]`.
+    pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
+        let (inner, extra) = self.fc1.forward(pass, h, None);
+        (pointwise::forward(self.function, &inner), Saved { inner, extra })
+    }
+
+    /// What `fc2` takes, from what was kept.
+    pub fn middle(&self, saved: &Saved) -> Activation {
+        pointwise::forward(self.function, &saved.inner)
+    }
+
+    /// From the gradient of what `fc2` takes to that of `h [rows, hidden]`, or none if `want_dh` is false.
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        saved: Saved,
+        d_middle: &Activation,
+        want_dh: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        let Saved { mut inner, extra } = saved;
+        pointwise::backward(self.function, &mut inner, d_middle);
+        let mut dh = want_dh.then(|| h.like());
+        self.fc1.backward(pass, &Input::new(h), extra.as_ref(), &inner, dh.as_mut().map(|dh| (dh, false)), grads);
+        dh
+    }
+}

@@ -1,0 +1,224 @@
+//! Pictures in a decoder: an encoder and a connector turn what [`tunesmith_vision::Pixels`] holds
+//! into rows of the decoder's width, and these replace rows of the embedding's output. Gradients flow back through them to
+//! whatever is trained.
+//!
+//! A caller does four things:
+//!
+//! 1. It describes encoder and connector, and puts the description on the architecture before a model is loaded, or its
+//!    trained tensors are listed: `arch.vision = Some(Arc::new(VisionArch { training, ..VisionArch::pair(dir, &pairing, arch.hidden_size)? }))`,
+//!    or [`VisionArch::of_model`](tunesmith_config::vision::VisionArch::of_model) for a composite checkpoint. From then on [`crate::Model::load`]
+//!    loads it too, [`crate::targets::Targets::tensors`] has what is trained of it, and [`crate::Params`] its values.
+//! 2. It gives pictures to training and evaluation in [`tunesmith_data::batch::Batch::images`]: for each its
+//!    [`Pixels`](tunesmith_vision::Pixels) and the rows of the flat stream that show it.
+//!    [`VisionArch::rows`](tunesmith_config::vision::VisionArch::rows) says how many rows a picture takes.
+//! 3. For generation it makes a text's cache by [`crate::Model::cache_with_images`], whose rows count from the text's start, and goes
+//!    on as without pictures: the prompt's tokens, with any id in the places of image rows, then those that are generated.
+//!    Caches of texts with different pictures must not be shared, though their tokens may be equal.
+//! 4. It saves, freezes and loads by names: those of Transformers 5.
+pub(crate) mod connector;
+pub(crate) mod encoder;
+mod splice;
+pub(crate) mod stem;
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+use crate::grads::Grads;
+use crate::params::Params;
+use crate::pass::{Drops, Pass};
+use connector::Connector;
+use encoder::Encoder;
+pub(crate) use splice::{Splice, by_sequence};
+use std::sync::Arc;
+use tiles::Tiles;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::vision::VisionArch;
+use tunesmith_data::batch::ImageRows;
+use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::dropout::{Dropout, key};
+use tunesmith_vision::Pixels;
+
+/// Tells the connector's dropout from that of any module with an adapter.
+const CONNECTOR: u64 = u64::MAX - 1;
+
+/// Encoder and connector.
+#[derive(Debug)]
+pub(crate) struct Vision {
+    pub(crate) arch: VisionArch,
+    encoder: Encoder,
+    connector: Connector,
+    /// Batches of patches have another length than those of tokens.
+    pub(crate) pool: Arc<Pool>,
+}
+
+/// A training pass: what decides dropout.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Training<'a> {
+    /// The share of adapters' inputs that is zeroed.
+    pub(crate) dropout: f32,
+    pub(crate) seed: u64,
+    pub(crate) step: u64,
+    /// The row number of the batch's first token within the step.
+    pub(crate) first_row: u64,
+    /// The rows of the images in the batch, in order.
+    pub(crate) rows: &'a [usize],
+    pub(crate) images: &'a [ImageRows],
+}
+
+/// What forward keeps for backward.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    tiles: Tiles,
+    encoder: Option<encoder::Saved>,
+    /// The connector's input.
+    x: Activation,
+    connector: connector::Saved,
+}
+
+impl<'a> Training<'a> {
+    /// A number of its own for each token of the encoder, whichever micro-batch its picture is in: the row number of the
+    /// picture's first row in the step, times 2^16, plus the token's number in the picture.
+    fn encoder_rows(&self, tokens: impl Fn(&Pixels) -> usize) -> Vec<usize> {
+        let of = |image: &ImageRows| {
+            let start = image.runs.first().map_or(0, |run| run.start);
+            let first = (self.first_row as usize + start) << 16;
+            first..first + tokens(&image.pixels)
+        };
+        self.images.iter().flat_map(of).collect()
+    }
+
+    fn drops<'r>(&self, rows: &'r [usize]) -> Option<Drops<'r>> {
+        let Self { dropout: rate, seed, step, .. } = *self;
+        (rate > 0.0).then_some(Drops { rate, seed, step, first_row: 0, picked: rows })
+    }
+
+    /// The mask between the connector's modules.
+    fn connector(self, rate: f32) -> Option<Dropout<'a>> {
+        let key = key(self.seed, self.step, CONNECTOR);
+        (rate > 0.0).then_some(Dropout { rate, key, first_row: self.first_row, rows: Some(self.rows) })
+    }
+}
+
+impl Vision {
+    /// Encoder and connector as `arch` describes them.
+    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connector: Connector, pool: Arc<Pool>) -> Self {
+        Self { arch, encoder, connector, pool }
+    }
+
+    /// Whether anything in it is trained.
+    pub(crate) fn trains(&self) -> bool {
+        self.encoder.trains || self.connector.trains()
+    }
+
+    /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`].
+    pub(crate) fn check(&self, images: &[ImageRows], tokens: usize) -> Result<()> {
+        let values = self.arch.encoder.patch_values();
+        let side = self.arch.connector.side();
+        let mut end = 0;
+        for image in images {
+            let tiles = &image.pixels.tiles;
+            let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
+            let (rows, found) = (self.rows(&image.pixels), image.rows());
+            if patches == 0 || image.pixels.patches.len() != patches * values {
+                let (found, wanted) = (image.pixels.patches.len(), patches * values);
+                return Err(Error::data(format!(
+                    "a picture of {patches} patches has {found} numbers, expected {wanted}"
+                )));
+            }
+            if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
+                return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
+            }
+            if rows != found {
+                return Err(Error::data(format!("a picture takes {rows} rows, and {found} stand for it"))
+                    .hint("the processor's files and config.json must belong to one model"));
+            }
+            for run in &image.runs {
+                if run.start < end || run.end <= run.start || run.end > tokens {
+                    return Err(Error::data("the rows of pictures overlap, or lie outside of the text"));
+                }
+                end = run.end;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many rows of the decoder a picture takes.
+    fn rows(&self, pixels: &Pixels) -> usize {
+        self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)))
+    }
+
+    /// The rows of the pictures, `[rows, hidden of the decoder]`, and what backward needs where `training`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: positions would have to be interpolated while they are trained.
+    pub(crate) fn forward(
+        &self,
+        pass: &Pass<'_>,
+        pictures: &[&Pixels],
+        training: Option<Training<'_>>,
+    ) -> Result<(Activation, Trace)> {
+        let tiles = Tiles::of(pictures.iter().copied());
+        let prefix = self.arch.encoder.prefix_tokens();
+        self.pool.reserve(tiles.tokens(prefix));
+        let numbers = self.numbers(training);
+        let pass = self.pass(pass, training, &numbers);
+        let width = self.arch.encoder.patch_values();
+        let patches = match pictures {
+            [one] => Activation::from_rows(&self.pool, &one.patches, width),
+            several => {
+                let all: Vec<f32> = several.iter().flat_map(|pixels| &pixels.patches).copied().collect();
+                Activation::from_rows(&self.pool, &all, width)
+            }
+        };
+        let (x, encoder) = self.encoder.forward(&pass, &tiles, patches, training.is_some())?;
+        let dropped = training.and_then(|training| training.connector(self.dropout()));
+        let (y, connector) = self.connector.forward(&pass, &tiles, &x, dropped);
+        Ok((y, Trace { tiles, encoder, x, connector }))
+    }
+
+    /// Adds the gradients of what is trained, given that of the rows `[rows, hidden of the decoder]`.
+    ///
+    /// # Errors
+    /// Those of whoever takes the gradients.
+    pub(crate) fn backward(
+        &self,
+        pass: &Pass<'_>,
+        trace: Trace,
+        training: Training<'_>,
+        dy: &Activation,
+        params: &Params,
+        grads: &mut Grads<'_>,
+    ) -> Result<()> {
+        let Trace { tiles, encoder, x, connector } = trace;
+        let numbers = self.numbers(Some(training));
+        let pass = self.pass(pass, Some(training), &numbers);
+        let saved = (connector, training.connector(self.dropout()));
+        let dx = self.connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads);
+        match (dx, encoder) {
+            (Some(dx), Some(saved)) => self.encoder.backward(&pass, &tiles, saved, dx, params, grads),
+            _ => Ok(()),
+        }
+    }
+
+    const fn dropout(&self) -> f32 {
+        match self.connector {
+            Connector::Mlp { dropout, .. } => dropout,
+            Connector::Linear(_) | Connector::PixelShuffle { .. } | Connector::AveragePool(_) => 0.0,
+        }
+    }
+
+    fn numbers(&self, training: Option<Training<'_>>) -> Vec<usize> {
+        let prefix = self.arch.encoder.prefix_tokens();
+        let tokens = |pixels: &Pixels| Tiles::of([pixels]).tokens(prefix);
+        let drops = training.filter(|training| training.dropout > 0.0);
+        drops.map_or_else(Vec::new, |training| training.encoder_rows(tokens))
+    }
+
+    fn pass<'a>(&'a self, pass: &Pass<'a>, training: Option<Training<'_>>, numbers: &'a [usize]) -> Pass<'a> {
+        let dropout = training.and_then(|training| training.drops(numbers));
+        Pass { values: pass.values, pool: &self.pool, balance: None, dropout }
+    }
+}

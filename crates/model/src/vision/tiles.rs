@@ -1,0 +1,127 @@
+//! Where the tokens of a batch's tiles are: each tile is a sequence of class token, registers, and patches row by row.
+use tunesmith_config::vision::Encoder as Spec;
+use tunesmith_vision::{Pixels, Tile};
+
+/// The tiles of a batch's pictures, one after the other.
+#[derive(Debug, Clone)]
+pub struct Tiles(Vec<Tile>);
+
+impl Tiles {
+    /// Those of `pictures`.
+    pub fn of<'a>(pictures: impl IntoIterator<Item = &'a Pixels>) -> Self {
+        Self(pictures.into_iter().flat_map(|pixels| pixels.tiles.iter().copied()).collect())
+    }
+
+    pub const fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, Tile> {
+        self.0.iter()
+    }
+
+    /// Whether all have this many rows and columns.
+    pub fn all(&self, [rows, columns]: [usize; 2]) -> bool {
+        self.0.iter().all(|tile| (tile.rows, tile.columns) == (rows, columns))
+    }
+
+    /// Patches of each tile.
+    fn patches(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().map(|tile| tile.rows * tile.columns)
+    }
+
+    /// All tokens, with so many before the patches of each tile.
+    pub fn tokens(&self, prefix: usize) -> usize {
+        self.patches().sum::<usize>() + prefix * self.count()
+    }
+
+    /// Where the tile's sequences begin, and the end.
+    pub fn cu_seqlens(&self, prefix: usize) -> Vec<usize> {
+        let mut end = 0;
+        let ends = self.patches().map(|patches| {
+            end += patches + prefix;
+            end
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+
+    /// The tokens that are patches.
+    pub fn patch_rows(&self, prefix: usize) -> Vec<usize> {
+        self.cu_seqlens(prefix).windows(2).flat_map(|ends| ends[0] + prefix..ends[1]).collect()
+    }
+
+    /// The class tokens.
+    pub fn class_rows(&self, prefix: usize) -> Vec<usize> {
+        let mut starts = self.cu_seqlens(prefix);
+        starts.pop();
+        starts
+    }
+
+    /// The register tokens, and of each its number.
+    pub fn register_rows(&self, spec: &Spec) -> (Vec<usize>, Vec<u32>) {
+        let first = usize::from(spec.class_token);
+        let starts = self.class_rows(spec.prefix_tokens());
+        let of = |start: usize| (0..spec.registers).map(move |register| (start + first + register, register as u32));
+        starts.into_iter().flat_map(of).unzip()
+    }
+
+    /// The tokens that have a position: all but registers.
+    pub fn position_rows(&self, spec: &Spec) -> Vec<usize> {
+        let prefix = spec.prefix_tokens();
+        let class = usize::from(spec.class_token);
+        let starts = self.cu_seqlens(prefix);
+        starts.windows(2).flat_map(|ends| (ends[0]..ends[0] + class).chain(ends[0] + prefix..ends[1])).collect()
+    }
+
+    /// The tokens that have a position, and which of the table's: of tiles with another grid than the table's that of the
+    /// same share of the way.
+    pub fn positions(&self, spec: &Spec) -> (Vec<usize>, Vec<u32>) {
+        let class = usize::from(spec.class_token);
+        let [rows, columns] = spec.grid;
+        let mut ids = Vec::new();
+        for tile in &self.0 {
+            ids.extend((0..class).map(|_| 0));
+            for row in 0..tile.rows {
+                let row = row * rows / tile.rows;
+                ids.extend(
+                    (0..tile.columns).map(|column| (class + row * columns + column * columns / tile.columns) as u32),
+                );
+            }
+        }
+        (self.position_rows(spec), ids)
+    }
+
+    /// For each of the `side * side` places of a square of patches: which patch has that place, in every square of every tile,
+    /// squares row by row. Patches count over all tiles.
+    pub fn squares(&self, side: usize) -> Vec<Vec<usize>> {
+        let mut places = vec![Vec::new(); side * side];
+        let mut first = 0;
+        for tile in &self.0 {
+            for (row, column) in
+                (0..tile.rows / side).flat_map(|row| (0..tile.columns / side).map(move |column| (row, column)))
+            {
+                for (place, patches) in places.iter_mut().enumerate() {
+                    let (down, across) = (place / side, place % side);
+                    patches.push(first + (row * side + down) * tile.columns + column * side + across);
+                }
+            }
+            first += tile.rows * tile.columns;
+        }
+        places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_hold_their_patches_row_by_row() {
+        let tiles = Tiles(vec![Tile { rows: 2, columns: 4 }, Tile { rows: 2, columns: 2 }]);
+        assert_eq!(tiles.squares(2), [[0, 2, 8], [1, 3, 9], [4, 6, 10], [5, 7, 11]]);
+        assert_eq!(tiles.squares(1), [(0..12).collect::<Vec<_>>()]);
+        assert_eq!(tiles.cu_seqlens(1), [0, 9, 14]);
+        assert_eq!(tiles.patch_rows(1), [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]);
+        assert_eq!(tiles.class_rows(1), [0, 9]);
+    }
+}

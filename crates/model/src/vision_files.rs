@@ -1,0 +1,119 @@
+//! Where the tensors of encoder and connector come from: the decoder's checkpoint, a folder of their own, or the seed.
+use crate::init::{Stream, is_norm_or_bias};
+use crate::weights::WeightFiles;
+use half::bf16;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::vision::VisionArch;
+
+/// The files that hold encoder and connector.
+#[derive(Debug)]
+pub struct VisionFiles {
+    files: Option<Arc<WeightFiles>>,
+    /// By name in the whole model: name in the files; none for a tensor that is drawn.
+    stored: BTreeMap<String, Option<String>>,
+    /// Of each linear module that is drawn, its inputs.
+    inputs: BTreeMap<String, usize>,
+    initializer_range: f64,
+    seed: u64,
+}
+
+impl VisionFiles {
+    /// Opens the files of `arch.vision`; nothing where that is empty. `weights` are the decoder's; without them a composite
+    /// model is drawn from `seed`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: files that cannot be read, a tensor that is not there or has another shape.
+    pub fn open(arch: &Arch, weights: Option<&WeightFiles>, seed: u64) -> Result<Option<Self>> {
+        let Some(vision) = &arch.vision else { return Ok(None) };
+        let files = match &vision.folder {
+            Some(folder) => Some(Arc::new(WeightFiles::open_folder(folder)?)),
+            None => weights.map(|weights| weights.beside().ok_or_else(|| no_vision(arch))).transpose()?,
+        };
+        let mut stored = BTreeMap::new();
+        for spec in vision.tensors() {
+            let name = files.as_deref().map(|files| find(files, vision, &spec)).transpose()?;
+            stored.insert(spec.name, name.flatten());
+        }
+        let inputs = vision.connector.linears().into_iter().map(|linear| (linear.name, linear.in_features)).collect();
+        let initializer_range = vision.encoder.initializer_range;
+        Ok(Some(Self { files, stored, inputs, initializer_range, seed }))
+    }
+
+    /// Whether a tensor is one of these.
+    pub fn has(&self, name: &str) -> bool {
+        self.stored.contains_key(name)
+    }
+
+    fn place(&self, name: &str) -> Option<(&WeightFiles, &str)> {
+        Some((self.files.as_deref()?, self.stored.get(name)?.as_deref()?))
+    }
+
+    /// The values of a tensor.
+    ///
+    /// # Errors
+    /// The files'.
+    pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let Some((files, stored)) = self.place(name) else { return Ok(self.drawn(name, count)) };
+        let mut values = vec![0.0; count];
+        files.read_into(stored, &mut values)?;
+        Ok(values)
+    }
+
+    /// A fresh tensor: of a connector's linear module as `torch.nn.Linear` starts, uniform within one over the root of its
+    /// inputs, bias included; else a gain of one for norms, zeros for biases, or normal numbers.
+    fn drawn(&self, name: &str, count: usize) -> Vec<f32> {
+        let stream = Stream::new(self.seed, name);
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        if let Some(&inputs) = self.inputs.get(module) {
+            return stream.uniforms(1.0 / (inputs as f64).sqrt(), count);
+        }
+        match name {
+            _ if name.ends_with(".bias") => vec![0.0; count],
+            _ if name.ends_with("mm_soft_emb_norm.weight") => vec![0.0; count],
+            _ if is_norm_or_bias(name) || name.ends_with(".lambda1") => vec![1.0; count],
+            _ => stream.normals(self.initializer_range, count),
+        }
+    }
+
+    /// Whether a tensor is stored as bfloat16.
+    pub fn is_bf16(&self, name: &str) -> bool {
+        self.place(name).is_some_and(|(files, stored)| files.is_bf16(stored))
+    }
+
+    /// The values of a tensor in bfloat16, where the files have it.
+    ///
+    /// # Errors
+    /// The files'.
+    pub fn read_bf16(&self, name: &str, count: usize) -> Result<Option<Vec<bf16>>> {
+        let Some((files, stored)) = self.place(name) else { return Ok(None) };
+        let mut values = vec![bf16::ZERO; count];
+        files.read_bf16_into(stored, &mut values)?;
+        Ok(Some(values))
+    }
+}
+
+/// The name of a tensor in the files; nothing for one that no checkpoint has.
+fn find(files: &WeightFiles, vision: &VisionArch, spec: &TensorSpec) -> Result<Option<String>> {
+    let names = vision.stored_names(&spec.name);
+    let origin = || files.paths().next().unwrap_or(Path::new("")).display().to_string();
+    let found = names.iter().find_map(|name| Some((name, files.shape(name)?)));
+    match found {
+        Some((name, shape)) if shape == spec.shape => Ok(Some(name.clone())),
+        Some((name, shape)) => {
+            let found = format!("{}: tensor {name:?} is {shape:?}, expected {:?}", origin(), spec.shape);
+            Err(Error::model(found).hint("config.json and the weights must belong to one model"))
+        }
+        None if !vision.connector.stored && vision.connector.tensors().contains(spec) => Ok(None),
+        None => Err(Error::model(format!("{}: no tensor {:?}, expected {:?}", origin(), spec.name, spec.shape))
+            .hint("config.json and the weights must belong to one model")),
+    }
+}
+
+fn no_vision(arch: &Arch) -> Error {
+    Error::model(format!("this {} checkpoint has a language model alone, and no image encoder", arch.family.model_type))
+        .hint("set vision.encoder to the folder of an encoder, or use the whole checkpoint")
+}

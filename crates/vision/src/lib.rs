@@ -1,0 +1,31 @@
+//! Pictures, and what an encoder reads of them.
+
+/// A decoded picture: 8-bit RGB, row by row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// Columns of pixels.
+    pub width: u32,
+    /// Rows of pixels.
+    pub height: u32,
+    /// `[height, width, 3]`.
+    pub rgb: Vec<u8>,
+}
+
+/// A tile of a picture as an encoder sees it, in patches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tile {
+    /// Rows of patches.
+    pub rows: usize,
+    /// Columns of patches.
+    pub columns: usize,
+}
+
+/// What an encoder reads of one picture: normalised values cut into patches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pixels {
+    /// `[patches, channels * temporal * patch * patch]`: tile after tile; within a tile row by row. A patch's numbers are in the
+    /// order of the patch embedding's weight: channel, (frame,) row, column.
+    pub patches: Vec<f32>,
+    /// The tiles.
+    pub tiles: Vec<Tile>,
+}

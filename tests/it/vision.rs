@@ -1,0 +1,406 @@
+//! Models that see pictures against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
+//! connector and encoder, greedy answers, and twenty steps.
+use crate::parity::{Tensors, close, json as read_json, on_gpu, put, recipe, tensors};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
+use tunesmith::checkpoint::peft::save_adapter;
+use tunesmith::comm::single::Single;
+use tunesmith::config::arch::Arch;
+use tunesmith::config::vision::{Pairing, VisionArch, VisionTraining};
+use tunesmith::config::{Config, LrScheduler, TargetModules};
+use tunesmith::data::batch::{Batch, IGNORE, ImageRows};
+use tunesmith::eval::{Settings, Unwatched, generate_with_images};
+use tunesmith::export::merge::set_adapter;
+use tunesmith::model::Model;
+use tunesmith::model::targets::{Targets, placed};
+use tunesmith::model::weights::WeightFiles;
+use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
+use tunesmith::parallel::optimizer::slots;
+use tunesmith::train::step::step;
+use tunesmith::vision::{Pixels, Tile};
+
+const LOGITS: f32 = 5e-5;
+const GRADIENT: f32 = 5e-5;
+/// Rows of a step, in two micro-batches.
+const ROWS: usize = 4;
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision").join(path)
+}
+
+fn config(name: &str) -> Config {
+    let mut config = recipe();
+    let lora = &mut config.tuning.lora;
+    (lora.r, lora.lora_alpha) = (4, 8.0);
+    lora.target_modules = if name.starts_with("prefix") {
+        TargetModules::List(["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec())
+    } else {
+        TargetModules::Auto
+    };
+    config
+}
+
+/// Connector and encoder, all of them.
+fn everything() -> VisionTraining {
+    VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }
+}
+
+/// Pictures `[count, channels, height, width]` as an encoder with square patches reads them.
+fn pixels(stored: &(Vec<usize>, Vec<f32>), patch: usize) -> Vec<Arc<Pixels>> {
+    let [count, channels, height, width] = stored.0[..] else { panic!("four sizes") };
+    let tile = Tile { rows: height / patch, columns: width / patch };
+    let of = |picture: usize| {
+        let mut patches = Vec::with_capacity(channels * height * width);
+        for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+            for channel in 0..channels {
+                for line in 0..patch {
+                    let at = ((picture * channels + channel) * height + row * patch + line) * width + column * patch;
+                    patches.extend_from_slice(&stored.1[at..at + patch]);
+                }
+            }
+        }
+        Arc::new(Pixels { patches, tiles: vec![tile] })
+    };
+    (0..count).map(of).collect()
+}
+
+/// A golden model with adapters on the decoder, and this part of connector and encoder trained.
+fn trained_by(name: &str, training: VisionTraining) -> Model {
+    let dir = golden(name).join("model");
+    let mut arch = Arch::from_dir(&dir).unwrap();
+    let weights = WeightFiles::open_model(&dir, &arch, &arch.tensors()).unwrap();
+    let vision = if name.starts_with("prefix") {
+        let hidden_size = (name == "prefix_mlp").then_some(40);
+        let pairing = Pairing { hidden_size, feature_layer: None, dropout: 0.0 };
+        VisionArch::pair(&golden(name).join("encoder"), &pairing, arch.hidden_size).unwrap()
+    } else {
+        VisionArch::of_model(&dir, arch.hidden_size).unwrap()
+    };
+    arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
+    Model::load(&arch, Some(&weights), &config(name)).unwrap()
+}
+
+/// As [`trained_by`], with the stored values of connector and adapters.
+fn started(name: &str, training: VisionTraining) -> Model {
+    let mut model = trained_by(name, training);
+    put(&mut model, &tensors(&golden(name).join("init.safetensors")));
+    model
+}
+
+fn integers(value: &Value) -> Vec<i64> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
+}
+
+/// Appends a row of `run.json` to a batch.
+fn push(batch: &mut Batch, run: &Value, row: &Value, pictures: &[Arc<Pixels>], rows_of: usize) {
+    let mut ids: Vec<u32> = integers(&row["input_ids"]).into_iter().map(|id| id as u32).collect();
+    let mut labels: Vec<i32> = integers(&row["labels"]).into_iter().map(|label| label as i32).collect();
+    let images: Vec<usize> = integers(&row["images"]).into_iter().map(|at| at as usize).collect();
+    let start = batch.tokens.len();
+    let mut places = Vec::new();
+    if run["prefix"] == true {
+        places.push(0..rows_of);
+        ids.splice(0..0, vec![0; rows_of]);
+        labels.splice(0..0, vec![IGNORE; rows_of]);
+    } else {
+        let image = run["image_token"].as_u64().unwrap() as u32;
+        let mut at = 0;
+        while at < ids.len() {
+            if ids[at] == image {
+                places.push(at..at + rows_of);
+                at += rows_of;
+            } else {
+                at += 1;
+            }
+        }
+    }
+    assert_eq!(places.len(), images.len());
+    for (place, picture) in places.into_iter().zip(images) {
+        let rows = ImageRows { runs: vec![place], pixels: Arc::clone(&pictures[picture]) };
+        batch.images.push(rows.moved(start));
+    }
+    if batch.cu_seqlens.is_empty() {
+        batch.cu_seqlens.push(0);
+    }
+    batch.push(&ids, &labels);
+}
+
+/// A golden run: its rows, and the pictures among them.
+struct Run {
+    json: Value,
+    pictures: Vec<Arc<Pixels>>,
+    /// Rows of the decoder that a picture takes.
+    rows_of: usize,
+    forward: Tensors,
+}
+
+impl Run {
+    fn read(name: &str, model: &Model) -> Self {
+        let forward = tensors(&golden(name).join("forward.safetensors"));
+        let pictures = pixels(&forward["pixel_values"], 8);
+        let rows_of = model.arch.vision.as_ref().unwrap().rows([(4, 4)]);
+        Self { json: read_json(&golden(&format!("{name}/run.json"))), pictures, rows_of, forward }
+    }
+
+    fn batch(&self, rows: &[Value]) -> Batch {
+        let mut batch = Batch::default();
+        rows.iter().for_each(|row| push(&mut batch, &self.json, row, &self.pictures, self.rows_of));
+        batch
+    }
+
+    fn rows(&self) -> &[Value] {
+        self.json["data"].as_array().unwrap()
+    }
+}
+
+/// Logits, losses and gradients of four rows, greedy answers, and twenty steps.
+fn check(name: &str) {
+    let mut model = started(name, everything());
+    let run = Run::read(name, &model);
+    let batch = run.batch(&run.rows()[..ROWS]);
+    // In prefix mode the stored logits begin with that of the last picture's row.
+    let shift = if run.json["prefix"] == true { run.rows_of - 1 } else { 0 };
+    let chosen = run.json["rows_of_logits"].as_array().unwrap().iter().map(integers);
+    let chosen: Vec<usize> = chosen.map(|it| batch.cu_seqlens[it[0] as usize] + shift + it[1] as usize).collect();
+    close(&format!("{name}: logits"), &model.logits(&batch, &chosen).unwrap(), &run.forward["logits"].1, LOGITS);
+    close(&format!("{name}: losses"), &model.token_losses(&batch).unwrap(), &run.forward["losses"].1, LOGITS);
+    let stored = check_gradients(name, &mut model, &batch);
+    // Blocks above the layer that is taken, and a norm behind them, get no gradient.
+    let unknown = stored.iter().filter(|(name, _)| model.params.find(name).is_none());
+    unknown.for_each(|(other, (_, wanted))| assert!(wanted.iter().all(|value| *value == 0.0), "{name}: no {other}"));
+    check_answers(name, &model, &run);
+    check_trace(name, &mut model, &run);
+}
+
+/// The gradient of everything that is trained; returns all that are stored.
+fn check_gradients(name: &str, model: &mut Model, batch: &Batch) -> Tensors {
+    model.params.zero_grads();
+    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
+    let whole = model.params.grads().read();
+    let stored = tensors(&golden(name).join("grads.safetensors"));
+    let largest = |values: &[f32]| values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let scale = stored.values().fold(0.0f32, |most, (_, values)| most.max(largest(values)));
+    for spec in &model.params.specs {
+        let (shape, wanted) = stored.get(&spec.name).unwrap_or_else(|| panic!("{name}: {}", spec.name));
+        assert_eq!(&spec.shape, shape, "{name}: {}", spec.name);
+        let limit = GRADIENT * largest(wanted).max(0.01 * scale);
+        close(&format!("{name}: gradient of {}", spec.name), &whole[spec.range()], wanted, limit);
+    }
+    stored
+}
+
+/// Greedy answers, whether a prompt is read at once or in parts.
+fn check_answers(name: &str, model: &Model, run: &Run) {
+    let whole = model.arch.vision.as_ref().unwrap().bidirectional;
+    let (mut prompts, mut images, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    for answered in run.json["answers"].as_array().unwrap() {
+        let prompt = &answered["prompt"];
+        let row = json!({ "input_ids": prompt, "labels": prompt, "images": answered["images"] });
+        let batch = run.batch(&[row]);
+        let wanted = integers(&answered["answer"]);
+        // A picture whose rows see those after them is read as a whole.
+        for part in if whole { vec![usize::MAX] } else { vec![usize::MAX, 5, 1] } {
+            let mut cache = model.cache_with_images(&batch.images).unwrap();
+            let mut next = Vec::new();
+            for tokens in batch.tokens.chunks(part) {
+                next = model.extend(&mut [(&mut cache, tokens)]).unwrap().best();
+            }
+            let mut found = Vec::new();
+            while found.len() < wanted.len() {
+                found.push(i64::from(next[0]));
+                next = model.extend(&mut [(&mut cache, &next)]).unwrap().best();
+            }
+            assert_eq!(found, wanted, "{name}: read in parts of {part}");
+        }
+        if whole && let Some(first) = batch.images.first() {
+            let mut cache = model.cache_with_images(&batch.images).unwrap();
+            let cut = &batch.tokens[..first.runs[0].start + 1];
+            let error = model.extend(&mut [(&mut cache, cut)]).unwrap_err();
+            assert!(error.message().contains("inside of a picture"), "{error}");
+        }
+        prompts.push(batch.tokens);
+        images.push(batch.images);
+        all.push(wanted);
+    }
+    let settings = Settings::greedy(all[0].len(), usize::MAX, Vec::new());
+    let answers = generate_with_images(model, &prompts, &images, &settings, &mut Unwatched).unwrap().unwrap();
+    for (answer, wanted) in answers.iter().zip(all) {
+        assert_eq!(answer.tokens.iter().map(|&token| i64::from(token)).collect::<Vec<_>>(), wanted, "{name}: together");
+    }
+}
+
+/// Twenty steps of everything that is trained.
+fn check_trace(name: &str, model: &mut Model, run: &Run) {
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let schedule = Schedule::new(LrScheduler::Cosine, 1e-3, 3, 20).unwrap();
+    let rows = &run.rows()[ROWS..];
+    for (index, expected) in run.json["steps"].as_array().unwrap().iter().enumerate() {
+        let rows = &rows[index * ROWS..][..ROWS];
+        let micro_batches = [run.batch(&rows[..ROWS / 2]), run.batch(&rows[ROWS / 2..])];
+        let rate = schedule.lr(index as u64);
+        let stats = step(model, &mut optimizer, &Single, &micro_batches, rate, 1.0).unwrap();
+        let number = |key: &str| expected[key].as_f64().unwrap();
+        assert!((rate - number("lr")).abs() < 1e-12, "{name}, step {index}: rate {rate}");
+        assert_eq!(stats.label_tokens as f64, number("label_tokens"), "{name}, step {index}");
+        let (loss, wanted) = (stats.loss, number("loss"));
+        assert!((loss - wanted).abs() <= 5e-5, "{name}, step {index}: loss {loss} != {wanted}");
+        let norm = (stats.grad_norm / number("grad_norm") - 1.0).abs();
+        assert!(norm <= 1e-4, "{name}, step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
+    }
+}
+
+#[test]
+fn every_model_that_sees_pictures_equals_pytorch() {
+    ["prefix", "prefix_mlp", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
+}
+
+#[test]
+fn a_gpu_sees_what_the_cpu_sees() {
+    on_gpu(|| ["prefix", "gemma3"].into_iter().for_each(check));
+}
+
+/// What is trained of connector and encoder, and the tower's adapters, are in the adapter's files, and come back.
+#[test]
+fn an_adapter_s_files_hold_connector_and_encoder() {
+    for (name, training) in [
+        ("prefix", VisionTraining { connector: true, last_blocks: 1, ..VisionTraining::default() }),
+        (
+            "llava",
+            VisionTraining {
+                connector: true,
+                adapters: vec!["q_proj".into(), "fc1".into()],
+                ..VisionTraining::default()
+            },
+        ),
+        ("gemma3", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
+    ] {
+        let mut model = trained_by(name, training);
+        let arch = model.arch.clone();
+        let config = config(name);
+        let placements = placed(&arch, &config.tuning).unwrap();
+        let expected = Targets::of(&config.tuning).tensors(&arch, &placements).unwrap();
+        let own: Vec<(String, Vec<usize>)> =
+            model.params.specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+        let sorted = |mut names: Vec<(String, Vec<usize>)>| {
+            names.sort();
+            names
+        };
+        assert_eq!(sorted(own), sorted(expected), "{name}");
+        // Every value differs from that of a fresh model.
+        let values: Vec<f32> = (0..model.params.len()).map(|at| (at as f32 * 0.37).sin()).collect();
+        model.params.put(&(0..values.len()), &values);
+        let saved = AdapterConfig::of(&config.tuning, &placements, None).on(&arch).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let specs = model.params.specs.clone();
+        let tensors: Vec<(String, Vec<usize>, &[f32])> =
+            specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone(), &values[spec.range()])).collect();
+        save_adapter(dir.path(), &saved, &tensors).unwrap();
+        let loaded = LoadedAdapter::open(dir.path(), &arch).unwrap();
+        let mut again = trained_by(name, arch.vision.as_ref().unwrap().training.clone());
+        set_adapter(&mut again, &loaded);
+        assert_eq!(again.params.values().read(), values, "{name}");
+        // Without the encoder the files are refused, not read in part.
+        let blind = Arch { vision: None, ..arch };
+        assert!(LoadedAdapter::open(dir.path(), &blind).is_err(), "{name}");
+    }
+}
+
+/// What a run trains of an encoder has the gradient that it has where all is trained.
+#[test]
+fn a_part_of_an_encoder_trains_as_it_does_in_the_whole() {
+    for last_blocks in [0, 1] {
+        let training = VisionTraining { connector: true, last_blocks, ..VisionTraining::default() };
+        let mut model = started("prefix", training);
+        let run = Run::read("prefix", &model);
+        let batch = run.batch(&run.rows()[..ROWS]);
+        check_gradients("prefix", &mut model, &batch);
+        let of_tower = model.params.specs.iter().filter(|spec| spec.name.contains("vision_tower"));
+        assert_eq!(of_tower.clone().count(), 16 * last_blocks);
+        assert!(of_tower.clone().all(|spec| spec.name.contains("layers.2.")));
+    }
+}
+
+/// A connector alone has the gradient that it has where adapters are trained too.
+#[test]
+fn a_connector_trains_before_a_frozen_decoder() {
+    let training = VisionTraining { connector: true, freeze_language: true, ..VisionTraining::default() };
+    let mut model = trained_by("prefix_mlp", training);
+    assert_eq!(model.params.specs.len(), 4);
+    let init = tensors(&golden("prefix_mlp/init.safetensors")).into_iter();
+    put(&mut model, &init.filter(|(name, _)| !name.contains("lora_")).collect());
+    let run = Run::read("prefix_mlp", &model);
+    let batch = run.batch(&run.rows()[..ROWS]);
+    let loss = |model: &Model| model.loss(&batch).unwrap();
+    let before = loss(&model);
+    model.params.zero_grads();
+    model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
+    let grads = model.params.grads().read();
+    let mut values = model.params.values().read();
+    // A step along the gradient changes the loss by its square.
+    let square: f64 = grads.iter().map(|&grad| f64::from(grad) * f64::from(grad)).sum();
+    let length = 1e-3 / square;
+    values.iter_mut().zip(&grads).for_each(|(value, grad)| *value -= (length * f64::from(*grad)) as f32);
+    model.params.put(&(0..values.len()), &values);
+    let fallen = before - loss(&model);
+    assert!((fallen / 1e-3 - 1.0).abs() < 0.2, "{fallen}");
+}
+
+/// Text beside a model that sees pictures has the bits that the language model alone gives it, and a picture needs an encoder.
+#[test]
+fn text_alone_is_as_without_an_encoder() {
+    for name in ["prefix", "gemma3"] {
+        let model = started(name, everything());
+        let dir = golden(name).join("model");
+        let arch = Arch { vision: None, ..model.arch.clone() };
+        let weights = WeightFiles::open_model(&dir, &arch, &arch.tensors()).unwrap();
+        let mut blind = Model::load(&arch, Some(&weights), &config(name)).unwrap();
+        let adapters = tensors(&golden(name).join("init.safetensors")).into_iter();
+        put(&mut blind, &adapters.filter(|(name, _)| name.contains("lora_")).collect());
+        let tokens: Vec<u32> = (3..23).collect();
+        let batch = Batch { tokens, targets: (4..24).collect(), cu_seqlens: vec![0, 9, 20], ..Batch::default() };
+        assert_eq!(model.token_losses(&batch).unwrap(), blind.token_losses(&batch).unwrap(), "{name}");
+        let run = Run::read(name, &model);
+        let error = blind.token_losses(&run.batch(&run.rows()[..1])).unwrap_err();
+        assert!(error.message().contains("no encoder"), "{error}");
+        // Rows that are no picture's, or that stand for another number of them.
+        let mut odd = run.batch(&run.rows()[..1]);
+        odd.images[0].runs[0].end -= 1;
+        let error = model.token_losses(&odd).unwrap_err();
+        assert!(error.message().contains("stand for it"), "{error}");
+    }
+}
+
+/// Dropout between a connector's modules does not depend on how a step is cut into micro-batches.
+#[test]
+fn a_connector_drops_the_same_values_however_a_step_is_cut() {
+    let dir = golden("prefix_mlp/model");
+    let mut arch = Arch::from_dir(&dir).unwrap();
+    let weights = WeightFiles::open_model(&dir, &arch, &arch.tensors()).unwrap();
+    let pairing = Pairing { hidden_size: Some(40), feature_layer: None, dropout: 0.5 };
+    let vision = VisionArch::pair(&golden("prefix_mlp/encoder"), &pairing, arch.hidden_size).unwrap();
+    arch.vision = Some(Arc::new(VisionArch { training: everything(), ..vision }));
+    let mut config = config("prefix_mlp");
+    config.tuning.lora.lora_dropout = 0.25;
+    let mut model = Model::load(&arch, Some(&weights), &config).unwrap();
+    let run = Run::read("prefix_mlp", &model);
+    let rows = &run.rows()[..ROWS];
+    let mut gradients = |cuts: &[usize], step: u64| {
+        model.params.zero_grads();
+        let (mut first_row, mut loss) = (0, 0.0);
+        for ends in cuts.windows(2) {
+            let batch = Batch { first_row, ..run.batch(&rows[ends[0]..ends[1]]) };
+            loss += model.forward_backward(&batch, 0.02, 1.0, step).unwrap();
+            first_row += batch.tokens.len() as u64;
+        }
+        (loss, model.params.grads().read())
+    };
+    let (loss, whole) = gradients(&[0, 4], 7);
+    let (again, parts) = gradients(&[0, 1, 3, 4], 7);
+    assert!((loss - again).abs() < 1e-4, "{loss} {again}");
+    close("gradients", &parts, &whole, 1e-5);
+    assert!((gradients(&[0, 4], 8).0 - loss).abs() > 1e-3, "another step drops others");
+}
