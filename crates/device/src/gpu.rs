@@ -11,6 +11,7 @@ use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, Pin
 use crate::entered::entered;
 use crate::{Device, cuda, memory};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::{Error, Result};
 
@@ -151,12 +152,13 @@ impl Gpu {
         if let Some(function) = kernels.functions.get(&key) {
             return Ok(function.clone());
         }
-        if !kernels.modules.contains_key(&module) {
-            kernels.modules.insert(module, Module::load(&self.context, source)?);
-        }
+        let loaded = match kernels.modules.entry(module) {
+            Entry::Occupied(loaded) => loaded.into_mut(),
+            Entry::Vacant(place) => place.insert(Module::load(&self.context, source)?),
+        };
         let function = match source.number() {
-            Some(number) => kernels.modules[&module].function(&format!("{name}_{}", number.name()))?,
-            None => kernels.modules[&module].function(name)?,
+            Some(number) => loaded.function(&format!("{name}_{}", number.name()))?,
+            None => loaded.function(name)?,
         };
         kernels.functions.insert(key, function.clone());
         Ok(function)
