@@ -5,7 +5,7 @@
 //! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
 //! reports most failures later and elsewhere.
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Product, Source, Stream};
-use crate::{Device, cuda, memory, queue};
+use crate::{Device, cuda, current, memory};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::{Error, Result};
@@ -68,7 +68,7 @@ fn checked<T>(result: Result<T>) -> T {
 impl Gpu {
     /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
     fn stream(&self) -> Arc<Stream> {
-        queue::entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
+        current::stream(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
     }
 
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
@@ -113,7 +113,7 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
 /// Within [`crate::Queue::run`]: products share one scratch.
 pub fn matmul(ordinal: u8, product: &Product) {
     let gpu = gpu(ordinal);
-    assert!(queue::entered(ordinal).is_none(), "products are on the stream of the ops");
+    assert!(current::stream(ordinal).is_none(), "products are on the stream of the ops");
     let blas = gpu.blas.get().unwrap_or_else(|| {
         let new = checked(Blas::new(&gpu.stream));
         gpu.blas.get_or_init(|| new)

@@ -5,6 +5,7 @@
 mod array;
 mod buffer;
 pub mod cuda;
+mod current;
 pub mod gpu;
 mod late;
 pub mod memory;

@@ -9,8 +9,7 @@
 //!    behind the last use on any other.
 //! 3. [`Queue::cross`] does both for work that stands between two pieces of a thread's work.
 use super::cuda::{Event, Stream};
-use super::{Device, gpu};
-use std::cell::RefCell;
+use super::{Device, current, gpu};
 use std::sync::Arc;
 use tunesmith_base::error::Result;
 
@@ -19,28 +18,6 @@ use tunesmith_base::error::Result;
 pub struct Queue {
     ordinal: u8,
     stream: Arc<Stream>,
-}
-
-thread_local! {
-    /// The queues in whose [`Queue::run`] this thread is, the innermost last; nothing for [`Queue::leave`].
-    static ENTERED: RefCell<Vec<Option<Queue>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The stream that this thread's work for a GPU goes to, if it is not the one of the ops.
-pub(super) fn entered(ordinal: u8) -> Option<Arc<Stream>> {
-    ENTERED.with_borrow(|entered| {
-        let queue = entered.last()?.as_ref().filter(|queue| queue.ordinal == ordinal)?;
-        Some(Arc::clone(&queue.stream))
-    })
-}
-
-/// Leaves a queue, also when its work unwinds.
-struct Leave;
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        ENTERED.with_borrow_mut(|entered| entered.pop());
-    }
 }
 
 impl Queue {
@@ -65,24 +42,20 @@ impl Queue {
 
     /// Does `work`, whose launches, copies and memory on this GPU are put on this queue as far as this thread asks for them.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        ENTERED.with_borrow_mut(|entered| entered.push(Some(self.clone())));
-        let _leave = Leave;
-        work()
+        current::within(Some((self.ordinal, Arc::clone(&self.stream))), work)
     }
 
     /// Does `work` on the stream of the ops, although this thread has entered a queue: memory that it takes is then given back
     /// in the order of the ops.
     pub fn leave<T>(work: impl FnOnce() -> T) -> T {
-        ENTERED.with_borrow_mut(|entered| entered.push(None));
-        let _leave = Leave;
-        work()
+        current::within(None, work)
     }
 
     /// As [`Queue::run`], for work that comes after all that this thread's queue was asked for before, and before all that it is
     /// asked for later.
     pub fn cross<T>(&self, work: impl FnOnce() -> T) -> T {
         let device = Device::Cuda(self.ordinal);
-        if entered(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
+        if current::stream(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
             return work();
         }
         let before = Mark::here(device);

@@ -253,11 +253,6 @@ fn where_other_toolkits_place_a_model_is_read() {
     }
     // One says where, the other says otherwise.
     assert!(device("train: {use_cpu: true}\nmodel: {device: cuda}").is_err());
-    let folder = Folder::new(&[
-        ("a.yaml", "train: {accelerate: acc.yaml}\nmodel: {device: auto}"),
-        ("acc.yaml", "use_cpu: false\n"),
-    ]);
-    assert_eq!(folder.load(&[], &[]).unwrap().config.model.device.to_string(), "auto");
 }
 
 #[test]
