@@ -8,8 +8,7 @@
 //! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
 use crate::counted::counts;
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
-use crate::entered::entered;
-use crate::{Device, cuda, memory};
+use crate::{Device, cuda, current, memory};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -92,7 +91,7 @@ pub(crate) fn checked<T>(result: Result<T>) -> T {
 impl Gpu {
     /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
     fn stream(&self) -> Arc<Stream> {
-        entered(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
+        current::stream(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
     }
 
     fn kernels(&self) -> MutexGuard<'_, Kernels> {
@@ -186,7 +185,7 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
 /// Within [`crate::Queue::run`]: products share one scratch.
 pub fn matmul(ordinal: u8, product: &Product) {
     if !counts(ordinal) {
-        assert!(entered(ordinal).is_none(), "products are on the stream of the ops");
+        assert!(current::stream(ordinal).is_none(), "products are on the stream of the ops");
         let gpu = gpu(ordinal);
         checked(gpu.blas(ordinal).and_then(|blas| blas.product(&gpu.stream, product)));
     }

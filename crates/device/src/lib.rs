@@ -8,7 +8,7 @@ pub mod away;
 mod buffer;
 mod counted;
 pub mod cuda;
-mod entered;
+mod current;
 pub mod gpu;
 mod late;
 pub mod memory;

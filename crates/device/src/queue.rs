@@ -9,8 +9,7 @@
 //!    behind the last use on any other.
 //! 3. [`Queue::cross`] does both for work that stands between two pieces of a thread's work.
 use super::cuda::{Event, Stream};
-use super::entered::{entered, within};
-use super::{Device, gpu};
+use super::{Device, current, gpu};
 use std::sync::Arc;
 use tunesmith_base::error::Result;
 
@@ -43,20 +42,20 @@ impl Queue {
 
     /// Does `work`, whose launches, copies and memory on this GPU are put on this queue as far as this thread asks for them.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        within(Some((self.ordinal, Arc::clone(&self.stream))), work)
+        current::within(Some((self.ordinal, Arc::clone(&self.stream))), work)
     }
 
     /// Does `work` on the stream of the ops, although this thread has entered a queue: memory that it takes is then given back
     /// in the order of the ops.
     pub fn leave<T>(work: impl FnOnce() -> T) -> T {
-        within(None, work)
+        current::within(None, work)
     }
 
     /// As [`Queue::run`], for work that comes after all that this thread's queue was asked for before, and before all that it is
     /// asked for later.
     pub fn cross<T>(&self, work: impl FnOnce() -> T) -> T {
         let device = Device::Cuda(self.ordinal);
-        if entered(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
+        if current::stream(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
             return work();
         }
         let before = Mark::here(device);
