@@ -140,7 +140,8 @@ impl<'a> Program<'a> {
         let (text, name) = (ended(self.source.text())?, ended(&format!("{}.cu", self.source.name()))?);
         let all = [("dev.cuh", HEADER)].into_iter().chain(self.source.headers.iter().copied());
         let files = all.map(|(name, text)| Ok((ended(name)?, ended(text)?))).collect::<Result<Vec<_>>>()?;
-        let (names, headers): (Vec<_>, Vec<_>) = files.iter().map(|(name, text)| (name.as_ptr(), text.as_ptr())).unzip();
+        let (names, headers): (Vec<_>, Vec<_>) =
+            files.iter().map(|(name, text)| (name.as_ptr(), text.as_ptr())).unzip();
         let count = files.len() as c_int;
         let mut handle: Handle = ptr::null_mut();
         // SAFETY: all are C strings, as many names as headers, and it writes one handle.
