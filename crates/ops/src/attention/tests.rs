@@ -35,7 +35,9 @@ impl Case {
     /// With operands that numbers of this type hold.
     fn rounded(mut self, number: Number) -> Self {
         for operand in [&mut self.q, &mut self.k, &mut self.v, &mut self.weight] {
-            operand.iter_mut().for_each(|x| *x = rounded(*x, number));
+            for x in operand {
+                *x = rounded(*x, number);
+            }
         }
         self
     }
