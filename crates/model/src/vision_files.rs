@@ -91,7 +91,7 @@ impl VisionFiles {
     pub fn read_bf16(&self, name: &str, count: usize) -> Result<Option<Vec<bf16>>> {
         let Some((files, stored)) = self.place(name) else { return Ok(None) };
         let mut values = vec![bf16::ZERO; count];
-        files.read_bf16_into(stored, &mut values)?;
+        files.read_bf16_to(stored, values.as_mut_slice().into())?;
         Ok(Some(values))
     }
 }

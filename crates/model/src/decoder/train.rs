@@ -10,7 +10,7 @@ use crate::vision::{Splice, Training, Vision};
 use std::time::Instant;
 use tunesmith_base::error::Result;
 use tunesmith_data::batch::Batch;
-use tunesmith_device::{Device, memory};
+use tunesmith_device::memory;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::dropout::key;
 use tunesmith_ops::noise;
