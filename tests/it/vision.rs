@@ -147,7 +147,9 @@ impl Run {
 
     fn batch(&self, rows: &[Value]) -> Batch {
         let mut batch = Batch::default();
-        rows.iter().for_each(|row| push(&mut batch, &self.json, row, &self.pictures, self.rows_of));
+        for row in rows {
+            push(&mut batch, &self.json, row, &self.pictures, self.rows_of);
+        }
         batch
     }
 
@@ -217,7 +219,7 @@ fn check_answers(name: &str, model: &Model, run: &Run) {
         }
         if whole && let Some(first) = batch.images.first() {
             let mut cache = model.cache_with_images(&batch.images).unwrap();
-            let cut = &batch.tokens[..first.runs[0].start + 1];
+            let cut = &batch.tokens[..=first.runs[0].start];
             let error = model.extend(&mut [(&mut cache, cut)]).unwrap_err();
             assert!(error.message().contains("inside of a picture"), "{error}");
         }

@@ -91,7 +91,7 @@ impl AdapterConfig {
         if self.tuning.mode == Mode::Lora {
             modules.for_each(|module| {
                 if !saved.contains(&module) {
-                    saved.push(module)
+                    saved.push(module);
                 }
             });
         }

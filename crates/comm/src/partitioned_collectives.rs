@@ -242,8 +242,8 @@ impl PartitionedCollectives {
                 engine.exchange(&sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>())?;
                 for ((piece, range), &start) in stretches[rank].iter().zip(starts) {
                     let others = arrived.slice(start..arrived.len());
-                    let values = all[*piece].values.reborrow().slice(range.clone());
-                    rank_sums::add_in_order(values, others, own, rank, size);
+                    let mut values = all[*piece].values.reborrow().slice(range.clone());
+                    rank_sums::add_in_order(&mut values, others, own, rank, size);
                 }
             }
             Ok(())

@@ -12,7 +12,7 @@ const THREADS: u32 = 256;
 ///
 /// # Panics
 /// If the numbers are not on one GPU, or `others` has fewer.
-pub(super) fn add_in_order(own: FloatsMut<'_>, others: Floats<'_>, stride: usize, rank: usize, size: usize) {
+pub(super) fn add_in_order(own: &mut FloatsMut<'_>, others: Floats<'_>, stride: usize, rank: usize, size: usize) {
     let Device::Cuda(ordinal) = own.device() else { panic!("numbers of a GPU") };
     let count = own.len();
     assert!(others.len() >= (size - 2) * stride + count && others.device() == own.device(), "numbers of every rank");
@@ -49,7 +49,7 @@ mod tests {
             let others = FloatBuffer::of(device, &others[..(size - 2) * stride + count]);
             let own: Vec<f32> = (0..count).map(|index| value(rank, index)).collect();
             let mut own = FloatBuffer::of(device, &own);
-            add_in_order(own.view_mut(), others.view(), stride, rank, size);
+            add_in_order(&mut own.view_mut(), others.view(), stride, rank, size);
             assert!(own.read() == expected, "rank {rank}");
         }
     }

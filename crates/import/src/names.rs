@@ -26,7 +26,7 @@ pub(super) fn device(import: &mut Import, key: &str, node: &Node) {
             import.put(key, "model.device", Node::Str(device), why);
         }
         None => {
-            import.unsupported(key, "a model is on one device; train.strategy: fsdp shares a large one among ranks")
+            import.unsupported(key, "a model is on one device; train.strategy: fsdp shares a large one among ranks");
         }
     }
 }

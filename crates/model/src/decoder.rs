@@ -105,7 +105,8 @@ impl Model {
         let Segments { embedding, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
         let trains_below = embedding.trains() || sees;
-        let mut blocks = Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
+        let mut blocks =
+            Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
         let [forward, mut backward] = blocks.route();
         // What is trained of encoder and connector is in the embedding's segment, and gathered again for its gradients.

@@ -71,8 +71,9 @@ impl VisionFiles {
         if let Some(&inputs) = self.inputs.get(module) {
             return stream.uniforms(1.0 / (inputs as f64).sqrt(), count);
         }
+        let last = name.rsplit('.').next();
         match name {
-            _ if name.ends_with(".bias") => vec![0.0; count],
+            _ if last == Some("bias") => vec![0.0; count],
             _ if name.ends_with("mm_soft_emb_norm.weight") => vec![0.0; count],
             _ if is_norm_or_bias(name) || name.ends_with(".lambda1") => vec![1.0; count],
             _ => stream.normals(self.initializer_range, count),

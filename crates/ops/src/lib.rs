@@ -49,7 +49,7 @@
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, or GELU by tanh |
-//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, ReLU |
+//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU` |
 //!
 //! | experts | |
 //! |---|---|

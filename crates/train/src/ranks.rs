@@ -192,7 +192,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
             };
             let say_once = |text: &str| {
                 if meeting.world.is_first() {
-                    say(text)
+                    say(text);
                 }
             };
             let carrier = agree(wish, &meeting, device, limits, &say_once)?;

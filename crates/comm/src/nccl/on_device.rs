@@ -1,7 +1,7 @@
 //! Operations on a GPU's memory: put on the communicator's queue, and watched.
 use std::ops::Range;
 
-use super::library::{BYTES, Code, Comm, Functions, SUCCESS};
+use super::library::{BYTES, Code, Comm, Functions};
 use super::link::{Operation, Vigil, Why};
 use super::{Nccl, PAUSE, worst};
 use crate::on_device::{OnDevice, Transfer};
@@ -76,14 +76,14 @@ impl OnDevice for Nccl {
                 if let Some((start, length)) = even(parts) {
                     let all = address + start as u64;
                     let own = all + (rank * length) as u64;
-                    // SAFETY: the caller says that there is memory for all parts, which lie end to end and have `length` bytes
-                    // each; it lives until the queue has done this. Each rank's own part is in its place, as NCCL wants it.
-                    codes.push(match length {
-                        0 => SUCCESS,
-                        _ => unsafe {
+                    if length > 0 {
+                        // SAFETY: the caller says that there is memory for all parts, which lie end to end and have `length`
+                        // bytes each; it lives until the queue has done this. Each rank's own part is in its place, as NCCL
+                        // wants it.
+                        codes.push(unsafe {
                             (functions.all_gather)(own as *const _, all as *mut _, length, BYTES, comm, stream)
-                        },
-                    });
+                        });
+                    }
                     continue;
                 }
                 for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {

@@ -58,7 +58,7 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
-    encoder.prefix = TOWER.to_owned();
+    TOWER.clone_into(&mut encoder.prefix);
     let key = "vision_feature_layer";
     let index = match source.get(key) {
         None => -2,
@@ -85,7 +85,7 @@ fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("siglip_vision_model"))?;
-    encoder.prefix = TOWER.to_owned();
+    TOWER.clone_into(&mut encoder.prefix);
     let tokens = source.size("mm_tokens_per_image", Some(256))?;
     let side = tokens.isqrt();
     let patches = encoder.grid[0];
@@ -103,7 +103,7 @@ fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
 
 fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&inner(source, "vision_config")?, Some("idefics3_vision"))?;
-    encoder.prefix = "model.vision_model.".to_owned();
+    "model.vision_model.".clone_into(&mut encoder.prefix);
     let factor = source.size_up_to("scale_factor", Some(2), 64)?;
     if !encoder.grid[0].is_multiple_of(factor) {
         return Err(source.mismatch("scale_factor", &format!("a divisor of {} patches a side", encoder.grid[0])));
@@ -147,7 +147,7 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
         None => source,
     };
     let mut encoder = encoder(&part, None)?;
-    encoder.prefix = TOWER.to_owned();
+    TOWER.clone_into(&mut encoder.prefix);
     if let Some(index) = pairing.feature_layer {
         encoder.feature = feature_layer(&part, "num_hidden_layers", index, &encoder)?;
     }

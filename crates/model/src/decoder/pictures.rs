@@ -86,7 +86,7 @@ impl Model {
     /// Puts the rows of pictures into the stream; gives what their backward needs, where something is trained.
     pub(super) fn place(&self, x: Activation, seen: Option<Seen>, splice: &Splice) -> (Activation, Option<Trace>) {
         let Some(Seen { features, trace }) = seen else { return (x, None) };
-        let trains = self.vision.as_ref().is_some_and(|vision| vision.trains());
+        let trains = self.vision.as_ref().is_some_and(super::super::vision::Vision::trains);
         (splice.put(&x, &features), trains.then_some(trace))
     }
 

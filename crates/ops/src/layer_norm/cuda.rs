@@ -26,7 +26,13 @@ pub(super) fn backward(
     add: bool,
 ) {
     let args = [x.into(), stats.into(), weight.into(), dh.into(), dx.into(), add.into(), Arg::count(x.features())];
-    cuda::launch(x.device(), KERNELS.same(&[x, dh, dx]), "layer_norm_backward", Grid::rows(x.tokens(), x.features()), &args);
+    cuda::launch(
+        x.device(),
+        KERNELS.same(&[x, dh, dx]),
+        "layer_norm_backward",
+        Grid::rows(x.tokens(), x.features()),
+        &args,
+    );
 }
 
 pub(super) fn backward_weight(x: &Activation, stats: &Activation, dh: &Activation, dw: FloatsMut<'_>) {

@@ -20,14 +20,14 @@ unsafe fn normal_cdf<S: Simd>(x: S::V) -> S::V {
         let mut p = S::splat(0.170_872_77);
         for factor in [
             -0.822_152_23,
-            1.488_515_87,
-            -1.135_203_98,
+            1.488_515_9,
+            -1.135_204,
             0.278_868_07,
             -0.186_288_06,
             0.096_784_18,
             0.374_091_96,
-            1.000_023_68,
-            -1.265_512_23,
+            1.000_023_7,
+            -1.265_512_2,
         ] {
             p = S::fma(p, t, S::splat(factor));
         }
@@ -49,7 +49,7 @@ unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
                 let cdf = normal_cdf::<S>(x);
                 // The density e^(-x^2/2) / sqrt(2 pi).
                 let density = S::exp(S::mul(S::mul(x, x), S::splat(-0.5)));
-                let density = S::mul(density, S::splat(0.398_942_28));
+                let density = S::mul(density, S::splat(0.398_942_3));
                 (S::mul(x, cdf), S::fma(x, density, cdf))
             }
             Function::GeluTanh => of_gate::<S>(Gate::GeluTanh, x),

@@ -8,7 +8,7 @@ pub(super) static FAMILY: EncoderFamily =
 fn read(source: &Source<'_>) -> Result<Encoder> {
     let defaults =
         Defaults { sizes: [768, 12, 12, 224, 32], intermediate_size: 3072, activation: "quick_gelu", eps: 1e-5 };
-    let encoder = encoder(source, "clip_vision_model", CLIP_NAMES, &defaults)?;
+    let encoder = encoder(source, "clip_vision_model", &CLIP_NAMES, &defaults)?;
     // The last norm is on the class token alone.
     let feature = Feature { final_norm: false, ..encoder.feature };
     Ok(Encoder { class_token: true, patch_bias: false, pre_norm: true, feature, ..encoder })

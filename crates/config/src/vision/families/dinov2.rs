@@ -43,7 +43,7 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
         ("dinov2", 0)
     };
     let defaults = Defaults { sizes: [768, 12, 12, 224, 14], intermediate_size: 3072, activation: "gelu", eps: 1e-6 };
-    let encoder = encoder(source, family, NAMES, &defaults)?;
+    let encoder = encoder(source, family, &NAMES, &defaults)?;
     let ratio = source.size_up_to("mlp_ratio", Some(4), 64)?;
     let intermediate_size = encoder.hidden_size * ratio;
     let qkv_bias = source.flag("qkv_bias", true)?;

@@ -16,6 +16,6 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
         activation: "gelu_pytorch_tanh",
         eps: 1e-6,
     };
-    let encoder = encoder(source, "idefics3_vision", CLIP_NAMES, &defaults)?;
+    let encoder = encoder(source, "idefics3_vision", &CLIP_NAMES, &defaults)?;
     Ok(Encoder { interpolation: Interpolation::Nearest, ..encoder })
 }

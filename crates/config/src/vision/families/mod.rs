@@ -40,7 +40,12 @@ const MOST: usize = 4096;
 
 /// The encoder that the shared keys describe, without class token, norm before the blocks, or layer scale; its output is that
 /// after the last norm.
-pub(super) fn encoder(source: &Source<'_>, family: &'static str, names: Names, defaults: &Defaults) -> Result<Encoder> {
+pub(super) fn encoder(
+    source: &Source<'_>,
+    family: &'static str,
+    names: &Names,
+    defaults: &Defaults,
+) -> Result<Encoder> {
     let [hidden, layers, heads, image, patch] = defaults.sizes;
     let hidden_size = source.size("hidden_size", Some(hidden))?;
     let num_heads = source.size("num_attention_heads", Some(heads))?;
@@ -66,7 +71,7 @@ pub(super) fn encoder(source: &Source<'_>, family: &'static str, names: Names, d
     Ok(Encoder {
         family,
         prefix: String::new(),
-        names,
+        names: *names,
         hidden_size,
         intermediate_size: source.size("intermediate_size", Some(defaults.intermediate_size))?,
         num_hidden_layers,

@@ -12,5 +12,5 @@ pub(super) static FAMILY: EncoderFamily = EncoderFamily {
 fn read(source: &Source<'_>) -> Result<Encoder> {
     let defaults =
         Defaults { sizes: [768, 12, 12, 224, 16], intermediate_size: 3072, activation: "gelu_pytorch_tanh", eps: 1e-6 };
-    encoder(source, "siglip_vision_model", CLIP_NAMES, &defaults)
+    encoder(source, "siglip_vision_model", &CLIP_NAMES, &defaults)
 }

@@ -33,6 +33,6 @@ const NAMES: Names = Names {
 
 fn read(source: &Source<'_>) -> Result<Encoder> {
     let defaults = Defaults { sizes: [768, 12, 12, 224, 16], intermediate_size: 3072, activation: "gelu", eps: 1e-12 };
-    let encoder = encoder(source, "vit", NAMES, &defaults)?;
+    let encoder = encoder(source, "vit", &NAMES, &defaults)?;
     Ok(Encoder { class_token: true, qkv_bias: source.flag("qkv_bias", true)?, ..encoder })
 }
