@@ -132,7 +132,7 @@ impl Vision {
                 return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
             }
             if rows != found {
-                return Err(Error::data(format!("a picture takes {rows} rows, and {found} stand for it"))
+                return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
                     .hint("the processor's files and config.json must belong to one model"));
             }
             for run in &image.runs {
