@@ -276,6 +276,9 @@ section! {
         /// On a GPU: what blocks keep for the backward pass waits in the host's memory, and is moved beside the computation
         /// (`docs/gpu.md`). Results are the same to the bit.
         activation_offloading: bool = false;
+        /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
+        /// (`docs/gpu.md`). Results are the same to the bit. On the CPU it is there anyway.
+        offload_optimizer: bool = false;
         /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
         /// part. On a GPU there is no limit unless one is set here.
@@ -321,12 +324,16 @@ section! {
         early_stopping_patience: usize = 0;
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. Matrix
-        /// products are computed in float32.
+        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. The CPU
+        /// computes products in float32. A GPU keeps all activations in bfloat16 and multiplies them on its tensor cores.
         bf16: bool = false;
         /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is
-        /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped.
+        /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped. A
+        /// GPU keeps all activations in float16 and multiplies them on its tensor cores.
         fp16: bool = false;
+        /// Let a GPU round the float32 operands of products to TF32 (10 bits of fraction), for its tensor cores. Sums stay in
+        /// float32. The CPU does not.
+        tf32: bool = false;
         /// Type of gradients between the passes of a step and its update. `bfloat16` halves their memory, which matters where all
         /// weights are trained.
         grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];

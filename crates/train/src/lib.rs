@@ -15,6 +15,7 @@ mod load;
 mod lock;
 pub mod memory_check;
 pub mod memory_prediction;
+mod meta_engine;
 pub mod micro_batches;
 mod model_source;
 mod options;

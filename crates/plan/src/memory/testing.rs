@@ -61,8 +61,8 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         base: Base {
             matrices: Storage::Bf16,
             quantized: None,
-            quantized_tensors: BTreeSet::new(),
-            wide: BTreeSet::new(),
+            quantized_tensors: Arc::default(),
+            wide: Arc::default(),
             through_f32: false,
         },
         optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },
