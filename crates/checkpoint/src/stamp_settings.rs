@@ -70,6 +70,7 @@ mod tests {
         "model.dtype",
         "train.bf16",
         "train.fp16",
+        "train.tf32",
         // In `train.learning_rate` and the warm-up, which are compared as they are used.
         "train.lr_scaling",
         "train.lr_scaling_batch",
@@ -124,6 +125,8 @@ mod tests {
         "train.max_steps",
         "train.eval_batch_size",
         "train.gradient_checkpointing",
+        "train.activation_offloading",
+        "train.offload_optimizer",
         "train.effective_batch",
         "train.target_tokens_per_device_step",
         "train.memory_budget",
