@@ -361,7 +361,7 @@ classify-check *ARGS: _build
 crash-test *ARGS:
     cargo test --locked --test it -- run::crash:: run::power:: --ignored --nocapture --test-threads 1 "$@"
 
-# check the GPU's kernels without a GPU: NVIDIA's compiler, threads in other orders, AddressSanitizer (some minutes; needs g++ and python3)
+# check the GPU's kernels without a GPU: NVIDIA's compiler, threads in other orders, AddressSanitizer, ThreadSanitizer (some minutes; needs g++ and python3)
 [group('develop')]
 [no-exit-message]
 @kernel-check:

@@ -41,7 +41,9 @@ impl<T: Element> Pinned<T> {
     pub(crate) fn zeros(ordinal: u8, len: usize) -> Self {
         let mut place = gpu::pinned(ordinal, len * size_of::<T>());
         // It may have been used before.
-        place.iter_mut().for_each(|place| place.as_mut_slice().fill(0));
+        if let Some(part) = &mut place {
+            part.as_mut_slice().fill(0);
+        }
         Self { ordinal, len, place, copied: Mutex::default(), of: PhantomData }
     }
 

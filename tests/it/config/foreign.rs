@@ -129,7 +129,7 @@ fn a_file_of_deepspeed_becomes_settings_with_their_places() {
     assert_eq!(outcome("steps_per_print"), Outcome::NotNeeded);
     assert_eq!(outcome("zero_optimization.allgather_bucket_size"), Outcome::NotNeeded);
     assert_eq!(outcome("zero_optimization.overlap_comm"), Outcome::Same);
-    assert_eq!(outcome("zero_optimization.offload_optimizer.device"), Outcome::Changed);
+    assert_eq!(outcome("zero_optimization.offload_optimizer.device"), Outcome::Taken);
     assert_eq!(value(&resolved, "train.offload_optimizer"), true);
     assert_eq!(outcome("flops_profiler"), Outcome::Same);
     assert_eq!(resolved.notes.len(), 3, "{:?}", resolved.notes);

@@ -14,6 +14,8 @@ const TRUE: &[Scalar] = &[Bool(true)];
 const OFF: &[Scalar] = &[];
 const ONE: &[Scalar] = &[Str("1")];
 const HOST: &str = "nothing is moved: everything stays where the model is computed";
+/// What `train.offload_optimizer` does without settings.
+const PINNED: &str = "tunesmith pins host memory, and overlaps copies with the update, by itself";
 const DISK: &str = "this version does not offload to disk";
 const QUANTIZED: &str =
     "ranks exchange values unquantized; model.quantization quantizes frozen weights, also between ranks";
@@ -120,7 +122,7 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.offload_optimizer.buffer_count" | "zero_optimization.offload_optimizer.pin_memory"
     | "zero_optimization.offload_optimizer.pipeline_read" | "zero_optimization.offload_optimizer.pipeline_write"
     | "zero_optimization.offload_optimizer.fast_init" | "zero_optimization.offload_optimizer.ratio"
-    | "zero_optimization.offload_optimizer.super_offload" => NotNeeded(HOST),
+    | "zero_optimization.offload_optimizer.super_offload" => NotNeeded(PINNED),
     "zero_optimization.offload_optimizer.cpuadam_cores_perc" => NotNeeded("train.num_threads says how many threads a rank has"),
     "zero_optimization.cpu_offload" => To("train.offload_optimizer"),
     "zero_optimization.cpu_offload_param" | "zero_optimization.cpu_offload_use_pin_memory" => NotNeeded(HOST),

@@ -1,6 +1,5 @@
 //! A shape and a job for tests, with an engine that counts a fixed number of buffers.
 use super::*;
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use tunesmith_config::arch::Arch;
