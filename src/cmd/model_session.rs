@@ -296,6 +296,7 @@ impl ModelSession {
                 }
             }
             Row::Completion { prompt, .. } | Row::Text(prompt) => self.plain(&prompt),
+            Row::Caption { .. } => Err(Error::data("the row has a picture, expected text")),
             Row::Tokens { .. } | Row::Labeled { .. } => Err(Error::data("the row is tokenized, expected text")),
         }
     }

@@ -1,14 +1,18 @@
 //! Turns a row into token ids and labels. Labels come from byte ranges of the text, never from a search for token ids.
 //! So `pad_token = eos_token` and repeated tokens cannot confuse them.
+mod captions;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use super::batch::{Example, IGNORE};
 use super::bounded_tokenizer::Encoded;
 use super::classification_rows::ClassifierInput;
 use super::mask;
 use super::messages::Conversation;
+use super::pictures::{Pictures, Shown};
 use super::report::Notes;
 use super::row::Row;
 use super::template::ChatTemplate;
@@ -63,12 +67,14 @@ pub(super) enum Outcome {
     Kept {
         /// One example for each rendering of a conversation; one for any other row.
         examples: Vec<Example>,
+        /// The pictures that each example shows.
+        pictures: Vec<Shown>,
         /// Whether an example was truncated, or one of several was left out as too long.
         truncated: bool,
         /// Whether `max_turn_growth` leaves out the first turns of a conversation.
         limited: bool,
     },
-    /// Left out: longer than the limit, and `truncation: drop`.
+    /// Left out: longer than the limit with `truncation: drop`, or with `left`, which would cut a picture.
     TooLong,
     /// Left out: shorter than `min_length`.
     BelowMinimum,
@@ -92,6 +98,7 @@ struct TokenizedRow {
     /// Whether `max_turn_growth` leaves out first turns.
     limited: bool,
     notes: Notes,
+    pictures: Vec<Shown>,
 }
 
 /// Turns rows into examples. Many threads use one encoder.
@@ -105,6 +112,8 @@ pub(super) struct Encoder {
     pub options: EncodeOptions,
     /// The number of each class; empty unless the task is a classification.
     pub labels: BTreeMap<String, i32>,
+    /// Reads the pictures of rows; `None` for a model that sees none.
+    pub pictures: Option<Arc<dyn Pictures>>,
 }
 
 impl Encoder {
@@ -172,6 +181,7 @@ impl Encoder {
                 let labels = input_ids.iter().zip(added).map(label).collect();
                 self.with_eos(Example { input_ids, labels })?
             }
+            Row::Caption { image, captions } => return self.captions(image, &captions),
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { input, .. } => {
                 let input_ids;
@@ -285,7 +295,12 @@ impl Encoder {
     }
 
     fn cut(&self, row: TokenizedRow, cut_later: bool, target: Option<i32>) -> Outcome {
-        let TokenizedRow { examples, longest, mut truncated, limited, .. } = row;
+        let TokenizedRow { examples, longest, mut truncated, limited, pictures, .. } = row;
+        let leaves_out = match self.options.truncation {
+            Truncation::Drop => true,
+            Truncation::Left => !pictures.is_empty(),
+            Truncation::Right | Truncation::Split => false,
+        };
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
@@ -293,7 +308,11 @@ impl Encoder {
             return Outcome::AboveMaximum;
         }
         truncated |= !cut_later && examples.iter().any(|example| self.is_too_long(example));
-        let shortened = |example| if cut_later { Some(example) } else { self.shortened(example) };
+        let shortened = |example: Example| match cut_later {
+            true => Some(example),
+            false if leaves_out && self.is_too_long(&example) => None,
+            false => self.shortened(example),
+        };
         let targeted = |mut example: Example| {
             example.labels.extend(target);
             example
@@ -301,9 +320,9 @@ impl Encoder {
         let examples = examples.into_iter().filter_map(shortened).map(targeted);
         let examples: Vec<Example> = examples.filter(|example| example.label_tokens() > 0).collect();
         match examples.is_empty() {
-            true if truncated && self.options.truncation == Truncation::Drop => Outcome::TooLong,
+            true if truncated && leaves_out => Outcome::TooLong,
             true => Outcome::Unlabeled { truncated },
-            false => Outcome::Kept { examples, truncated, limited },
+            false => Outcome::Kept { examples, pictures, truncated, limited },
         }
     }
 }

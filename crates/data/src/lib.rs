@@ -4,7 +4,7 @@
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)
 //!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
 //! load: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
-//!   -> pack, sampler -> batch (read from disk)
+//!   -> pack, sampler -> batch (read from disk; pictures are read when a batch needs them)
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 //!
@@ -38,6 +38,7 @@ mod model_files;
 pub mod numbers;
 pub mod pack;
 mod parsed_row;
+mod pictures;
 pub mod process;
 mod progress;
 mod python_text;
@@ -67,7 +68,9 @@ pub use batch::{Batch, Example, IGNORE};
 pub use dataset::Dataset;
 pub use inputs::named as named_inputs;
 pub use load::load;
+pub use load::load_with_pictures;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
+pub use pictures::{Pictures, Shown};
 pub use progress::{Progress, Silent};
 pub use report::{Counts, Report};
 pub use row_pass::threads;

@@ -8,6 +8,7 @@ use super::dataset::{Dataset, ValidationCache, data_seed};
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::inputs::{Input, Inputs};
 use super::parsed_row::Parsed;
+use super::pictures::Pictures;
 use super::progress::Progress;
 use super::report::{Counts, Report, Share};
 use super::row::Form;
@@ -29,8 +30,27 @@ use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
 /// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
 /// template.
 pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
+    load_with_pictures(config, model_dir, vocab_size, progress, None)
+}
+
+/// As [`load`]; with `pictures`, which reads them, every row is a picture with its caption.
+///
+/// # Errors
+/// Those of [`load`] and of `pictures`.
+pub fn load_with_pictures(
+    config: &Config,
+    model_dir: &Path,
+    vocab_size: usize,
+    progress: &dyn Progress,
+    pictures: Option<Arc<dyn Pictures>>,
+) -> Result<Dataset> {
     let data = &config.data;
-    let inputs = Inputs::of(config)?;
+    let mut inputs = Inputs::of(config)?;
+    if pictures.is_some() {
+        for input in inputs.train.iter_mut().chain(&mut inputs.validation).chain(&mut inputs.test) {
+            input.format = Some(Form::Captions);
+        }
+    }
     let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
     let date = data.template_date.as_deref().map(strftime::parse_date).transpose()?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
@@ -55,7 +75,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
     let loader = Loader {
-        encoder: Encoder { tokenizer, template, options, labels: numbers },
+        encoder: Encoder { tokenizer, template, options, labels: numbers, pictures: pictures.clone() },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
         cache_dir: data.cache_dir.clone().or_else(tunesmith_base::files::user_cache),
@@ -122,6 +142,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     };
     for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
         split.class_weights = labels::weights(&classes);
+        split.pictures = pictures.clone();
     }
 
     let mut hasher = blake3::Hasher::new();
@@ -295,13 +316,14 @@ impl Loader<'_> {
             counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { examples, truncated, limited } => {
+                Outcome::Kept { examples, pictures, truncated, limited } => {
+                    if examples.len() > 1 {
+                        counts.turns.add_row(examples.iter().map(|example| example.input_ids.len()), &pictures);
+                    }
+                    writer.show(pictures);
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);
-                    if examples.len() > 1 {
-                        counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
-                    }
                     if limited {
                         counts.turns.limited.add(place);
                     }
@@ -366,6 +388,9 @@ impl Loader<'_> {
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
         hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
+        if let Some(pictures) = &self.encoder.pictures {
+            hasher.update(pictures.key().as_bytes());
+        }
         source::hash_files(&input.paths, &mut hasher)?;
         Ok(hasher.finalize())
     }

@@ -112,7 +112,7 @@ fn of_input(input: &Input) -> Option<Question> {
             Some(Question { system: None, question, chat: false })
         }
         Row::Text(text) => Some(Question { system: None, question: opening(&text), chat: false }),
-        Row::Tokens { .. } => None,
+        Row::Tokens { .. } | Row::Caption { .. } => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The data report: how many rows were used, cut or left out, and where the first of them are.
 use std::collections::BTreeMap;
 
+use super::pictures::Shown;
 use serde::{Deserialize, Serialize};
 use tunesmith_base::words::count;
 
@@ -51,7 +52,7 @@ pub struct RenderingCounts {
     pub tokens: u64,
     /// The tokens of the longest rendering of each row, added up: about what one rendering per row would take.
     pub tokens_once: u64,
-    /// The tokens of the longest rendering of any row.
+    /// The tokens of the longest rendering of any row, or of the longest example of a picture with several captions.
     pub longest: u64,
     /// Rows whose first turns are not trained on, because `data.max_turn_growth` limits the tokens.
     pub limited: NamedRows,
@@ -66,6 +67,15 @@ impl RenderingCounts {
         self.tokens += all;
         self.tokens_once += longest;
         self.longest = self.longest.max(longest);
+    }
+
+    /// Counts a row of several examples: renderings, unless they are the captions of a picture.
+    pub(super) fn add_row(&mut self, lengths: impl Iterator<Item = usize> + Clone, pictures: &[Shown]) {
+        if pictures.is_empty() {
+            self.add(lengths);
+        } else {
+            self.longest = self.longest.max(lengths.max().unwrap_or(0) as u64);
+        }
     }
 
     fn merge(&mut self, other: &Self) {

@@ -46,6 +46,8 @@ macro_rules! forms {
             $( #[doc = $doc] $name, )+
             /// `{text, label}`: every row of a classification or regression, and no other row
             Labeled,
+            /// `{image, caption}`: every row of a model that describes pictures without a chat template, and no other row
+            Captions,
         }
 
         impl Form {
@@ -65,6 +67,7 @@ macro_rules! forms {
                 match self {
                     $( Self::$name => $word, )+
                     Self::Labeled => "labeled",
+                    Self::Captions => "captions",
                 }
             }
 
@@ -72,12 +75,15 @@ macro_rules! forms {
                 match self {
                     $( Self::$name => &$module::SHAPE, )+
                     Self::Labeled => &LABELED,
+                    Self::Captions => &captions::SHAPE,
                 }
             }
         }
     };
 }
 tunesmith_base::registry::row_forms!(forms);
+
+mod captions;
 
 /// Every row fits, so that the parser can name the field that is missing.
 const LABELED: Shape =
@@ -130,6 +136,13 @@ pub enum Row {
         input_ids: Vec<u32>,
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
+    },
+    /// A picture and its captions, each an example of its own: the picture's rows, the caption, EOS.
+    Caption {
+        /// The picture's file, as the row names it.
+        image: String,
+        /// At least one.
+        captions: Vec<String>,
     },
     /// A text or conversation with one label.
     Labeled {
@@ -185,6 +198,7 @@ impl Row {
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
+            Self::Caption { image, captions } => json!({ "image": image, "caption": captions }),
             Self::Labeled { input, label } => {
                 let mut row = input.into_json();
                 row["label"] = label.into();
@@ -228,6 +242,10 @@ impl Row {
                 add_words(completion, &mut words);
             }
             Self::Text(text) => add_words(text, &mut words),
+            Self::Caption { image, captions } => {
+                add_words(image, &mut words);
+                captions.iter().for_each(|caption| add_words(caption, &mut words));
+            }
             Self::Tokens { input_ids, .. } => words.extend(input_ids.iter().map(|&id| u64::from(id) + 1)),
         }
         words
@@ -257,7 +275,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
             asked.map_or_else(String::new, |turn| content_text(&turn["content"]))
         }
         (None, Row::Completion { prompt, .. }) => prompt,
-        (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
+        (None, Row::Text(_) | Row::Tokens { .. } | Row::Caption { .. } | Row::Labeled { .. }) => String::new(),
     })
 }
 

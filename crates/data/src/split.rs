@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::batch::{Batch, Example, IGNORE};
+use super::batch::{Batch, Example, IGNORE, ImageRows};
+use super::pictures::{Pictures, Shown};
 use super::report::Counts;
 use super::rng::shuffle;
 use super::sampler::Step;
@@ -34,6 +35,8 @@ pub struct Split {
     pub(super) class_weights: Option<Arc<[f32]>>,
     /// The tokens per piece; `None` if rows are not cut.
     pub(super) piece_tokens: Option<usize>,
+    /// Reads the pictures of rows; `None` without pictures.
+    pub(super) pictures: Option<Arc<dyn Pictures>>,
 }
 
 impl Split {
@@ -57,7 +60,7 @@ impl Split {
             .iter()
             .zip(0..)
             .flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row, piece: 0 }));
-        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
+        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None, pictures: None }
     }
 
     /// The number of examples. A row that is cut has several.
@@ -217,23 +220,57 @@ impl Split {
         Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
+    /// Whether an example shows a picture.
+    pub fn shows(&self, index: usize) -> bool {
+        let (set, row) = self.at(index);
+        !set.pictures(row).is_empty()
+    }
+
+    /// The files of the pictures that an example shows, as its row names them.
+    pub fn picture_files(&self, index: usize) -> Vec<&str> {
+        let (set, row) = self.at(index);
+        set.pictures(row).iter().map(|shown| shown.file.as_str()).collect()
+    }
+
+    /// Reads the pictures of examples, on all threads. Their rows are counted from the first token of the example.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read, or has changed since its rows were counted.
+    pub fn images(&self, indices: &[usize]) -> Result<Vec<Vec<ImageRows>>> {
+        let Some(pictures) = &self.pictures else { return Ok(vec![Vec::new(); indices.len()]) };
+        let of = |&index: &usize| {
+            let (set, row) = self.at(index);
+            let read = |shown: &Shown| {
+                let pixels = pictures.pixels(&shown.file)?;
+                Ok(ImageRows { runs: shown.runs.clone(), pixels })
+            };
+            set.pictures(row).iter().map(read).collect()
+        };
+        indices.par_iter().map(of).collect()
+    }
+
     /// Reads examples into one batch.
     ///
     /// # Errors
     /// As [`Self::example`].
     pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
-        for index in indices {
+        let indices: Vec<usize> = indices.into_iter().collect();
+        let images = self.images(&indices)?;
+        for (index, images) in indices.into_iter().zip(images) {
             let (examples, weight) = self.sequences(index)?;
             for example in &examples {
-                self.push(&mut batch, example, weight);
+                self.push(&mut batch, example, weight, &images);
             }
         }
         Ok(batch)
     }
 
-    /// Appends a sequence to a batch. `weight` is the factor of its row's loss; the class weight multiplies it.
-    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32) {
+    /// Appends a sequence and its pictures to a batch. `weight` is the factor of its row's loss; the class weight
+    /// multiplies it.
+    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32, images: &[ImageRows]) {
+        let first = batch.tokens.len();
+        batch.images.extend(images.iter().map(|image| image.moved(first)));
         batch.push(&example.input_ids, &example.labels);
         let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
         let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
@@ -304,7 +341,13 @@ impl Split {
         indices.into_iter().for_each(|index| moves[index as usize] = true);
         let mut moves = moves.into_iter();
         let taken = self.rows.extract_if(.., |_| moves.next() == Some(true)).collect();
-        Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
+        Self {
+            sets: self.sets.clone(),
+            rows: taken,
+            class_weights: None,
+            piece_tokens: self.piece_tokens,
+            pictures: self.pictures.clone(),
+        }
     }
 
     /// Hashes the content of the sets, and which rows are in this split.
@@ -312,6 +355,9 @@ impl Split {
         hasher.update(&(self.sets.len() as u64).to_le_bytes());
         for set in &self.sets {
             hasher.update(set.content().as_bytes());
+            for (row, pictures) in set.all_pictures() {
+                hasher.update(format!("{row} {pictures:?}").as_bytes());
+            }
         }
         hasher.update(&(self.len() as u64).to_le_bytes());
         for piece in self.rows.chunks(1 << 14) {

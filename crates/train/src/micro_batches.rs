@@ -34,7 +34,8 @@ pub(crate) fn batches_of_rank(
             continue;
         }
         let mut batch = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
-        for example in examples() {
+        let indices: Vec<usize> = examples().collect();
+        for (&example, images) in indices.iter().zip(split.images(&indices)?) {
             let (sequences, weight) = split.sequences(example)?;
             for sequence in &sequences {
                 let tokens = batch.tokens.len();
@@ -43,7 +44,7 @@ pub(crate) fn batches_of_rank(
                     let next = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
                     batches.push(std::mem::replace(&mut batch, next));
                 }
-                split.push(&mut batch, sequence, weight);
+                split.push(&mut batch, sequence, weight, &images);
             }
         }
         first_row += batch.tokens.len() as u64;

@@ -9,6 +9,7 @@ mod connector;
 mod encoder;
 mod families;
 mod models;
+mod processing;
 mod tensors;
 
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use tunesmith_base::error::Result;
 
 pub use connector::{Connector, ConnectorKind, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+pub use processing::{Backend, Processing, Resample, Size};
 pub use families::{ENCODERS, EncoderFamily};
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
