@@ -5,7 +5,8 @@ use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init, LossOn,
+    Backend, BadImages, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format,
+    GradDtype, ImageBackend, Init, LossOn,
     LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
     Strategy, Task, Truncation,
 };
@@ -23,6 +24,8 @@ pub struct Config {
     pub top: TopConfig,
     /// The base model: section `model`.
     pub model: ModelConfig,
+    /// How it sees pictures: section `vision`.
+    pub vision: VisionConfig,
     /// What is trained: section `tuning`.
     pub tuning: TuningConfig,
     /// Optimization, checkpoints and ranks: section `train`.
@@ -78,6 +81,7 @@ macro_rules! places {
 places! {
     TOP: TopConfig = top;
     MODEL: ModelConfig = model;
+    VISION: VisionConfig = vision;
     TUNING: TuningConfig = tuning;
     FREEZE: FreezeConfig = tuning.freeze;
     TRAIN: TrainConfig = train;
@@ -130,6 +134,33 @@ section! {
     }
 }
 
+section! {
+    /// How a model sees pictures (`docs/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// with one.
+    VisionConfig = "vision" {
+        /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
+        load: Option<bool> = None;
+        /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. In front of a caption stand the
+        /// rows of its picture.
+        encoder: Option<String> = None;
+        /// The branch, tag or commit of an encoder on the hub (`null`: `main`).
+        revision: Option<String> = None;
+        /// With `encoder`: what stands between it and the model. Its weights are drawn from the seed.
+        connector: ConnectorChoice = ConnectorChoice::Linear;
+        /// With `connector: mlp`: the width between its two modules (`null`: the model's).
+        connector_hidden_size: Option<usize> = None, range Range::within(1.0, 1_048_576.0);
+        /// With `connector: mlp`: the share of values between its modules that is zeroed in training.
+        connector_dropout: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// With `encoder`: which of its `hidden_states` the connector reads, such as -2 (`null`: the last one, after the norm).
+        feature_layer: Option<i64> = None;
+        /// With `encoder`: the token that stands for a picture in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
+        /// it, pictures stand in front of captions only.
+        image_token: Option<String> = None;
+        /// Whose rounding resizing has.
+        backend: ImageBackend = ImageBackend::Torchvision;
+    }
+}
+
 macro_rules! tuning {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         section! {
@@ -147,6 +178,16 @@ macro_rules! tuning {
                 /// Tokens to add to the tokenizer. Embedding and head get a row for each. The row starts as the mean of all rows
                 /// and is trained.
                 new_tokens: Vec<String> = Vec::new();
+                /// Keep the image encoder as it is.
+                freeze_vision: bool = true, aliases ["freeze_vision_tower", "freeze_vit"];
+                /// Keep the connector between image encoder and model as it is (`null`: only if the model's files have it).
+                freeze_connector: Option<bool> = None, aliases ["freeze_multi_modal_projector", "freeze_aligner"];
+                /// Keep the language model as it is, whatever `mode` says; only connector and encoder are trained.
+                freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
+                /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
+                vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
+                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`.
+                vision_target_modules: Vec<String> = Vec::new();
             }
             nested {
                 $(
@@ -174,7 +215,7 @@ macro_rules! tuning {
 
         /// Every section with its keys.
         pub(crate) static SECTIONS: &[&Section] = &[
-            &TOP, &MODEL, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+            &TOP, &MODEL, &VISION, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };
 }
@@ -400,6 +441,10 @@ section! {
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
+        /// The folder that names of pictures in rows are relative to (`null`: that of the first training file). Names may not lead out of it.
+        image_dir: Option<PathBuf> = None, aliases ["media_dir"];
+        /// What happens to rows with a picture that cannot be read.
+        bad_images: BadImages = BadImages::Refuse;
         /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
         /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.
         datasets: Vec<DatasetSpec> = Vec::new();

@@ -11,7 +11,7 @@ use super::parsed_row::Parsed;
 use super::pictures::Pictures;
 use super::progress::Progress;
 use super::report::{Counts, Report, Share};
-use super::row::Form;
+use super::row::{Form, Row};
 use super::row_pass::{Walker, threads};
 use super::source::{self, RawRow};
 use super::split::Split;
@@ -22,22 +22,14 @@ use super::{contamination, dedupe, labels, mix, strftime};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
+use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncation};
 
 /// Reads and tokenizes all data of a configuration. All token ids must be below `vocab_size`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
 /// template.
-pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
-    load_with_pictures(config, model_dir, vocab_size, progress, None)
-}
-
-/// As [`load`]; with `pictures`, which reads them, every row is a picture with its caption.
-///
-/// # Errors
-/// Those of [`load`] and of `pictures`.
-pub fn load_with_pictures(
+pub fn load(
     config: &Config,
     model_dir: &Path,
     vocab_size: usize,
@@ -45,12 +37,7 @@ pub fn load_with_pictures(
     pictures: Option<Arc<dyn Pictures>>,
 ) -> Result<Dataset> {
     let data = &config.data;
-    let mut inputs = Inputs::of(config)?;
-    if pictures.is_some() {
-        for input in inputs.train.iter_mut().chain(&mut inputs.validation).chain(&mut inputs.test) {
-            input.format = Some(Form::Captions);
-        }
-    }
+    let inputs = Inputs::of(config)?;
     let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
     let date = data.template_date.as_deref().map(strftime::parse_date).transpose()?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
@@ -64,6 +51,7 @@ pub fn load_with_pictures(
         max_length: data.max_length,
         max_turn_growth: data.max_turn_growth,
         split_special_tokens: data.split_special_tokens,
+        skips_bad_images: data.bad_images == BadImages::Skip,
         task: config.task(),
         padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
@@ -307,18 +295,20 @@ impl Loader<'_> {
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
             let Parsed { row, weight, unread } = row.parse_noting(forms)?;
+            let captions = matches!(row, Row::Caption { .. });
             let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
             notes.unwritten.extend(unread);
-            Ok((place, outcome, weight, notes))
+            Ok((place, outcome, weight, notes, captions))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes, captions)| {
             counts.rows += 1;
             counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
                 Outcome::Kept { examples, pictures, truncated, limited } => {
                     if examples.len() > 1 {
-                        counts.turns.add_row(examples.iter().map(|example| example.input_ids.len()), &pictures);
+                        let lengths = examples.iter().map(|example| example.input_ids.len());
+                        counts.turns.add_row(lengths, captions);
                     }
                     writer.show(pictures);
                     counts.kept += 1;
@@ -330,6 +320,7 @@ impl Loader<'_> {
                     kept = Some((examples, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
+                Outcome::BadImage => counts.bad_images.add(place),
                 Outcome::BelowMinimum => counts.below_min_length += 1,
                 Outcome::AboveMaximum => counts.above_max_length += 1,
                 Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),

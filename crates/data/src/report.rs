@@ -1,7 +1,6 @@
 //! The data report: how many rows were used, cut or left out, and where the first of them are.
 use std::collections::BTreeMap;
 
-use super::pictures::Shown;
 use serde::{Deserialize, Serialize};
 use tunesmith_base::words::count;
 
@@ -70,11 +69,11 @@ impl RenderingCounts {
     }
 
     /// Counts a row of several examples: renderings, unless they are the captions of a picture.
-    pub(super) fn add_row(&mut self, lengths: impl Iterator<Item = usize> + Clone, pictures: &[Shown]) {
-        if pictures.is_empty() {
-            self.add(lengths);
-        } else {
+    pub(super) fn add_row(&mut self, lengths: impl Iterator<Item = usize> + Clone, captions: bool) {
+        if captions {
             self.longest = self.longest.max(lengths.max().unwrap_or(0) as u64);
+        } else {
+            self.add(lengths);
         }
     }
 
@@ -145,6 +144,9 @@ pub struct Counts {
     /// Rows whose text contains special tokens that stay tokens.
     #[serde(default)]
     pub kept_tokens: NamedRows,
+    /// Rows left out because a picture of theirs cannot be read (`data.bad_images: skip`).
+    #[serde(default)]
+    pub bad_images: NamedRows,
 }
 
 /// Notes about one row for the data report.
@@ -216,11 +218,12 @@ impl Counts {
             self.split_tokens.entry(name.clone()).or_default().merge(found);
         }
         self.kept_tokens.merge(&other.kept_tokens);
+        self.bad_images.merge(&other.bad_images);
     }
 
     /// Rows left out for their own length or labels, not as duplicates or contaminated.
     pub fn left_out(&self) -> u64 {
-        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled
+        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled + self.bad_images.rows
     }
 
     /// Warnings for the user, one sentence each. `dropped` says whether contaminated rows are left out.
@@ -250,6 +253,7 @@ impl Counts {
                 self.unlabeled_places.join(", ")
             ));
         }
+        warnings.extend(self.bad_images.warning(set, "left out, with a picture that cannot be read"));
         warnings.extend(self.duplicates.warning(set, "left out, duplicating an earlier one"));
         warnings.extend(self.near_duplicates.warning(set, "left out, nearly duplicating an earlier one"));
         let contaminated =

@@ -46,8 +46,6 @@ macro_rules! forms {
             $( #[doc = $doc] $name, )+
             /// `{text, label}`: every row of a classification or regression, and no other row
             Labeled,
-            /// `{image, caption}`: every row of a model that describes pictures without a chat template, and no other row
-            Captions,
         }
 
         impl Form {
@@ -67,7 +65,6 @@ macro_rules! forms {
                 match self {
                     $( Self::$name => $word, )+
                     Self::Labeled => "labeled",
-                    Self::Captions => "captions",
                 }
             }
 
@@ -75,15 +72,12 @@ macro_rules! forms {
                 match self {
                     $( Self::$name => &$module::SHAPE, )+
                     Self::Labeled => &LABELED,
-                    Self::Captions => &captions::SHAPE,
                 }
             }
         }
     };
 }
 tunesmith_base::registry::row_forms!(forms);
-
-mod captions;
 
 /// Every row fits, so that the parser can name the field that is missing.
 const LABELED: Shape =
@@ -137,9 +131,10 @@ pub enum Row {
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
     },
-    /// A picture and its captions, each an example of its own: the picture's rows, the caption, EOS.
+    /// A picture and its captions, each an example of its own: the picture's rows, the caption, EOS; or in a chat, the picture
+    /// as the question and the caption as the answer.
     Caption {
-        /// The picture's file, as the row names it.
+        /// The picture, as [`Conversation::images`] names one.
         image: String,
         /// At least one.
         captions: Vec<String>,
@@ -334,7 +329,6 @@ fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
 
 /// Makes a conversation. A system message in a field of the row becomes its first message.
 fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
-    fields::refuse_media(row)?;
     if let Some(system) = fields::system(row)? {
         match messages.first() {
             Some(first) if first["role"] == "system" && first["content"] == *system => {}

@@ -2,6 +2,7 @@
 //! split, mixed and repeated; tokens stay on disk.
 use std::ops::Range;
 use std::slice::from_ref;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -13,6 +14,7 @@ use super::rng::shuffle;
 use super::sampler::Step;
 use super::tokenizer::Tokenizer;
 use super::tokens::{TokenSet, TokenWriter};
+use tunesmith_vision::Pixels;
 use tunesmith_base::error::{Error, Result};
 
 /// A row of a token set, or a piece of one.
@@ -229,24 +231,57 @@ impl Split {
     /// The files of the pictures that an example shows, as its row names them.
     pub fn picture_files(&self, index: usize) -> Vec<&str> {
         let (set, row) = self.at(index);
-        set.pictures(row).iter().map(|shown| shown.file.as_str()).collect()
+        set.pictures(row).last().into_iter().flatten().map(|shown| shown.file.as_str()).collect()
     }
 
-    /// Reads the pictures of examples, on all threads. Their rows are counted from the first token of the example.
+    /// Whether any example shows a picture.
+    pub fn has_pictures(&self) -> bool {
+        self.sets.iter().any(|set| !set.all_pictures().is_empty())
+    }
+
+    /// Reads the pictures of examples, on all threads: for each example those of its sequences. Their rows are counted from
+    /// the first token of the sequence.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read, or has changed since its rows were counted.
-    pub fn images(&self, indices: &[usize]) -> Result<Vec<Vec<ImageRows>>> {
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read.
+    pub fn images(&self, indices: &[usize]) -> Result<Vec<Vec<Vec<ImageRows>>>> {
         let Some(pictures) = &self.pictures else { return Ok(vec![Vec::new(); indices.len()]) };
         let of = |&index: &usize| {
             let (set, row) = self.at(index);
-            let read = |shown: &Shown| {
-                let pixels = pictures.pixels(&shown.file)?;
-                Ok(ImageRows { runs: shown.runs.clone(), pixels })
-            };
-            set.pictures(row).iter().map(read).collect()
+            let mut read: BTreeMap<&str, Arc<Pixels>> = BTreeMap::new();
+            let mut images = Vec::new();
+            for shown in set.pictures(row) {
+                let mut of_sequence = Vec::with_capacity(shown.len());
+                for Shown { file, runs } in shown {
+                    let pixels = match read.get(file.as_str()) {
+                        Some(pixels) => Arc::clone(pixels),
+                        None => pictures.pixels(file)?,
+                    };
+                    read.insert(file, Arc::clone(&pixels));
+                    of_sequence.push(ImageRows { runs: runs.clone(), pixels });
+                }
+                images.push(of_sequence);
+            }
+            Ok(images)
         };
         indices.par_iter().map(of).collect()
+    }
+
+    /// The pictures of the prompts of examples ([`Self::prompt`]).
+    ///
+    /// # Errors
+    /// As [`Self::images`].
+    pub fn prompt_images(&self, indices: &[usize]) -> Result<Vec<Vec<ImageRows>>> {
+        let images = self.images(indices)?;
+        let prompts = indices.iter().zip(images).map(|(&index, mut images)| {
+            let mut shown = images.pop().unwrap_or_default();
+            if !shown.is_empty() {
+                let tokens = self.prompt(index)?.0.len();
+                shown.retain(|image| image.runs.iter().all(|run| run.end <= tokens));
+            }
+            Ok(shown)
+        });
+        prompts.collect()
     }
 
     /// Reads examples into one batch.
@@ -259,8 +294,8 @@ impl Split {
         let images = self.images(&indices)?;
         for (index, images) in indices.into_iter().zip(images) {
             let (examples, weight) = self.sequences(index)?;
-            for example in &examples {
-                self.push(&mut batch, example, weight, &images);
+            for (number, example) in examples.iter().enumerate() {
+                self.push(&mut batch, example, weight, images.get(number).map_or(&[], Vec::as_slice));
             }
         }
         Ok(batch)

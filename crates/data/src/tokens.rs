@@ -91,8 +91,8 @@ pub struct TokenSet {
     content: blake3::Hash,
     /// The tokens of the longest example among rows with several; 0 without such rows.
     longest_of_several: usize,
-    /// The pictures of each row that has some, in the order of the rows.
-    pictures: Vec<(u32, Vec<Shown>)>,
+    /// The pictures of each row that has some, by its examples, in the order of the rows.
+    pictures: Vec<(u32, Vec<Vec<Shown>>)>,
 }
 
 impl TokenSet {
@@ -140,7 +140,7 @@ impl TokenSet {
         if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
             return None;
         }
-        let (counts, pictures): (Counts, Vec<(u32, Vec<Shown>)>) = match json.first() {
+        let (counts, pictures): (Counts, Vec<(u32, Vec<Vec<Shown>>)>) = match json.first() {
             Some(b'[') => serde_json::from_slice(&json).ok()?,
             _ => (serde_json::from_slice(&json).ok()?, Vec::new()),
         };
@@ -181,14 +181,14 @@ impl TokenSet {
         (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
     }
 
-    /// The pictures of a row, which all its examples show.
-    pub fn pictures(&self, row: u32) -> &[Shown] {
+    /// The pictures of a row, by its examples; empty if it has none.
+    pub fn pictures(&self, row: u32) -> &[Vec<Shown>] {
         let found = self.pictures.binary_search_by_key(&row, |(row, _)| *row);
         found.map_or(&[], |place| &self.pictures[place].1)
     }
 
     /// The pictures of all rows that have some.
-    pub fn all_pictures(&self) -> &[(u32, Vec<Shown>)] {
+    pub fn all_pictures(&self) -> &[(u32, Vec<Vec<Shown>>)] {
         &self.pictures
     }
 

@@ -57,7 +57,7 @@ impl RowGenerator<'_> {
             let source = self.sources.get(row).cloned().unwrap_or_default();
             examples.push(Some(EvalExample { row, source, reference }));
         }
-        let images = self.split.images(&indices)?;
+        let images = self.split.prompt_images(&indices)?;
         let mut take = |text: usize, answer: &Answer| examples[text].take().map_or(Ok(()), |it| ended(it, answer));
         let done = self.decoder.answer_each(model, &prompts, &images, &self.settings, go_on, &mut take)?;
         self.settings.first_text += prompts.len() as u64;

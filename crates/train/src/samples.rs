@@ -47,7 +47,7 @@ impl<'a> Questions<'a> {
     /// Those of the engine and the tokenizer.
     pub fn generate(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let images = self.places.iter().map(|(split, index)| Ok(split.images(&[*index])?.pop().unwrap_or_default()));
+        let images = self.places.iter().map(|(split, index)| Ok(split.prompt_images(&[*index])?.pop().unwrap_or_default()));
         let images: Vec<_> = images.collect::<Result<_>>()?;
         let decoder = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
         decoder.answer(model, &prompts, &images, &self.plan.settings, &mut || stop.requested().is_none()).map_err(

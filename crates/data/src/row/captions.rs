@@ -4,11 +4,11 @@ use serde_json::{Map, Value};
 
 use super::{Row, Shape, has, text};
 use crate::json_type::json_type;
+use crate::row_images;
 use tunesmith_base::error::{Error, Result};
 
 /// Names of the field with the caption.
 const CAPTION: [&str; 3] = ["caption", "alt_text", "text"];
-const OTHER_MEDIA: [&str; 4] = ["video", "videos", "audio", "audios"];
 
 pub(super) const SHAPE: Shape = Shape {
     fields: "image, and caption, alt_text or text",
@@ -19,11 +19,9 @@ pub(super) const SHAPE: Shape = Shape {
 };
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
-    if let Some(field) = OTHER_MEDIA.iter().find(|field| has(row, field)) {
-        return Err(Error::data(format!("the row has {field:?}, expected a picture and its caption"))
-            .hint("of media only pictures are read: leave such rows out"));
-    }
-    let image = image(row)?;
+    row_images::refuse_other_media(row)?;
+    let image = row_images::reference(row.get_mut("image").map(Value::take).unwrap_or_default())
+        .map_err(|error| error.context("field \"image\""))?;
     let field = CAPTION.iter().find(|field| has(row, field)).unwrap_or(&CAPTION[0]);
     let captions = match row.get(*field) {
         Some(Value::Array(_)) => {
@@ -40,21 +38,6 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
 fn caption(field: &str, value: &Value) -> Result<String> {
     let wrong = || Error::data(format!("field {field:?} has {} in its list, expected strings", json_type(value)));
     value.as_str().map(str::to_owned).ok_or_else(wrong)
-}
-
-/// The file of the picture: `image`, or `image.path` as in the rows of Hugging Face.
-fn image(row: &mut Map<String, Value>) -> Result<String> {
-    let found = match row.get_mut("image").map(Value::take) {
-        Some(Value::Object(mut fields)) => fields.get_mut("path").map(Value::take),
-        found => found,
-    };
-    match found.unwrap_or_default() {
-        Value::String(file) if !file.is_empty() => Ok(file),
-        other => {
-            Err(Error::data(format!("field \"image\" names no file: found {}, expected a string", json_type(&other)))
-                .hint("image: cats/1.jpg, or {path: cats/1.jpg}"))
-        }
-    }
 }
 
 #[cfg(test)]
@@ -80,7 +63,7 @@ mod tests {
             (json!({"image": "a.png"}), "found the fields [image], expected"),
             (json!({"image": "a.png", "caption": ""}), "\"caption\" is empty"),
             (json!({"image": "a.png", "caption": ["x", 1]}), "expected strings"),
-            (json!({"image": {"bytes": 3}, "caption": "x"}), "names no file"),
+            (json!({"image": {"bytes": 3}, "caption": "x"}), "is an object"),
             (json!({"image": "a.png", "caption": "x", "video": "a.mp4"}), "\"video\""),
         ] {
             let error = parse(bad).unwrap_err();

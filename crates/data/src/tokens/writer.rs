@@ -24,7 +24,7 @@ pub struct TokenWriter {
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
     record: Vec<u8>,
-    pictures: Vec<(u32, Vec<Shown>)>,
+    pictures: Vec<(u32, Vec<Vec<Shown>>)>,
 }
 
 impl TokenWriter {
@@ -125,9 +125,9 @@ impl TokenWriter {
         self.file.write_all(&self.record).map_err(|error| self.failed(&error))
     }
 
-    /// The pictures of the row that is pushed next.
-    pub fn show(&mut self, pictures: Vec<Shown>) {
-        if !pictures.is_empty() {
+    /// The pictures of the row that is pushed next, by its examples.
+    pub fn show(&mut self, pictures: Vec<Vec<Shown>>) {
+        if pictures.iter().any(|of_example| !of_example.is_empty()) {
             self.pictures.push((self.sizes.len() as u32, pictures));
         }
     }
