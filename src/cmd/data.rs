@@ -7,6 +7,7 @@ use crate::config::arch::Arch;
 use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::Result;
 use crate::files::output::Existing;
+use crate::train::vision::{Seer, Sight};
 use crate::hub::{self, Part};
 use crate::train::data_summary;
 use crate::words::count;
@@ -67,7 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
         arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
     }
     let vocabulary = arch.vocab_size;
-    let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
+    let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
+    let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
+    let pictures = sight.map(|sight| sight.pictures);
+    let data = data::load(&config, &model_dir, vocabulary, &Bar::default(), pictures)?;
     if let Some(file) = dump {
         write_dump(&data, file)?;
     }

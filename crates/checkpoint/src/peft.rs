@@ -176,6 +176,15 @@ pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)>
     Ok((config, tensors))
 }
 
+/// Whether the adapter in `dir` has tensors of an image encoder or a connector.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn changes_encoder(dir: &Path) -> Result<bool> {
+    const PARTS: [&str; 5] = ["vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector."];
+    Ok(open_weights(dir)?.names().any(|name| PARTS.iter().any(|part| name.contains(part))))
+}
+
 /// How the adapter in `dir` changes the vocabulary, from its settings and the shapes of its embedding and head.
 ///
 /// # Errors

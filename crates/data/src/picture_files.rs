@@ -1,4 +1,5 @@
 //! Pictures in files.
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +8,31 @@ use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
+use super::inputs::Inputs;
 use super::pictures::{PictureRows, Pictures, bad_image};
+use super::row::{Form, PROBE_ROWS};
+use super::source;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files::{self, atomic};
+use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
 use tunesmith_vision::{MAX_BYTES, Picture, Pixels, Processor};
+
+/// Whether one of the first rows of any file of a configuration shows a picture.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn shows_pictures(config: &Config) -> Result<bool> {
+    let inputs = Inputs::of(config)?;
+    let mut shows = false;
+    for path in inputs.files() {
+        source::read(path, Some(Form::Text), Some(PROBE_ROWS), &Cell::new(0), &mut |row, _| {
+            shows |= row.shows_picture();
+            Ok(())
+        })?;
+    }
+    Ok(shows)
+}
 
 /// Reads the pictures of a model's rows from a folder.
 #[derive(Debug)]

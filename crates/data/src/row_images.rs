@@ -66,6 +66,20 @@ pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Resu
     Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
 }
 
+/// Whether a row shows a picture.
+pub fn shows(row: &Value) -> bool {
+    let named = |field: &str| match &row[field] {
+        Value::Null => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
+    };
+    let is_picture = |part: &Value| part["type"].as_str().is_some_and(|kind| kind.contains("image"));
+    let in_message = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_picture));
+    let in_turns = |field: &str| row[field].as_array().is_some_and(|turns| turns.iter().any(in_message));
+    named("images") || named("image") || ["messages", "prompt", "conversations", "completion"].into_iter().any(in_turns)
+}
+
 /// Refuses the fields of videos and audio.
 pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
     let there = |value: &Value| match value {

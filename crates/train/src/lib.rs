@@ -38,3 +38,4 @@ mod smaller_passes;
 pub mod step;
 mod train_step;
 mod trainable;
+pub mod vision;

@@ -107,11 +107,14 @@ impl Candidate {
         match &self.trained {
             None => {
                 let vocabulary = Vocabulary { rows: arch.token_rows.clone(), ..Vocabulary::default() };
-                Parts::open(base, below, &vocabulary)?.bare(&config.model)
+                let mut parts = Parts::open(base, below, &vocabulary)?;
+                parts.arch.vision.clone_from(&arch.vision);
+                parts.bare(&config.model)
             }
-            Some(Trained::Model(dir)) => plain_model(dir),
+            Some(Trained::Model(dir)) => plain_model(dir, arch.vision.clone()),
             Some(Trained::Adapter(dir)) => {
-                let parts = open_base(base, below, dir, allow)?;
+                let mut parts = open_base(base, below, dir, allow)?;
+                parts.arch.vision.clone_from(&arch.vision);
                 parts.adapted(&LoadedAdapter::open(dir, &parts.arch)?, &config.model)
             }
         }

@@ -96,7 +96,7 @@ fn resumes(fixture: &Fixture, name: &str, result: &str) {
 }
 
 fn apart(left: &Path, right: &Path) -> f32 {
-    let logits = |dir: &Path| sample_logits(&plain_model(dir).unwrap()).unwrap();
+    let logits = |dir: &Path| sample_logits(&plain_model(dir, None).unwrap()).unwrap();
     compare(&logits(left), &logits(right), Arch::from_dir(left).unwrap().vocab_size).largest
 }
 

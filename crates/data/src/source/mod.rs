@@ -22,6 +22,7 @@ use serde_json::Value;
 use self::compressed::Compression;
 use crate::numbers;
 use crate::parsed_row::Parsed;
+use crate::row_images;
 use crate::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::strict::REPEATED;
 use tunesmith_base::error::{Error, Result};
@@ -128,6 +129,11 @@ impl RawRow {
     pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
         let place = self.place.clone();
         self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
+    }
+
+    /// Whether the row shows a picture. A malformed row does not; [`Self::parse`] will report it.
+    pub fn shows_picture(self) -> bool {
+        self.value().is_ok_and(|value| row_images::shows(&value))
     }
 
     /// The source text of the row ([`source_of`]).
