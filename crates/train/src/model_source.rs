@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::memory_prediction::{MemoryModel, OptimizerState};
-use super::vision::{Seer, Sight};
+use super::vision::{self, Seer, Sight};
 use super::{adapter, classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
@@ -190,6 +190,11 @@ impl Described {
 }
 
 impl ModelSource {
+    /// The folder that names of pictures are relative to.
+    pub fn image_dir(&self) -> PathBuf {
+        vision::image_dir(&self.config)
+    }
+
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }

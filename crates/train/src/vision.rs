@@ -85,7 +85,7 @@ impl Sight {
 }
 
 /// The folder that names of pictures are relative to.
-fn image_dir(config: &Config) -> PathBuf {
+pub(crate) fn image_dir(config: &Config) -> PathBuf {
     let data = &config.data;
     let first = data.train_path.first().or_else(|| data.datasets.first().and_then(|set| set.path.first()));
     let beside = first.and_then(|file| file.parent()).filter(|folder| !folder.as_os_str().is_empty());
