@@ -13,15 +13,15 @@ use crate::checkpoint::loaded_adapter::LoadedAdapter;
 use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
-use crate::data::row::{Conversation, Row};
 use crate::data::batch::{Example, ImageRows};
+use crate::data::row::{Conversation, Row};
 use crate::data::{ChatPictures, ChatTemplate, Pictures, Shown, Tokenizer};
-use crate::train::vision::{Seer, Sight};
 use crate::error::{Error, Result};
 use crate::eval::{AnswerDecoder, Settings};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
 use crate::model::{Model, quantize};
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 
 /// Which model answers, and how.
@@ -118,9 +118,9 @@ impl AskArgs {
                     tokenizer_dir.clone_from(dir);
                 }
                 let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
-                let seer =
-                    Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
-                sight = look(&config, seer, sees || peft::changes_encoder(dir)?, &downloads)?;
+                let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
+                let found = look(&config, seer, sees || peft::changes_encoder(dir)?, &downloads)?;
+                sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;
                 config.tuning = adapter.config.settings(&parts.arch, &config.tuning)?;
@@ -130,8 +130,7 @@ impl AskArgs {
                 // A merged or fully trained model contains the adapters below.
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
                 let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
-                let seer =
-                    Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
+                let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
                 sight = look(&config, seer, sees, &downloads)?;
                 parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
@@ -245,9 +244,8 @@ impl ModelSession {
         let Prompt { ids, .. } = self.fits(ids, rendered.text.len())?;
         let mut example = Example { input_ids: ids, labels: Vec::new() };
         let shown = shown.locate(&mut example, count, false)?;
-        let images = shown.into_iter().map(|Shown { file, runs }| {
-            Ok(ImageRows { runs, pixels: pictures.pixels(&file)? })
-        });
+        let images =
+            shown.into_iter().map(|Shown { file, runs }| Ok(ImageRows { runs, pixels: pictures.pixels(&file)? }));
         Ok(Prompt { images: images.collect::<Result<_>>()?, ids: example.input_ids })
     }
 

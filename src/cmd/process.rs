@@ -10,8 +10,8 @@ use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, check_output_file};
-use crate::train::vision::{Seer, Sight};
 use crate::hub::{self, Part};
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
     let pictures = sight.map(|sight| sight.pictures);
     let bar = Bar::default();
-    let data = data::load(&config, &model_dir, vocabulary, &bar, pictures)?;
+    let data = data::load(&config, &model_dir, vocabulary, &bar, pictures.as_ref())?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
         written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);

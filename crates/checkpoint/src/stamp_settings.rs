@@ -47,6 +47,10 @@ const COMPARED: &[&str] = &[
     "data.shuffle",
     "data.packing",
     "data.split_special_tokens",
+];
+
+/// Settings that are compared too, but recorded only where they are not the default: earlier checkpoints have none of them.
+const RECORDED_IF_SET: &[&str] = &[
     "vision.load",
     "vision.encoder",
     "vision.revision",
@@ -69,7 +73,14 @@ pub(super) const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 /// Whether the stamp records the setting, so that a resumed run is compared with it.
 pub(super) fn is_compared(option: &OptionDef) -> bool {
     let kind = KINDS.iter().find(|about| about.section.name == option.section);
-    kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
+    let path = option.path();
+    let compared = || COMPARED.contains(&&*path) || is_recorded_if_set(&path);
+    kind.map_or_else(compared, |about| about.training.contains(&option.name))
+}
+
+/// Whether the stamp records the setting only where it is not the default.
+pub(super) fn is_recorded_if_set(path: &str) -> bool {
+    RECORDED_IF_SET.contains(&path)
 }
 
 #[cfg(test)]
@@ -206,12 +217,12 @@ mod tests {
 
     #[test]
     fn every_setting_is_compared_covered_or_free() {
-        let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
+        let mut listed: Vec<_> = [COMPARED, RECORDED_IF_SET, COVERED, FREE].concat();
         let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
         let mut known: Vec<_> =
             schema::options().filter(|option| !of_adapter(option.section)).map(OptionDef::path).collect();
         listed.sort_unstable();
         known.sort();
-        assert_eq!(listed, known, "a new setting must be put into one of the three lists");
+        assert_eq!(listed, known, "a new setting must be put into one of the four lists");
     }
 }

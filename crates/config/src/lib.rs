@@ -56,8 +56,8 @@ pub use auto_values::{Auto, Bytes, Checkpointing, Policy};
 pub use datasets::DatasetSpec;
 pub use enums::{
     Backend, BadImages, Bias, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
-    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy,
-    Sharding, Strategy, Task, Truncation,
+    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
+    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};

@@ -5,10 +5,9 @@ use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BadImages, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format,
-    GradDtype, ImageBackend, Init, LossOn,
-    LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
-    Strategy, Task, Truncation,
+    Backend, BadImages, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
+    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
+    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};

@@ -1,6 +1,8 @@
 //! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
-use super::enums::{ConnectorChoice, Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task};
+use super::enums::{
+    ConnectorChoice, Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
+};
 use super::mixed_values::{DeviceChoice, InitLora};
 use super::resolved::{Resolved, set_by};
 use super::schema::{Config, TrainConfig};
@@ -320,13 +322,16 @@ pub fn greater_is_better(measure: &str) -> bool {
 /// What the section `vision` and the keys of `tuning` about pictures exclude of one another.
 fn vision(resolved: &Resolved) -> Result<()> {
     let Config { vision, tuning, .. } = &resolved.config;
-    let given = |key: &str| *resolved.source(key) != Source::Default;
-    if vision.encoder.is_none() {
-        let keys = ["revision", "connector", "connector_hidden_size", "connector_dropout", "feature_layer", "image_token"];
-        if let Some(key) = keys.map(|key| format!("vision.{key}")).into_iter().find(|key| given(key)) {
-            return Err(Error::config(format!("{key} is for vision.encoder, which is not set"))
-                .hint("name an image encoder, or remove the key: a multimodal model has an encoder and a connector of its own"));
-        }
+    let of_pair = [
+        ("revision", vision.revision.is_some()),
+        ("connector", vision.connector != ConnectorChoice::Linear),
+        ("feature_layer", vision.feature_layer.is_some()),
+        ("image_token", vision.image_token.is_some()),
+    ];
+    if let Some((key, _)) = of_pair.into_iter().find(|(_, set)| *set && vision.encoder.is_none()) {
+        return Err(Error::config(format!("vision.{key} is for vision.encoder, which is not set")).hint(
+            "name an image encoder, or remove the key: a multimodal model has an encoder and a connector of its own",
+        ));
     }
     resolved.refuse_if(
         vision.connector == ConnectorChoice::Linear && vision.connector_hidden_size.is_some(),

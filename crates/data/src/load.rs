@@ -34,7 +34,7 @@ pub fn load(
     model_dir: &Path,
     vocab_size: usize,
     progress: &dyn Progress,
-    pictures: Option<Arc<dyn Pictures>>,
+    pictures: Option<&Arc<dyn Pictures>>,
 ) -> Result<Dataset> {
     let data = &config.data;
     let inputs = Inputs::of(config)?;
@@ -63,7 +63,7 @@ pub fn load(
     let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
     let loader = Loader {
-        encoder: Encoder { tokenizer, template, options, labels: numbers, pictures: pictures.clone() },
+        encoder: Encoder { tokenizer, template, options, labels: numbers, pictures: pictures.cloned() },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
         cache_dir: data.cache_dir.clone().or_else(tunesmith_base::files::user_cache),
@@ -130,7 +130,7 @@ pub fn load(
     };
     for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
         split.class_weights = labels::weights(&classes);
-        split.pictures = pictures.clone();
+        split.pictures = pictures.cloned();
     }
 
     let mut hasher = blake3::Hasher::new();
@@ -300,7 +300,13 @@ impl Loader<'_> {
             notes.unwritten.extend(unread);
             Ok((place, outcome, weight, notes, captions))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes, captions)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(
+            place,
+            outcome,
+            weight,
+            notes,
+            captions,
+        )| {
             counts.rows += 1;
             counts.add_notes(notes, &place);
             let mut kept = None;

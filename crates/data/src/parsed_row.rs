@@ -74,7 +74,10 @@ mod tests {
             (json!({"system": "S", "system_prompt": "T", "question": "q", "answer": "a"}), "system_prompt"),
             (json!({"system": "S", "messages": [{"role": "system", "content": "T"}]}), "two system messages"),
             (json!({"instruction": "i", "input": "j", "context": "k", "output": "o"}), "\"context\""),
-            (json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png", "b.png"]}), "2 pictures"),
+            (
+                json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png", "b.png"]}),
+                "2 pictures",
+            ),
             (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "no picture"),
             (json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]}), "video"),
             (json!({"messages": [{"role": "user", "content": "q"}], "videos": ["a.mp4"]}), "videos"),

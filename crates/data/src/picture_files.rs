@@ -53,13 +53,7 @@ impl PictureFiles {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder does not exist.
-    pub fn new(
-        processor: Processor,
-        vision: VisionArch,
-        folder: &Path,
-        cache: &Path,
-        decodes: bool,
-    ) -> Result<Self> {
+    pub fn new(processor: Processor, vision: VisionArch, folder: &Path, cache: &Path, decodes: bool) -> Result<Self> {
         let folder = fs::canonicalize(folder).map_err(|error| Error::io("open", folder, &error))?;
         Ok(Self { processor, vision, folder, kept: cache.join("pictures"), decodes })
     }
@@ -124,13 +118,15 @@ impl Pictures for PictureFiles {
     fn key(&self) -> String {
         let VisionArch { connector, encoder, chat, .. } = &self.vision;
         let prefix = encoder.prefix_tokens() * usize::from(!encoder.feature.drop_prefix);
-        format!("{:?} {:?} {} {prefix} {chat:?} {}", self.processor, self.folder, connector.side(), self.decodes)
+        let (processor, folder, side) = (&self.processor, self.folder.display(), connector.side());
+        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}", self.decodes)
     }
 }
 
 /// The bytes of base64 text, of either alphabet, with or without padding and line breaks; `None` if it is none.
 fn base64(text: &str) -> Option<Vec<u8>> {
-    const ANY: GeneralPurposeConfig = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    const ANY: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     let letter = |letter: char| match letter {
         '-' => Some('+'),
         '_' => Some('/'),
@@ -204,7 +200,10 @@ mod tests {
         ] {
             let error = files.rows(name).unwrap_err();
             assert_eq!(error.kind(), Kind::Data, "{error}");
-            assert!(error.message().starts_with(&format!("picture {name}: ")) && error.message().contains(part), "{error}");
+            assert!(
+                error.message().starts_with(&format!("picture {name}: ")) && error.message().contains(part),
+                "{error}"
+            );
         }
     }
 }

@@ -113,9 +113,7 @@ fn of_input(input: &Input) -> Option<Question> {
         Row::Completion { prompt: question, .. } | Row::Labeled { input: ClassifierInput::Text(question), .. } => {
             Some(Question { system: None, question, chat: false, images: Vec::new() })
         }
-        Row::Text(text) => {
-            Some(Question { system: None, question: opening(&text), chat: false, images: Vec::new() })
-        }
+        Row::Text(text) => Some(Question { system: None, question: opening(&text), chat: false, images: Vec::new() }),
         Row::Caption { image, .. } => {
             Some(Question { system: None, question: String::new(), chat: false, images: vec![image] })
         }

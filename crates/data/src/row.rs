@@ -239,7 +239,9 @@ impl Row {
             Self::Text(text) => add_words(text, &mut words),
             Self::Caption { image, captions } => {
                 add_words(image, &mut words);
-                captions.iter().for_each(|caption| add_words(caption, &mut words));
+                for caption in captions {
+                    add_words(caption, &mut words);
+                }
             }
             Self::Tokens { input_ids, .. } => words.extend(input_ids.iter().map(|&id| u64::from(id) + 1)),
         }

@@ -192,7 +192,10 @@ mod tests {
             (json!({"type": "image", "path": "a.png", "bytes": null}), "a.png"),
             (json!({"type": "image", "url": "file:///a.png"}), "/a.png"),
             (json!({"type": "image", "base64": "AAAA"}), "data:;base64,AAAA"),
-            (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}), "data:image/png;base64,AA"),
+            (
+                json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
+                "data:image/png;base64,AA",
+            ),
         ] {
             let (content, images) = read(user(json!([text("see "), part]))).unwrap();
             assert_eq!((content, images), (json!([text("see "), image]), vec![name.to_owned()]));

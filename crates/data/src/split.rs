@@ -1,8 +1,8 @@
 //! The examples of a split (training, validation, test) as row numbers in token sets. Only these numbers are shuffled,
 //! split, mixed and repeated; tokens stay on disk.
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -14,8 +14,8 @@ use super::rng::shuffle;
 use super::sampler::Step;
 use super::tokenizer::Tokenizer;
 use super::tokens::{TokenSet, TokenWriter};
-use tunesmith_vision::Pixels;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_vision::Pixels;
 
 /// A row of a token set, or a piece of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -232,6 +232,20 @@ impl Split {
     pub fn picture_files(&self, index: usize) -> Vec<&str> {
         let (set, row) = self.at(index);
         set.pictures(row).last().into_iter().flatten().map(|shown| shown.file.as_str()).collect()
+    }
+
+    /// The pictures of an example's sequences.
+    pub fn pictures(&self, index: usize) -> &[Vec<Shown>] {
+        let (set, row) = self.at(index);
+        set.pictures(row)
+    }
+
+    /// How many pictures all sequences show, and how many tokens these take.
+    pub fn picture_tokens(&self) -> (usize, usize) {
+        let shown = (0..self.len()).flat_map(|index| self.pictures(index)).flatten();
+        shown.fold((0, 0), |(count, tokens), shown| {
+            (count + 1, tokens + shown.runs.iter().map(Range::len).sum::<usize>())
+        })
     }
 
     /// Whether any example shows a picture.

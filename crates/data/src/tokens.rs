@@ -79,6 +79,9 @@ impl Size {
     }
 }
 
+/// The number of a row, and the pictures of each of its examples.
+pub type RowPictures = (u32, Vec<Vec<Shown>>);
+
 /// The tokenized rows of an input, in the order of the files. Rows that were left out have no tokens.
 #[derive(Debug)]
 pub struct TokenSet {
@@ -92,7 +95,7 @@ pub struct TokenSet {
     /// The tokens of the longest example among rows with several; 0 without such rows.
     longest_of_several: usize,
     /// The pictures of each row that has some, by its examples, in the order of the rows.
-    pictures: Vec<(u32, Vec<Vec<Shown>>)>,
+    pictures: Vec<RowPictures>,
 }
 
 impl TokenSet {
@@ -140,7 +143,7 @@ impl TokenSet {
         if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
             return None;
         }
-        let (counts, pictures): (Counts, Vec<(u32, Vec<Vec<Shown>>)>) = match json.first() {
+        let (counts, pictures): (Counts, Vec<RowPictures>) = match json.first() {
             Some(b'[') => serde_json::from_slice(&json).ok()?,
             _ => (serde_json::from_slice(&json).ok()?, Vec::new()),
         };
@@ -188,7 +191,7 @@ impl TokenSet {
     }
 
     /// The pictures of all rows that have some.
-    pub fn all_pictures(&self) -> &[(u32, Vec<Vec<Shown>>)] {
+    pub fn all_pictures(&self) -> &[RowPictures] {
         &self.pictures
     }
 

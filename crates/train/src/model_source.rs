@@ -12,6 +12,7 @@ use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
+use tunesmith_data::Pictures;
 use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
@@ -25,7 +26,6 @@ use tunesmith_model::{Model, Source};
 use tunesmith_ops::quant::Format;
 use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_plan::memory::OptimizerBytes;
-use tunesmith_data::Pictures;
 use tunesmith_telemetry::progress::{Downloads, Event, Observer};
 
 /// A model whose shape is known, but whose weights are not downloaded yet.

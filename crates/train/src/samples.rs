@@ -47,7 +47,8 @@ impl<'a> Questions<'a> {
     /// Those of the engine and the tokenizer.
     pub fn generate(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let images = self.places.iter().map(|(split, index)| Ok(split.prompt_images(&[*index])?.pop().unwrap_or_default()));
+        let images =
+            self.places.iter().map(|(split, index)| Ok(split.prompt_images(&[*index])?.pop().unwrap_or_default()));
         let images: Vec<_> = images.collect::<Result<_>>()?;
         let decoder = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
         decoder.answer(model, &prompts, &images, &self.plan.settings, &mut || stop.requested().is_none()).map_err(
@@ -64,15 +65,15 @@ impl<'a> Questions<'a> {
     /// Those of the tokenizer.
     pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
         let tokenizer = &self.dataset.tokenizer;
-        let prompt = |((prompt, _), (split, index)): (&(Vec<u32>, Vec<u32>), &(&Split, usize))| {
+        let mut prompts = Vec::with_capacity(self.rows.len());
+        for ((prompt, _), (split, index)) in self.rows.iter().zip(&self.places) {
             // The ids in the place of a picture mean nothing: its file stands for it.
-            if split.shows(*index) {
-                Ok(split.picture_files(*index).join(", "))
+            prompts.push(if split.shows(*index) {
+                split.picture_files(*index).join(", ")
             } else {
-                tokenizer.decode(prompt, false)
-            }
-        };
-        let prompts: Vec<String> = self.rows.iter().zip(&self.places).map(prompt).collect::<Result<_>>()?;
+                tokenizer.decode(prompt, false)?
+            });
+        }
         let questions = question::questions(self.dataset.template.as_ref(), &prompts);
         let mut samples = Vec::with_capacity(self.rows.len());
         let rows = prompts.into_iter().zip(questions).zip(&self.rows);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
+use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{Backend, ChatForm, ChatImages, Pairing, Processing, VisionArch, VisionTraining};
 use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
@@ -47,6 +48,15 @@ impl Sight {
             None => config.vision.encoder.is_some() || tunesmith_data::shows_pictures(config)?,
         };
         if shows { Self::open(config, seer, part, downloads).map(Some) } else { Ok(None) }
+    }
+
+    /// The same with what the adapter in `dir` has trained.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: its files cannot be read.
+    pub fn of_adapter(self, dir: &Path) -> Result<Self> {
+        let training = peft::vision_training(dir, &self.arch)?;
+        Ok(Self { arch: Arc::new(VisionArch { training, ..(*self.arch).clone() }), ..self })
     }
 
     /// Opens the image encoder.
@@ -112,18 +122,17 @@ fn paired(
     part: Part,
     downloads: &dyn DownloadProgress,
 ) -> Result<(PathBuf, VisionArch)> {
-    let settings = &config.vision;
     let model =
-        ModelConfig { name: Some(name.to_owned()), revision: settings.revision.clone(), ..ModelConfig::default() };
+        ModelConfig { name: Some(name.to_owned()), revision: config.vision.revision.clone(), ..ModelConfig::default() };
     let dir = hub::model_dir(&model, part, downloads).map_err(|error| error.context("vision.encoder"))?.dir;
-    let width = settings.connector_hidden_size.unwrap_or(seer.hidden_size);
+    let width = config.vision.connector_hidden_size.unwrap_or(seer.hidden_size);
     let pairing = Pairing {
-        hidden_size: (settings.connector == ConnectorChoice::Mlp).then_some(width),
-        feature_layer: settings.feature_layer,
-        dropout: settings.connector_dropout,
+        hidden_size: (config.vision.connector == ConnectorChoice::Mlp).then_some(width),
+        feature_layer: config.vision.feature_layer,
+        dropout: config.vision.connector_dropout,
     };
     let vision = VisionArch::pair(&dir, &pairing, seer.hidden_size)?;
-    let chat = match &settings.image_token {
+    let chat = match &config.vision.image_token {
         None => None,
         Some(text) => {
             let tokenizer = Tokenizer::load_with(seer.tokenizer, &new_tokens(config, seer))?;

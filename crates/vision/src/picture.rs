@@ -111,7 +111,7 @@ fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
 fn jpeg(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
     let (mut decoder, width, height) = jpeg_header(bytes)?;
     // Behind the start of the last scan, both markers stand nowhere else: in its data a byte 0xff is never followed by them.
-    let marker = |kind: u8| bytes.array_windows().rposition(|pair| *pair == [0xff, kind]);
+    let marker = |kind: u8| bytes.windows(2).rposition(|pair| pair == [0xff, kind]);
     if marker(0xd9) < marker(0xda) {
         return Err(Error::data("the picture is cut off"));
     }

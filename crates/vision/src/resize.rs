@@ -13,7 +13,7 @@ struct Weights {
     /// For each output: its first input, and where its weights begin and end.
     spans: Vec<(usize, usize, usize)>,
     /// Whole numbers, `2^bits` for 1.
-    weights: Vec<i32>,
+    values: Vec<i32>,
     bits: u32,
 }
 
@@ -74,14 +74,14 @@ impl Weights {
         };
         let one = f64::from(1u32 << bits);
         let whole = |weight: &f64| (weight * one + if *weight < 0.0 { -0.5 } else { 0.5 }) as i32;
-        Self { spans, weights: exact.iter().map(whole).collect(), bits }
+        Self { spans, values: exact.iter().map(whole).collect(), bits }
     }
 
     /// The weighted sum of bytes `step` apart.
     fn sum(&self, output: usize, bytes: &[u8], step: usize) -> u8 {
         let (first, begins, ends) = self.spans[output];
         let line = bytes[first * step..].iter().step_by(step);
-        let sum = line.zip(&self.weights[begins..ends]).map(|(&byte, &weight)| i32::from(byte) * weight).sum::<i32>();
+        let sum = line.zip(&self.values[begins..ends]).map(|(&byte, &weight)| i32::from(byte) * weight).sum::<i32>();
         ((sum + (1 << (self.bits - 1))) >> self.bits).clamp(0, 255) as u8
     }
 }

@@ -18,8 +18,8 @@ use crate::data::process::Part;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::EvalSplit;
-use crate::train::vision::{Seer, Sight};
 use crate::hub;
+use crate::train::vision::{Seer, Sight};
 use answers::Answers;
 use candidates::{candidates, choices, shared_head};
 use evaluation::{Job, Outputs, evaluate};
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
     arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
     let pictures = sight.map(|sight| sight.pictures);
-    let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default(), pictures)?;
+    let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default(), pictures.as_ref())?;
     if head.is_some() {
         dataset.report.warnings.iter().for_each(|warning| print_note(warning));
     }

@@ -19,8 +19,8 @@ use tunesmith_base::error::Result;
 pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, ConnectorKind, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
-pub use processing::{Backend, Processing, Resample, Size};
 pub use families::{ENCODERS, EncoderFamily};
+pub use processing::{Backend, Processing, Resample, Size};
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,8 +4,8 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::{
-    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, Size, TokenSet, hash_rest,
-    starts,
+    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, RowPictures, Size,
+    TokenSet, hash_rest, starts,
 };
 use crate::batch::{Example, IGNORE};
 use crate::pictures::Shown;
@@ -24,7 +24,7 @@ pub struct TokenWriter {
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
     record: Vec<u8>,
-    pictures: Vec<(u32, Vec<Vec<Shown>>)>,
+    pictures: Vec<RowPictures>,
 }
 
 impl TokenWriter {
@@ -159,9 +159,10 @@ impl TokenWriter {
                 self.file.write_all(&numbers)?;
             }
             let content = self.hasher.finalize();
-            let json = match pictures.is_empty() {
-                true => serde_json::to_vec(counts)?,
-                false => serde_json::to_vec(&(counts, &pictures))?,
+            let json = if pictures.is_empty() {
+                serde_json::to_vec(counts)?
+            } else {
+                serde_json::to_vec(&(counts, &pictures))?
             };
             let lengths: Vec<u8> =
                 [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
