@@ -1,10 +1,10 @@
-//! CIDEr of captions: R. Vedantam et al., "CIDEr: consensus-based image description evaluation", 2015, by the formula of
+//! `CIDEr` of captions: R. Vedantam et al., "`CIDEr`: consensus-based image description evaluation", 2015, by the formula of
 //! `pycocoevalcap`'s `cider`.
 //!
 //! A text is a vector of its n-grams' counts times `ln(rows / rows whose references have the n-gram)`, for each n from 1 to 4.
 //! A row's score is the mean, over n and references, of
 //! `10 * exp(-d^2 / (2 * 6^2)) * sum(min(answer, reference) * reference) / (|answer| * |reference|)`, where `d` is the difference
-//! in the number of word pairs. The paper calls this form, with `min` and the factor for lengths, CIDEr-D.
+//! in the number of word pairs. The paper calls this form, with `min` and the factor for lengths, `CIDEr-D`.
 //!
 //! Words are those of the tokenizer 13a in lower case, without words of nothing but ASCII punctuation. `pycocoevalcap` itself
 //! runs a Java program for that, which also takes `'s` and `n't` off their words.
@@ -93,7 +93,9 @@ impl Cider {
         for caption in &self.captions {
             let grams = |n| caption.references.iter().flat_map(move |reference| reference.windows(n));
             let once: HashSet<&[u32]> = (1..=ORDER).flat_map(grams).collect();
-            once.into_iter().for_each(|gram| *rows.entry(gram).or_insert(0.0) += 1.0);
+            for gram in once {
+                *rows.entry(gram).or_insert(0.0) += 1.0;
+            }
         }
         Weights { rows, all: (self.captions.len() as f64).ln() }
     }

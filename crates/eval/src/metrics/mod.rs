@@ -2,7 +2,7 @@
 //! no corpus is kept in memory, and confidence intervals come from sums too. The exception is [`cider`], which keeps words.
 //!
 //! A row may have several references ([`Metrics::add_with_references`]). ROUGE and METEOR use the best one, exact match and
-//! containment any one, and SARI, CIDEr and the accuracy of VQA all of them. The other metrics read the first one alone.
+//! containment any one, and SARI, `CIDEr` and the accuracy of VQA all of them. The other metrics read the first one alone.
 pub mod bleu;
 mod bootstrap;
 pub mod choice;
@@ -277,7 +277,7 @@ impl Metrics {
         self.count(Some((row, &[row.reference])), likelihood)
     }
 
-    /// Adds a row with several references, the first of which is also [`Row::reference`]. CIDEr has no score of a row alone.
+    /// Adds a row with several references, the first of which is also [`Row::reference`]. `CIDEr` has no score of a row alone.
     ///
     /// # Errors
     /// As [`Metrics::add`]; [`tunesmith_base::Kind::Data`]: there are no references.
@@ -329,7 +329,7 @@ impl Metrics {
         self.rows
     }
 
-    /// The sums of a measure: those that were kept, or those of CIDEr, whose rows all have weight in each.
+    /// The sums of a measure: those that were kept, or those of `CIDEr`, whose scores exist only once all rows are there.
     fn sums<'a>(&self, measure: &Measure, kept: Option<&'a Sums>) -> Option<Cow<'a, Sums>> {
         match measure {
             Measure::Cider(cider) => cider.sums(self.replicates, self.seed).map(Cow::Owned),

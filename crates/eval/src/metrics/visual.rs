@@ -3,7 +3,7 @@
 /// A metric of captions, or of answers to questions about pictures. It reads texts alone, so that any row may have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VisualMetric {
-    /// CIDEr of captions, 0 to 10, over several references ([`super::cider`]).
+    /// `CIDEr` of captions, 0 to 10, over several references ([`super::cider`]).
     Cider,
     /// The accuracy of VQA v2, 0 to 1, by several people's answers ([`super::vqa`]).
     VqaAccuracy,
