@@ -4,11 +4,12 @@ use super::atomic_lines::AtomicLines;
 use super::download::Downloads;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
-use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
+use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Shown, Split};
 use crate::error::Result;
 use crate::files::output::Existing;
 use crate::hub::{self, Part};
 use crate::train::data_summary;
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -67,7 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
         arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
     }
     let vocabulary = arch.vocab_size;
-    let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
+    let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
+    let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
+    let pictures = sight.map(|sight| sight.pictures);
+    let data = data::load(&config, &model_dir, vocabulary, &Bar::default(), pictures.as_ref())?;
     if let Some(file) = dump {
         write_dump(&data, file)?;
     }
@@ -92,7 +96,9 @@ pub fn run(args: &Args) -> Result<()> {
             example.labels.truncate(tokens);
             // The first token has no loss: nothing precedes it.
             example.labels.iter_mut().take(1).for_each(|first| *first = IGNORE);
-            let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
+            let pictures = data.train.pictures(index).get(number).map_or(&[][..], Vec::as_slice);
+            let shown = with_pictures(&data, &example, pictures, colour)?;
+            let _ = writeln!(text, "\n{}\n{shown}", Style::Bold.paint(&title, colour));
         }
     }
     terminal::print_exact(&text)
@@ -195,6 +201,12 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
             let _ = writeln!(text, "earlier turns are rewritten by the template, {name}: {turns}");
         }
     }
+    for (name, split, _) in splits(data) {
+        let (pictures, tokens) = split.picture_tokens();
+        if pictures > 0 {
+            let _ = writeln!(text, "pictures, {name}: {pictures}, {tokens} of the tokens");
+        }
+    }
     let (cut, pieces) = data.report.cut;
     if cut > 0 {
         let _ = writeln!(text, "long texts: {cut} cut into {}", count(pieces, "row"));
@@ -240,6 +252,31 @@ fn labelled(data: &Dataset, target: i32) -> String {
         Some(class) => class.label.clone(),
         None => f32::from_bits(target.cast_unsigned()).to_string(),
     }
+}
+
+/// As [`marked`], each picture by its name.
+fn with_pictures(data: &Dataset, example: &Example, pictures: &[Shown], colour: bool) -> Result<String> {
+    let (mut text, mut begin) = (String::new(), 0);
+    let part = |text: &mut String, range: std::ops::Range<usize>| -> Result<()> {
+        if !range.is_empty() {
+            let (input_ids, labels) = (example.input_ids[range.clone()].to_vec(), example.labels[range].to_vec());
+            text.push_str(&marked(data, &Example { input_ids, labels }, colour)?);
+        }
+        Ok(())
+    };
+    for Shown { file, runs } in pictures {
+        let tokens: usize = runs.iter().map(std::ops::Range::len).sum();
+        for (number, run) in runs.iter().enumerate() {
+            part(&mut text, begin..run.start)?;
+            if number == 0 {
+                let name = format!("[{}: {}]", printable(file), count(tokens, "token"));
+                text.push_str(&Style::Dim.paint(&name, colour));
+            }
+            begin = run.end;
+        }
+    }
+    part(&mut text, begin..example.input_ids.len())?;
+    Ok(text)
 }
 
 /// The text of a training row with its special tokens. Tokens with loss are coloured or enclosed.

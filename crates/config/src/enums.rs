@@ -235,6 +235,30 @@ choices! {
         Minhash = "minhash",
     };
 
+    /// What happens to rows with a picture that cannot be read.
+    BadImages {
+        /// The run ends before it starts.
+        Refuse = "refuse",
+        /// They are left out and counted; every picture is decoded when rows are read.
+        Skip = "skip",
+    };
+
+    /// What stands between an image encoder and the model that it is paired with.
+    ConnectorChoice {
+        /// A linear module with a bias.
+        Linear = "linear",
+        /// Two linear modules with GELU between them.
+        Mlp = "mlp",
+    };
+
+    /// Whose rounding resizing of pictures has.
+    ImageBackend {
+        /// torchvision's, which Transformers takes where it is installed.
+        Torchvision = "torchvision",
+        /// Pillow's, which `use_fast=False` takes.
+        Pil = "pil",
+    };
+
     /// What happens to training rows that are also in the validation or test rows.
     Contamination {
         /// No check.

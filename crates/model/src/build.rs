@@ -5,7 +5,7 @@ use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
-use super::device::{device, logits_pool, number};
+use super::device::{device, logits_pool, typed};
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
@@ -267,8 +267,7 @@ impl Builder<'_> {
             None => None,
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
-        let pool = Pool::stepped_on(self.tensors.device);
-        pool.set_number(number(self.tensors.source.config));
+        let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
         Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
     }
 

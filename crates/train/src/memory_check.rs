@@ -79,7 +79,7 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
     memory::guarded(|| {
         engine::choose(resolved.config.tuning.backend);
         let (source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
-        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
+        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
         let sampler = dataset.sampler(&config);
         let parallel = ParallelPlan::new(&config.train, 1);
         memory::reset_peak(device);

@@ -1,8 +1,10 @@
 //! The model of a configuration: found by [`Described::find`], opened by [`Described::open`], and loaded by
 //! [`ModelSource::load`].
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::memory_prediction::{MemoryModel, OptimizerState};
+use super::vision::{self, Seer, Sight};
 use super::{adapter, classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
@@ -10,6 +12,7 @@ use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
+use tunesmith_data::Pictures;
 use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
@@ -61,6 +64,8 @@ pub struct ModelSource {
     /// Bytes of the optimizer's state, of averages, and of the copy for saving.
     pub optimizer: OptimizerBytes,
     adapter: Option<Tensors>,
+    /// Reads the pictures of rows; `None` without an image encoder.
+    pub pictures: Option<Arc<dyn Pictures>>,
     config: Config,
 }
 
@@ -120,6 +125,9 @@ impl Described {
         adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
         arch.separate(Targets::of(&config.tuning).apart());
         hub::fetch_paths(&mut config.data, &downloads)?;
+        let seer = Seer { dir: &dir, tokenizer: &dir, hidden_size: arch.hidden_size };
+        let sight = Sight::of_rows(&config, seer, Part::Whole, &downloads)?;
+        arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
         classification_head::set(&mut config, &mut arch, source.as_deref(), observer)?;
         let mut adapter = None;
         if let Some(source) = &source {
@@ -174,6 +182,7 @@ impl Described {
             trained,
             optimizer,
             adapter,
+            pictures: sight.map(|sight| sight.pictures),
             config: config.clone(),
         };
         Ok((source, config))
@@ -181,6 +190,11 @@ impl Described {
 }
 
 impl ModelSource {
+    /// The folder that names of pictures are relative to.
+    pub fn image_dir(&self) -> PathBuf {
+        vision::image_dir(&self.config)
+    }
+
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }

@@ -5,18 +5,22 @@
 //! Names of tensors are those of Transformers 5 for the whole model, such as
 //! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
 //! ([`VisionArch::stored_names`]).
+mod chat;
 mod connector;
 mod encoder;
 mod families;
 mod models;
+mod processing;
 mod tensors;
 
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::Result;
 
+pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, ConnectorKind, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
 pub use families::{ENCODERS, EncoderFamily};
+pub use processing::{Backend, Processing, Resample, Size};
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +31,8 @@ pub struct VisionArch {
     pub connector: Connector,
     /// Whether the rows of an image see each other in the decoder, those after them too (Gemma 3).
     pub bidirectional: bool,
+    /// How a chat shows pictures; `None` where they stand only in front of a caption.
+    pub chat: Option<ChatImages>,
     /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
     pub folder: Option<PathBuf>,
     /// What is trained.

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, ConnectorKind, Pairing};
 use super::encoder::{Encoder, Feature, Pointwise};
 use super::families::{ENCODERS, EncoderFamily};
@@ -12,6 +13,8 @@ use tunesmith_base::error::{Error, Result};
 
 /// Where a composite class has its encoder.
 const TOWER: &str = "model.vision_tower.";
+/// Keys of the token that stands for a row of a picture.
+const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 /// And its connector.
 const PROJECTOR: &str = "model.multi_modal_projector.";
 
@@ -80,7 +83,9 @@ fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         bias: source.flag("multimodal_projector_bias", true)?,
         dropout: 0.0,
     };
-    Ok(whole(encoder, kind, false, decoder_size))
+    let token = token(source, &IMAGE, 32_000)?;
+    let chat = Some(ChatImages { token, form: ChatForm::Bare });
+    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -98,7 +103,10 @@ fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         eps: encoder.norm_eps,
         projection: format!("{PROJECTOR}mm_input_projection_weight"),
     };
-    Ok(whole(encoder, kind, true, decoder_size))
+    let begin = token(source, &["boi_token_id", "boi_token_index"], 255_999)?;
+    let end = token(source, &["eoi_token_id", "eoi_token_index"], 256_000)?;
+    let chat = ChatImages { token: token(source, &IMAGE, 262_144)?, form: ChatForm::Gemma3 { begin, end } };
+    Ok(VisionArch { chat: Some(chat), bidirectional: true, ..whole(encoder, kind, decoder_size) })
 }
 
 fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -109,12 +117,25 @@ fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         return Err(source.mismatch("scale_factor", &format!("a divisor of {} patches a side", encoder.grid[0])));
     }
     let kind = ConnectorKind::PixelShuffle { name: "model.connector.modality_projection.proj".to_owned(), factor };
-    Ok(whole(encoder, kind, false, decoder_size))
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 128_257)?, form: ChatForm::Idefics3 });
+    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
-fn whole(encoder: Encoder, kind: ConnectorKind, bidirectional: bool, decoder_size: usize) -> VisionArch {
+/// The token under the first of these keys, newer before older, that is there.
+fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
+    match keys.iter().find(|key| source.get(key).is_some()) {
+        None => Ok(default),
+        Some(key) => match source.token_ids(key)?[..] {
+            [id] => Ok(id),
+            _ => Err(source.mismatch(key, "a token id")),
+        },
+    }
+}
+
+fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionArch {
     let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
-    VisionArch { encoder, connector, bidirectional, folder: None, training: VisionTraining::default() }
+    let training = VisionTraining::default();
+    VisionArch { encoder, connector, bidirectional: false, chat: None, folder: None, training }
 }
 
 pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
@@ -161,7 +182,7 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
             dropout: pairing.dropout,
         },
     };
-    let mut paired = whole(encoder, kind, false, decoder_size);
+    let mut paired = whole(encoder, kind, decoder_size);
     paired.connector.stored = false;
     paired.folder = Some(dir.to_owned());
     Ok(paired)

@@ -9,7 +9,7 @@
 //!    or [`VisionArch::of_model`](tunesmith_config::vision::VisionArch::of_model) for a composite checkpoint. From then on [`crate::Model::load`]
 //!    loads it too, [`crate::targets::Targets::tensors`] has what is trained of it, and [`crate::Params`] its values.
 //! 2. It gives pictures to training and evaluation in [`tunesmith_data::batch::Batch::images`]: for each its
-//!    [`Pixels`](tunesmith_vision::Pixels) and the rows of the flat stream that show it.
+//!    [`Pixels`] and the rows of the flat stream that show it.
 //!    [`VisionArch::rows`](tunesmith_config::vision::VisionArch::rows) says how many rows a picture takes.
 //! 3. For generation it makes a text's cache by [`crate::Model::cache_with_images`], whose rows count from the text's start, and goes
 //!    on as without pictures: the prompt's tokens, with any id in the places of image rows, then those that are generated.

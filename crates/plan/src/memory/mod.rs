@@ -15,7 +15,6 @@ pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, CountBuffers, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
 pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, Walk};
 
-use gpu::Counted;
 use pool::{LANES, bytes};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -153,7 +152,6 @@ pub struct Predictor<'a> {
     /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
     loading: u64,
     counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
-    counted: Counted,
 }
 
 impl<'a> Predictor<'a> {
@@ -166,7 +164,6 @@ impl<'a> Predictor<'a> {
             segments: Vec::new(),
             loading: 0,
             counts: RefCell::default(),
-            counted: Counted::default(),
         };
         this.read_base();
         this
@@ -179,15 +176,7 @@ impl<'a> Predictor<'a> {
         if job.base != self.job.base || job.trained.values != self.job.trained.values {
             return Self::new(job, device);
         }
-        Self {
-            job,
-            device,
-            constants,
-            segments: self.segments.clone(),
-            loading,
-            counts: RefCell::default(),
-            counted: Counted::default(),
-        }
+        Self { job, device, constants, segments: self.segments.clone(), loading, counts: RefCell::default() }
     }
 
     /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
@@ -361,7 +350,7 @@ impl<'a> Predictor<'a> {
                 self.loading
             }
             Device::Gpu => {
-                let GpuHeld { held, most } = self.held_on_gpu();
+                let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
                 breakdown.host = job.optimizer.scratch + job.companions;
