@@ -237,6 +237,10 @@ impl Metrics {
                 EvalMetric::ExactMatch => Measure::ExactMatch(by),
                 EvalMetric::Contains => Measure::Contains(by),
                 EvalMetric::Sari => Measure::Sari,
+                EvalMetric::Cider => Measure::of(VisualMetric::Cider),
+                EvalMetric::VqaAccuracy => Measure::of(VisualMetric::VqaAccuracy),
+                EvalMetric::Choice => Measure::of(VisualMetric::Choice),
+                EvalMetric::YesNo => Measure::of(VisualMetric::YesNo),
                 EvalMetric::Json => Measure::Json(config.json_schema.as_deref().map(Schema::load).transpose()?),
             });
         }
