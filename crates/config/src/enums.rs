@@ -215,6 +215,14 @@ choices! {
         Sari = "sari",
         /// Whether the answer is JSON, equals the reference's JSON, and satisfies `json_schema`.
         Json = "json",
+        /// `CIDEr` of captions, 0 to 10, as pycocoevalcap.
+        Cider = "cider",
+        /// The accuracy of VQA v2, 0 to 1, by several people's answers.
+        VqaAccuracy = "vqa_accuracy",
+        /// Whether the answer chooses the reference's letter, such as B.
+        Choice = "choice",
+        /// Accuracy, precision, recall and F1 of yes, for answers that are yes or no.
+        YesNo = "yes_no",
     } later ["accuracy", "f1", "bertscore", "comet", "ter"];
 
     /// What is done to an answer and its reference before they are compared.

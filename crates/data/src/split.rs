@@ -41,6 +41,16 @@ pub struct Split {
     pub(super) pictures: Option<Arc<dyn Pictures>>,
 }
 
+/// The tokens before the last run of labels, and that run.
+fn prompt_and_answer(example: Example) -> (Vec<u32>, Vec<u32>) {
+    let Example { input_ids, mut labels } = example;
+    // The label of a classification or regression is not an answer.
+    labels.truncate(input_ids.len());
+    let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
+    let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
+    (input_ids[..start].to_vec(), input_ids[start..end].to_vec())
+}
+
 impl Split {
     /// Stores examples that are not from files, in an unnamed temporary file.
     ///
@@ -195,12 +205,21 @@ impl Split {
     /// # Errors
     /// As [`Self::example`].
     pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
-        let Example { input_ids, mut labels } = self.example(index)?;
-        // The label of a classification or regression is not an answer.
-        labels.truncate(input_ids.len());
-        let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
-        let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
-        Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
+        self.example(index).map(prompt_and_answer)
+    }
+
+    /// The captions of a picture, that of [`Self::prompt`] first; of any other row, the answer.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn answers(&self, index: usize) -> Result<Vec<Vec<u32>>> {
+        let examples = self.sequences(index)?.0.into_iter().rev();
+        let mut parts = examples.map(prompt_and_answer);
+        let Some((prompt, answer)) = parts.next() else { return Ok(Vec::new()) };
+        let shows = self.shows(index);
+        // Renderings of a conversation ask other questions.
+        let others = parts.filter(|(other, _)| shows && *other == prompt).map(|(_, answer)| answer);
+        Ok(std::iter::once(answer).chain(others).collect())
     }
 
     /// The label of a classification or regression example: a class, or the bits of an f32.
