@@ -15,6 +15,7 @@ mod tensors;
 
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::Result;
+use tunesmith_base::words::count;
 
 pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, ConnectorKind, Pairing};
@@ -71,6 +72,25 @@ impl VisionArch {
     /// [`tunesmith_base::Kind::Model`]: the folder's `config.json` is of no encoder that is known here.
     pub fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<Self> {
         models::pair(dir, pairing, decoder_size)
+    }
+
+    /// Encoder and connector in one line, for people.
+    pub fn described(&self) -> String {
+        let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
+        let encoder = match (encoder, last_blocks, adapters.is_empty()) {
+            (true, ..) => "trained".to_owned(),
+            (false, 0, true) => "frozen".to_owned(),
+            (false, 0, false) => "with adapters".to_owned(),
+            (false, blocks, _) => format!("the last {} trained", count(*blocks, "block")),
+        };
+        let kind = match &self.connector.kind {
+            ConnectorKind::Linear { .. } => "linear",
+            ConnectorKind::Mlp { .. } => "MLP",
+            ConnectorKind::PixelShuffle { .. } => "pixel shuffle",
+            ConnectorKind::AveragePool { .. } => "average pool",
+        };
+        let connector = if *connector { "trained" } else { "frozen" };
+        format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)
     }
 
     /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes.
