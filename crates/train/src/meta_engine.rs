@@ -85,6 +85,11 @@ impl OnGpu {
     }
 }
 
+/// What all experts take, from what an eighth and a quarter of them take: six eighths more.
+const fn from_parts(eighth: u64, quarter: u64) -> u64 {
+    quarter + 6 * quarter.saturating_sub(eighth)
+}
+
 impl MetaEngine {
     pub(crate) fn new(arch: &Arch, config: &Config) -> Self {
         let (arch, config) = (arch.clone(), config.clone());
@@ -113,14 +118,17 @@ impl MetaEngine {
         if walk.uneven {
             return of(experts.map(|experts| Experts { count: experts.per_token, ..experts }));
         }
-        let many = experts.filter(|experts| experts.count * self.arch.blocks.len() > MANY_EXPERTS);
-        let Some((eighth, quarter)) = many.and_then(|experts| experts.part(8).zip(experts.part(4))) else {
-            return of(experts);
-        };
+        let Some((eighth, quarter)) = self.parts() else { return of(experts) };
         let (less, more) = (of(Some(eighth)), of(Some(quarter)));
-        // Six eighths more.
-        let all = |of: fn(&GpuBytes) -> u64| of(&more) + 6 * of(&more).saturating_sub(of(&less));
-        GpuBytes { kept: all(|it| it.kept), pools: all(|it| it.pools), head: more.head }
+        let kept = from_parts(less.kept, more.kept);
+        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head }
+    }
+
+    /// An eighth and a quarter of the experts, if there are so many that these are counted instead of all.
+    fn parts(&self) -> Option<(Experts, Experts)> {
+        let experts = self.arch.experts.as_ref().map(|it| Experts { count: it.count, per_token: it.per_token });
+        let many = experts.filter(|experts| experts.count * self.arch.blocks.len() > MANY_EXPERTS)?;
+        many.part(8).zip(many.part(4))
     }
 }
 
@@ -144,7 +152,16 @@ impl CountBuffers for MetaEngine {
         if let Some((_, held)) = counted.held.iter().find(|(known, _)| known == base) {
             return *held;
         }
-        let held = self.model(&mut counted.models, base, None).held;
+        let mut of = |experts| self.model(&mut counted.models, base, experts).held;
+        let held = match self.parts() {
+            None => of(None),
+            Some((eighth, quarter)) => {
+                let (less, more) = (of(Some(eighth)), of(Some(quarter)));
+                let held = from_parts(less.held, more.held);
+                // What is held for a moment beside it is one matrix, whatever the number of experts.
+                GpuHeld { held, most: held + more.most.saturating_sub(more.held) }
+            }
+        };
         counted.held.push((base.clone(), held));
         held
     }
