@@ -158,7 +158,7 @@ fn common(answer: &[Weighted<'_>], reference: &[Weighted<'_>]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::golden;
+    use super::super::tests as golden;
     use super::*;
 
     #[test]

@@ -8,8 +8,6 @@ mod bootstrap;
 pub mod choice;
 pub mod chrf;
 pub mod cider;
-#[cfg(test)]
-mod golden;
 mod likelihood;
 mod matching;
 pub mod meteor;
@@ -19,8 +17,6 @@ pub mod sari;
 pub mod schema;
 pub mod scored;
 pub mod scorer;
-#[cfg(test)]
-mod tests;
 mod text;
 mod visual;
 pub mod vqa;
@@ -372,3 +368,6 @@ impl Metrics {
         differences
     }
 }
+
+#[cfg(test)]
+mod tests;

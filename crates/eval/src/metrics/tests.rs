@@ -16,13 +16,13 @@ fn visual(config: &EvalConfig) -> Metrics {
 
 #[test]
 fn the_best_reference_counts_for_rouge_and_meteor() {
-    let golden = &golden::captions()["captions"];
+    let golden = &captions()["captions"];
     for (name, rouge_stemmer) in [("plain", false), ("stem", true)] {
         let config =
             EvalConfig { metrics: vec![EvalMetric::Rouge, EvalMetric::Meteor], rouge_stemmer, ..EvalConfig::default() };
         let mut metrics = Metrics::new(&config, 1).unwrap().without_intervals();
         for of_row in golden["rows"].as_array().unwrap() {
-            let (answer, references) = golden::texts(of_row);
+            let (answer, references) = texts(of_row);
             let got = metrics.add_with_references(&row(answer, &references), &references, None).unwrap();
             for (metric, got) in got {
                 let want = if metric == "meteor" { &of_row["meteor"] } else { &of_row[name][&metric] };
@@ -55,11 +55,11 @@ fn visual_metrics_have_names_scores_and_intervals() {
         assert_eq!(VisualMetric::named(metric.name()), Some(metric));
     }
     assert_eq!(VisualMetric::named("cider-d"), None);
-    let golden = &golden::captions()["captions"];
+    let golden = &captions()["captions"];
     let config = EvalConfig { metrics: vec![], ..EvalConfig::default() };
     let (mut good, mut bad) = (visual(&config), visual(&config));
     for of_row in golden["rows"].as_array().unwrap() {
-        let (answer, references) = golden::texts(of_row);
+        let (answer, references) = texts(of_row);
         let scores = good.add_with_references(&row(answer, &references), &references, None).unwrap();
         assert!(scores.iter().all(|(name, _)| name != "cider"), "CIDEr has no score of a row alone");
         bad.add_with_references(&row("nothing here", &references), &references, None).unwrap();
@@ -92,4 +92,16 @@ fn letters_and_yes_count_only_where_the_reference_has_them() {
     for name in ["yes_no_precision", "yes_no_recall", "yes_no_f1"] {
         assert!((value(&scores, name) - 2.0 / 3.0).abs() < 1e-15, "{name}");
     }
+}
+
+/// `tests/golden/metrics/captions.json`, which `scripts/golden/metrics.py` writes.
+pub(super) fn captions() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/metrics/captions.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The answer and the references of a row.
+pub(super) fn texts(row: &Value) -> (&str, Vec<&str>) {
+    let references = row["references"].as_array().unwrap().iter();
+    (row["answer"].as_str().unwrap(), references.map(|text| text.as_str().unwrap()).collect())
 }

@@ -100,7 +100,7 @@ fn without_punctuation(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::golden;
+    use super::super::tests as golden;
     use super::*;
 
     #[test]
