@@ -69,7 +69,7 @@ impl AnswerDecoder<'_> {
     /// before each token, returns false.
     ///
     /// # Errors
-    /// As [`generate`]; the tokenizer's decoder fails.
+    /// As [`generate_with_images`](super::generate_with_images); the tokenizer's decoder fails.
     pub fn answer(
         &self,
         model: &Model,
@@ -90,7 +90,7 @@ impl AnswerDecoder<'_> {
     /// the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
     ///
     /// # Errors
-    /// As [`generate`]; those of `ended`.
+    /// As [`generate_with_images`](super::generate_with_images); those of `ended`.
     pub(crate) fn answer_each(
         &self,
         model: &Model,
