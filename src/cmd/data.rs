@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let vocabulary = arch.vocab_size;
     let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
-    let pictures = sight.map(|sight| sight.pictures);
+    let pictures = sight.as_ref().map(Sight::pictures);
     let data = data::load(&config, &model_dir, vocabulary, &Bar::default(), pictures.as_ref())?;
     if let Some(file) = dump {
         write_dump(&data, file)?;

@@ -158,7 +158,7 @@ impl AskArgs {
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        let pictures = sight.map(|sight| sight.pictures);
+        let pictures = sight.as_ref().map(Sight::pictures);
         Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, pictures, values })
     }
 

@@ -56,7 +56,7 @@ fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<D
     let arch = Arch::from_dir(folder).unwrap();
     let seer = Seer { dir: folder, tokenizer: folder, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, Part::Whole, &NoProgress)?;
-    load(&config, folder, arch.vocab_size, &Silent, sight.as_ref().map(|sight| &sight.pictures))
+    load(&config, folder, arch.vocab_size, &Silent, sight.as_ref().map(Sight::pictures).as_ref())
 }
 
 #[test]
@@ -231,6 +231,88 @@ fn text_alone_does_not_load_the_encoder_and_trains_as_before() {
         fs::read(out.join("adapter/adapter_model.safetensors")).unwrap()
     };
     assert_eq!(run("one", &[]), run("two", &["vision.load=false"]));
+}
+
+/// The adapter's bytes and the losses of a run; its cache is `cache` below the fixture.
+fn kept(fixture: &Fixture, out: &str, cache: &str, lines: &[&str]) -> (Vec<u8>, String, String) {
+    let cache = format!("data.cache_dir: {}", fixture.path(cache).display());
+    let own = ["train.num_train_epochs: 2", "train.eval_strategy: epoch", "gen.num_samples: 2", &cache];
+    let config = fixture.config(out, &[&own, lines].concat());
+    let done = train(&config, &[&format!("train.output_dir={}", fixture.path(out).display())]);
+    assert!(done.status.success(), "{lines:?}: {}", said(&done));
+    let metrics = fs::read_to_string(fixture.path(out).join("metrics.jsonl")).unwrap();
+    let losses: Vec<String> = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|line| format!("{} {} {}", line["step"], line["loss"], line["eval_loss"]))
+        .collect();
+    let adapter = fs::read(fixture.path(out).join("adapter/adapter_model.safetensors")).unwrap();
+    (adapter, losses.join("\n"), said(&done))
+}
+
+#[test]
+fn kept_features_train_to_the_same_bits_as_the_encoder_that_makes_them() {
+    let pair = paired();
+    let encoder = encoder(&pair);
+    let mlp = [&encoder, "vision.connector: mlp", "vision.connector_dropout: 0.1"];
+    for (fixture, lines) in [
+        // What is kept: the encoder's rows as the connector is trained, or the connector's.
+        (&pair, &mlp[..]),
+        (&seeing("smolvlm"), &["data.packing: true", "model.max_seq_len: 96"]),
+        (&seeing("gemma3"), &["tuning.freeze_connector: false"]),
+        (&seeing("llava"), &["tuning.lora.lora_dropout: 0.1"]),
+    ] {
+        let run = |out: &str, cache: &str, more: &str| kept(fixture, out, cache, &[lines, &[more]].concat());
+        let each = run("each", "none", "vision.cache_features: false");
+        assert!(!each.2.contains("features of"), "{}", each.2);
+        assert!(!fixture.path("none/features").exists());
+        let once = run("once", "cache", "vision.feature_cache_size: 1GiB");
+        assert!(once.2.contains("is not loaded"), "{}", once.2);
+        assert_eq!(once.1, each.1, "{lines:?}");
+        assert!(once.0 == each.0, "{lines:?}");
+        let again = run("again", "cache", "vision.cache_features: true");
+        assert!(!again.2.contains("is not loaded") && again.0 == once.0, "nothing is computed again: {}", again.2);
+    }
+}
+
+#[test]
+fn features_are_computed_ahead_of_a_run_and_predictions_know_them() {
+    let fixture = paired();
+    let cache = format!("data.cache_dir: {}", fixture.path("cache").display());
+    let config = fixture.config("run", &["train.num_train_epochs: 2", &encoder(&fixture), &cache]);
+    let word = config.to_str().unwrap();
+    let command = |args: &[&str]| {
+        let done = tunesmith(args).output().unwrap();
+        assert!(done.status.success(), "{args:?}: {}", said(&done));
+        said(&done)
+    };
+    let checked = command(&["memory-check", word]);
+    assert!(!fixture.path("cache/features").exists(), "a prediction computes nothing: {checked}");
+    let encoded = command(&["encode", word]);
+    assert!(encoded.contains("features of 2 pictures, 2 of them computed now"), "{encoded}");
+    let encoded = command(&["encode", word]);
+    assert!(encoded.contains("features of 2 pictures, 0 of them computed now"), "{encoded}");
+    // Another encoder's are others; room is asked for; a trained encoder has none.
+    let refused = |args: &[&str], code: i32, part: &str| {
+        let done = tunesmith(args).output().unwrap();
+        assert!(done.status.code() == Some(code) && said(&done).contains(part), "{args:?}: {}", said(&done));
+    };
+    refused(&["encode", word, "vision.feature_cache_size=1KiB", "vision.backend=pil"], 6, "feature_cache_size");
+    refused(&["encode", word, "tuning.vision_unfreeze_layers=1"], 2, "encoder is trained");
+    let text = Fixture::new();
+    refused(&["encode", text.config("run", &[]).to_str().unwrap()], 2, "show no pictures");
+    // Damage is found, and mended once the folder is removed.
+    let folder = fs::read_dir(fixture.path("cache/features")).unwrap().next().unwrap().unwrap().path();
+    let file = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[header + 1] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let done = train(&config, &[]);
+    assert!(done.status.code() == Some(6) && said(&done).contains("remove "), "{}", said(&done));
+    fs::remove_dir_all(&folder).unwrap();
+    let done = train(&config, &[]);
+    assert!(done.status.success(), "{}", said(&done));
 }
 
 #[test]

@@ -139,6 +139,8 @@ mod tests {
     /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine. With a
     /// decaying schedule, another length changes the learning rate from this step on, and the run says so.
     const FREE: &[&str] = &[
+        "vision.cache_features",
+        "vision.feature_cache_size",
         "eval.metrics",
         "eval.normalization",
         "eval.rouge_stemmer",

@@ -157,6 +157,11 @@ section! {
         image_token: Option<String> = None;
         /// Whose rounding resizing has.
         backend: ImageBackend = ImageBackend::Torchvision;
+        /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
+        /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
+        cache_features: Option<bool> = None;
+        /// The most that a run may keep of its pictures' features.
+        feature_cache_size: Bytes = Bytes(50 << 30);
     }
 }
 

@@ -16,7 +16,7 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files::{self, atomic};
 use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
-use tunesmith_vision::{MAX_BYTES, Picture, Pixels, Processor};
+use tunesmith_vision::{MAX_BYTES, Picture, Pixels, Processor, Tile};
 
 /// Whether one of the first rows of any file of a configuration shows a picture.
 ///
@@ -71,6 +71,24 @@ impl PictureFiles {
             }
         }
         files::read(&whole, MAX_BYTES).map_err(failed)
+    }
+
+    /// A picture's content, as a hash of its file, and the tiles that it is cut into.
+    ///
+    /// # Errors
+    /// As [`Pictures::rows`].
+    pub fn identify(&self, file: &str) -> Result<(blake3::Hash, Vec<Tile>)> {
+        let read = || {
+            let bytes = self.read(file)?;
+            let (width, height) = Picture::size(&bytes)?;
+            Ok((blake3::hash(&bytes), self.processor.layout(width, height)?.tiles))
+        };
+        read().map_err(|error| bad_image(file, error))
+    }
+
+    /// All that a picture's pixels depend on besides its file.
+    pub fn processing(&self) -> String {
+        format!("{:?}", self.processor)
     }
 
     fn layout(&self, file: &str) -> Result<PictureRows> {

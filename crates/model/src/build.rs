@@ -149,6 +149,30 @@ impl Model {
     }
 }
 
+impl<'a> Builder<'a> {
+    /// For encoder and connector alone, of which nothing is trained.
+    pub(super) fn of_vision(
+        device: Device,
+        arch: &'a Arch,
+        weights: Option<&'a WeightFiles>,
+        config: &'a Config,
+        stack: &'a Stack,
+    ) -> Result<Self> {
+        let specs = arch.vision.iter().flat_map(|vision| vision.tensors());
+        let tensors = Tensors {
+            vision: VisionFiles::open(arch, weights, config.train.seed)?,
+            source: Source { arch, weights, config, stack },
+            device,
+            quantizer: Quantizer::none(),
+            params: Params::on(device),
+            sizes: specs.map(|spec| (spec.name, spec.shape)).collect(),
+            trained: BTreeSet::new(),
+            renamed: BTreeMap::new(),
+        };
+        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default() })
+    }
+}
+
 impl Builder<'_> {
     fn build(mut self) -> Result<Model> {
         let Tensors { trained, sizes, .. } = &self.tensors;

@@ -16,7 +16,7 @@ use super::vision::encoder::Encoder;
 use super::vision::stem::Stem;
 use tunesmith_base::error::Result;
 use tunesmith_config::Checkpointing;
-use tunesmith_config::vision::{self as spec, ConnectorKind, VisionArch};
+use tunesmith_config::vision::{self as spec, ConnectorKind, Features, VisionArch};
 use tunesmith_device::Array;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::narrow::Half;
@@ -25,8 +25,9 @@ use tunesmith_ops::pointwise::Function;
 impl Builder<'_> {
     /// Encoder and connector; `narrow` is what the encoder keeps for backward.
     pub(crate) fn vision(&mut self, arch: &VisionArch, narrow: Option<Half>) -> Result<Vision> {
-        let encoder = self.encoder(&arch.encoder, narrow)?;
-        let connector = self.connector(&arch.connector)?;
+        let encoder = arch.features.is_none().then(|| self.encoder(&arch.encoder, narrow)).transpose()?;
+        let behind = arch.features != Some(Features::Connector);
+        let connector = behind.then(|| self.connector(&arch.connector)).transpose()?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
         Ok(Vision::new(arch.clone(), encoder, connector, pool))
     }
@@ -101,9 +102,8 @@ impl Builder<'_> {
         let mut next = || linears.next().expect("the kind has this many modules");
         Ok(match &spec.kind {
             ConnectorKind::Linear { .. } => Connector::Linear(next()),
-            ConnectorKind::Mlp { activation, dropout, .. } => {
-                let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(*activation) };
-                Connector::Mlp { mlp, dropout: *dropout as f32 }
+            ConnectorKind::Mlp { activation, .. } => {
+                Connector::Mlp(PlainMlp { fc1: next(), fc2: next(), function: function(*activation) })
             }
             ConnectorKind::PixelShuffle { factor, .. } => Connector::PixelShuffle { linear: next(), factor: *factor },
             ConnectorKind::AveragePool { kernel, norm, eps, projection } => {

@@ -10,6 +10,7 @@ pub mod data_summary;
 mod divergence;
 pub mod engine;
 mod evaluation;
+pub mod features;
 mod finish;
 mod load;
 mod lock;

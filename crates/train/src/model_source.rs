@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::features::RunPictures;
 use super::memory_prediction::{MemoryModel, OptimizerState};
 use super::vision::{self, Seer, Sight};
 use super::{adapter, classification_head, trainable};
@@ -49,6 +50,8 @@ pub struct ModelSource {
     pub device: Device,
     /// Its shape, with new tokens and the classification head.
     pub arch: Arch,
+    /// As `arch`, but for what features of pictures make unnecessary ([`ModelSource::compute_features`]): what is loaded.
+    pub model_arch: Arch,
     /// Its weights; `None` if they are random.
     pub weights: Option<WeightFiles>,
     /// The other parts of a multimodal model.
@@ -66,6 +69,8 @@ pub struct ModelSource {
     adapter: Option<Tensors>,
     /// Reads the pictures of rows; `None` without an image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
+    /// The same.
+    pub(super) run_pictures: Option<Arc<RunPictures>>,
     config: Config,
 }
 
@@ -173,6 +178,7 @@ impl Described {
             dir,
             snapshot,
             device,
+            model_arch: arch.clone(),
             arch,
             weights,
             wrapping,
@@ -182,7 +188,8 @@ impl Described {
             trained,
             optimizer,
             adapter,
-            pictures: sight.map(|sight| sight.pictures),
+            pictures: sight.as_ref().map(Sight::pictures),
+            run_pictures: sight.map(|sight| sight.run_pictures),
             config: config.clone(),
         };
         Ok((source, config))
@@ -201,7 +208,7 @@ impl ModelSource {
 
     /// Predicts the memory of this model.
     pub const fn memory(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref(), self.device)
+        MemoryModel::new(&self.config, &self.model_arch, self.weights.as_ref(), self.device)
     }
 
     /// Reads tensors of the base model, with the adapters merged.
@@ -272,7 +279,7 @@ impl ModelSource {
     pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
         let (weights, cache) = (self.weights.as_ref(), self.quantized_cache()?);
         let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
-        let mut model = Model::load_with(&self.arch, weights, &self.config, &self.stack, cache, shards)?;
+        let mut model = Model::load_with(&self.model_arch, weights, &self.config, &self.stack, cache, shards)?;
         if let Some(adapter) = &self.adapter {
             let specs = model.params.specs.clone();
             for spec in specs {

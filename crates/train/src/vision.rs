@@ -2,6 +2,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::features::RunPictures;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
@@ -17,7 +18,7 @@ pub struct Sight {
     /// For [`tunesmith_config::arch::Arch::vision`].
     pub arch: Arc<VisionArch>,
     /// Reads pictures as the encoder wants them.
-    pub pictures: Arc<dyn Pictures>,
+    pub(crate) run_pictures: Arc<RunPictures>,
 }
 
 /// The model that is to see.
@@ -32,6 +33,11 @@ pub struct Seer<'a> {
 }
 
 impl Sight {
+    /// Reads pictures as the encoder wants them.
+    pub fn pictures(&self) -> Arc<dyn Pictures> {
+        Arc::<RunPictures>::clone(&self.run_pictures)
+    }
+
     /// Opens the image encoder of a run, of which so much is downloaded. `None` if the run has no pictures: `vision.load` decides, or
     /// else the first rows.
     ///
@@ -90,7 +96,7 @@ impl Sight {
             &config.data.cache_dir.clone().or_else(files::user_cache).unwrap_or_else(std::env::temp_dir),
             config.data.bad_images == BadImages::Skip,
         )?;
-        Ok(Self { arch: Arc::new(vision), pictures: Arc::new(files) })
+        Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
 }
 

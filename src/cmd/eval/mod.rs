@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     let seer = Seer { dir: &base, tokenizer: &base, hidden_size: arch.hidden_size };
     let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
     arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
-    let pictures = sight.map(|sight| sight.pictures);
+    let pictures = sight.as_ref().map(Sight::pictures);
     let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default(), pictures.as_ref())?;
     if head.is_some() {
         dataset.report.warnings.iter().for_each(|warning| print_note(warning));

@@ -38,6 +38,17 @@ pub struct VisionArch {
     pub folder: Option<PathBuf>,
     /// What is trained.
     pub training: VisionTraining,
+    /// Set where pictures come as values that were computed before: the model then holds only what is behind them.
+    pub features: Option<Features>,
+}
+
+/// Values of a picture that are computed once, as nothing before them is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Features {
+    /// The encoder's rows, `[rows, width of the encoder]`.
+    Encoder,
+    /// The connector's rows, `[rows, width of the decoder]`.
+    Connector,
 }
 
 /// What of a [`VisionArch`] is trained. By default nothing is.
@@ -72,6 +83,30 @@ impl VisionArch {
     /// [`tunesmith_base::Kind::Model`]: the folder's `config.json` is of no encoder that is known here.
     pub fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<Self> {
         models::pair(dir, pairing, decoder_size)
+    }
+
+    /// The values of pictures that need no second computation: the connector's rows if it is frozen and they are fewer numbers, else
+    /// the encoder's. `None` if a part of the encoder is trained.
+    pub fn fixed_features(&self) -> Option<Features> {
+        let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
+        if *encoder || *last_blocks > 0 || !adapters.is_empty() {
+            return None;
+        }
+        let of_encoder = self.connector.side().pow(2) * self.connector.encoder_size;
+        let fewer = self.connector.decoder_size <= of_encoder;
+        let fixed = !connector && self.connector.dropout() == 0.0;
+        Some(if fixed && fewer { Features::Connector } else { Features::Encoder })
+    }
+
+    /// The shape of the features of a picture with these tiles (rows and columns of patches each): rows and width.
+    pub fn features_shape(&self, features: Features, tiles: &[(usize, usize)]) -> [usize; 2] {
+        let kept = if self.encoder.feature.drop_prefix { 0 } else { self.encoder.prefix_tokens() };
+        match features {
+            Features::Encoder => {
+                [tiles.iter().map(|(rows, columns)| rows * columns + kept).sum(), self.connector.encoder_size]
+            }
+            Features::Connector => [self.rows(tiles.iter().copied()), self.connector.decoder_size],
+        }
     }
 
     /// Encoder and connector in one line, for people.

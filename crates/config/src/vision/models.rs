@@ -135,7 +135,7 @@ fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
 fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionArch {
     let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
     let training = VisionTraining::default();
-    VisionArch { encoder, connector, bidirectional: false, chat: None, folder: None, training }
+    VisionArch { encoder, connector, bidirectional: false, chat: None, folder: None, training, features: None }
 }
 
 pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {

@@ -1,5 +1,5 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
-use super::{Connector, ConnectorKind, Encoder, VisionArch, VisionTraining};
+use super::{Connector, ConnectorKind, Encoder, Features, VisionArch, VisionTraining};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
@@ -128,9 +128,13 @@ const PREFIXES: [&str; 7] =
     ["model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model.", "vit.", "dinov2.", ""];
 
 impl VisionArch {
-    /// Every tensor that pictures come through: encoder, then connector.
+    /// Every tensor that pictures come through: encoder, then connector. Not those before [`VisionArch::features`].
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        [self.encoder.tensors(), self.connector.tensors()].concat()
+        match self.features {
+            None => [self.encoder.tensors(), self.connector.tensors()].concat(),
+            Some(Features::Encoder) => self.connector.tensors(),
+            Some(Features::Connector) => Vec::new(),
+        }
     }
 
     /// Those that are trained in full.

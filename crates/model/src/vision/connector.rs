@@ -15,15 +15,8 @@ use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer}
 #[derive(Debug)]
 pub enum Connector {
     Linear(Linear),
-    Mlp {
-        mlp: PlainMlp,
-        /// The share of the activation's outputs that is zeroed in training.
-        dropout: f32,
-    },
-    PixelShuffle {
-        linear: Linear,
-        factor: usize,
-    },
+    Mlp(PlainMlp),
+    PixelShuffle { linear: Linear, factor: usize },
     AveragePool(AveragePool),
 }
 
@@ -83,7 +76,7 @@ impl Connector {
     pub fn trains(&self) -> bool {
         match self {
             Self::Linear(linear) | Self::PixelShuffle { linear, .. } => linear.trains(),
-            Self::Mlp { mlp, .. } => mlp.linears().any(Linear::trains),
+            Self::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Self::AveragePool(pool) => pool.norm.trains() || pool.projection.trains(),
         }
     }
@@ -101,7 +94,7 @@ impl Connector {
                 let (y, extra) = linear.forward(pass, x, None);
                 (y, Saved::Linear(extra))
             }
-            Self::Mlp { mlp, .. } => {
+            Self::Mlp(mlp) => {
                 let (middle, saved) = mlp.forward(pass, x);
                 let middle = match dropped {
                     Some(dropout) => dropout.apply(&middle),
@@ -139,7 +132,7 @@ impl Connector {
                 linear.backward(pass, &Input::new(x), extra.as_ref(), dy, dx.as_mut().map(|dx| (dx, false)), grads);
                 dx
             }
-            (Self::Mlp { mlp, .. }, Saved::Mlp(saved, middle, extra)) => {
+            (Self::Mlp(mlp), Saved::Mlp(saved, middle, extra)) => {
                 let mut d_middle = middle.like();
                 let to = Some((&mut d_middle, false));
                 mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, to, grads);

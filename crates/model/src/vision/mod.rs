@@ -32,7 +32,7 @@ pub(crate) use splice::{Splice, by_sequence};
 use std::sync::Arc;
 use tiles::Tiles;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::VisionArch;
+use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
@@ -41,12 +41,12 @@ use tunesmith_vision::Pixels;
 /// Tells the connector's dropout from that of any module with an adapter.
 const CONNECTOR: u64 = u64::MAX - 1;
 
-/// Encoder and connector.
+/// Encoder and connector; each only where it is needed behind the features that pictures come as ([`VisionArch::features`]).
 #[derive(Debug)]
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
-    encoder: Encoder,
-    connector: Connector,
+    encoder: Option<Encoder>,
+    connector: Option<Connector>,
     /// Batches of patches have another length than those of tokens.
     pub(crate) pool: Arc<Pool>,
 }
@@ -70,9 +70,8 @@ pub(crate) struct Training<'a> {
 pub(crate) struct Trace {
     tiles: Tiles,
     encoder: Option<encoder::Saved>,
-    /// The connector's input.
-    x: Activation,
-    connector: connector::Saved,
+    /// The connector's input, and what it keeps.
+    connector: Option<(Activation, connector::Saved)>,
 }
 
 impl<'a> Training<'a> {
@@ -101,13 +100,19 @@ impl<'a> Training<'a> {
 
 impl Vision {
     /// Encoder and connector as `arch` describes them.
-    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connector: Connector, pool: Arc<Pool>) -> Self {
+    pub(crate) const fn new(
+        arch: VisionArch,
+        encoder: Option<Encoder>,
+        connector: Option<Connector>,
+        pool: Arc<Pool>,
+    ) -> Self {
         Self { arch, encoder, connector, pool }
     }
 
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
-        self.encoder.trains || self.connector.trains()
+        self.encoder.as_ref().is_some_and(|encoder| encoder.trains)
+            || self.connector.as_ref().is_some_and(Connector::trains)
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -115,15 +120,15 @@ impl Vision {
     /// # Errors
     /// [`tunesmith_base::Kind::Data`].
     pub(crate) fn check(&self, images: &[ImageRows], tokens: usize) -> Result<()> {
-        let values = self.arch.encoder.patch_values();
         let side = self.arch.connector.side();
         let mut end = 0;
         for image in images {
             let tiles = &image.pixels.tiles;
             let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
             let (rows, found) = (self.rows(&image.pixels), image.rows());
-            if patches == 0 || image.pixels.patches.len() != patches * values {
-                let (found, wanted) = (image.pixels.patches.len(), patches * values);
+            let wanted = self.numbers_of(&image.pixels);
+            if patches == 0 || image.pixels.patches.len() != wanted {
+                let found = image.pixels.patches.len();
                 return Err(Error::data(format!(
                     "a picture of {patches} patches has {found} numbers, expected {wanted}"
                 )));
@@ -143,6 +148,17 @@ impl Vision {
             }
         }
         Ok(())
+    }
+
+    /// How many numbers a picture has: those of its patches, or of its features.
+    fn numbers_of(&self, pixels: &Pixels) -> usize {
+        let tiles: Vec<_> = pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
+        match self.arch.features {
+            None => {
+                tiles.iter().map(|(rows, columns)| rows * columns).sum::<usize>() * self.arch.encoder.patch_values()
+            }
+            Some(features) => self.arch.features_shape(features, &tiles).iter().product(),
+        }
     }
 
     /// How many rows of the decoder a picture takes.
@@ -165,18 +181,38 @@ impl Vision {
         self.pool.reserve(tiles.tokens(prefix));
         let numbers = self.numbers(training);
         let pass = self.pass(pass, training, &numbers);
-        let width = self.arch.encoder.patch_values();
-        let patches = match pictures {
+        let width = match self.arch.features {
+            None => self.arch.encoder.patch_values(),
+            Some(Features::Encoder) => self.arch.connector.encoder_size,
+            Some(Features::Connector) => self.arch.connector.decoder_size,
+        };
+        let x = match pictures {
             [one] => Activation::from_rows(&self.pool, &one.patches, width),
             several => {
                 let all: Vec<f32> = several.iter().flat_map(|pixels| &pixels.patches).copied().collect();
                 Activation::from_rows(&self.pool, &all, width)
             }
         };
-        let (x, encoder) = self.encoder.forward(&pass, &tiles, patches, training.is_some())?;
+        let (x, encoder) = match &self.encoder {
+            Some(encoder) => encoder.forward(&pass, &tiles, x, training.is_some())?,
+            None => (x, None),
+        };
+        let Some(connector) = &self.connector else { return Ok((x, Trace { tiles, encoder, connector: None })) };
         let dropped = training.and_then(|training| training.connector(self.dropout()));
-        let (y, connector) = self.connector.forward(&pass, &tiles, &x, dropped);
-        Ok((y, Trace { tiles, encoder, x, connector }))
+        let (y, saved) = connector.forward(&pass, &tiles, &x, dropped);
+        Ok((y, Trace { tiles, encoder, connector: Some((x, saved)) }))
+    }
+
+    /// The features of a picture, on the host.
+    ///
+    /// # Errors
+    /// As [`Vision::forward`].
+    pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
+        let (y, trace) = self.forward(pass, &[pixels], None)?;
+        Ok(match (features, trace.connector) {
+            (Features::Encoder, Some((x, _))) => x.to_rows(),
+            _ => y.to_rows(),
+        })
     }
 
     /// Adds the gradients of what is trained, given that of the rows `[rows, hidden of the decoder]`.
@@ -192,22 +228,20 @@ impl Vision {
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Trace { tiles, encoder, x, connector } = trace;
+        let Trace { tiles, encoder, connector: saved } = trace;
+        let (Some(connector), Some((x, saved))) = (&self.connector, saved) else { return Ok(()) };
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
-        let saved = (connector, training.connector(self.dropout()));
-        let dx = self.connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads);
-        match (dx, encoder) {
-            (Some(dx), Some(saved)) => self.encoder.backward(&pass, &tiles, saved, dx, params, grads),
+        let saved = (saved, training.connector(self.dropout()));
+        let dx = connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads);
+        match (dx, &self.encoder, encoder) {
+            (Some(dx), Some(encoder), Some(saved)) => encoder.backward(&pass, &tiles, saved, dx, params, grads),
             _ => Ok(()),
         }
     }
 
     const fn dropout(&self) -> f32 {
-        match self.connector {
-            Connector::Mlp { dropout, .. } => dropout,
-            Connector::Linear(_) | Connector::PixelShuffle { .. } | Connector::AveragePool(_) => 0.0,
-        }
+        self.arch.connector.dropout() as f32
     }
 
     fn numbers(&self, training: Option<Training<'_>>) -> Vec<usize> {

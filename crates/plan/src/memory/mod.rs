@@ -17,7 +17,7 @@ pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, Walk};
 
 use pool::{LANES, bytes};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tunesmith_config::arch::AttentionSpec;
 use tunesmith_device::gpu::WORKSPACE;
@@ -184,14 +184,20 @@ impl<'a> Predictor<'a> {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
         let (mut held, mut most) = (0u64, 0u64);
-        for spec in arch.tensors() {
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
+        let trained_there: BTreeSet<String> =
+            arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
+        for (spec, sees) in
+            arch.tensors().into_iter().map(|spec| (spec, false)).chain(of_vision.map(|spec| (spec, true)))
+        {
             let at = match block_of(&spec.name) {
+                _ if sees => 0,
                 Some(block) => block + 1,
                 None if spec.name == "model.embed_tokens.weight" => 0,
                 None => segments.len() - 1,
             };
             let whole = Storage::F32.bytes(&spec.shape);
-            let storage = job.storage(&spec);
+            let storage = job.storage(&spec).filter(|_| !trained_there.contains(&spec.name));
             let (bytes, through) = match storage {
                 None => (whole, whole),
                 Some(Storage::F32) => (whole, 0),
