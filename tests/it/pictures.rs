@@ -348,6 +348,33 @@ fn a_picture_that_cannot_be_read_is_refused_or_left_out() {
 }
 
 #[test]
+fn the_data_report_tells_copies_leaks_and_answers_that_say_little() {
+    let fixture = paired();
+    fs::copy(fixture.path("a.png"), fixture.path("c.png")).unwrap();
+    let row = |number: usize| match number % 12 {
+        0 => json!({"image": "c.png", "caption": "Waves at sea."}),
+        1 => json!({"image": "b.png", "caption": "one  cat"}),
+        _ => json!({"image": "a.png", "caption": "one cat"}),
+    };
+    write_rows(&fixture.path("train.jsonl"), (0..24).map(row));
+    write_rows(&fixture.path("val.jsonl"), [json!({"image": "c.png", "caption": "a cat"})]);
+    let config = fixture.config("run", &[&encoder(&fixture)]);
+    let args = ["data", config.to_str().unwrap()];
+    let text = String::from_utf8(tunesmith(&args).output().unwrap().stdout).unwrap();
+    for line in [
+        "pictures, train: 3 files, 1 of them copies, 45 x 33 to 90 x 41 pixels, 16 tokens each",
+        "answers about them, train: 24, 2 different; 2 to 3 words each (2.1 on average), 5 different, 0 of these once",
+        "warning: train: 92 % of the answers about pictures are \"one cat\"",
+        "warning: validation shows 1 picture of the training rows",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in\n{text}");
+    }
+    let json = tunesmith(&[args[0], args[1], "--json"]).output().unwrap();
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["pictures"]["train"]["copies"], 1);
+}
+
+#[test]
 fn a_model_that_sees_nothing_says_so() {
     let fixture = Fixture::new();
     write_rows(&fixture.path("train.jsonl"), [json!({"image": picture("rgb.png"), "question": "q", "answer": "a"})]);

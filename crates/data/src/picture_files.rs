@@ -9,6 +9,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::inputs::Inputs;
+use super::picture_report::PictureLook;
 use super::pictures::{PictureRows, Pictures, bad_image};
 use super::row::{Form, PROBE_ROWS};
 use super::source;
@@ -73,17 +74,12 @@ impl PictureFiles {
         files::read(&whole, MAX_BYTES).map_err(failed)
     }
 
-    /// A picture's content, as a hash of its file, and the tiles that it is cut into.
+    /// The tiles that a picture of this size is cut into.
     ///
     /// # Errors
-    /// As [`Pictures::rows`].
-    pub fn identify(&self, file: &str) -> Result<(blake3::Hash, Vec<Tile>)> {
-        let read = || {
-            let bytes = self.read(file)?;
-            let (width, height) = Picture::size(&bytes)?;
-            Ok((blake3::hash(&bytes), self.processor.layout(width, height)?.tiles))
-        };
-        read().map_err(|error| bad_image(file, error))
+    /// [`tunesmith_base::Kind::Data`]: the processor refuses such a picture.
+    pub fn tiles(&self, width: u32, height: u32) -> Result<Vec<Tile>> {
+        Ok(self.processor.layout(width, height)?.tiles)
     }
 
     /// All that a picture's pixels depend on besides its file.
@@ -127,6 +123,15 @@ impl Pictures for PictureFiles {
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
         let read = || self.processor.pixels(&Picture::decode(&self.read(file)?)?);
         read().map(Arc::new).map_err(|error| bad_image(file, error))
+    }
+
+    fn look(&self, file: &str) -> Result<PictureLook> {
+        let read = || {
+            let bytes = self.read(file)?;
+            let (width, height) = Picture::size(&bytes)?;
+            Ok(PictureLook { content: blake3::hash(&bytes).to_hex().to_string(), width, height })
+        };
+        read().map_err(|error| bad_image(file, error))
     }
 
     fn chat(&self) -> Option<ChatImages> {

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::batch::{Example, IGNORE};
 use super::messages::Conversation;
+use super::picture_report::PictureLook;
 use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
@@ -36,6 +37,12 @@ pub trait Pictures: Debug + Send + Sync {
     /// # Errors
     /// As [`Self::rows`].
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>>;
+
+    /// A picture's content and size.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    fn look(&self, file: &str) -> Result<PictureLook>;
 
     /// How chats show pictures; `None` if they stand only in front of captions.
     fn chat(&self) -> Option<ChatImages>;
@@ -280,6 +287,10 @@ mod tests {
                 return Err(bad_image(file, Error::data("no picture")));
             }
             Ok(PictureRows { tiles: vec![file.len()], split: None })
+        }
+
+        fn look(&self, file: &str) -> Result<PictureLook> {
+            Ok(PictureLook { content: file.to_owned(), width: 1, height: file.len() as u32 })
         }
 
         fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {

@@ -14,7 +14,7 @@ use tunesmith_base::memory::human_bytes;
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
 use tunesmith_config::{Config, ConfigValue as _, Resolved};
-use tunesmith_data::{self as data, Dataset, PictureFiles, PictureRows, Pictures, Split};
+use tunesmith_data::{self as data, Dataset, PictureFiles, PictureLook, PictureRows, Pictures, Split};
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_model::{PictureEncoder, device};
@@ -105,6 +105,10 @@ impl Pictures for RunPictures {
         }
     }
 
+    fn look(&self, file: &str) -> Result<PictureLook> {
+        self.files.look(file)
+    }
+
     fn chat(&self) -> Option<ChatImages> {
         self.files.chat()
     }
@@ -116,8 +120,8 @@ impl Pictures for RunPictures {
 
 impl Identity {
     fn of(files: &PictureFiles, file: &str) -> Result<Self> {
-        let (content, tiles) = files.identify(file)?;
-        Ok(Self { content: content.to_hex().to_string(), tiles })
+        let PictureLook { content, width, height } = files.look(file)?;
+        Ok(Self { content, tiles: files.tiles(width, height)? })
     }
 
     /// How many numbers its features have.
