@@ -9,8 +9,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::inputs::Inputs;
-use super::picture_report::PictureLook;
-use super::pictures::{PictureRows, Pictures, bad_image};
+use super::pictures::{PictureLook, PictureRows, Pictures, bad_image};
 use super::row::{Form, PROBE_ROWS};
 use super::source;
 use tunesmith_base::error::{Error, Kind, Result};

@@ -5,21 +5,10 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::batch::IGNORE;
-use super::pictures::Pictures;
+use super::pictures::{PictureLook, Pictures};
 use super::split::Split;
 use super::tokenizer::Tokenizer;
 use tunesmith_base::error::Result;
-
-/// A picture's file, as [`Pictures::look`] finds it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PictureLook {
-    /// A hash of the file.
-    pub content: String,
-    /// Columns of pixels.
-    pub width: u32,
-    /// Rows of pixels.
-    pub height: u32,
-}
 
 /// The pictures of a split, and the answers of the rows that show them.
 #[derive(Debug, Clone, PartialEq, Serialize)]

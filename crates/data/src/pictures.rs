@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use super::batch::{Example, IGNORE};
 use super::messages::Conversation;
-use super::picture_report::PictureLook;
 use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
@@ -49,6 +48,17 @@ pub trait Pictures: Debug + Send + Sync {
 
     /// What [`Self::rows`] depends on besides the files: part of the name of tokenized rows in the cache.
     fn key(&self) -> String;
+}
+
+/// A picture's file, as [`Pictures::look`] finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PictureLook {
+    /// A hash of the file.
+    pub content: String,
+    /// Columns of pixels.
+    pub width: u32,
+    /// Rows of pixels.
+    pub height: u32,
 }
 
 /// The rows that a picture takes of the decoder's input.

@@ -2,50 +2,26 @@
 //! computes is kept on disk ([`FeatureCache`]). The model is then loaded without it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use super::engine;
 use super::model_source::{Described, ModelSource};
+use super::run_pictures::{Computed, Identity};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, disk};
 use tunesmith_base::memory::human_bytes;
 use tunesmith_base::words::count;
-use tunesmith_config::vision::{ChatImages, Features, VisionArch};
+use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_config::{Config, ConfigValue as _, Resolved};
-use tunesmith_data::{self as data, Dataset, PictureFiles, PictureLook, PictureRows, Pictures, Split};
+use tunesmith_data::{self as data, Dataset, PictureFiles, Pictures as _, Split};
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_model::{PictureEncoder, device};
 use tunesmith_ops::simd;
 use tunesmith_telemetry::progress::{Event, Observer};
-use tunesmith_vision::{Pixels, Tile};
-
-/// The pictures of a run: read from their files, or the features of them that have been computed.
-#[derive(Debug)]
-pub struct RunPictures {
-    files: PictureFiles,
-    computed: OnceLock<Computed>,
-}
-
-/// Where the features of pictures are.
-#[derive(Debug)]
-struct Computed {
-    arch: Arc<VisionArch>,
-    features: Features,
-    /// By name of the picture.
-    pictures: BTreeMap<String, Identity>,
-    /// `None` where only sizes matter: features are then zeros.
-    cache: Option<FeatureCache>,
-}
-
-/// What of a picture must be known to find its features.
-#[derive(Debug)]
-struct Identity {
-    content: String,
-    tiles: Vec<Tile>,
-}
+use tunesmith_vision::Pixels;
 
 /// What is done about features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,73 +55,6 @@ impl KeptFeatures {
         format!(
             "the image encoder went over {computed} and is not loaded: the features of {pictures} ({bytes}) are in {dir}"
         )
-    }
-}
-
-impl RunPictures {
-    /// Of these files.
-    pub const fn new(files: PictureFiles) -> Self {
-        Self { files, computed: OnceLock::new() }
-    }
-}
-
-impl Pictures for RunPictures {
-    fn keep(&self, name: String) -> Result<String> {
-        self.files.keep(name)
-    }
-
-    fn rows(&self, file: &str) -> Result<PictureRows> {
-        self.files.rows(file)
-    }
-
-    fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
-        match self.computed.get() {
-            Some(computed) => computed.pixels(&self.files, file).map(Arc::new),
-            None => self.files.pixels(file),
-        }
-    }
-
-    fn look(&self, file: &str) -> Result<PictureLook> {
-        self.files.look(file)
-    }
-
-    fn chat(&self) -> Option<ChatImages> {
-        self.files.chat()
-    }
-
-    fn key(&self) -> String {
-        self.files.key()
-    }
-}
-
-impl Identity {
-    fn of(files: &PictureFiles, file: &str) -> Result<Self> {
-        let PictureLook { content, width, height } = files.look(file)?;
-        Ok(Self { content, tiles: files.tiles(width, height)? })
-    }
-
-    /// How many numbers its features have.
-    fn numbers(&self, arch: &VisionArch, features: Features) -> usize {
-        let tiles: Vec<_> = self.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
-        arch.features_shape(features, &tiles).iter().product()
-    }
-}
-
-impl Computed {
-    fn pixels(&self, files: &PictureFiles, file: &str) -> Result<Pixels> {
-        let found;
-        let picture = if let Some(picture) = self.pictures.get(file) {
-            picture
-        } else {
-            found = Identity::of(files, file)?;
-            &found
-        };
-        let numbers = picture.numbers(&self.arch, self.features);
-        let patches = match &self.cache {
-            Some(cache) => cache.read(&picture.content, numbers)?,
-            None => vec![0.0; numbers],
-        };
-        Ok(Pixels { patches, tiles: picture.tiles.clone() })
     }
 }
 

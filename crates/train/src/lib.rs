@@ -29,6 +29,7 @@ mod rank_settings;
 mod ranks;
 mod room;
 pub mod run;
+mod run_pictures;
 mod run_plan;
 mod samples;
 mod save;

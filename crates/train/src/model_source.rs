@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::features::RunPictures;
 use super::memory_prediction::{MemoryModel, OptimizerState};
+use super::run_pictures::RunPictures;
 use super::vision::{self, Seer, Sight};
 use super::{adapter, classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
