@@ -61,7 +61,7 @@ impl KeptFeatures {
 /// Computes the features of all pictures of a run, and trains nothing.
 ///
 /// # Errors
-/// As [`ModelSource::compute_features`], and those of opening model and data; [`tunesmith_base::Kind::Config`]: the run shows no
+/// Those of opening model and data, of the pictures, the disk and the encoder's weights; [`tunesmith_base::Kind::Config`]: the run shows no
 /// pictures.
 pub fn encode(resolved: &Resolved, observer: &dyn Observer) -> Result<KeptFeatures> {
     let device = device::device(resolved.config.model.device)?;
