@@ -23,6 +23,7 @@ mod norm;
 pub mod params;
 mod pass;
 mod plain_mlp;
+mod positions;
 mod projections;
 pub mod quantize;
 pub mod quantized_cache;

@@ -14,8 +14,8 @@ mod tensors;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::Result;
 
-pub use connector::{Connector, ConnectorKind, Pairing};
-pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+pub use connector::{Connector, ConnectorKind, Merger, Pairing};
+pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
@@ -25,12 +25,40 @@ pub struct VisionArch {
     pub encoder: Encoder,
     /// From the encoder's width to the decoder's.
     pub connector: Connector,
+    /// Further connectors, each behind an inner block of the encoder: what the first of them gives is added to an image's rows
+    /// after the decoder's first block, and so on (`DeepStack`, Meng et al., 2024; Qwen3-VL).
+    pub deepstack: Vec<Deepstack>,
+    /// Where the tokens of a text with images have a time, a row and a column; `None` where they are counted.
+    pub mrope: Option<Mrope>,
     /// Whether the rows of an image see each other in the decoder, those after them too (Gemma 3).
     pub bidirectional: bool,
+    /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
+    /// of a text that is generated its prompt.
+    pub prefix: bool,
     /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
     pub folder: Option<PathBuf>,
     /// What is trained.
     pub training: VisionTraining,
+}
+
+/// A connector behind an inner block of the encoder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Deepstack {
+    /// The block whose output it takes.
+    pub block: usize,
+    /// From there to rows of the decoder.
+    pub connector: Connector,
+}
+
+/// Rotary positions of three components in the decoder (Qwen-VL). A text's tokens have one number in all three. The rows of an
+/// image have the time of the image's start, and the row and column of their place from that number on. The text behind it goes
+/// on `max(rows, columns)` after the image's start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mrope {
+    /// Frequencies that turn by time, row and column.
+    pub sections: [usize; 3],
+    /// Whether the components take turns along the frequencies, and do not lie one after the other.
+    pub interleaved: bool,
 }
 
 /// What of a [`VisionArch`] is trained. By default nothing is.

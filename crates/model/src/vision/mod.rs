@@ -17,6 +17,7 @@
 //! 4. It saves, freezes and loads by names: those of Transformers 5.
 pub(crate) mod connector;
 pub(crate) mod encoder;
+mod interpolation;
 mod splice;
 pub(crate) mod stem;
 #[cfg(test)]
@@ -46,7 +47,8 @@ const CONNECTOR: u64 = u64::MAX - 1;
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
     encoder: Encoder,
-    connector: Connector,
+    /// The connector, and those behind inner blocks.
+    connectors: Vec<Connector>,
     /// Batches of patches have another length than those of tokens.
     pub(crate) pool: Arc<Pool>,
 }
@@ -70,9 +72,8 @@ pub(crate) struct Training<'a> {
 pub(crate) struct Trace {
     tiles: Tiles,
     encoder: Option<encoder::Saved>,
-    /// The connector's input.
-    x: Activation,
-    connector: connector::Saved,
+    /// The connectors' inputs, and what they keep.
+    connectors: Vec<(Activation, connector::Saved)>,
 }
 
 impl<'a> Training<'a> {
@@ -101,13 +102,13 @@ impl<'a> Training<'a> {
 
 impl Vision {
     /// Encoder and connector as `arch` describes them.
-    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connector: Connector, pool: Arc<Pool>) -> Self {
-        Self { arch, encoder, connector, pool }
+    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connectors: Vec<Connector>, pool: Arc<Pool>) -> Self {
+        Self { arch, encoder, connectors, pool }
     }
 
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
-        self.encoder.trains || self.connector.trains()
+        self.encoder.trains || self.connectors.iter().any(Connector::trains)
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -135,6 +136,9 @@ impl Vision {
                 return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
                     .hint("the processor's files and config.json must belong to one model"));
             }
+            if self.arch.mrope.is_some() && (tiles.len() != 1 || image.runs.len() != 1) {
+                return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
+            }
             for run in &image.runs {
                 if run.start < end || run.end <= run.start || run.end > tokens {
                     return Err(Error::data("the rows of pictures overlap, or lie outside of the text"));
@@ -150,16 +154,22 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)))
     }
 
-    /// The rows of the pictures, `[rows, hidden of the decoder]`, and what backward needs where `training`.
+    /// Rows and columns of a picture's rows in the decoder, where they are a grid.
+    pub(crate) fn sides(&self, pixels: &Pixels) -> [usize; 2] {
+        let side = self.arch.connector.side();
+        pixels.tiles.first().map_or([0; 2], |tile| [tile.rows / side, tile.columns / side])
+    }
+
+    /// The rows of the pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where `training`.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: positions would have to be interpolated while they are trained.
+    /// None of its own: those of a walk over blocks.
     pub(crate) fn forward(
         &self,
         pass: &Pass<'_>,
         pictures: &[&Pixels],
         training: Option<Training<'_>>,
-    ) -> Result<(Activation, Trace)> {
+    ) -> Result<(Vec<Activation>, Trace)> {
         let tiles = Tiles::of(pictures.iter().copied());
         let prefix = self.arch.encoder.prefix_tokens();
         self.pool.reserve(tiles.tokens(prefix));
@@ -173,13 +183,21 @@ impl Vision {
                 Activation::from_rows(&self.pool, &all, width)
             }
         };
-        let (x, encoder) = self.encoder.forward(&pass, &tiles, patches, training.is_some())?;
-        let dropped = training.and_then(|training| training.connector(self.dropout()));
-        let (y, connector) = self.connector.forward(&pass, &tiles, &x, dropped);
-        Ok((y, Trace { tiles, encoder, x, connector }))
+        let (mut outputs, encoder) = self.encoder.forward(&pass, &tiles, patches, training.is_some())?;
+        // The last output is the first connector's.
+        outputs.rotate_right(1);
+        let mut features = Vec::with_capacity(outputs.len());
+        let mut connectors = Vec::with_capacity(outputs.len());
+        for (connector, x) in self.connectors.iter().zip(outputs) {
+            let dropped = training.and_then(|training| training.connector(connector.dropout()));
+            let (y, saved) = connector.forward(&pass, &tiles, &x, dropped);
+            features.push(y);
+            connectors.push((x, saved));
+        }
+        Ok((features, Trace { tiles, encoder, connectors }))
     }
 
-    /// Adds the gradients of what is trained, given that of the rows `[rows, hidden of the decoder]`.
+    /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
     ///
     /// # Errors
     /// Those of whoever takes the gradients.
@@ -188,26 +206,21 @@ impl Vision {
         pass: &Pass<'_>,
         trace: Trace,
         training: Training<'_>,
-        dy: &Activation,
+        dy: &[Activation],
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Trace { tiles, encoder, x, connector } = trace;
+        let Trace { tiles, encoder, connectors } = trace;
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
-        let saved = (connector, training.connector(self.dropout()));
-        let dx = self.connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads);
-        match (dx, encoder) {
-            (Some(dx), Some(saved)) => self.encoder.backward(&pass, &tiles, saved, dx, params, grads),
-            _ => Ok(()),
+        let mut d_outputs = Vec::with_capacity(dy.len());
+        for ((connector, (x, saved)), dy) in self.connectors.iter().zip(connectors).zip(dy) {
+            let saved = (saved, training.connector(connector.dropout()));
+            d_outputs.extend(connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads));
         }
-    }
-
-    const fn dropout(&self) -> f32 {
-        match self.connector {
-            Connector::Mlp { dropout, .. } => dropout,
-            Connector::Linear(_) | Connector::PixelShuffle { .. } | Connector::AveragePool(_) => 0.0,
-        }
+        let Some(saved) = encoder else { return Ok(()) };
+        d_outputs.rotate_left(1);
+        self.encoder.backward(&pass, &tiles, saved, d_outputs, params, grads)
     }
 
     fn numbers(&self, training: Option<Training<'_>>) -> Vec<usize> {
