@@ -59,7 +59,7 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
-# run a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue
+# run a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue | caption
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
@@ -361,7 +361,7 @@ classify-check *ARGS: _build
 crash-test *ARGS:
     cargo test --locked --test it -- run::crash:: run::power:: --ignored --nocapture --test-threads 1 "$@"
 
-# check the GPU's kernels without a GPU: NVIDIA's compiler, threads in other orders, AddressSanitizer (some minutes; needs g++ and python3)
+# check the GPU's kernels without a GPU: NVIDIA's compiler, threads in other orders, AddressSanitizer, ThreadSanitizer (some minutes; needs g++ and python3)
 [group('develop')]
 [no-exit-message]
 @kernel-check:
@@ -434,6 +434,14 @@ quickstart-pretrain *ARGS: _build
     python3 examples/quickstart/make_tokenizer.py --corpus .cache/quickstart/corpus.jsonl --out .cache/quickstart/blank
     "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
     cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
+
+# make the caption example's image encoder again: draw 5,000 pictures, and train a random encoder on them (a quarter of an hour)
+[group('develop')]
+caption-pretrain *ARGS: _build
+    python3 examples/caption/make_pictures.py .cache/caption --train 5000 --held-out 100 --plain
+    python3 examples/caption/make_encoder.py blank .cache/caption/blank
+    "{{ tunesmith }}" train examples/caption/pretrain.yaml --overwrite "$@"
+    python3 examples/caption/make_encoder.py take runs/caption-pretrain/adapter examples/caption/encoder
 
 # build with line numbers, to read a user's backtrace: addr2line -e target/symbols/tunesmith ADDRESS…
 [group('develop')]

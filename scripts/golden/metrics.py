@@ -2,19 +2,28 @@
 JSON Schemas, by rouge-score, sacrebleu, nltk and jsonschema.
 
 Usage: python scripts/golden/metrics.py tests/golden/metrics/metrics.json
+       python scripts/golden/metrics.py tests/golden/metrics/captions.json VQAEVAL.PY
+
+The second form writes metrics of captions and answers with several references instead: CIDEr by pycocoevalcap 1.2 (it needs no Java: the
+words are those of sacrebleu's tokenizer 13a in lower case, without words of nothing but punctuation), ROUGE and METEOR over the best
+reference by rouge-score and nltk, and the accuracy of VQA v2 by its official script, PythonEvaluationTools/vqaEvaluation/vqaEval.py of
+github.com/GT-Vision-Lab/VQA at a013f00 (for Python 2: its print statements are left out here).
 
 METEOR is nltk's without WordNet (no synonyms), on the lower-cased words of sacrebleu's tokenizer 13a. SARI follows the paper with 0/0
 counted as 1, as `evaluate`'s documentation does; its example there (three references, 26.9536) is the first case and checked below.
 """
 import json
 import os
+import re
+import string
 import sys
+import types
 from collections import Counter
 
 import jsonschema
 import sacrebleu
 from nltk.stem.porter import PorterStemmer
-from nltk.translate.meteor_score import single_meteor_score
+from nltk.translate.meteor_score import meteor_score, single_meteor_score
 from rouge_score import rouge_scorer
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
@@ -96,6 +105,57 @@ controlling rolled ing eed ed ies ied yes eyes oed ion sion tion cation nation n
 naïveté größere ation alli logi geologi wholly totally really rally ally bli able ability abilities
 """.split()
 
+# An answer and its references for each picture.
+CAPTIONS = [
+    ("A dog runs on the beach.", ["A dog is running on the beach.", "The brown dog runs along a beach", "a dog at the sea"]),
+    ("a man riding a wave on a surfboard", ["A man rides a wave on top of a surfboard.", "a surfer riding a large wave"]),
+    ("two cats sleeping on a couch next to each other", ["Two cats are asleep on the couch."]),
+    ("a a a a a dog dog dog", ["a dog", "a dog and a dog"]),
+    ("", ["A bowl of soup on a table.", "soup"]),
+    ("soup", ["A bowl of soup on a table.", "soup"]),
+    ("A plate with two slices of pizza, a fork, and a glass of red wine on a white table cloth in the restaurant by the sea where we sat",
+     ["pizza and wine", "A plate of pizza with a glass of wine on a table."]),
+    ("...", ["!!", "a street sign that says 'STOP'"]),
+    ("A man's T-shirt says \"3.14\" & more", ["A man's t-shirt with the number 3.14 .", "the man's shirt - a number on it"]),
+    ("ein Hund läuft am Strand", ["Ein Hund läuft am Strand entlang.", "Ein brauner HUND am Strand"]),
+    ("A dog is running on the beach.", ["A dog is running on the beach."]),
+    ("a train on the tracks\nnear a station", ["A train on tracks near the station", "a train", "a train on the tracks near a station"]),
+]
+
+# An answer and those of several people to a question.
+QUESTIONS = [
+    ("2", ["2"] * 10),
+    ("two", ["2"] * 10),
+    ("Two", ["2"] * 7 + ["3"] * 3),
+    ("3", ["2"] * 7 + ["3"] * 3),
+    ("three", ["2"] * 8 + ["3"] * 2),
+    ("4", ["2"] * 9 + ["4"]),
+    ("5", ["2"] * 9 + ["4"]),
+    ("The red one!", ["red one"] * 3 + ["red 1"] * 4 + ["red"] * 3),
+    ("a dog", ["dog"] * 5 + ["a dog"] * 5),
+    ("dog", ["A dog"] * 10),
+    ("dont know", ["don't know"] * 6 + ["dont know"] * 4),
+    ("don't know", ["don't know"] * 10),
+    ("couldntve", ["couldn't've"] * 9 + ["x"]),
+    ("couldn'tve", ["couldn't've"] * 9 + ["x"]),
+    ("somebody'd", ["somebodyd"] * 3 + ["somebody'd"] * 7),
+    ("1,000", ["1000"] * 4 + ["1,000"] * 6),
+    ("1,000 - 2,000", ["1000 2000"] * 4 + ["1000  2000"] * 6),
+    ("black/white", ["black white"] * 4 + ["black/white"] * 6),
+    ("black / white", ["black white"] * 4 + ["black / white"] * 6),
+    ("3.5 p.m.", ["3.5 pm"] * 4 + ["3.5 p.m."] * 6),
+    (" \n yes\tit is \n", ["yes it is"] * 5 + ["yes"] * 5),
+    ("t-shirt", ["t shirt"] * 5 + ["tshirt"] * 5),
+    ("t-shirt -", ["t shirt"] * 5 + ["tshirt "] * 5),
+    ("none", ["0"] * 5 + ["none"] * 5),
+    ("", [""] * 5 + ["the"] * 5),
+    ("." * 40, ["." * 40] * 5 + ["." * 8] * 5),
+    ("what? (who)", ["what who"] * 2 + ["what  who "] * 2),
+    ("٣,٤ x-y", ["٣٤ xy"] * 2 + ["٣,٤ x-y"] * 2),
+    ("yes", ["yes", "yes"]),
+    ("yes", ["yes", "no", "yes"]),
+]
+
 SCHEMAS = [
     {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "age": {"type": "integer", "minimum": 0}},
      "required": ["name"], "additionalProperties": False},
@@ -166,7 +226,70 @@ def meteor(answer, reference):
     return single_meteor_score(*words, wordnet=NoSynonyms())
 
 
+def caption_words(text):
+    words = Tokenizer13a()(text.lower().rstrip()).split()
+    return [word for word in words if any(character not in string.punctuation for character in word)]
+
+
+def captions():
+    from pycocoevalcap.cider.cider import Cider
+
+    texts = [[" ".join(caption_words(text)) for text in (answer, *references)] for answer, references in CAPTIONS]
+    cider, of_rows = Cider().compute_score(
+        {index: references for index, (_, *references) in enumerate(texts)}, {index: row[:1] for index, row in enumerate(texts)}
+    )
+    kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    scorers = {name: rouge_scorer.RougeScorer(kinds, use_stemmer=stem) for name, stem in (("plain", False), ("stem", True))}
+    rows = []
+    for (answer, references), score, (_, *words) in zip(CAPTIONS, of_rows, texts):
+        row = dict(answer=answer, references=references, words=words, cider=float(score))
+        for name, scorer in scorers.items():
+            row[name] = {kind: float(score.fmeasure) for kind, score in scorer.score_multi(references, answer).items()}
+        words = [Tokenizer13a()(text.rstrip()).split() for text in (answer, *references)]
+        row["meteor"] = meteor_score(words[1:], words[0], wordnet=NoSynonyms())
+        rows.append(row)
+    return dict(rows=rows, cider=float(cider))
+
+
+class Rows:
+    """What vqaEval.py reads of a file of questions or of answers."""
+
+    def __init__(self, rows):
+        self.qa = dict(enumerate(rows))
+
+    def getQuesIds(self):
+        return list(self.qa)
+
+
+def questions(path):
+    with open(path, encoding="utf-8") as file:
+        script = re.sub(r"^(\s*)print .*$", r"\1pass", file.read(), flags=re.MULTILINE)
+    module = types.SimpleNamespace()
+    exec(compile(script, path, "exec"), module.__dict__)
+    people = [
+        dict(question_type="", answer_type="", answers=[dict(answer=text, answer_id=place) for place, text in enumerate(answers)])
+        for _, answers in QUESTIONS
+    ]
+    evaluation = module.VQAEval(Rows(people), Rows([dict(answer=answer) for answer, _ in QUESTIONS]), n=14)
+    evaluation.evaluate()
+    rows = [dict(answer=a, references=r, accuracy=evaluation.evalQA[index] / 100) for index, (a, r) in enumerate(QUESTIONS)]
+    texts = sorted({text for answer, references in QUESTIONS for text in (answer, *references)})
+    normalized = {text: evaluation.processDigitArticle(evaluation.processPunctuation(text)) for text in texts}
+    contractions = {word: whole for word, whole in evaluation.contractions.items() if word == word.lower()}
+    return dict(rows=rows, accuracy=evaluation.accuracy["overall"] / 100, normalized=normalized, contractions=contractions)
+
+
+def write(out):
+    os.makedirs(os.path.dirname(sys.argv[1]) or ".", exist_ok=True)
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        json.dump(out, file, ensure_ascii=False, indent=1)
+        file.write("\n")
+
+
 def main():
+    if len(sys.argv) > 2:
+        write(dict(captions=captions(), questions=questions(sys.argv[2])))
+        return
     assert abs(100 * sari(*SARI[0]) - 26.953601953601954) < 1e-12
     rouge = {
         name: rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stem)
@@ -202,10 +325,7 @@ def main():
         documents=DOCUMENTS,
         schemas=schemas,
     )
-    os.makedirs(os.path.dirname(sys.argv[1]) or ".", exist_ok=True)
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(out, file, ensure_ascii=False, indent=1)
-        file.write("\n")
+    write(out)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::chat_input::{ChatInput, Said};
-use super::infer::Shower;
-use super::model_session::{AskArgs, ModelSession};
+use super::infer::{Shower, named_images};
+use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
 use crate::eval::chat::Memory;
@@ -29,6 +29,7 @@ const HELP: &str = "\
 /system TEXT   start a new conversation with this system message; without TEXT, with none
 /base          use the base model without the adapter; keep the conversation
 /tuned         use the adapter again; keep the conversation
+/image FILE    show this picture with the next question
 /save FILE     append the conversation to a JSON Lines file, as a training row
 /quit          leave (also Ctrl-D); Ctrl-C ends an answer
 ";
@@ -37,6 +38,10 @@ struct Chat {
     session: ModelSession,
     system: Option<String>,
     messages: Vec<Value>,
+    /// The pictures that `messages` show, in their order.
+    images: Vec<String>,
+    /// Pictures of the next question.
+    next_images: Vec<String>,
     memory: Memory,
     tuned: bool,
     stop: Arc<AtomicBool>,
@@ -54,7 +59,7 @@ enum Next {
 /// # Errors
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
-    let session = args.ask.open()?;
+    let session = args.ask.open(false)?;
     if session.model.arch.score.is_some() {
         return Err(Error::config(format!("{}: this model is a classifier and cannot chat", session.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
@@ -74,6 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
         session,
         system: args.ask.system.clone(),
         messages: Vec::new(),
+        images: Vec::new(),
+        next_images: Vec::new(),
         memory: Memory::default(),
         tuned: true,
         stop,
@@ -129,6 +136,7 @@ impl Chat {
                 });
             }
             "/base" | "/tuned" => self.switch(word == "/tuned"),
+            "/image" => self.show(rest)?,
             "/save" => self.save(rest)?,
             _ if word.starts_with('/') => print_text(&format!("{word} is not a command; /help lists the commands\n")),
             _ => self.answer(line)?,
@@ -138,6 +146,8 @@ impl Chat {
 
     fn forget(&mut self) {
         self.messages.clear();
+        self.images.clear();
+        self.next_images.clear();
         self.memory.clear();
     }
 
@@ -155,6 +165,26 @@ impl Chat {
         print_text(if tuned { "asking the tuned model\n" } else { "asking the base model\n" });
     }
 
+    fn show(&mut self, file: &str) -> Result<()> {
+        let Some(pictures) = &self.session.pictures else {
+            print_text("the image encoder is not loaded: start with vision.load=true\n");
+            return Ok(());
+        };
+        if file.is_empty() {
+            print_text("/image FILE\n");
+            return Ok(());
+        }
+        let name = named_images(&[file.into()])?.concat();
+        let rows: usize = pictures.rows(&name)?.tiles.iter().sum();
+        if pictures.chat().is_none() {
+            let prompt = self.session.turn(None, "", &[name])?;
+            return self.say(&prompt).map(drop);
+        }
+        self.next_images.push(name);
+        print_text(&format!("{file}: {}, shown with the next question\n", count(rows, "token")));
+        Ok(())
+    }
+
     fn whole(&self) -> Vec<Value> {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         system.chain(self.messages.iter().cloned()).collect()
@@ -166,7 +196,11 @@ impl Chat {
             return Ok(());
         }
         let path = Path::new(file);
-        let line = format!("{}\n", json!({ "messages": self.whole() }));
+        let mut row = json!({ "messages": self.whole() });
+        if !self.images.is_empty() {
+            row["images"] = json!(self.images);
+        }
+        let line = format!("{row}\n");
         let place = check_output_file(
             path,
             Existing::Ours(ends_in_a_conversation, ""),
@@ -181,31 +215,50 @@ impl Chat {
 
     /// Answers a user turn. A refused turn does not become part of the conversation.
     fn answer(&mut self, text: &str) -> Result<()> {
-        self.messages.push(json!({"role": "user", "content": text}));
+        let shown = self.images.len();
+        let asked = if self.next_images.is_empty() {
+            json!({"role": "user", "content": text})
+        } else {
+            let places = self.next_images.iter().map(|_| json!({"type": "image"}));
+            let parts: Vec<_> = places.chain([json!({"type": "text", "text": text})]).collect();
+            json!({"role": "user", "content": parts})
+        };
+        self.messages.push(asked);
+        self.images.append(&mut self.next_images);
         let prompt = if self.session.template.is_some() {
-            self.session.messages(&self.whole())
+            self.session.messages(&self.whole(), &self.images)
         } else {
             // Without a template there are no turns: each line is a prompt of its own.
             self.session.plain(text)
         };
-        let prompt = prompt.inspect_err(|_| drop(self.messages.pop()))?;
+        let prompt = prompt.inspect_err(|_| {
+            self.messages.pop();
+            self.images.truncate(shown);
+        })?;
+        if let Some(text) = self.say(&prompt)? {
+            self.messages.push(json!({"role": "assistant", "content": text}));
+        }
+        Ok(())
+    }
+
+    /// Prints the answer to a prompt, and returns it.
+    fn say(&mut self, prompt: &Prompt) -> Result<Option<String>> {
         let (began, settings) = (Instant::now(), self.session.settings());
-        let known = self.memory.known(&prompt);
+        let known = self.memory.known(&prompt.ids, &prompt.images);
         let mut shower = Shower::new(&self.session, true, &self.stop);
-        let answer = self.memory.answer(&self.session.model, &prompt, &settings, &mut shower)?;
-        let Some(answer) = answer else { return Ok(()) };
+        let answer = self.memory.answer(&self.session.model, &prompt.ids, &prompt.images, &settings, &mut shower)?;
+        let Some(answer) = answer else { return Ok(None) };
         let text = self.session.decoder().text(&answer)?;
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
         let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
         let remark = format!(
             "[prompt {}, {} reused, {} written, {speed:.1} tokens/s{cut}]",
-            count(prompt.len(), "token"),
+            count(prompt.ids.len(), "token"),
             known,
             answer.tokens.len()
         );
         print("\n")?;
         print_text(&format!("{}\n", Style::Dim.paint(&remark, self.colour)));
-        self.messages.push(json!({"role": "assistant", "content": text}));
-        Ok(())
+        Ok(Some(text))
     }
 }

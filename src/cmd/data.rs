@@ -4,11 +4,14 @@ use super::atomic_lines::AtomicLines;
 use super::download::Downloads;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
-use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
+use crate::data::{
+    self, AnswerReport, Counts, Dataset, Example, IGNORE, PictureReport, Pictures, Progress, Shown, Split,
+};
 use crate::error::Result;
 use crate::files::output::Existing;
 use crate::hub::{self, Part};
 use crate::train::data_summary;
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -67,15 +70,21 @@ pub fn run(args: &Args) -> Result<()> {
         arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
     }
     let vocabulary = arch.vocab_size;
-    let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
+    let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
+    let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
+    let pictures = sight.as_ref().map(Sight::pictures);
+    let data = data::load(&config, &model_dir, vocabulary, &Bar::default(), pictures.as_ref())?;
     if let Some(file) = dump {
         write_dump(&data, file)?;
     }
+    let looked = pictures.as_deref().map_or_else(|| Ok(Vec::new()), |pictures| look(&data, pictures))?;
     if args.json {
-        return terminal::print_exact(&format!("{:#}\n", numbers(&data)));
+        let mut found = numbers(&data);
+        found["pictures"] = looked.iter().map(|(name, report)| ((*name).to_owned(), json!(report))).collect();
+        return terminal::print_exact(&format!("{found:#}\n"));
     }
     let colour = terminal::stdout_colour();
-    terminal::print(&overview(&data, colour))?;
+    terminal::print(&(overview(&data, colour) + &about_pictures(&looked, colour)))?;
     // Rows are not folded: an added line break would look like part of the text.
     let mut text = String::new();
     for index in 0..args.rows.min(data.train.len()) {
@@ -92,7 +101,9 @@ pub fn run(args: &Args) -> Result<()> {
             example.labels.truncate(tokens);
             // The first token has no loss: nothing precedes it.
             example.labels.iter_mut().take(1).for_each(|first| *first = IGNORE);
-            let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
+            let pictures = data.train.pictures(index).get(number).map_or(&[][..], Vec::as_slice);
+            let shown = with_pictures(&data, &example, pictures, colour)?;
+            let _ = writeln!(text, "\n{}\n{shown}", Style::Bold.paint(&title, colour));
         }
     }
     terminal::print_exact(&text)
@@ -195,6 +206,12 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
             let _ = writeln!(text, "earlier turns are rewritten by the template, {name}: {turns}");
         }
     }
+    for (name, split, _) in splits(data) {
+        let (pictures, tokens) = split.picture_tokens();
+        if pictures > 0 {
+            let _ = writeln!(text, "tokens of pictures, {name}: {tokens}, for {}", count(pictures, "picture"));
+        }
+    }
     let (cut, pieces) = data.report.cut;
     if cut > 0 {
         let _ = writeln!(text, "long texts: {cut} cut into {}", count(pieces, "row"));
@@ -208,6 +225,54 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     }
     text.push_str(&histogram(&data.train.lengths()));
     for warning in &data.report.warnings {
+        let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
+    }
+    text
+}
+
+/// What the pictures of each split are like.
+fn look(data: &Dataset, pictures: &dyn Pictures) -> Result<Vec<(&'static str, PictureReport)>> {
+    let of = |(name, split, _)| Ok(PictureReport::of(split, pictures, &data.tokenizer)?.map(|report| (name, report)));
+    splits(data).filter_map(|split| of(split).transpose()).collect()
+}
+
+/// The same in lines, with what may be wrong with them.
+fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
+    let mut text = String::new();
+    let mut warnings = Vec::new();
+    let range =
+        |[least, most]: [usize; 2]| if least == most { least.to_string() } else { format!("{least} to {most}") };
+    for (name, report) in looked {
+        let PictureReport { files, copies, sizes: [small, large], tokens, answers, .. } = report;
+        let size = |[width, height]: [u32; 2]| format!("{width} x {height}");
+        let sizes = if small == large { size(*small) } else { format!("{} to {}", size(*small), size(*large)) };
+        let copied = if *copies > 0 { format!(", {copies} of them copies") } else { String::new() };
+        let _ = writeln!(
+            text,
+            "pictures, {name}: {}{copied}, {sizes} pixels, {} tokens each",
+            count(*files, "file"),
+            range(*tokens)
+        );
+        let AnswerReport { count: all, different, words: (least, mean, most), vocabulary: (words, once), .. } = answers;
+        let _ = writeln!(
+            text,
+            "answers about them, {name}: {all}, {different} different; {} words each ({mean:.1} on average), {words} different, {once} of these once",
+            range([*least, *most])
+        );
+        if let Some(share) = answers.constant() {
+            let answer = printable(&answers.commonest.0);
+            warnings.push(format!("{name}: {:.0} % of the answers about pictures are {answer:?}", 100.0 * share));
+        }
+    }
+    if let Some(((_, train), others)) = looked.split_first().filter(|((name, _), _)| *name == "train") {
+        for (name, report) in others {
+            let shared = report.shared_with(train);
+            if shared > 0 {
+                warnings.push(format!("{name} shows {} of the training rows", count(shared, "picture")));
+            }
+        }
+    }
+    for warning in warnings {
         let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
     }
     text
@@ -240,6 +305,31 @@ fn labelled(data: &Dataset, target: i32) -> String {
         Some(class) => class.label.clone(),
         None => f32::from_bits(target.cast_unsigned()).to_string(),
     }
+}
+
+/// As [`marked`], each picture by its name.
+fn with_pictures(data: &Dataset, example: &Example, pictures: &[Shown], colour: bool) -> Result<String> {
+    let (mut text, mut begin) = (String::new(), 0);
+    let part = |text: &mut String, range: std::ops::Range<usize>| -> Result<()> {
+        if !range.is_empty() {
+            let (input_ids, labels) = (example.input_ids[range.clone()].to_vec(), example.labels[range].to_vec());
+            text.push_str(&marked(data, &Example { input_ids, labels }, colour)?);
+        }
+        Ok(())
+    };
+    for Shown { file, runs } in pictures {
+        let tokens: usize = runs.iter().map(std::ops::Range::len).sum();
+        for (number, run) in runs.iter().enumerate() {
+            part(&mut text, begin..run.start)?;
+            if number == 0 {
+                let name = format!("[{}: {}]", printable(file), count(tokens, "token"));
+                text.push_str(&Style::Dim.paint(&name, colour));
+            }
+            begin = run.end;
+        }
+    }
+    part(&mut text, begin..example.input_ids.len())?;
+    Ok(text)
 }
 
 /// The text of a training row with its special tokens. Tokens with loss are coloured or enclosed.

@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use super::classify;
 use super::generations::{Done, Form, Lines};
 use super::interrupt::interrupt;
-use super::model_session::{AskArgs, ModelSession};
+use super::model_session::{AskArgs, ModelSession, Prompt};
 use super::terminal::{print_answer, print_exact, print_note};
-use crate::data::numbers;
+use crate::data::{numbers, shows_picture};
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
-use crate::eval::{Answer, Go, Settings, Watcher, generate};
+use crate::eval::{Answer, Go, Settings, Watcher, generate_with_images};
 use crate::files;
 use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
@@ -26,6 +26,9 @@ use crate::words::{are, count};
 pub struct Args {
     #[command(flatten)]
     ask: AskArgs,
+    /// Show this picture in front of the prompt; may be given more than once
+    #[arg(long, value_name = "FILE", conflicts_with = "input")]
+    image: Vec<PathBuf>,
     /// Answer this prompt (default: read it from standard input)
     #[arg(long, short, value_name = "TEXT", conflicts_with = "input")]
     prompt: Option<String>,
@@ -122,8 +125,11 @@ impl Watcher for Shower<'_> {
 }
 
 fn single(args: &Args) -> Result<()> {
+    let images = named_images(&args.image)?;
     let prompt = if let Some(prompt) = &args.prompt {
         prompt.clone()
+    } else if !images.is_empty() && std::io::stdin().is_terminal() {
+        String::new()
     } else {
         if std::io::stdin().is_terminal() {
             return Err(Error::config("there is no prompt")
@@ -131,21 +137,23 @@ fn single(args: &Args) -> Result<()> {
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
-        if text.trim().is_empty() {
+        if text.trim().is_empty() && images.is_empty() {
             return Err(Error::config("there is no prompt: standard input is empty")
                 .hint("give --prompt TEXT, --in FILE --out FILE, or a text on standard input"));
         }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
-    let session = args.ask.open()?;
+    let session = args.ask.open(!images.is_empty())?;
     if let Some(head) = &session.model.arch.score {
         return classify::infer(&session, head, args.ask.system.as_deref(), &prompt, args.json);
     }
-    let tokens = session.turn(args.ask.system.as_deref(), &prompt)?;
+    let Prompt { ids: tokens, images } = session.turn(args.ask.system.as_deref(), &prompt, &images)?;
     let never = AtomicBool::new(false);
     let mut shower = Shower::new(&session, !args.json, &never);
     let began = Instant::now();
-    let answers = generate(&session.model, std::slice::from_ref(&tokens), &session.settings(), &mut shower)?;
+    let images = [images];
+    let answers =
+        generate_with_images(&session.model, std::slice::from_ref(&tokens), &images, &session.settings(), &mut shower)?;
     let Some(answer) = answers.and_then(|mut answers| answers.pop()) else { return Ok(()) };
     if !args.json {
         return print_exact("\n");
@@ -156,6 +164,15 @@ fn single(args: &Args) -> Result<()> {
         "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
     });
     print_exact(&format!("{found}\n"))
+}
+
+/// Pictures by their whole paths, so that no folder of the configuration counts.
+pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
+    let whole = |file: &PathBuf| {
+        let path = file.canonicalize().map_err(|error| Error::io("read", file, &error).with_kind(crate::Kind::Data))?;
+        Ok(path.display().to_string())
+    };
+    files.iter().map(whole).collect()
 }
 
 /// The rows of a file: JSON values, or lines of text.
@@ -220,7 +237,7 @@ impl Watcher for Writer<'_> {
 
 fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> Result<()> {
     let ask = &args.ask;
-    let session = ask.open()?;
+    let session = ask.open(rows.iter().any(shows_picture))?;
     let form = Form::of(session.model.arch.score.as_ref());
     let lines = || {
         let lines = Lines::open(out, rows, done, form, &session.config)?;
@@ -246,7 +263,8 @@ fn batch(args: &Args, rows: &[Value], done: Done, out: &Path, input: &Path) -> R
     let settings = Settings { first_text: done.rows as u64, ..session.settings() };
     let mut writer = Writer { session: &session, lines, first: done.rows, waiting: BTreeMap::new(), tokens: 0, stop };
     let began = Instant::now();
-    let finished = generate(&session.model, &prompts, &settings, &mut writer)?.is_some();
+    let (prompts, images): (Vec<_>, Vec<_>) = prompts.into_iter().map(|prompt| (prompt.ids, prompt.images)).unzip();
+    let finished = generate_with_images(&session.model, &prompts, &images, &settings, &mut writer)?.is_some();
     let seconds = began.elapsed().as_secs_f64();
     writer.lines.close(finished)?;
     let (rows, tokens) = (count(rows.len(), "row"), count(writer.tokens, "token"));

@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
             loss.scale
         );
     }
-    let mut plain = plain_model(&output)?;
+    let mut plain = plain_model(&output, None)?;
     // This makes the sample rows the same.
     plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());

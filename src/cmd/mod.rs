@@ -15,6 +15,7 @@ mod data;
 pub mod devices;
 mod doctor;
 mod download;
+mod encode;
 mod eval;
 mod export;
 mod failure;
@@ -77,6 +78,8 @@ enum Command {
     Train(train::Args),
     /// Fine-tune a model with several ranks on this machine
     Launch(launch::Args),
+    /// Run a frozen image encoder over the pictures of a run, ahead of training
+    Encode(encode::Args),
     /// Show the training data: counts, lengths, and rows as the model sees them
     Data(data::Args),
     /// Download a model or a data set from the Hugging Face Hub
@@ -119,6 +122,7 @@ impl Command {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
             Self::Launch(args) => launch::run(args),
+            Self::Encode(args) => encode::run(args),
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
@@ -147,6 +151,7 @@ pub fn reference() -> String {
 
 /// Runs the program on its arguments (the first is the program's name).
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    crate::memory::share_arena_under_limit();
     terminal::clean_panics();
     let mut args: Vec<OsString> = args.into_iter().collect();
     // `help` takes names of subcommands only, and `help --help` is a question for the same.

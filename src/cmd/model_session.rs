@@ -1,5 +1,6 @@
 //! Shared by `infer` and `chat`: options that choose the model, the loaded model, and the tokens of prompts.
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -9,15 +10,18 @@ use super::generation_flags::GenerationFlags;
 use super::provenance;
 use super::trained::{Trained, open_base};
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
+use crate::checkpoint::peft;
 use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
+use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
-use crate::data::{ChatTemplate, Tokenizer};
+use crate::data::{ChatPictures, ChatTemplate, Pictures, Shown, Tokenizer};
 use crate::error::{Error, Result};
 use crate::eval::{AnswerDecoder, Settings};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
 use crate::model::{Model, quantize};
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 
 /// Which model answers, and how.
@@ -47,6 +51,13 @@ pub struct AskArgs {
     generation: GenerationFlags,
 }
 
+/// The tokens of a prompt, and its pictures.
+#[derive(Debug, Default)]
+pub struct Prompt {
+    pub ids: Vec<u32>,
+    pub images: Vec<ImageRows>,
+}
+
 /// A loaded model with its tokenizer, chat template and settings.
 pub struct ModelSession {
     pub model: Model,
@@ -58,6 +69,8 @@ pub struct ModelSession {
     pub template: Option<ChatTemplate>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
+    /// Reads pictures; `None` if the model sees none.
+    pub pictures: Option<Arc<dyn Pictures>>,
     /// To switch between base and adapter; `None` without an adapter.
     values: Option<BothValues>,
 }
@@ -69,11 +82,11 @@ struct BothValues {
 }
 
 impl AskArgs {
-    /// Opens the model.
+    /// Opens the model; with its image encoder if it has to see, or if its adapter has learned with one.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it.
-    pub fn open(&self) -> Result<ModelSession> {
+    pub fn open(&self, sees: bool) -> Result<ModelSession> {
         provenance::check_allowed(&self.allow)?;
         let mut flags = self.generation.flags()?;
         if let Some(model) = &self.model {
@@ -97,13 +110,18 @@ impl AskArgs {
             _ => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
         };
         let (mut what, mut tokenizer_dir) = (model_dir.display().to_string(), model_dir.clone());
+        let sight;
         let (parts, adapter) = match &trained {
             Some(Trained::Adapter(dir)) => {
                 what = format!("{what} with {}", dir.display());
                 if dir.join("tokenizer.json").is_file() {
                     tokenizer_dir.clone_from(dir);
                 }
-                let parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
+                let mut parts = open_base(&model_dir, &config.tuning.adapters, dir, &self.allow)?;
+                let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
+                let found = look(&config, seer, sees || peft::changes_encoder(dir)?, &downloads)?;
+                sight = found.map(|sight| sight.of_adapter(dir)).transpose()?;
+                parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 let adapter = LoadedAdapter::open(dir, &parts.arch)?;
                 config.tuning = adapter.config.settings(&parts.arch, &config.tuning)?;
                 (parts, Some(adapter))
@@ -111,7 +129,10 @@ impl AskArgs {
             other => {
                 // A merged or fully trained model contains the adapters below.
                 let below = if other.is_some() { &[][..] } else { &config.tuning.adapters };
-                let parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
+                let mut parts = Parts::open(&model_dir, below, &Vocabulary::default())?;
+                let seer = Seer { dir: &model_dir, tokenizer: &tokenizer_dir, hidden_size: parts.arch.hidden_size };
+                sight = look(&config, seer, sees, &downloads)?;
+                parts.arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
                 config.tuning.mode = Mode::Lora;
                 config.tuning.lora = idle(&parts.arch);
                 (parts, None)
@@ -137,7 +158,8 @@ impl AskArgs {
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, values })
+        let pictures = sight.as_ref().map(Sight::pictures);
+        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, pictures, values })
     }
 
     /// The trained model to use on top of the base or in its place; `None` for the base alone.
@@ -154,6 +176,12 @@ impl AskArgs {
     }
 }
 
+/// The image encoder, if the model has to see: because pictures are shown to it, or its settings say so.
+fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
+    let sees = sees || config.vision.encoder.is_some() || config.vision.load == Some(true);
+    if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
+}
+
 /// The special token that ends the assistant's turn, if the template writes one.
 fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     const ANSWER: &str = "Certainly";
@@ -166,7 +194,7 @@ fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
 }
 
 fn conversation(messages: Vec<Value>) -> Conversation {
-    Conversation { messages, tools: None, first_supervised: 0, unlearned: Vec::new() }
+    Conversation { messages, ..Conversation::default() }
 }
 
 impl ModelSession {
@@ -196,31 +224,62 @@ impl ModelSession {
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: the template refuses them, there is none, or the prompt leaves no room for an answer.
-    pub fn tokens(&self, messages: &Conversation) -> Result<Vec<u32>> {
+    pub fn tokens(&self, messages: Conversation) -> Result<Prompt> {
         let template = self.template.as_ref().ok_or_else(|| {
             Error::data("the model has no chat template").hint("set data.chat_template: chatml, or ask with --raw")
         })?;
-        let text = template.render(messages, true)?.text;
-        let split = self.config.data.split_special_tokens;
         let most = Some(self.model.arch.max_position_embeddings);
-        self.fits(template.tokens(&self.tokenizer, messages, &text, true, split, most)?.encoded.ids, text.len())
+        if messages.images.is_empty() {
+            let text = template.render(&messages, true)?.text;
+            let split = self.config.data.split_special_tokens;
+            let ids = template.tokens(&self.tokenizer, &messages, &text, true, split, most)?.encoded.ids;
+            return self.fits(ids, text.len());
+        }
+        let pictures = self.sees()?;
+        let shown = ChatPictures::of(pictures, &self.tokenizer, &messages.images)?;
+        let messages = shown.readable(template, messages);
+        let mut rendered = template.render(&messages, true)?;
+        let count = shown.expand(&mut rendered, &messages)?;
+        let ids = self.tokenizer.encode_first(&rendered.text, false, most)?.ids;
+        let Prompt { ids, .. } = self.fits(ids, rendered.text.len())?;
+        let mut example = Example { input_ids: ids, labels: Vec::new() };
+        let shown = shown.locate(&mut example, count, false)?;
+        let images =
+            shown.into_iter().map(|Shown { file, runs }| Ok(ImageRows { runs, pixels: pictures.pixels(&file)? }));
+        Ok(Prompt { images: images.collect::<Result<_>>()?, ids: example.input_ids })
+    }
+
+    fn sees(&self) -> Result<&dyn Pictures> {
+        self.pictures.as_deref().ok_or_else(|| {
+            Error::data("the prompt has a picture, but the image encoder is not loaded").hint("add vision.load=true")
+        })
+    }
+
+    /// A picture in front of an answer, without a chat template.
+    fn picture(&self, name: &str) -> Result<Prompt> {
+        let pictures = self.sees()?;
+        let file = pictures.keep(name.to_owned())?;
+        let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
+        let Prompt { ids, .. } = self.fits(vec![0; rows], 0)?;
+        let images = vec![ImageRows { runs: std::iter::once(0..rows).collect(), pixels: pictures.pixels(&file)? }];
+        Ok(Prompt { ids, images })
     }
 
     /// The tokens of plain text.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: it leaves no room for an answer.
-    pub fn plain(&self, text: &str) -> Result<Vec<u32>> {
+    pub fn plain(&self, text: &str) -> Result<Prompt> {
         let most = Some(self.model.arch.max_position_embeddings);
         self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
     /// Checks that a prompt leaves room for an answer. `ids` may be cut off if they are too many; `bytes` is the text's length.
-    fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Vec<u32>> {
+    fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Prompt> {
         let limit = self.model.arch.max_position_embeddings;
         match ids.len() {
             0 => Err(Error::data("the prompt is empty")),
-            length if length < limit => Ok(ids),
+            length if length < limit => Ok(Prompt { ids, images: Vec::new() }),
             length => Err(Error::data(format!(
                 "the prompt of {} has {} or more, the model's context {limit}: there is no room for an answer",
                 count(bytes, "byte"),
@@ -229,39 +288,55 @@ impl ModelSession {
         }
     }
 
-    /// The tokens of a user turn, after an optional system message.
+    /// The tokens of a user turn with pictures, after an optional system message.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
-    pub fn turn(&self, system: Option<&str>, text: &str) -> Result<Vec<u32>> {
+    pub fn turn(&self, system: Option<&str>, text: &str, images: &[String]) -> Result<Prompt> {
+        let captions = self.pictures.as_ref().is_some_and(|pictures| pictures.chat().is_none());
+        if let (true, [first, rest @ ..]) = (captions, images) {
+            if !rest.is_empty() || !text.is_empty() || system.is_some() {
+                return Err(Error::config("this model says what is on one picture, without a question")
+                    .hint("give one --image, and no --prompt"));
+            }
+            return self.picture(first);
+        }
+        if !images.is_empty() {
+            let places = images.iter().map(|_| json!({ "type": "image" }));
+            let text = (!text.is_empty()).then(|| json!({ "type": "text", "text": text }));
+            let asked = json!({ "role": "user", "content": places.chain(text).collect::<Vec<_>>() });
+            let first = system.map(|text| json!({ "role": "system", "content": text }));
+            let messages = first.into_iter().chain([asked]).collect();
+            return self.tokens(Conversation { images: images.to_vec(), ..conversation(messages) });
+        }
         if self.template.is_none() {
             return match system {
                 None => self.plain(text),
-                Some(_) => self.tokens(&conversation(Vec::new())),
+                Some(_) => self.tokens(conversation(Vec::new())),
             };
         }
         let mut messages: Vec<Value> =
             system.map(|text| json!({"role": "system", "content": text})).into_iter().collect();
         messages.push(json!({"role": "user", "content": text}));
-        self.tokens(&conversation(messages))
+        self.tokens(conversation(messages))
     }
 
-    /// The tokens of all messages so far.
+    /// The tokens of all messages so far, whose parts of type `image` show `images`.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
-    pub fn messages(&self, messages: &[Value]) -> Result<Vec<u32>> {
-        self.tokens(&conversation(messages.to_vec()))
+    pub fn messages(&self, messages: &[Value], images: &[String]) -> Result<Prompt> {
+        self.tokens(Conversation { images: images.to_vec(), ..conversation(messages.to_vec()) })
     }
 
     /// The tokens of a row's prompt. Its last answer is left out; a string is a user turn.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`]; the row has no known form.
-    pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Vec<u32>> {
+    pub fn row(&self, system: Option<&str>, row: &Value) -> Result<Prompt> {
         const ANSWER: &str = "answer";
         let mut fields = match row {
-            Value::String(text) => return self.turn(system, text),
+            Value::String(text) => return self.turn(system, text, &[]),
             Value::Object(fields) => fields.clone(),
             _ => return Err(Error::data("found neither an object nor a string")),
         };
@@ -288,14 +363,15 @@ impl ModelSession {
                     conversation.messages.insert(0, json!({"role": "system", "content": text}));
                 }
                 if self.template.is_some() {
-                    return self.tokens(&conversation);
+                    return self.tokens(conversation);
                 }
                 match conversation.messages.as_slice() {
                     [only] if only["content"].is_string() => self.plain(only["content"].as_str().unwrap_or_default()),
-                    _ => self.tokens(&conversation),
+                    _ => self.tokens(conversation),
                 }
             }
             Row::Completion { prompt, .. } | Row::Text(prompt) => self.plain(&prompt),
+            Row::Caption { image, .. } => self.turn(None, "", &[image]),
             Row::Tokens { .. } | Row::Labeled { .. } => Err(Error::data("the row is tokenized, expected text")),
         }
     }

@@ -1,5 +1,6 @@
 //! The flags of `merge` and `export` that name a base model and adapters, and how these are opened.
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::args::{ConfigArgs, check_model_folder};
 use super::download::Downloads;
@@ -9,6 +10,7 @@ use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
+use crate::config::vision::VisionArch;
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -135,6 +137,17 @@ impl PartsArgs {
         };
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, &vocabulary)?;
+        if let [one] = adapters.as_slice()
+            && peft::changes_encoder(one)?
+        {
+            if config.as_ref().is_some_and(|config| config.vision.encoder.is_some()) {
+                return Err(Error::config("not yet: an encoder and a model of two checkpoints as one folder")
+                    .hint("infer, chat, and eval run it with the configuration of the run"));
+            }
+            let vision = VisionArch::of_model(&base, parts.arch.hidden_size)?;
+            let training = peft::vision_training(one, &vision)?;
+            parts.arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
+        }
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
             parts.arch.score = score_head(one)?;
         }

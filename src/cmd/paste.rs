@@ -80,15 +80,17 @@ fn is_plain(text: &str) -> bool {
 /// The commands that use a run's result, one per line, not folded.
 pub(super) fn to_ask(ask: &Ask, output_dir: &Path) -> String {
     let config = quoted(&output_dir.join(output::CONFIG).to_string_lossy());
-    let Question { system, question, chat } = &ask.row;
+    let Question { system, question, chat, images } = &ask.row;
     let system =
         system.as_deref().filter(|text| is_plain(text)).map_or_else(String::new, |text| flag("--system", text));
     let short = question.chars().count() <= QUESTION && is_plain(question) && !question.trim().is_empty();
     let question = if short { question } else { "Your question" };
-    let raw = if *chat || ask.scores { "" } else { " --raw" };
+    let question = if images.is_empty() || *chat { flag("--prompt", question) } else { String::new() };
+    let shown: String = images.iter().filter(|image| is_plain(image)).map(|image| flag("--image", image)).collect();
+    let raw = if *chat || ask.scores || !images.is_empty() { "" } else { " --raw" };
     let program = program();
     let mut text = format!("{}\n", Style::Bold.paint("ask the result", stdout_colour()));
-    let _ = writeln!(text, "  {program} infer {config}{raw}{system}{}", flag("--prompt", question)); // a String never fails
+    let _ = writeln!(text, "  {program} infer {config}{raw}{system}{shown}{question}"); // a String never fails
     if *chat && !ask.scores {
         let _ = writeln!(text, "  {program} chat {config}{system}");
     }
@@ -150,6 +152,7 @@ mod tests {
     #[test]
     fn each_kind_of_run_is_asked_in_its_way() {
         let row = |system: Option<&str>, question: &str, chat| Question {
+            images: Vec::new(),
             system: system.map(str::to_owned),
             question: question.to_owned(),
             chat,

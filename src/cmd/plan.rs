@@ -4,7 +4,9 @@ use super::plan_report::{Report, Time, show};
 use super::{run_plan, scaling, terminal};
 use crate::bench::bench_cache::MeasuredRate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
+use crate::config::vision::VisionArch;
 use crate::config::{Auto, Bytes, Config, DeviceChoice, ModelConfig, Resolved, Task, is_hub_name, shape};
+use crate::data;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::hub::{self, NoProgress, Part};
@@ -16,9 +18,12 @@ use crate::plan::strategies::{self, Batch, Machine, Row, Strategy};
 use crate::plan::{self, grouped, human_bytes};
 use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
+use crate::train::features;
 use crate::train::memory_prediction::{self, OptimizerState};
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Predict the memory and time of a run
 #[derive(Debug, clap::Args)]
@@ -163,7 +168,9 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
         (Arch::from_json(&text, &named)?, memory_prediction::stored_by(&text))
     } else {
         let dir = hub::model_dir(&config.model, Part::Description, &NoProgress)?.dir;
-        (Arch::from_dir(&dir)?, memory_prediction::stored(&dir))
+        let mut arch = Arch::from_dir(&dir)?;
+        arch.vision = vision(config, &dir, arch.hidden_size);
+        (arch, memory_prediction::stored(&dir))
     };
     let vocabulary = arch.vocab_size as u32;
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
@@ -176,6 +183,34 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     }
     let name = if named.is_file() { named.parent().unwrap_or(Path::new("")).to_owned() } else { named };
     Ok((arch, stored, name.display().to_string()))
+}
+
+/// The image encoder and connector of a run with pictures, as far as they are held in training.
+fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionArch>> {
+    let named = config.vision.load.unwrap_or(config.vision.encoder.is_some());
+    // The data may not be there yet.
+    if config.vision.load == Some(false) || !(named || data::shows_pictures(config).unwrap_or(false)) {
+        return None;
+    }
+    let seer = Seer { dir, tokenizer: dir, hidden_size };
+    match Sight::open(config, seer, Part::Description, &NoProgress) {
+        Ok(sight) => {
+            let features = features::kept_by(config, &sight.arch);
+            terminal::print_note(match features {
+                Some(_) => {
+                    "the image encoder is planned to run before training, and not to be held in it (vision.cache_features)"
+                }
+                None => {
+                    "of the image encoder, the weights are counted, and not what a pass through it takes: `memory-check` measures that"
+                }
+            });
+            Some(Arc::new(VisionArch { features, ..(*sight.arch).clone() }))
+        }
+        Err(error) => {
+            terminal::print_note(&format!("planned without an image encoder: {}", error.message()));
+            None
+        }
+    }
 }
 
 /// The devices to plan for: as the flags say, else as `choice` does.

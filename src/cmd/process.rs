@@ -11,6 +11,7 @@ use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, check_output_file};
 use crate::hub::{self, Part};
+use crate::train::vision::{Seer, Sight};
 use crate::words::count;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -67,8 +68,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
     hub::fetch_paths(&mut config.data, &downloads)?;
     let vocabulary = arch.vocab_size;
+    let seer = Seer { dir: &model_dir, tokenizer: &model_dir, hidden_size: arch.hidden_size };
+    let sight = Sight::of_rows(&config, seer, Part::Description, &downloads)?;
+    let pictures = sight.as_ref().map(Sight::pictures);
     let bar = Bar::default();
-    let data = data::load(&config, &model_dir, vocabulary, &bar)?;
+    let data = data::load(&config, &model_dir, vocabulary, &bar, pictures.as_ref())?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
         written.extend(write(&data, &config, part, args, existing, &inputs, &bar)?);

@@ -36,7 +36,7 @@ fn config(train: &Path) -> Config {
 }
 
 fn load_with(config: &Config) -> Result<Dataset, Error> {
-    load(config, &golden("tokenizer_bpe_llama3"), VOCABULARY, &Silent)
+    load(config, &golden("tokenizer_bpe_llama3"), VOCABULARY, &Silent, None)
 }
 
 /// Writes `content` under `name` and loads it.

@@ -170,16 +170,16 @@ fn a_conversation_goes_on_as_if_it_were_read_anew() {
         let (settings, mut memory) = (Settings::greedy(9, 256, vec![2]), Memory::default());
         let mut prompt = text(5, 11);
         for turn in 0..3 {
-            let got = memory.answer(&model, &prompt, &settings, &mut Unwatched).unwrap().unwrap();
+            let got = memory.answer(&model, &prompt, &[], &settings, &mut Unwatched).unwrap().unwrap();
             let wanted = generate(&model, std::slice::from_ref(&prompt), &settings, &mut Unwatched).unwrap().unwrap();
             assert_eq!(got, wanted[0], "{family} turn {turn}");
             prompt.extend(&got.tokens);
             prompt.extend(text(turn, 4));
-            assert!(memory.known(&prompt) > 11);
+            assert!(memory.known(&prompt, &[]) > 11);
         }
         // Another conversation with the same beginning.
         let other = [&prompt[..7], &[9, 9]].concat();
-        let got = memory.answer(&model, &other, &settings, &mut Unwatched).unwrap().unwrap();
+        let got = memory.answer(&model, &other, &[], &settings, &mut Unwatched).unwrap().unwrap();
         assert_eq!(got, generate(&model, &[other], &settings, &mut Unwatched).unwrap().unwrap()[0]);
     }
 }

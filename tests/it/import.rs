@@ -322,10 +322,29 @@ fn rows_that_cannot_be_read_as_they_are_are_named() {
     let factory =
         |name: &str| imported(Toolkit::LlamaFactory, &format!("dataset_dir: {}\ndataset: {name}\n", data.display()));
     assert!(outcome_of(&factory("wiki"), "dataset.wiki.file_name").why.contains("one {\"text\": …} a line"));
-    assert_eq!(outcome_of(&factory("pictures"), "dataset.pictures.columns.images").outcome, Outcome::Unsupported);
     let told = factory("told");
     assert_eq!(value(&told, "data.format"), "auto", "rows may have earlier turns");
     assert!(outcome_of(&told, "dataset.told.columns.system").why.contains("rename the field to system"));
+}
+
+#[test]
+fn rows_and_settings_of_pictures_become_ours() {
+    let data = folder().join("data").display().to_string();
+    let rows = format!("dataset_dir: {data}\ndataset: pictures\n");
+    let made = imported(Toolkit::LlamaFactory, &format!("{rows}media_dir: img\nfreeze_vision_tower: true\n"));
+    assert!(made.refused.is_empty() && value(&made, "data.train_path")[0].as_str().unwrap().ends_with("pictures.json"));
+    assert_eq!(value(&made, "data.image_dir"), "img");
+    assert_eq!(outcome_of(&made, "freeze_vision_tower").outcome, Outcome::NotNeeded);
+    let frozen = ["freeze_vision", "freeze_connector", "freeze_language"];
+    let of = |made: &Imported| frozen.map(|key| value(made, &format!("tuning.{key}")));
+    assert_eq!(of(&made), [Value::Bool(true), Value::Null, Value::Bool(false)]);
+    let other = "freeze_vision_tower: false\nfreeze_multi_modal_projector: false\nfreeze_language_model: true\nimage_max_pixels: 3000\n";
+    let made = imported(Toolkit::LlamaFactory, &format!("{rows}{other}"));
+    assert_eq!(of(&made), [Value::Bool(false), Value::Bool(false), Value::Bool(true)]);
+    assert_eq!(outcome_of(&made, "image_max_pixels").outcome, Outcome::Unsupported);
+    let made = imported(Toolkit::Axolotl, "freeze_mm_modules: false\nprocessor_type: AutoProcessor\nimage_size: 512\n");
+    assert_eq!(of(&made)[..2], [Value::Bool(false), Value::Bool(false)]);
+    assert_eq!(outcome_of(&made, "image_size").outcome, Outcome::Unsupported);
 }
 
 #[test]

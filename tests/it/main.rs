@@ -30,6 +30,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod pictures;
 mod plan;
 mod precision;
 mod quantization;

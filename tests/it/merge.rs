@@ -33,7 +33,7 @@ fn equal(what: &str, text: &str) {
 
 /// The largest difference of a logit between two model folders.
 fn apart(left: &Path, right: &Path) -> f32 {
-    let logits = |dir: &Path| sample_logits(&plain_model(dir).unwrap()).unwrap();
+    let logits = |dir: &Path| sample_logits(&plain_model(dir, None).unwrap()).unwrap();
     compare(&logits(left), &logits(right), Arch::from_dir(left).unwrap().vocab_size).largest
 }
 

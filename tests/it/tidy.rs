@@ -19,6 +19,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/device/src/buffer.rs", "the memory of activations"),
     ("crates/device/src/cuda/", "the functions of CUDA's libraries, loaded at run time"),
     ("crates/device/src/gpu.rs", "copies and launches at addresses of a GPU"),
+    ("crates/device/src/pinned.rs", "copies between a GPU and memory of the host beside what computes"),
     ("crates/device/src/slice.rs", "numbers as bytes, to a GPU and back"),
     ("crates/ops/src/", "vector instructions and tiles that threads write side by side"),
     ("crates/base/src/files/disk.rs", "statvfs of the C library"),

@@ -1,6 +1,7 @@
 //! Adapters in PEFT's form: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`. In the file a tensor's
 //! name is [`PREFIX`] and its name in the base model. Of multimodal models, any version's module names are accepted; in
 //! memory tensors have the names of the language model alone.
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
@@ -13,6 +14,7 @@ use tunesmith_base::Kind;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic;
 use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_beside, plain_name};
+use tunesmith_config::vision::{VisionArch, VisionTraining};
 use tunesmith_model::targets::token_rows;
 use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
@@ -174,6 +176,34 @@ pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)>
         }
     }
     Ok((config, tensors))
+}
+
+/// Whether the adapter in `dir` changes an image encoder or a connector.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn changes_encoder(dir: &Path) -> Result<bool> {
+    let weights = open_weights(dir)?;
+    for name in weights.names() {
+        let plain = name.strip_prefix(PREFIX).unwrap_or(name);
+        if is_beside(plain) {
+            let (_, values) = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+            if !is_idle(plain, &values) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// What the adapter in `dir` has trained of encoder and connector.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn vision_training(dir: &Path, vision: &VisionArch) -> Result<VisionTraining> {
+    let weights = open_weights(dir)?;
+    let names: BTreeSet<&str> = weights.names().filter_map(|name| name.strip_prefix(PREFIX)).collect();
+    Ok(vision.trained_by(&|name| names.contains(name)))
 }
 
 /// How the adapter in `dir` changes the vocabulary, from its settings and the shapes of its embedding and head.

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::stamp_settings::{BACKEND_WORD, NEVER, is_compared};
+use super::stamp_settings::{BACKEND_WORD, NEVER, is_compared, is_recorded_if_set};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Config, nearest, schema};
 use tunesmith_model::adapters::{self, Method};
@@ -93,12 +93,16 @@ impl Stamp {
         hashes: Hashes<'_>,
         engine: KernelInfo,
     ) -> Self {
-        let training = schema::options().filter(|option| is_compared(option)).map(|option| {
-            let value = match option.path().as_str() {
+        let defaults = Config::default();
+        let training = schema::options().filter(|option| is_compared(option)).filter_map(|option| {
+            let path = option.path();
+            let value = match path.as_str() {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
                 _ => (option.get)(config),
             };
-            (option.path(), value)
+            // Checkpoints from before a setting was there go on.
+            let told = !is_recorded_if_set(&path) || value != (option.get)(&defaults);
+            told.then_some((path, value))
         });
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),

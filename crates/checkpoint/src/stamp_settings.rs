@@ -49,13 +49,38 @@ const COMPARED: &[&str] = &[
     "data.split_special_tokens",
 ];
 
+/// Settings that are compared too, but recorded only where they are not the default: earlier checkpoints have none of them.
+const RECORDED_IF_SET: &[&str] = &[
+    "vision.load",
+    "vision.encoder",
+    "vision.revision",
+    "vision.connector",
+    "vision.connector_hidden_size",
+    "vision.connector_dropout",
+    "vision.feature_layer",
+    "vision.image_token",
+    "vision.backend",
+    "tuning.freeze_vision",
+    "tuning.freeze_connector",
+    "tuning.freeze_language",
+    "tuning.vision_unfreeze_layers",
+    "tuning.vision_target_modules",
+];
+
 /// Fields that no `--allow` accepts: with another value the tensors do not fit.
 pub(super) const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// Whether the stamp records the setting, so that a resumed run is compared with it.
 pub(super) fn is_compared(option: &OptionDef) -> bool {
     let kind = KINDS.iter().find(|about| about.section.name == option.section);
-    kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
+    let path = option.path();
+    let compared = || COMPARED.contains(&&*path) || is_recorded_if_set(&path);
+    kind.map_or_else(compared, |about| about.training.contains(&option.name))
+}
+
+/// Whether the stamp records the setting only where it is not the default.
+pub(super) fn is_recorded_if_set(path: &str) -> bool {
+    RECORDED_IF_SET.contains(&path)
 }
 
 #[cfg(test)]
@@ -70,6 +95,7 @@ mod tests {
         "model.dtype",
         "train.bf16",
         "train.fp16",
+        "train.tf32",
         // In `train.learning_rate` and the warm-up, which are compared as they are used.
         "train.lr_scaling",
         "train.lr_scaling_batch",
@@ -103,6 +129,8 @@ mod tests {
         "data.loss_on",
         "data.truncation",
         "data.max_turn_growth",
+        "data.image_dir",
+        "data.bad_images",
         "data.max_rows",
         "data.val_path",
         "data.test_path",
@@ -111,6 +139,8 @@ mod tests {
     /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine. With a
     /// decaying schedule, another length changes the learning rate from this step on, and the run says so.
     const FREE: &[&str] = &[
+        "vision.cache_features",
+        "vision.feature_cache_size",
         "eval.metrics",
         "eval.normalization",
         "eval.rouge_stemmer",
@@ -124,6 +154,8 @@ mod tests {
         "train.max_steps",
         "train.eval_batch_size",
         "train.gradient_checkpointing",
+        "train.activation_offloading",
+        "train.offload_optimizer",
         "train.effective_batch",
         "train.target_tokens_per_device_step",
         "train.memory_budget",
@@ -187,12 +219,12 @@ mod tests {
 
     #[test]
     fn every_setting_is_compared_covered_or_free() {
-        let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
+        let mut listed: Vec<_> = [COMPARED, RECORDED_IF_SET, COVERED, FREE].concat();
         let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
         let mut known: Vec<_> =
             schema::options().filter(|option| !of_adapter(option.section)).map(OptionDef::path).collect();
         listed.sort_unstable();
         known.sort();
-        assert_eq!(listed, known, "a new setting must be put into one of the three lists");
+        assert_eq!(listed, known, "a new setting must be put into one of the four lists");
     }
 }

@@ -215,6 +215,14 @@ choices! {
         Sari = "sari",
         /// Whether the answer is JSON, equals the reference's JSON, and satisfies `json_schema`.
         Json = "json",
+        /// `CIDEr` of captions, 0 to 10, as pycocoevalcap.
+        Cider = "cider",
+        /// The accuracy of VQA v2, 0 to 1, by several people's answers.
+        VqaAccuracy = "vqa_accuracy",
+        /// Whether the answer chooses the reference's letter, such as B.
+        Choice = "choice",
+        /// Accuracy, precision, recall and F1 of yes, for answers that are yes or no.
+        YesNo = "yes_no",
     } later ["accuracy", "f1", "bertscore", "comet", "ter"];
 
     /// What is done to an answer and its reference before they are compared.
@@ -233,6 +241,30 @@ choices! {
         Exact = "exact",
         /// Exact and near duplicates (`MinHash`, `dedupe_threshold`).
         Minhash = "minhash",
+    };
+
+    /// What happens to rows with a picture that cannot be read.
+    BadImages {
+        /// The run ends before it starts.
+        Refuse = "refuse",
+        /// They are left out and counted; every picture is decoded when rows are read.
+        Skip = "skip",
+    };
+
+    /// What stands between an image encoder and the model that it is paired with.
+    ConnectorChoice {
+        /// A linear module with a bias.
+        Linear = "linear",
+        /// Two linear modules with GELU between them.
+        Mlp = "mlp",
+    };
+
+    /// Whose rounding resizing of pictures has.
+    ImageBackend {
+        /// torchvision's, which Transformers takes where it is installed.
+        Torchvision = "torchvision",
+        /// Pillow's, which `use_fast=False` takes.
+        Pil = "pil",
     };
 
     /// What happens to training rows that are also in the validation or test rows.

@@ -55,9 +55,9 @@ pub use arguments::Arguments;
 pub use auto_values::{Auto, Bytes, Checkpointing, Policy};
 pub use datasets::DatasetSpec;
 pub use enums::{
-    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init,
-    LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy,
-    Sharding, Strategy, Task, Truncation,
+    Backend, BadImages, Bias, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
+    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
+    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};
@@ -70,7 +70,7 @@ pub use resolve::{Flag, load, load_optional, load_partial, load_text, try_settin
 pub use resolved::Resolved;
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, OptionDef, Section,
-    TopConfig, TrainConfig, TuningConfig,
+    TopConfig, TrainConfig, TuningConfig, VisionConfig,
 };
 pub use shapes::shape;
 pub use source::{Setting, Source};

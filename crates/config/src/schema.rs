@@ -5,9 +5,9 @@ use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype, Init, LossOn,
-    LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, SaveStrategy, Sharding,
-    Strategy, Task, Truncation,
+    Backend, BadImages, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
+    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
+    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
@@ -23,6 +23,8 @@ pub struct Config {
     pub top: TopConfig,
     /// The base model: section `model`.
     pub model: ModelConfig,
+    /// How it sees pictures: section `vision`.
+    pub vision: VisionConfig,
     /// What is trained: section `tuning`.
     pub tuning: TuningConfig,
     /// Optimization, checkpoints and ranks: section `train`.
@@ -78,6 +80,7 @@ macro_rules! places {
 places! {
     TOP: TopConfig = top;
     MODEL: ModelConfig = model;
+    VISION: VisionConfig = vision;
     TUNING: TuningConfig = tuning;
     FREEZE: FreezeConfig = tuning.freeze;
     TRAIN: TrainConfig = train;
@@ -130,6 +133,38 @@ section! {
     }
 }
 
+section! {
+    /// How a model sees pictures (`docs/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// with one.
+    VisionConfig = "vision" {
+        /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
+        load: Option<bool> = None;
+        /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. In front of a caption stand the
+        /// rows of its picture.
+        encoder: Option<String> = None;
+        /// The branch, tag or commit of an encoder on the hub (`null`: `main`).
+        revision: Option<String> = None;
+        /// With `encoder`: what stands between it and the model. Its weights are drawn from the seed.
+        connector: ConnectorChoice = ConnectorChoice::Linear;
+        /// With `connector: mlp`: the width between its two modules (`null`: the model's).
+        connector_hidden_size: Option<usize> = None, range Range::within(1.0, 1_048_576.0);
+        /// With `connector: mlp`: the share of values between its modules that is zeroed in training.
+        connector_dropout: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// With `encoder`: which of its `hidden_states` the connector reads, such as -2 (`null`: the last one, after the norm).
+        feature_layer: Option<i64> = None;
+        /// With `encoder`: the token that stands for a picture in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
+        /// it, pictures stand in front of captions only.
+        image_token: Option<String> = None;
+        /// Whose rounding resizing has.
+        backend: ImageBackend = ImageBackend::Torchvision;
+        /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
+        /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
+        cache_features: Option<bool> = None;
+        /// The most that a run may keep of its pictures' features.
+        feature_cache_size: Bytes = Bytes(50 << 30);
+    }
+}
+
 macro_rules! tuning {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         section! {
@@ -147,6 +182,16 @@ macro_rules! tuning {
                 /// Tokens to add to the tokenizer. Embedding and head get a row for each. The row starts as the mean of all rows
                 /// and is trained.
                 new_tokens: Vec<String> = Vec::new();
+                /// Keep the image encoder as it is.
+                freeze_vision: bool = true, aliases ["freeze_vision_tower", "freeze_vit"];
+                /// Keep the connector between image encoder and model as it is (`null`: only if the model's files have it).
+                freeze_connector: Option<bool> = None, aliases ["freeze_multi_modal_projector", "freeze_aligner"];
+                /// Keep the language model as it is, whatever `mode` says; only connector and encoder are trained.
+                freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
+                /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
+                vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
+                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`.
+                vision_target_modules: Vec<String> = Vec::new();
             }
             nested {
                 $(
@@ -174,7 +219,7 @@ macro_rules! tuning {
 
         /// Every section with its keys.
         pub(crate) static SECTIONS: &[&Section] = &[
-            &TOP, &MODEL, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+            &TOP, &MODEL, &VISION, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };
 }
@@ -276,6 +321,9 @@ section! {
         /// On a GPU: what blocks keep for the backward pass waits in the host's memory, and is moved beside the computation
         /// (`docs/gpu.md`). Results are the same to the bit.
         activation_offloading: bool = false;
+        /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
+        /// (`docs/gpu.md`). Results are the same to the bit. On the CPU it is there anyway.
+        offload_optimizer: bool = false;
         /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
         /// part. On a GPU there is no limit unless one is set here.
@@ -321,12 +369,16 @@ section! {
         early_stopping_patience: usize = 0;
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. Matrix
-        /// products are computed in float32.
+        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. The CPU
+        /// computes products in float32. A GPU keeps all activations in bfloat16 and multiplies them on its tensor cores.
         bf16: bool = false;
         /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is
-        /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped.
+        /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped. A
+        /// GPU keeps all activations in float16 and multiplies them on its tensor cores.
         fp16: bool = false;
+        /// Let a GPU round the float32 operands of products to TF32 (10 bits of fraction), for its tensor cores. Sums stay in
+        /// float32. The CPU does not.
+        tf32: bool = false;
         /// Type of gradients between the passes of a step and its update. `bfloat16` halves their memory, which matters where all
         /// weights are trained.
         grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];
@@ -393,6 +445,10 @@ section! {
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
+        /// The folder that names of pictures in rows are relative to (`null`: that of the first training file). Names may not lead out of it.
+        image_dir: Option<PathBuf> = None, aliases ["media_dir"];
+        /// What happens to rows with a picture that cannot be read.
+        bad_images: BadImages = BadImages::Refuse;
         /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of `{name, config,
         /// split, revision, weight, format}` for data sets on the hub. Without weights every row is used once.
         datasets: Vec<DatasetSpec> = Vec::new();

@@ -1,13 +1,15 @@
 //! Checks across keys: keys that contradict each other.
 use super::auto_values::Auto;
-use super::enums::{Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task};
+use super::enums::{
+    ConnectorChoice, Contamination, EvalStrategy, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
+};
 use super::mixed_values::{DeviceChoice, InitLora};
 use super::resolved::{Resolved, set_by};
-use super::schema::TrainConfig;
+use super::schema::{Config, TrainConfig};
 use super::source::Source;
 use super::value::ConfigValue as _;
 use super::{adapters, task, unused_keys};
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 
 /// Switches validation off, with a note, where training rows come from the shell and there are no validation rows. In a file the same
 /// combination is a contradiction.
@@ -261,6 +263,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "model.device",
         "on the CPU activations are in main memory already; set model.device: cuda, or remove the key",
     )?;
+    vision(resolved)?;
     unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
     resolved.refuse_if(
@@ -314,4 +317,56 @@ fn quantization(resolved: &Resolved) -> Result<()> {
 /// Whether a higher value of a metric is better. It is not for losses, perplexities and errors.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
+}
+
+/// What the section `vision` and the keys of `tuning` about pictures exclude of one another.
+fn vision(resolved: &Resolved) -> Result<()> {
+    let Config { vision, tuning, .. } = &resolved.config;
+    let of_pair = [
+        ("revision", vision.revision.is_some()),
+        ("connector", vision.connector != ConnectorChoice::Linear),
+        ("feature_layer", vision.feature_layer.is_some()),
+        ("image_token", vision.image_token.is_some()),
+    ];
+    if let Some((key, _)) = of_pair.into_iter().find(|(_, set)| *set && vision.encoder.is_none()) {
+        return Err(Error::config(format!("vision.{key} is for vision.encoder, which is not set")).hint(
+            "name an image encoder, or remove the key: a multimodal model has an encoder and a connector of its own",
+        ));
+    }
+    resolved.refuse_if(
+        vision.connector == ConnectorChoice::Linear && vision.connector_hidden_size.is_some(),
+        "vision.connector",
+        "vision.connector_hidden_size",
+        "a linear connector has one module; set vision.connector: mlp",
+    )?;
+    resolved.refuse_if(
+        vision.connector == ConnectorChoice::Linear && vision.connector_dropout > 0.0,
+        "vision.connector",
+        "vision.connector_dropout",
+        "a linear connector has one module; set vision.connector: mlp",
+    )?;
+    resolved.refuse_if(
+        vision.encoder.is_some() && vision.load == Some(false),
+        "vision.encoder",
+        "vision.load",
+        "an encoder that is not loaded sees nothing; remove one of them",
+    )?;
+    resolved.refuse_if(
+        !tuning.freeze_vision && tuning.vision_unfreeze_layers > 0,
+        "tuning.freeze_vision",
+        "tuning.vision_unfreeze_layers",
+        "the whole encoder is trained; remove one of them",
+    )?;
+    resolved.refuse_if(
+        !tuning.freeze_vision && !tuning.vision_target_modules.is_empty(),
+        "tuning.freeze_vision",
+        "tuning.vision_target_modules",
+        "the whole encoder is trained, so it needs no adapters; remove one of them",
+    )?;
+    resolved.refuse_if(
+        !tuning.mode.adapts() && !tuning.vision_target_modules.is_empty(),
+        "tuning.mode",
+        "tuning.vision_target_modules",
+        "this mode trains no adapter; set freeze_vision: false to train the encoder",
+    )
 }

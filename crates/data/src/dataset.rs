@@ -75,7 +75,8 @@ impl Dataset {
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
     pub fn question(&self, split: &Split, index: usize) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
         let (prompt, answer) = split.prompt(index)?;
-        let asks = prompt.iter().any(|&id| !self.tokenizer.is_special(id)) && !answer.is_empty();
+        let says = split.shows(index) || prompt.iter().any(|&id| !self.tokenizer.is_special(id));
+        let asks = says && !answer.is_empty();
         Ok(asks.then_some((prompt, answer)))
     }
 

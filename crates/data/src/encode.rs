@@ -1,14 +1,18 @@
 //! Turns a row into token ids and labels. Labels come from byte ranges of the text, never from a search for token ids.
 //! So `pad_token = eos_token` and repeated tokens cannot confuse them.
+mod captions;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use super::batch::{Example, IGNORE};
 use super::bounded_tokenizer::Encoded;
 use super::classification_rows::ClassifierInput;
 use super::mask;
 use super::messages::Conversation;
+use super::pictures::{self, Pictures, Shown};
 use super::report::Notes;
 use super::row::Row;
 use super::template::ChatTemplate;
@@ -43,6 +47,8 @@ pub(super) struct EncodeOptions {
     pub split_special_tokens: bool,
     /// The task, which decides what labels are.
     pub task: Task,
+    /// Whether rows with a picture that cannot be read are left out (`data.bad_images: skip`).
+    pub skips_bad_images: bool,
     /// The pad token of a classification or regression. Transformers takes it for padding at the end of a row, so it is
     /// removed there.
     pub padding: Option<u32>,
@@ -63,13 +69,17 @@ pub(super) enum Outcome {
     Kept {
         /// One example for each rendering of a conversation; one for any other row.
         examples: Vec<Example>,
+        /// The pictures that each example shows.
+        pictures: Vec<Vec<Shown>>,
         /// Whether an example was truncated, or one of several was left out as too long.
         truncated: bool,
         /// Whether `max_turn_growth` leaves out the first turns of a conversation.
         limited: bool,
     },
-    /// Left out: longer than the limit, and `truncation: drop`.
+    /// Left out: longer than the limit with `truncation: drop`, or where a cut would go through a picture.
     TooLong,
+    /// Left out: a picture cannot be read, and `data.bad_images` is `skip`.
+    BadImage,
     /// Left out: shorter than `min_length`.
     BelowMinimum,
     /// Left out: longer than `max_length`.
@@ -91,7 +101,11 @@ struct TokenizedRow {
     truncated: bool,
     /// Whether `max_turn_growth` leaves out first turns.
     limited: bool,
+    /// Whether an example was left out because truncation would cut a picture.
+    cuts_picture: bool,
     notes: Notes,
+    /// The pictures of each example; empty if none shows any.
+    pictures: Vec<Vec<Shown>>,
 }
 
 /// Turns rows into examples. Many threads use one encoder.
@@ -105,6 +119,8 @@ pub(super) struct Encoder {
     pub options: EncodeOptions,
     /// The number of each class; empty unless the task is a classification.
     pub labels: BTreeMap<String, i32>,
+    /// Reads the pictures of rows; `None` for a model that sees none.
+    pub pictures: Option<Arc<dyn Pictures>>,
 }
 
 impl Encoder {
@@ -120,7 +136,13 @@ impl Encoder {
         };
         // `Split::cut` cuts texts into pieces later, when the training rows are known.
         let cut_later = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let mut tokenized = self.tokenize(row)?;
+        let mut tokenized = match self.tokenize(row) {
+            Ok(tokenized) => tokenized,
+            Err(error) if pictures::is_bad_image(&error) && self.options.skips_bad_images => {
+                return Ok((Outcome::BadImage, Notes::default()));
+            }
+            Err(error) => return Err(error),
+        };
         tokenized.examples.iter().try_for_each(|example| self.check_ids(example))?;
         let notes = std::mem::take(&mut tokenized.notes);
         Ok((self.cut(tokenized, cut_later, target), notes))
@@ -154,7 +176,7 @@ impl Encoder {
         let mut notes = Notes::default();
         let example = match row {
             Row::Chat(conversation) => {
-                return self.conversation(expect_template(self.template.as_ref())?, &conversation);
+                return self.conversation(expect_template(self.template.as_ref())?, conversation);
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
@@ -172,6 +194,7 @@ impl Encoder {
                 let labels = input_ids.iter().zip(added).map(label).collect();
                 self.with_eos(Example { input_ids, labels })?
             }
+            Row::Caption { image, captions } => return self.captions(image, captions),
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { input, .. } => {
                 let input_ids;
@@ -191,7 +214,9 @@ impl Encoder {
 
     /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if
     /// all renderings have more than `max_turn_growth` times the tokens of the longest.
-    fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<TokenizedRow> {
+    fn conversation(&self, template: &ChatTemplate, conversation: Conversation) -> Result<TokenizedRow> {
+        let (conversation, shown) = self.chat_pictures(template, conversation)?;
+        let conversation = &conversation;
         let messages = conversation.messages.len();
         if messages > MAX_MESSAGES && !template.marks_generation() {
             return Err(Error::data(format!(
@@ -199,26 +224,34 @@ impl Encoder {
             ))
             .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
         }
-        let split = self.options.split_special_tokens;
+        // What stands for pictures changes the text, so that the messages' own special tokens cannot be found in it.
+        let split = self.options.split_special_tokens && shown.is_none();
         let mut row = TokenizedRow::default();
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
         let special_texts = self.tokenizer.special_texts();
         let most = self.options.most_tokens();
-        mask::render_each(template, conversation, self.options.loss_on, special_texts, &mut |rendered, count| {
+        mask::render_each(template, conversation, self.options.loss_on, special_texts, &mut |mut rendered, count| {
             // The template writes BOS itself, if the model wants it, so the tokenizer must not add it.
             let beginning = (count < messages).then(|| {
                 let messages = conversation.messages[..count].to_vec();
                 Conversation { messages, ..conversation.clone() }
             });
             let rendered_of = beginning.as_ref().unwrap_or(conversation);
+            let pictures = shown.as_ref().map_or(Ok(0), |shown| shown.expand(&mut rendered, rendered_of))?;
             let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, split, most)?;
             row.notes.add(found.notes(split));
-            let example = labeled(found.encoded, &rendered.spans);
+            let mut example = labeled(found.encoded, &rendered.spans);
+            let too_long = self.is_too_long(&example);
+            let pictures = match &shown {
+                Some(shown) => shown.locate(&mut example, pictures, too_long)?,
+                None => Vec::new(),
+            };
             last.get_or_insert_with(|| rendered.text.clone());
             row.longest = row.longest.max(example.input_ids.len());
             row.truncated |= self.is_too_long(&example);
-            let Some(example) = self.shortened(example).filter(|example| example.label_tokens() > 0) else {
+            row.cuts_picture |= self.cuts_picture(&example, &pictures);
+            let Some(example) = self.kept(example, &pictures).filter(|example| example.label_tokens() > 0) else {
                 return Ok(true);
             };
             tokens += example.input_ids.len();
@@ -226,11 +259,13 @@ impl Encoder {
             row.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
             if !row.limited {
                 row.examples.push(example);
+                row.pictures.extend(shown.is_some().then_some(pictures));
                 renderings.push(rendered);
             }
             Ok(!row.limited)
         })?;
         row.examples.reverse();
+        row.pictures.reverse();
         template_coverage::check_calls(template, conversation, &renderings)?;
         row.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
         Ok(row)
@@ -238,6 +273,21 @@ impl Encoder {
 
     fn is_too_long(&self, example: &Example) -> bool {
         example.input_ids.len() > self.options.max_seq_len
+    }
+
+    /// Whether truncation would cut through a picture, or cut one off.
+    fn cuts_picture(&self, example: &Example, pictures: &[Shown]) -> bool {
+        let limit = self.options.max_seq_len;
+        let cuts = match self.options.truncation {
+            Truncation::Left => !pictures.is_empty(),
+            _ => pictures.iter().any(|shown| shown.runs.iter().any(|run| run.end > limit)),
+        };
+        cuts && self.is_too_long(example)
+    }
+
+    /// As [`Self::shortened`]; `None` also where that would cut a picture.
+    fn kept(&self, example: Example, pictures: &[Shown]) -> Option<Example> {
+        if self.cuts_picture(&example, pictures) { None } else { self.shortened(example) }
     }
 
     /// The truncated example; `None` if `truncation: drop` leaves it out.
@@ -285,7 +335,7 @@ impl Encoder {
     }
 
     fn cut(&self, row: TokenizedRow, cut_later: bool, target: Option<i32>) -> Outcome {
-        let TokenizedRow { examples, longest, mut truncated, limited, .. } = row;
+        let TokenizedRow { examples, longest, mut truncated, limited, pictures, cuts_picture, .. } = row;
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
@@ -293,17 +343,23 @@ impl Encoder {
             return Outcome::AboveMaximum;
         }
         truncated |= !cut_later && examples.iter().any(|example| self.is_too_long(example));
-        let shortened = |example| if cut_later { Some(example) } else { self.shortened(example) };
-        let targeted = |mut example: Example| {
+        let mut cuts_picture = cuts_picture;
+        let (mut kept, mut shown) = (Vec::new(), Vec::new());
+        for (number, example) in examples.into_iter().enumerate() {
+            let of_example = pictures.get(number).map_or(&[][..], Vec::as_slice);
+            cuts_picture |= !cut_later && self.cuts_picture(&example, of_example);
+            let example = if cut_later { Some(example) } else { self.kept(example, of_example) };
+            let Some(mut example) = example else { continue };
             example.labels.extend(target);
-            example
-        };
-        let examples = examples.into_iter().filter_map(shortened).map(targeted);
-        let examples: Vec<Example> = examples.filter(|example| example.label_tokens() > 0).collect();
-        match examples.is_empty() {
-            true if truncated && self.options.truncation == Truncation::Drop => Outcome::TooLong,
+            if example.label_tokens() > 0 {
+                kept.push(example);
+                shown.extend((!pictures.is_empty()).then(|| of_example.to_vec()));
+            }
+        }
+        match kept.is_empty() {
+            true if truncated && (cuts_picture || self.options.truncation == Truncation::Drop) => Outcome::TooLong,
             true => Outcome::Unlabeled { truncated },
-            false => Outcome::Kept { examples, truncated, limited },
+            false => Outcome::Kept { examples: kept, pictures: shown, truncated, limited },
         }
     }
 }

@@ -1,11 +1,8 @@
-//! Fields that a row may have beside its text: `loss_weight`, a system message, and media, which are refused.
+//! Fields that a row may have beside its text: `loss_weight` and a system message.
 use serde_json::{Map, Value};
 
 use super::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
-
-/// Fields of images, videos and audio.
-const MEDIA: [&str; 6] = ["images", "image", "videos", "video", "audios", "audio"];
 
 /// The factor of a row's loss: its field `loss_weight`, or 1 without one. CSV rows have it as a string.
 ///
@@ -44,34 +41,6 @@ pub(super) fn system(row: &mut Map<String, Value>) -> Result<Option<String>> {
         }
     }
     Ok(found)
-}
-
-/// Refuses a conversation with images, videos or audio: its text would refer to what the model does not see.
-pub(super) fn refuse_media(row: &Map<String, Value>) -> Result<()> {
-    let there = |value: &Value| match value {
-        Value::String(text) => !text.is_empty(),
-        Value::Array(items) => !items.is_empty(),
-        value => !value.is_null(),
-    };
-    match MEDIA.iter().find(|field| row.get(**field).is_some_and(there)) {
-        Some(field) => Err(Error::data(format!("the conversation has {field:?}, expected text only"))
-            .hint("tunesmith trains on text only: leave such rows out")),
-        None => Ok(()),
-    }
-}
-
-/// Checks one part of a message's `content` list: it may be text, or a part that the template knows, but no image,
-/// video or audio.
-pub(super) fn refuse_media_part(part: &Value) -> Result<()> {
-    let kind = part["type"].as_str().unwrap_or_default();
-    if kind == "text" && !part["text"].is_string() {
-        return Err(Error::data("\"content\" has a part of type \"text\" without \"text\""));
-    }
-    if ["image", "video", "audio"].iter().any(|media| kind.contains(media)) {
-        return Err(Error::data(format!("\"content\" has a part of type {kind:?}, expected text only"))
-            .hint("tunesmith trains on text only: leave such rows out"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)
 //!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
 //! load: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
-//!   -> pack, sampler -> batch (read from disk)
+//!   -> pack, sampler -> batch (read from disk; pictures are read when a batch needs them)
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 //!
@@ -38,6 +38,9 @@ mod model_files;
 pub mod numbers;
 pub mod pack;
 mod parsed_row;
+mod picture_files;
+mod picture_report;
+mod pictures;
 pub mod process;
 mod progress;
 mod python_text;
@@ -45,6 +48,7 @@ pub mod question;
 mod report;
 mod rng;
 pub mod row;
+mod row_images;
 mod row_pass;
 mod sampler;
 pub mod source;
@@ -68,8 +72,12 @@ pub use dataset::Dataset;
 pub use inputs::named as named_inputs;
 pub use load::load;
 pub use model_files::MAX_FILE_BYTES as MAX_TOKENIZER;
+pub use picture_files::{PictureFiles, shows_pictures};
+pub use picture_report::{AnswerReport, PictureLook, PictureReport};
+pub use pictures::{ChatPictures, PictureRows, Pictures, Shown};
 pub use progress::{Progress, Silent};
 pub use report::{Counts, Report};
+pub use row_images::shows as shows_picture;
 pub use row_pass::threads;
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;

@@ -8,9 +8,10 @@ use super::dataset::{Dataset, ValidationCache, data_seed};
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::inputs::{Input, Inputs};
 use super::parsed_row::Parsed;
+use super::pictures::Pictures;
 use super::progress::Progress;
 use super::report::{Counts, Report, Share};
-use super::row::Form;
+use super::row::{Form, Row};
 use super::row_pass::{Walker, threads};
 use super::source::{self, RawRow};
 use super::split::Split;
@@ -21,14 +22,20 @@ use super::{contamination, dedupe, labels, mix, strftime};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
+use tunesmith_config::{BadImages, Config, Contamination, Dedupe, Task, Truncation};
 
 /// Reads and tokenizes all data of a configuration. All token ids must be below `vocab_size`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
 /// template.
-pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
+pub fn load(
+    config: &Config,
+    model_dir: &Path,
+    vocab_size: usize,
+    progress: &dyn Progress,
+    pictures: Option<&Arc<dyn Pictures>>,
+) -> Result<Dataset> {
     let data = &config.data;
     let inputs = Inputs::of(config)?;
     let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
@@ -44,6 +51,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         max_length: data.max_length,
         max_turn_growth: data.max_turn_growth,
         split_special_tokens: data.split_special_tokens,
+        skips_bad_images: data.bad_images == BadImages::Skip,
         task: config.task(),
         padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
@@ -55,7 +63,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
     let loader = Loader {
-        encoder: Encoder { tokenizer, template, options, labels: numbers },
+        encoder: Encoder { tokenizer, template, options, labels: numbers, pictures: pictures.cloned() },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
         cache_dir: data.cache_dir.clone().or_else(tunesmith_base::files::user_cache),
@@ -122,6 +130,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     };
     for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
         split.class_weights = labels::weights(&classes);
+        split.pictures = pictures.cloned();
     }
 
     let mut hasher = blake3::Hasher::new();
@@ -286,28 +295,38 @@ impl Loader<'_> {
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
             let Parsed { row, weight, unread } = row.parse_noting(forms)?;
+            let captions = matches!(row, Row::Caption { .. });
             let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
             notes.unwritten.extend(unread);
-            Ok((place, outcome, weight, notes))
+            Ok((place, outcome, weight, notes, captions))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(
+            place,
+            outcome,
+            weight,
+            notes,
+            captions,
+        )| {
             counts.rows += 1;
             counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { examples, truncated, limited } => {
+                Outcome::Kept { examples, pictures, truncated, limited } => {
+                    if examples.len() > 1 {
+                        let lengths = examples.iter().map(|example| example.input_ids.len());
+                        counts.turns.add_row(lengths, captions);
+                    }
+                    writer.show(pictures);
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);
-                    if examples.len() > 1 {
-                        counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
-                    }
                     if limited {
                         counts.turns.limited.add(place);
                     }
                     kept = Some((examples, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
+                Outcome::BadImage => counts.bad_images.add(place),
                 Outcome::BelowMinimum => counts.below_min_length += 1,
                 Outcome::AboveMaximum => counts.above_max_length += 1,
                 Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
@@ -366,6 +385,9 @@ impl Loader<'_> {
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
         hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
+        if let Some(pictures) = &self.encoder.pictures {
+            hasher.update(pictures.key().as_bytes());
+        }
         source::hash_files(&input.paths, &mut hasher)?;
         Ok(hasher.finalize())
     }

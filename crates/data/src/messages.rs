@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;
 use super::numbers;
+use super::row_images;
 use tunesmith_base::error::{Error, Result};
 
 /// A conversation. Its messages are objects with a `role`; they keep all fields, because templates may read any.
@@ -17,6 +18,9 @@ pub struct Conversation {
     pub first_supervised: usize,
     /// The indices of assistant messages with `weight: 0` or `train: false`, in order. They carry no loss either.
     pub unlearned: Vec<usize>,
+    /// The pictures, in the order of the parts `{type: image}` that show them: each a file, relative to `data.image_dir`, or a
+    /// `data:` URI.
+    pub images: Vec<String>,
 }
 
 impl Conversation {
@@ -36,18 +40,20 @@ impl Conversation {
             }
             normalize(message).map_err(place)?;
         }
-        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned })
+        let images = row_images::take(&mut messages, row)?;
+        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, images })
     }
 
     /// The conversation as a row of the form `messages`.
     pub(super) fn into_json(self) -> Value {
-        let Self { mut messages, tools, first_supervised, unlearned } = self;
+        let Self { mut messages, tools, first_supervised, unlearned, images } = self;
         let silent = |(index, message): &(usize, &mut Value)| {
             unlearned.contains(index) || (*index < first_supervised && message["role"] == "assistant")
         };
         messages.iter_mut().enumerate().filter(silent).for_each(|(_, message)| message["train"] = false.into());
         let mut row = Map::from_iter([("messages".to_owned(), Value::Array(messages))]);
         row.extend(tools.map(|tools| ("tools".to_owned(), tools)));
+        row.extend((!images.is_empty()).then(|| ("images".to_owned(), images.into())));
         row.into()
     }
 }

@@ -1,7 +1,7 @@
 //! A row with its loss weight, and the names of fields that hold text but that nothing reads.
 use serde_json::{Map, Value};
 
-use super::fields::{loss_weight, refuse_media_part};
+use super::fields::loss_weight;
 use super::row::{Form, Row};
 use tunesmith_base::error::Result;
 
@@ -20,19 +20,11 @@ impl Parsed {
     /// Reads a row of one of the given forms.
     ///
     /// # Errors
-    /// Those of [`Row::parse`]; an invalid `loss_weight`; a message with media.
+    /// Those of [`Row::parse`]; an invalid `loss_weight`.
     pub fn of(value: Value, forms: &[Form]) -> Result<Self> {
         let weight = loss_weight(&value)?;
         let mut left = Map::new();
         let row = Row::take(value, forms, &mut left)?;
-        if let Row::Chat(conversation) = &row {
-            for (index, message) in conversation.messages.iter().enumerate() {
-                let mut parts = message["content"].as_array().into_iter().flatten();
-                parts
-                    .try_for_each(refuse_media_part)
-                    .map_err(|error| error.context(format!("message {}", index + 1)))?;
-            }
-        }
         let says = |value: &Value| match value {
             Value::String(text) => text.trim().contains(char::is_whitespace),
             Value::Array(items) => !items.is_empty(),
@@ -82,8 +74,13 @@ mod tests {
             (json!({"system": "S", "system_prompt": "T", "question": "q", "answer": "a"}), "system_prompt"),
             (json!({"system": "S", "messages": [{"role": "system", "content": "T"}]}), "two system messages"),
             (json!({"instruction": "i", "input": "j", "context": "k", "output": "o"}), "\"context\""),
-            (json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png"]}), "images"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),
+            (
+                json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png", "b.png"]}),
+                "2 pictures",
+            ),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "no picture"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]}), "video"),
+            (json!({"messages": [{"role": "user", "content": "q"}], "videos": ["a.mp4"]}), "videos"),
             (json!({"messages": [{"role": "user", "content": [{"type": "text", "value": "q"}]}]}), "without \"text\""),
             (json!({"messages": [{"role": "assistant", "content": "a", "train_detail": [{}]}]}), "train_detail"),
             (json!({"input_ids": [1, 2], "attention_mask": [1]}), "2 input_ids but 1"),

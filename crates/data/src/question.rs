@@ -88,6 +88,8 @@ pub struct Question {
     pub question: String,
     /// Whether the row is a conversation.
     pub chat: bool,
+    /// The pictures that it shows, as the row names them.
+    pub images: Vec<String>,
 }
 
 /// The question of the first validation row, else of the first test row, else of the first training row. `None` for a
@@ -109,9 +111,12 @@ fn of_input(input: &Input) -> Option<Question> {
             of_turns(&conversation)
         }
         Row::Completion { prompt: question, .. } | Row::Labeled { input: ClassifierInput::Text(question), .. } => {
-            Some(Question { system: None, question, chat: false })
+            Some(Question { system: None, question, chat: false, images: Vec::new() })
         }
-        Row::Text(text) => Some(Question { system: None, question: opening(&text), chat: false }),
+        Row::Text(text) => Some(Question { system: None, question: opening(&text), chat: false, images: Vec::new() }),
+        Row::Caption { image, .. } => {
+            Some(Question { system: None, question: String::new(), chat: false, images: vec![image] })
+        }
         Row::Tokens { .. } => None,
     }
 }
@@ -131,6 +136,7 @@ fn of_turns(conversation: &Conversation) -> Option<Question> {
         system: system.filter(|text| !text.is_empty()),
         question: content_text(&asked["content"]),
         chat: true,
+        images: conversation.images.clone(),
     })
 }
 

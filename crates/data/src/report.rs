@@ -51,7 +51,7 @@ pub struct RenderingCounts {
     pub tokens: u64,
     /// The tokens of the longest rendering of each row, added up: about what one rendering per row would take.
     pub tokens_once: u64,
-    /// The tokens of the longest rendering of any row.
+    /// The tokens of the longest rendering of any row, or of the longest example of a picture with several captions.
     pub longest: u64,
     /// Rows whose first turns are not trained on, because `data.max_turn_growth` limits the tokens.
     pub limited: NamedRows,
@@ -66,6 +66,15 @@ impl RenderingCounts {
         self.tokens += all;
         self.tokens_once += longest;
         self.longest = self.longest.max(longest);
+    }
+
+    /// Counts a row of several examples: renderings, unless they are the captions of a picture.
+    pub(super) fn add_row(&mut self, lengths: impl Iterator<Item = usize> + Clone, captions: bool) {
+        if captions {
+            self.longest = self.longest.max(lengths.max().unwrap_or(0) as u64);
+        } else {
+            self.add(lengths);
+        }
     }
 
     fn merge(&mut self, other: &Self) {
@@ -135,6 +144,9 @@ pub struct Counts {
     /// Rows whose text contains special tokens that stay tokens.
     #[serde(default)]
     pub kept_tokens: NamedRows,
+    /// Rows left out because a picture of theirs cannot be read (`data.bad_images: skip`).
+    #[serde(default)]
+    pub bad_images: NamedRows,
 }
 
 /// Notes about one row for the data report.
@@ -206,11 +218,12 @@ impl Counts {
             self.split_tokens.entry(name.clone()).or_default().merge(found);
         }
         self.kept_tokens.merge(&other.kept_tokens);
+        self.bad_images.merge(&other.bad_images);
     }
 
     /// Rows left out for their own length or labels, not as duplicates or contaminated.
     pub fn left_out(&self) -> u64 {
-        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled
+        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled + self.bad_images.rows
     }
 
     /// Warnings for the user, one sentence each. `dropped` says whether contaminated rows are left out.
@@ -240,6 +253,7 @@ impl Counts {
                 self.unlabeled_places.join(", ")
             ));
         }
+        warnings.extend(self.bad_images.warning(set, "left out, with a picture that cannot be read"));
         warnings.extend(self.duplicates.warning(set, "left out, duplicating an earlier one"));
         warnings.extend(self.near_duplicates.warning(set, "left out, nearly duplicating an earlier one"));
         let contaminated =

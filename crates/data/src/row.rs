@@ -131,6 +131,14 @@ pub enum Row {
         /// One label per token, before the shift: an id or [`crate::IGNORE`].
         labels: Vec<i32>,
     },
+    /// A picture and its captions, each an example of its own: the picture's rows, the caption, EOS; or in a chat, the picture
+    /// as the question and the caption as the answer.
+    Caption {
+        /// The picture, as [`Conversation::images`] names one.
+        image: String,
+        /// At least one.
+        captions: Vec<String>,
+    },
     /// A text or conversation with one label.
     Labeled {
         /// The text or conversation to classify or score.
@@ -185,6 +193,7 @@ impl Row {
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
+            Self::Caption { image, captions } => json!({ "image": image, "caption": captions }),
             Self::Labeled { input, label } => {
                 let mut row = input.into_json();
                 row["label"] = label.into();
@@ -228,6 +237,12 @@ impl Row {
                 add_words(completion, &mut words);
             }
             Self::Text(text) => add_words(text, &mut words),
+            Self::Caption { image, captions } => {
+                add_words(image, &mut words);
+                for caption in captions {
+                    add_words(caption, &mut words);
+                }
+            }
             Self::Tokens { input_ids, .. } => words.extend(input_ids.iter().map(|&id| u64::from(id) + 1)),
         }
         words
@@ -257,7 +272,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
             asked.map_or_else(String::new, |turn| content_text(&turn["content"]))
         }
         (None, Row::Completion { prompt, .. }) => prompt,
-        (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
+        (None, Row::Text(_) | Row::Tokens { .. } | Row::Caption { .. } | Row::Labeled { .. }) => String::new(),
     })
 }
 
@@ -316,7 +331,6 @@ fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
 
 /// Makes a conversation. A system message in a field of the row becomes its first message.
 fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
-    fields::refuse_media(row)?;
     if let Some(system) = fields::system(row)? {
         match messages.first() {
             Some(first) if first["role"] == "system" && first["content"] == *system => {}

@@ -1,18 +1,21 @@
 //! The examples of a split (training, validation, test) as row numbers in token sets. Only these numbers are shuffled,
 //! split, mixed and repeated; tokens stay on disk.
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::batch::{Batch, Example, IGNORE};
+use super::batch::{Batch, Example, IGNORE, ImageRows};
+use super::pictures::{Pictures, Shown};
 use super::report::Counts;
 use super::rng::shuffle;
 use super::sampler::Step;
 use super::tokenizer::Tokenizer;
 use super::tokens::{TokenSet, TokenWriter};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_vision::Pixels;
 
 /// A row of a token set, or a piece of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +37,18 @@ pub struct Split {
     pub(super) class_weights: Option<Arc<[f32]>>,
     /// The tokens per piece; `None` if rows are not cut.
     pub(super) piece_tokens: Option<usize>,
+    /// Reads the pictures of rows; `None` without pictures.
+    pub(super) pictures: Option<Arc<dyn Pictures>>,
+}
+
+/// The tokens before the last run of labels, and that run.
+fn prompt_and_answer(example: Example) -> (Vec<u32>, Vec<u32>) {
+    let Example { input_ids, mut labels } = example;
+    // The label of a classification or regression is not an answer.
+    labels.truncate(input_ids.len());
+    let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
+    let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
+    (input_ids[..start].to_vec(), input_ids[start..end].to_vec())
 }
 
 impl Split {
@@ -57,7 +72,7 @@ impl Split {
             .iter()
             .zip(0..)
             .flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row, piece: 0 }));
-        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
+        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None, pictures: None }
     }
 
     /// The number of examples. A row that is cut has several.
@@ -190,12 +205,21 @@ impl Split {
     /// # Errors
     /// As [`Self::example`].
     pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
-        let Example { input_ids, mut labels } = self.example(index)?;
-        // The label of a classification or regression is not an answer.
-        labels.truncate(input_ids.len());
-        let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
-        let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
-        Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
+        self.example(index).map(prompt_and_answer)
+    }
+
+    /// The captions of a picture, that of [`Self::prompt`] first; of any other row, the answer.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn answers(&self, index: usize) -> Result<Vec<Vec<u32>>> {
+        let examples = self.sequences(index)?.0.into_iter().rev();
+        let mut parts = examples.map(prompt_and_answer);
+        let Some((prompt, answer)) = parts.next() else { return Ok(Vec::new()) };
+        let shows = self.shows(index);
+        // Renderings of a conversation ask other questions.
+        let others = parts.filter(|(other, _)| shows && *other == prompt).map(|(_, answer)| answer);
+        Ok(std::iter::once(answer).chain(others).collect())
     }
 
     /// The label of a classification or regression example: a class, or the bits of an f32.
@@ -217,23 +241,104 @@ impl Split {
         Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
+    /// Whether an example shows a picture.
+    pub fn shows(&self, index: usize) -> bool {
+        let (set, row) = self.at(index);
+        !set.pictures(row).is_empty()
+    }
+
+    /// The files of the pictures that an example shows, as its row names them.
+    pub fn picture_files(&self, index: usize) -> Vec<&str> {
+        let (set, row) = self.at(index);
+        set.pictures(row).last().into_iter().flatten().map(|shown| shown.file.as_str()).collect()
+    }
+
+    /// The pictures of an example's sequences.
+    pub fn pictures(&self, index: usize) -> &[Vec<Shown>] {
+        let (set, row) = self.at(index);
+        set.pictures(row)
+    }
+
+    /// How many pictures all sequences show, and how many tokens these take.
+    pub fn picture_tokens(&self) -> (usize, usize) {
+        let shown = (0..self.len()).flat_map(|index| self.pictures(index)).flatten();
+        shown.fold((0, 0), |(count, tokens), shown| {
+            (count + 1, tokens + shown.runs.iter().map(Range::len).sum::<usize>())
+        })
+    }
+
+    /// Whether any example shows a picture.
+    pub fn has_pictures(&self) -> bool {
+        self.sets.iter().any(|set| !set.all_pictures().is_empty())
+    }
+
+    /// Reads the pictures of examples, on all threads: for each example those of its sequences. Their rows are counted from
+    /// the first token of the sequence.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read.
+    pub fn images(&self, indices: &[usize]) -> Result<Vec<Vec<Vec<ImageRows>>>> {
+        let Some(pictures) = &self.pictures else { return Ok(vec![Vec::new(); indices.len()]) };
+        let of = |&index: &usize| {
+            let (set, row) = self.at(index);
+            let mut read: BTreeMap<&str, Arc<Pixels>> = BTreeMap::new();
+            let mut images = Vec::new();
+            for shown in set.pictures(row) {
+                let mut of_sequence = Vec::with_capacity(shown.len());
+                for Shown { file, runs } in shown {
+                    let pixels = match read.get(file.as_str()) {
+                        Some(pixels) => Arc::clone(pixels),
+                        None => pictures.pixels(file)?,
+                    };
+                    read.insert(file, Arc::clone(&pixels));
+                    of_sequence.push(ImageRows { runs: runs.clone(), pixels });
+                }
+                images.push(of_sequence);
+            }
+            Ok(images)
+        };
+        indices.par_iter().map(of).collect()
+    }
+
+    /// The pictures of the prompts of examples ([`Self::prompt`]).
+    ///
+    /// # Errors
+    /// As [`Self::images`].
+    pub fn prompt_images(&self, indices: &[usize]) -> Result<Vec<Vec<ImageRows>>> {
+        let images = self.images(indices)?;
+        let prompts = indices.iter().zip(images).map(|(&index, mut images)| {
+            let mut shown = images.pop().unwrap_or_default();
+            if !shown.is_empty() {
+                let tokens = self.prompt(index)?.0.len();
+                shown.retain(|image| image.runs.iter().all(|run| run.end <= tokens));
+            }
+            Ok(shown)
+        });
+        prompts.collect()
+    }
+
     /// Reads examples into one batch.
     ///
     /// # Errors
     /// As [`Self::example`].
     pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
-        for index in indices {
+        let indices: Vec<usize> = indices.into_iter().collect();
+        let images = self.images(&indices)?;
+        for (index, images) in indices.into_iter().zip(images) {
             let (examples, weight) = self.sequences(index)?;
-            for example in &examples {
-                self.push(&mut batch, example, weight);
+            for (number, example) in examples.iter().enumerate() {
+                self.push(&mut batch, example, weight, images.get(number).map_or(&[], Vec::as_slice));
             }
         }
         Ok(batch)
     }
 
-    /// Appends a sequence to a batch. `weight` is the factor of its row's loss; the class weight multiplies it.
-    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32) {
+    /// Appends a sequence and its pictures to a batch. `weight` is the factor of its row's loss; the class weight
+    /// multiplies it.
+    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32, images: &[ImageRows]) {
+        let first = batch.tokens.len();
+        batch.images.extend(images.iter().map(|image| image.moved(first)));
         batch.push(&example.input_ids, &example.labels);
         let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
         let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
@@ -304,7 +409,13 @@ impl Split {
         indices.into_iter().for_each(|index| moves[index as usize] = true);
         let mut moves = moves.into_iter();
         let taken = self.rows.extract_if(.., |_| moves.next() == Some(true)).collect();
-        Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
+        Self {
+            sets: self.sets.clone(),
+            rows: taken,
+            class_weights: None,
+            piece_tokens: self.piece_tokens,
+            pictures: self.pictures.clone(),
+        }
     }
 
     /// Hashes the content of the sets, and which rows are in this split.
@@ -312,6 +423,9 @@ impl Split {
         hasher.update(&(self.sets.len() as u64).to_le_bytes());
         for set in &self.sets {
             hasher.update(set.content().as_bytes());
+            for (row, pictures) in set.all_pictures() {
+                hasher.update(format!("{row} {pictures:?}").as_bytes());
+            }
         }
         hasher.update(&(self.len() as u64).to_le_bytes());
         for piece in self.rows.chunks(1 << 14) {

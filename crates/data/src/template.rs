@@ -31,6 +31,8 @@ pub struct ChatTemplate {
     now: Option<SystemTime>,
     /// Whether the template reads `content` as a list of parts only, as those of some multimodal models do.
     content_parts: bool,
+    /// Whether it writes what stands for a picture, once that was asked.
+    pictures: OnceLock<bool>,
     /// Errors that occur even with a plain conversation, so no row has caused them.
     own_faults: OnceLock<Vec<Fault>>,
 }
@@ -106,6 +108,7 @@ impl ChatTemplate {
             control,
             now: None,
             content_parts: false,
+            pictures: OnceLock::new(),
             own_faults: OnceLock::new(),
         };
         Ok(Self { content_parts: template.reads_parts_only(), own_faults: OnceLock::new(), ..template })
@@ -126,6 +129,19 @@ impl ChatTemplate {
             self.render_messages(&input, messages, false).is_ok_and(|text| text.contains(WORD))
         };
         !shows(&input.messages) && shows(&parts)
+    }
+
+    /// Whether it writes `place` for a part `{type: image}` of a message, and the text of the other parts.
+    pub(super) fn shows_pictures(&self, place: &str) -> bool {
+        const WORD: &str = "Certainly";
+        let shows = || {
+            let content = json!([{ "type": "image" }, { "type": "text", "text": WORD }]);
+            let message = json!({ "role": "user", "content": content });
+            let conversation = Conversation { messages: vec![message], ..Conversation::default() };
+            let rendered = self.render(&conversation, false);
+            rendered.is_ok_and(|rendered| rendered.text.contains(place) && rendered.text.contains(WORD))
+        };
+        *self.pictures.get_or_init(shows)
     }
 
     /// The template with a fixed time for `strftime_now`; `None` for the current time.

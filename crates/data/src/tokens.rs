@@ -17,7 +17,7 @@
 //!            tokens, 0 for a row that was left out; bit 31: has labels beside the ids; bit 30: has a loss weight;
 //!              bit 29: has a label for classification or regression; bit 28: has several examples
 //!            tokens with a label
-//! counts   JSON
+//! counts   JSON: the counts, or a pair of them and of the pictures by row
 //! trailer  u64 each: words in rows, number of rows, bytes of JSON
 //!          BLAKE3 of rows and sizes [32], BLAKE3 of all other parts [32]
 //! ```
@@ -27,6 +27,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::batch::{Example, IGNORE};
+use super::pictures::Shown;
 use super::report::Counts;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
@@ -78,6 +79,9 @@ impl Size {
     }
 }
 
+/// The number of a row, and the pictures of each of its examples.
+pub type RowPictures = (u32, Vec<Vec<Shown>>);
+
 /// The tokenized rows of an input, in the order of the files. Rows that were left out have no tokens.
 #[derive(Debug)]
 pub struct TokenSet {
@@ -90,6 +94,8 @@ pub struct TokenSet {
     content: blake3::Hash,
     /// The tokens of the longest example among rows with several; 0 without such rows.
     longest_of_several: usize,
+    /// The pictures of each row that has some, by its examples, in the order of the rows.
+    pictures: Vec<RowPictures>,
 }
 
 impl TokenSet {
@@ -137,9 +143,13 @@ impl TokenSet {
         if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
             return None;
         }
-        let counts: Counts = serde_json::from_slice(&json).ok()?;
+        let (counts, pictures): (Counts, Vec<RowPictures>) = match json.first() {
+            Some(b'[') => serde_json::from_slice(&json).ok()?,
+            _ => (serde_json::from_slice(&json).ok()?, Vec::new()),
+        };
         let longest_of_several = counts.turns.longest as usize;
-        let set = Self { starts: starts(&sizes), file, path: path.to_owned(), sizes, content, longest_of_several };
+        let starts = starts(&sizes);
+        let set = Self { starts, file, path: path.to_owned(), sizes, content, longest_of_several, pictures };
         Some((set, counts))
     }
 
@@ -172,6 +182,17 @@ impl TokenSet {
     /// The rows that were not left out.
     pub fn usable(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
+    }
+
+    /// The pictures of a row, by its examples; empty if it has none.
+    pub fn pictures(&self, row: u32) -> &[Vec<Shown>] {
+        let found = self.pictures.binary_search_by_key(&row, |(row, _)| *row);
+        found.map_or(&[], |place| &self.pictures[place].1)
+    }
+
+    /// The pictures of all rows that have some.
+    pub fn all_pictures(&self) -> &[RowPictures] {
+        &self.pictures
     }
 
     /// BLAKE3 of rows and sizes.

@@ -1,4 +1,5 @@
 //! Owned numbers in a device's memory.
+use super::pinned::{Fetching, Pinned, Storing};
 use super::slice::{Element, Slice, SliceMut};
 use super::{Device, gpu};
 use std::borrow::Cow;
@@ -14,6 +15,8 @@ pub struct Array<T>(Memory<T>);
 #[derive(Debug)]
 enum Memory<T> {
     Host(Vec<T>),
+    /// In memory of the host that a GPU copies from and to by itself.
+    Pinned(Pinned<T>),
     /// On a GPU; its memory may have room for more.
     Gpu {
         memory: gpu::Memory,
@@ -34,7 +37,7 @@ impl<T: Element> Clone for Array<T> {
     fn clone(&self) -> Self {
         match &self.0 {
             Memory::Host(values) => Self(Memory::Host(values.clone())),
-            Memory::Gpu { .. } | Memory::Meta(_) => self.view().into(),
+            Memory::Pinned(_) | Memory::Gpu { .. } | Memory::Meta(_) => self.view().into(),
         }
     }
 }
@@ -57,7 +60,7 @@ impl<T: Element> Array<T> {
     }
 
     /// `len` numbers; on a GPU they are undefined until they are written.
-    fn uninit(device: Device, len: usize) -> Self {
+    pub(crate) fn uninit(device: Device, len: usize) -> Self {
         match device {
             Device::Cuda(ordinal) => Self(Memory::Gpu { memory: gpu::Memory::new(ordinal, len * size_of::<T>()), len }),
             Device::Cpu | Device::Meta => Self::zeros(device, len),
@@ -84,6 +87,41 @@ impl<T: Element> Array<T> {
         }
     }
 
+    /// `len` zeros of the CPU, which the GPU `device` copies from and to beside what it computes.
+    pub fn pinned(device: Device, len: usize) -> Self {
+        match device {
+            Device::Cuda(ordinal) if !device.only_counts() => Self(Memory::Pinned(Pinned::zeros(ordinal, len))),
+            Device::Cuda(_) | Device::Meta => Self::zeros(Device::Meta, len),
+            Device::Cpu => Self::zeros(device, len),
+        }
+    }
+
+    /// The GPU that it is pinned for.
+    pub const fn pinned_for(&self) -> Option<Device> {
+        match &self.0 {
+            Memory::Pinned(pinned) => Some(Device::Cuda(pinned.ordinal())),
+            Memory::Host(_) | Memory::Gpu { .. } | Memory::Meta(_) => None,
+        }
+    }
+
+    /// Begins to copy a part of pinned numbers to the GPU.
+    ///
+    /// # Panics
+    /// If they are not pinned, or are fewer.
+    pub fn fetch(&self, range: Range<usize>) -> Fetching<T> {
+        let Memory::Pinned(pinned) = &self.0 else { panic!("pinned numbers") };
+        pinned.fetch(range)
+    }
+
+    /// Begins to copy numbers of the GPU to the pinned ones from `start` on.
+    ///
+    /// # Panics
+    /// As [`Array::fetch`].
+    pub fn store(&mut self, start: usize, array: Self) -> Storing<T> {
+        let Memory::Pinned(pinned) = &mut self.0 else { panic!("pinned numbers") };
+        pinned.store(start, array)
+    }
+
     /// Makes it `len` zeros of that device. It keeps its memory if it has this length already; else that is freed before
     /// the new one is taken.
     pub fn reset(&mut self, device: Device, len: usize) {
@@ -99,6 +137,7 @@ impl<T: Element> Array<T> {
     pub const fn len(&self) -> usize {
         match &self.0 {
             Memory::Host(values) => values.len(),
+            Memory::Pinned(pinned) => pinned.len(),
             Memory::Gpu { len, .. } | Memory::Meta(len) => *len,
         }
     }
@@ -111,7 +150,7 @@ impl<T: Element> Array<T> {
     /// Where it is.
     pub const fn device(&self) -> Device {
         match &self.0 {
-            Memory::Host(_) => Device::Cpu,
+            Memory::Host(_) | Memory::Pinned(_) => Device::Cpu,
             Memory::Gpu { memory, .. } => Device::Cuda(memory.ordinal()),
             Memory::Meta(_) => Device::Meta,
         }
@@ -121,6 +160,7 @@ impl<T: Element> Array<T> {
     pub fn view(&self) -> Slice<'_, T> {
         match &self.0 {
             Memory::Host(values) => Slice::of_host(values.as_slice()),
+            Memory::Pinned(pinned) => Slice::of_host(pinned.values()),
             Memory::Gpu { memory, len } => Slice::of_gpu(memory, *len),
             Memory::Meta(len) => Slice::meta(*len),
         }
@@ -130,6 +170,7 @@ impl<T: Element> Array<T> {
     pub fn view_mut(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
             Memory::Host(values) => SliceMut::of_host(values.as_mut_slice()),
+            Memory::Pinned(pinned) => SliceMut::of_host(pinned.values_mut()),
             Memory::Gpu { memory, len } => SliceMut::of_gpu(memory, *len),
             Memory::Meta(len) => SliceMut::meta(*len),
         }
@@ -161,18 +202,26 @@ impl<T: Element> Array<T> {
         self.view().read()
     }
 
+    /// Where its length may change: what is pinned moves to other memory of the host.
+    fn changed(&mut self) -> &mut Memory<T> {
+        if let Memory::Pinned(pinned) = &self.0 {
+            self.0 = Memory::Host(pinned.values().to_vec());
+        }
+        &mut self.0
+    }
+
     /// Makes room for exactly `more` numbers, so that appending them copies nothing.
     pub fn reserve(&mut self, more: usize) {
-        match &mut self.0 {
+        match self.changed() {
             Memory::Host(values) => values.reserve_exact(more),
             Memory::Gpu { memory, len } => grow::<T>(memory, *len, *len + more),
-            Memory::Meta(_) => {}
+            Memory::Pinned(_) | Memory::Meta(_) => {}
         }
     }
 
     /// Appends numbers of any device; zeros for those of the meta device.
     pub fn append(&mut self, more: Slice<'_, T>) {
-        match &mut self.0 {
+        match self.changed() {
             Memory::Host(values) if more.device() == Device::Meta => {
                 values.resize(values.len() + more.len(), T::default());
             }
@@ -182,6 +231,7 @@ impl<T: Element> Array<T> {
                 let before = std::mem::replace(len, *len + more.len());
                 SliceMut::of_gpu(memory, *len).slice(before..*len).copy_from(more);
             }
+            Memory::Pinned(_) => {}
             Memory::Meta(len) => *len += more.len(),
         }
     }
@@ -191,7 +241,7 @@ impl<T: Element> Array<T> {
     /// # Panics
     /// If the range reaches beyond the end.
     pub fn keep(&mut self, start: usize, kept: &Range<usize>) {
-        match &mut self.0 {
+        match self.changed() {
             Memory::Host(values) => {
                 values.truncate(start + kept.end);
                 values.drain(start..start + kept.start);
@@ -204,6 +254,7 @@ impl<T: Element> Array<T> {
                 left.append(all.slice(start + kept.start..start + kept.end));
                 *self = left;
             }
+            Memory::Pinned(_) => {}
             Memory::Meta(len) => *len = start + kept.len(),
         }
     }
@@ -212,7 +263,7 @@ impl<T: Element> Array<T> {
     pub fn shrink_to_fit(&mut self) {
         match &mut self.0 {
             Memory::Host(values) => values.shrink_to_fit(),
-            Memory::Gpu { .. } | Memory::Meta(_) => {}
+            Memory::Pinned(_) | Memory::Gpu { .. } | Memory::Meta(_) => {}
         }
     }
 }

@@ -41,7 +41,9 @@ pub fn leave(buffer: Buffer, bytes: usize) -> (Leaving, Away) {
     let mut place = gpu::pinned(ordinal, bytes);
     // SAFETY: both have so many bytes; the place is not read before the copy back, which comes later on that stream; the buffer is
     // not given back before the event, for which `Leaving` makes its next user wait.
-    let copied = place.as_mut().map(|place| unsafe { gpu::copy_out(ordinal, place, buffer.address(), bytes) });
+    let copied = place
+        .as_mut()
+        .map(|place| unsafe { gpu::copy_out(ordinal, &mut place.as_mut_slice()[..bytes], buffer.address()) });
     (Leaving { ordinal, buffer: Some(buffer), copied }, Away { ordinal, bytes, place })
 }
 
@@ -71,8 +73,10 @@ impl Away {
         assert!(self.bytes as u64 <= buffer.bytes(), "a buffer of {} bytes", self.bytes);
         // SAFETY: both have so many bytes; nothing reads the buffer before the event, for which `Coming` makes it wait, nor writes
         // the place, which goes back after that.
-        let copied =
-            self.place.as_ref().map(|place| unsafe { gpu::copy_in(self.ordinal, buffer.address(), place, self.bytes) });
+        let copied = self
+            .place
+            .as_ref()
+            .map(|place| unsafe { gpu::copy_in(self.ordinal, buffer.address(), &place.as_slice()[..self.bytes]) });
         Coming { buffer: Some(buffer), copied, from: self }
     }
 }

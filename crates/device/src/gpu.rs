@@ -416,10 +416,10 @@ pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
 /// Copies bytes of the GPU to the host beside what is computed, after all that was asked for so far; the event is its end.
 ///
 /// # Safety
-/// There is memory of the GPU for so many bytes at `from`, and in `to`; nothing changes the first or reads the second before the
-/// event.
-pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut PinnedMemory, from: u64, bytes: usize) -> Event {
-    let to = to.as_mut_slice().as_mut_ptr();
+/// There is memory of the GPU for as many bytes at `from` as `to` has, which are pinned; nothing changes the first or reads the
+/// second before the event.
+pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut [u8], from: u64) -> Event {
+    let (to, bytes) = (to.as_mut_ptr(), to.len());
     // SAFETY: as the caller says.
     checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_host(to, from, bytes) }))
 }
@@ -427,10 +427,10 @@ pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut PinnedMemory, from: u64, byt
 /// Copies bytes of the host to the GPU, as [`copy_out`] copies them there.
 ///
 /// # Safety
-/// There is memory of the GPU for so many bytes at `to`, and in `from`; nothing uses the first or changes the second before the
-/// event.
-pub(crate) unsafe fn copy_in(ordinal: u8, to: u64, from: &PinnedMemory, bytes: usize) -> Event {
-    let from = from.as_slice().as_ptr();
+/// There is memory of the GPU for as many bytes at `to` as `from` has, which are pinned; nothing uses the first or changes the second
+/// before the event.
+pub(crate) unsafe fn copy_in(ordinal: u8, to: u64, from: &[u8]) -> Event {
+    let (from, bytes) = (from.as_ptr(), from.len());
     // SAFETY: as the caller says.
     checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_device(to, from, bytes) }))
 }

@@ -12,6 +12,7 @@ mod current;
 pub mod gpu;
 mod late;
 pub mod memory;
+mod pinned;
 mod queue;
 mod slice;
 
@@ -19,6 +20,7 @@ pub use array::{Array, FloatBuffer};
 pub use buffer::{Buffer, buffer_bytes};
 pub use counted::CountedGpu;
 pub use late::{Delivery, Late};
+pub use pinned::{Fetching, Storing};
 pub use queue::{Mark, Queue};
 pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 

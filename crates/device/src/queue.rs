@@ -121,10 +121,12 @@ mod tests {
             of_ops.1.wait();
             let mut inside = Array::<f32>::zeros(device, first.len());
             inside.view_mut().copy_from(of_ops.0.view());
-            (inside, Mark::here(device))
+            (inside, Mark::here(device), of_ops)
         });
-        inside.1.wait();
-        assert!(inside.0.read() == first);
+        let (inside, copied, of_ops) = inside;
+        copied.wait();
+        drop(of_ops);
+        assert!(inside.read() == first);
         Mark::here(Device::Cpu).wait();
     }
 

@@ -33,9 +33,11 @@ compile() {
         jobs=("${jobs[@]:1}")
     fi
 }
-for source in emulation cuda; do
-    compile "$source" "$here/$source.cpp"
-done
+# ThreadSanitizer watches kernels and streams, not what runs the kernels' threads.
+watched=()
+[[ " ${more[*]} " == *" -fsanitize=thread "* ]] && watched=(-fno-sanitize=thread -D TUNESMITH_WATCHED)
+compile emulation "${watched[@]}" "$here/emulation.cpp"
+compile cuda "$here/cuda.cpp"
 # A kernel's source is compiled with lines that make its kernels known by name. Kernels for each type of activations are
 # compiled for all three.
 bounds='(__launch_bounds__\([^)]*\)[[:space:]]+)?'

@@ -113,14 +113,24 @@ void write(char *base, int type, size_t index, float value) {
     std::memcpy(base + 2 * index, &bits, 2);
 }
 
+// Rounded to 10 bits of fraction, ties to even.
+float to_tf32(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0xfffu + ((bits >> 13) & 1)) & ~0x1fffu;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 // Row-major float32 [rows, cols] of what is multiplied.
-std::vector<float> widened(const char *base, const Layout &layout, bool transposed, bool by_rows) {
+std::vector<float> widened(const char *base, const Layout &layout, bool transposed, bool by_rows, bool tf32) {
     size_t rows = transposed ? layout.cols : layout.rows, cols = transposed ? layout.rows : layout.cols;
     std::vector<float> out(rows * cols);
     for (size_t row = 0; row < rows; row++)
         for (size_t col = 0; col < cols; col++) {
             size_t at = transposed ? row * layout.leading + col : col * layout.leading + row;
-            out[by_rows ? row * cols + col : col * rows + row] = read(base, layout.type, at);
+            float value = read(base, layout.type, at);
+            out[by_rows ? row * cols + col : col * rows + row] = tf32 ? to_tf32(value) : value;
         }
     return out;
 }
@@ -253,7 +263,8 @@ int cublasLtMatmul(void *, void *desc, const float *alpha, const void *a, void *
             };
             uint64_t m = D.rows, n = D.cols, k = how.transa ? A.rows : A.cols;
             // op(A) by rows of k, op(B) by columns of k: each result is a dot product along both.
-            std::vector<float> left = widened(at(a, A), A, how.transa, true), right = widened(at(b, B), B, how.transb, false);
+            bool tf32 = how.compute == 77 && A.type == R_32F;
+            std::vector<float> left = widened(at(a, A), A, how.transa, true, tf32), right = widened(at(b, B), B, how.transb, false, tf32);
             const char *from = at(c, C);
             char *to = const_cast<char *>(at(d, D));
             for (uint64_t col = 0; col < n; col++)

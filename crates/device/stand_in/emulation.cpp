@@ -15,6 +15,61 @@ Dimensions threadIdx, blockIdx, blockDim, gridDim;
 namespace emulation {
 namespace {
 
+// With ThreadSanitizer each thread of a block is a thread to it too, and only a barrier stands between what two of them do: accesses
+// to one place with none between them are reported, in whatever order they ran. Blocks follow each other. This file itself is
+// compiled without, so that it sees kernels only.
+#ifdef TUNESMITH_WATCHED
+extern "C" {
+void *__tsan_get_current_fiber();
+void *__tsan_create_fiber(unsigned flags);
+void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+void __tsan_acquire(void *place);
+void __tsan_release(void *place);
+void __tsan_read_range(void *from, unsigned long bytes);
+void AnnotateIgnoreReadsBegin(const char *, int);
+void AnnotateIgnoreReadsEnd(const char *, int);
+void AnnotateIgnoreWritesBegin(const char *, int);
+void AnnotateIgnoreWritesEnd(const char *, int);
+}
+
+constexpr bool WATCHED = true;
+void *watched_scheduler, *watched_threads[1024];
+
+void enter(unsigned thread) {
+    if (!watched_threads[thread]) watched_threads[thread] = __tsan_create_fiber(0);
+    watched_scheduler = __tsan_get_current_fiber();
+    // Not a point of order.
+    __tsan_switch_to_fiber(watched_threads[thread], 1);
+}
+void leave() { __tsan_switch_to_fiber(watched_scheduler, 1); }
+void release(char &place) { __tsan_release(&place); }
+void acquire(char &place) { __tsan_acquire(&place); }
+
+// A read by the stand-in for a thread.
+void note_read(const void *from, size_t bytes) { __tsan_read_range(const_cast<void *>(from), bytes); }
+
+// What the stand-in itself copies between lanes.
+void copy_unwatched(void *to, const void *from, size_t bytes) {
+    AnnotateIgnoreReadsBegin("", 0);
+    AnnotateIgnoreWritesBegin("", 0);
+    std::memcpy(to, from, bytes);
+    AnnotateIgnoreWritesEnd("", 0);
+    AnnotateIgnoreReadsEnd("", 0);
+}
+#else
+constexpr bool WATCHED = false;
+
+void enter(unsigned) {}
+void leave() {}
+void release(char &) {}
+void acquire(char &) {}
+void note_read(const void *, size_t) {}
+void copy_unwatched(void *to, const void *from, size_t bytes) { std::memcpy(to, from, bytes); }
+#endif
+
+// Where a block begins and ends, and its barriers in turn: none comes after the next one before all have left it.
+char beginning, end, barriers[2];
+
 constexpr size_t STACK = 128 << 10;
 constexpr size_t SHARED = 232448;
 
@@ -75,6 +130,8 @@ struct State {
     std::vector<int> idle;
     void *scheduler = nullptr;
     unsigned current = 0;
+    // Barriers that the block has passed.
+    unsigned passed = 0;
     Body const *body = nullptr;
     const char *name = "";
     Dimensions block{1, 1, 1};
@@ -102,8 +159,11 @@ std::mutex &running() {
 void begin() {
     State &s = state();
     for (;;) {
+        acquire(beginning);
         (*s.body)();
+        release(end);
         s.threads[s.current].wait = Wait::Ended;
+        leave();
         // A thread that ended gives its stack to the next one, which begins here.
         tunesmith_switch(&s.threads[s.current].stack_pointer, s.scheduler);
     }
@@ -149,8 +209,10 @@ void resume(unsigned index) {
     }
     thread.wait = Wait::None;
     set_index(index);
+    enter(index);
     tunesmith_switch(&s.scheduler, thread.stack_pointer);
-    if (thread.wait == Wait::Ended) {
+    // Two threads on one stack would be two at one place.
+    if (thread.wait == Wait::Ended && !WATCHED) {
         s.idle.push_back(thread.stack);
         thread.stack = -1;
     }
@@ -161,7 +223,11 @@ void wait_here(Wait wait, Site site) {
     unsigned self = s.current;
     s.threads[self].wait = wait;
     s.threads[self].site = site;
+    char &barrier = barriers[s.passed % 2];
+    if (wait == Wait::Block) release(barrier);
+    leave();
     tunesmith_switch(&s.threads[self].stack_pointer, s.scheduler);
+    if (wait == Wait::Block) acquire(barrier);
 }
 
 // Lets go the lanes of a warp that wait for each other; whether there were any.
@@ -214,7 +280,10 @@ Order &order() {
 
 void run_block(unsigned count, std::vector<unsigned> &turns) {
     State &s = state();
-    for (Thread &thread : s.threads) thread = Thread{};
+    for (Thread &thread : s.threads) {
+        if (thread.stack >= 0) s.idle.push_back(thread.stack);
+        thread = Thread{};
+    }
     for (std::vector<Copy> &copies : s.copies) copies.clear();
     unsigned warps = (count + LANES - 1) / LANES;
     auto size = [&](unsigned warp) { return std::min(LANES, count - warp * LANES); };
@@ -241,6 +310,7 @@ void run_block(unsigned count, std::vector<unsigned> &turns) {
             waiting = &thread;
         }
         if (!waiting) return;
+        s.passed++;
         for (Thread &thread : s.threads)
             if (thread.wait == Wait::Block) thread.wait = Wait::None;
     }
@@ -282,7 +352,7 @@ void warp_exchange(uint32_t mask, uint64_t value, uint64_t *all, Site site) {
     self.mask = mask;
     self.given = value;
     wait_here(Wait::Warp, site);
-    std::memcpy(all, &s.exchanged[s.current / LANES * LANES], LANES * sizeof *all);
+    copy_unwatched(all, &s.exchanged[s.current / LANES * LANES], LANES * sizeof *all);
 }
 
 const uint64_t *warp_gather(const uint64_t (&given)[GIVEN], Site site) {
@@ -291,7 +361,7 @@ const uint64_t *warp_gather(const uint64_t (&given)[GIVEN], Site site) {
     Thread &thread = s.threads[self];
     uint64_t *all = &s.gathered[(self / LANES * 2 + thread.second) * LANES * GIVEN];
     thread.second = !thread.second;
-    std::memcpy(all + self % LANES * GIVEN, given, sizeof given);
+    copy_unwatched(all + self % LANES * GIVEN, given, sizeof given);
     thread.mask = 0xffffffffu;
     wait_here(Wait::Warp, site);
     return all;
@@ -327,6 +397,7 @@ void load_matrices(uint32_t (&out)[4], const char *row, bool transposed) {
         s.threads[s.current].site = {"ldmatrix", 0};
         fail("a misaligned row of a matrix", s.threads[s.current]);
     }
+    note_read(row, 16);
     uint64_t rows[LANES];
     warp_exchange(0xffffffffu, bits_of(row), rows, {"ldmatrix", 0});
     unsigned group = lane() / 4, pair = lane() % 4 * 2;
@@ -347,6 +418,8 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
     State &s = state();
     if (!s.shared) s.shared = static_cast<char *>(std::aligned_alloc(128, SHARED));
     unsigned count = block.x * block.y * block.z;
+    for (Thread &thread : s.threads)
+        if (thread.stack >= 0) s.idle.push_back(thread.stack);
     s.threads.assign(count, Thread{});
     s.exchanged.assign((count + LANES - 1) / LANES * LANES, 0);
     s.gathered.assign(s.exchanged.size() * GIVEN * 2, 0);
@@ -366,7 +439,9 @@ void run(const char *name, Dimensions grid, Dimensions block, size_t shared, con
                 // NaN: whoever reads what nothing has written sees it.
                 std::memset(s.shared, 0xff, shared);
                 if (kernel.shared) std::memset(kernel.shared, 0xff, size_t(kernel.shared_end - kernel.shared));
+                release(beginning);
                 run_block(count, turns);
+                acquire(end);
             }
 }
 

@@ -1,8 +1,9 @@
 //! Keeps the key/value cache of a conversation, so that a new turn computes only its own tokens.
-use super::generate::{generate, generate_from};
+use super::generate::{generate_from, generate_with_images};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, Watcher};
 use tunesmith_base::error::Result;
+use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Model, TextCache};
 
 /// The key/value cache of a conversation so far.
@@ -15,29 +16,35 @@ impl Memory {
         self.0 = None;
     }
 
-    /// How many tokens at the start of `prompt` are in the cache.
-    pub fn known(&self, prompt: &[u32]) -> usize {
+    /// How many tokens at the start of `prompt` are in the cache. Of a prompt with pictures none is: equal tokens may show others.
+    pub fn known(&self, prompt: &[u32], images: &[ImageRows]) -> usize {
+        if !images.is_empty() {
+            return 0;
+        }
         let read = self.0.as_ref().map_or(&[][..], TextCache::tokens);
         read.iter().zip(prompt).take_while(|(old, new)| old == new).count().min(prompt.len().saturating_sub(1))
     }
 
-    /// Answers a prompt and computes only tokens that are not in the cache; beam search computes all. `None` if the watcher
+    /// Answers a prompt and computes only tokens that are not in the cache; beam search, and a prompt with pictures, compute all. `None` if the watcher
     /// ended the generation.
     ///
     /// # Errors
-    /// As [`generate`].
+    /// As [`crate::generate`].
     pub fn answer(
         &mut self,
         model: &Model,
         prompt: &[u32],
+        images: &[ImageRows],
         settings: &Settings,
         watcher: &mut dyn Watcher,
     ) -> Result<Option<Answer>> {
         let prompts = [prompt.to_vec()];
-        if matches!(settings.strategy, Strategy::Beams(_)) {
-            return Ok(generate(model, &prompts, settings, watcher)?.and_then(|mut answers| answers.pop()));
+        if matches!(settings.strategy, Strategy::Beams(_)) || !images.is_empty() {
+            self.clear();
+            let answers = generate_with_images(model, &prompts, &[images.to_vec()], settings, watcher)?;
+            return Ok(answers.and_then(|mut answers| answers.pop()));
         }
-        let known = self.known(prompt);
+        let known = self.known(prompt, images);
         let mut cache = self.0.take().unwrap_or_else(|| model.cache());
         if !cache.truncate(known) {
             cache = model.cache();

@@ -66,12 +66,13 @@ impl EvalSplit<'_> {
             })?;
             for index in chunk {
                 let likelihood = self.likelihood(model, index)?;
-                let Some((EvalExample { source, reference, .. }, answer)) = answered.remove(&index) else {
+                let Some((EvalExample { source, reference, references, .. }, answer)) = answered.remove(&index) else {
                     record(AnsweredRow { answer: None, scores: metrics.add_unanswered(&likelihood)? })?;
                     continue;
                 };
-                let scores =
-                    metrics.add(&Row { source: &source, answer: &answer, reference: &reference }, Some(&likelihood))?;
+                let row = Row { source: &source, answer: &answer, reference: &reference };
+                let references: Vec<&str> = references.iter().map(String::as_str).collect();
+                let scores = metrics.add_with_references(&row, &references, Some(&likelihood))?;
                 record(AnsweredRow { answer: Some(answer), scores })?;
             }
         }

@@ -17,6 +17,8 @@ pub struct EvalExample {
     pub source: String,
     /// The text of the expected answer.
     pub reference: String,
+    /// All references, that one first: a picture may have several captions.
+    pub references: Vec<String>,
 }
 
 /// Generates answers for rows of a split, a range of rows at a time.
@@ -48,15 +50,21 @@ impl RowGenerator<'_> {
         ended: &mut dyn FnMut(EvalExample, &Answer) -> Result<()>,
     ) -> Result<bool> {
         let (mut prompts, mut examples) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let mut indices = Vec::with_capacity(rows.len());
         for row in rows {
-            let Some((prompt, reference)) = self.dataset.question(self.split, row)? else { continue };
-            let reference = self.dataset.tokenizer.decode(&reference, true)?;
+            let Some((prompt, _)) = self.dataset.question(self.split, row)? else { continue };
+            let answers = self.split.answers(row)?;
+            let references = answers.iter().map(|ids| self.dataset.tokenizer.decode(ids, true));
+            let references: Vec<String> = references.collect::<Result<_>>()?;
+            let reference = references.first().cloned().unwrap_or_default();
             prompts.push(prompt);
+            indices.push(row);
             let source = self.sources.get(row).cloned().unwrap_or_default();
-            examples.push(Some(EvalExample { row, source, reference }));
+            examples.push(Some(EvalExample { row, source, reference, references }));
         }
+        let images = self.split.prompt_images(&indices)?;
         let mut take = |text: usize, answer: &Answer| examples[text].take().map_or(Ok(()), |it| ended(it, answer));
-        let done = self.decoder.answer_each(model, &prompts, &self.settings, go_on, &mut take)?;
+        let done = self.decoder.answer_each(model, &prompts, &images, &self.settings, go_on, &mut take)?;
         self.settings.first_text += prompts.len() as u64;
         Ok(done)
     }

@@ -1,10 +1,11 @@
 //! Decodes answers to text: looks for stop strings during generation, and cuts them off at the end.
-use super::generate::generate;
+use super::generate::generate_with_images;
 use super::settings::Settings;
 use super::stream::first_stop;
 use super::watcher::{Answer, Go, Watcher};
 use tunesmith_base::error::Result;
 use tunesmith_data::Tokenizer;
+use tunesmith_data::batch::ImageRows;
 use tunesmith_model::Model;
 
 /// Decodes answers and looks for stop strings in them.
@@ -64,39 +65,42 @@ impl AnswerDecoder<'_> {
         Ok(text)
     }
 
-    /// Answers prompts. `None` if `go_on`, which is called before each token, returns false.
+    /// Answers prompts, each with its pictures; `images` is empty if no prompt has any. `None` if `go_on`, which is called
+    /// before each token, returns false.
     ///
     /// # Errors
-    /// As [`generate`]; the tokenizer's decoder fails.
+    /// As [`generate_with_images`](super::generate_with_images); the tokenizer's decoder fails.
     pub fn answer(
         &self,
         model: &Model,
         prompts: &[Vec<u32>],
+        images: &[Vec<ImageRows>],
         settings: &Settings,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<String>>> {
         let mut texts = vec![String::new(); prompts.len()];
-        let done = self.answer_each(model, prompts, settings, go_on, &mut |prompt, answer| {
+        let done = self.answer_each(model, prompts, images, settings, go_on, &mut |prompt, answer| {
             texts[prompt] = self.text(answer)?;
             Ok(())
         })?;
         Ok(done.then_some(texts))
     }
 
-    /// Answers prompts, and calls `ended` with the number of each prompt and its answer as soon as the answer ends. Returns
-    /// false if `go_on`, which is called before each token, has ended the generation.
+    /// Answers prompts, each with its pictures, and calls `ended` with the number of each prompt and its answer as soon as
+    /// the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
     ///
     /// # Errors
-    /// As [`generate`]; those of `ended`.
+    /// As [`generate_with_images`](super::generate_with_images); those of `ended`.
     pub(crate) fn answer_each(
         &self,
         model: &Model,
         prompts: &[Vec<u32>],
+        images: &[Vec<ImageRows>],
         settings: &Settings,
         go_on: &mut dyn FnMut() -> bool,
         ended: &mut dyn FnMut(usize, &Answer) -> Result<()>,
     ) -> Result<bool> {
         let mut watcher = Callbacks { decoder: self, go_on, ended };
-        Ok(generate(model, prompts, settings, &mut watcher)?.is_some())
+        Ok(generate_with_images(model, prompts, images, settings, &mut watcher)?.is_some())
     }
 }

@@ -1,6 +1,7 @@
 //! Merges adapters into a base model, one tensor at a time, and compares its logits with those of the unmerged adapter.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tunesmith_base::error::Result;
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
@@ -8,6 +9,7 @@ use tunesmith_checkpoint::peft;
 use tunesmith_checkpoint::stamp_check::{AdapterStamp, BASE_MODEL};
 use tunesmith_config::adapters::lora::LoraConfig;
 use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
+use tunesmith_config::vision::VisionArch;
 use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use tunesmith_data::batch::Batch;
 use tunesmith_model::quantize::{self, Held};
@@ -218,13 +220,14 @@ fn frozen_config() -> Config {
     config
 }
 
-/// Loads a model folder for inference, dequantized.
+/// Loads a model folder for inference, dequantized, with the encoder and connector of `vision`.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`]: it cannot be read.
-pub fn plain_model(dir: &Path) -> Result<Model> {
-    let arch = Arch::from_dir(dir)?;
+pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>) -> Result<Model> {
+    let mut arch = Arch::from_dir(dir)?;
     let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
+    arch.vision = vision;
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 

@@ -7,8 +7,33 @@ use tunesmith_config::{ConfigValue, Node, Optim};
 pub(super) const REACHED: &str = "gradients of all trained parameters are reduced, used or not";
 pub(super) const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 pub(super) const UPLOAD: &str = "training uploads nothing; use `tunesmith export --push`";
-pub(super) const TEXT: &str = "text models only";
+pub(super) const MEDIA: &str = "videos and audio are not part of this version";
+pub(super) const PIXELS: &str = "the checkpoint's preprocessor_config.json says how pictures are resized";
 pub(super) const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
+
+/// A part that other toolkits freeze by default, as we do: only its training is a setting.
+pub(super) fn freeze_vision(import: &mut Import, key: &str, node: &Node) {
+    frozen(import, key, node, &["tuning.freeze_vision"]);
+}
+
+/// As [`freeze_vision`].
+pub(super) fn freeze_connector(import: &mut Import, key: &str, node: &Node) {
+    frozen(import, key, node, &["tuning.freeze_connector"]);
+}
+
+/// As [`freeze_vision`], for both parts.
+pub(super) fn freeze_both(import: &mut Import, key: &str, node: &Node) {
+    frozen(import, key, node, &["tuning.freeze_vision", "tuning.freeze_connector"]);
+}
+
+fn frozen(import: &mut Import, key: &str, node: &Node, ours: &[&str]) {
+    if *node != Node::Bool(false) {
+        return import.not_needed(key, "image encoder and connector of a multimodal model are frozen by default");
+    }
+    for ours in ours {
+        import.put(key, ours, Node::Bool(false), "");
+    }
+}
 
 pub(super) fn trust_remote_code(import: &mut Import, key: &str, node: &Node) {
     match node {

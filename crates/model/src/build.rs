@@ -5,7 +5,7 @@ use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
-use super::device::{device, logits_pool, number};
+use super::device::{device, logits_pool, typed};
 use super::freeze;
 use super::head::Head;
 use super::linear::{Formula, Linear};
@@ -149,6 +149,30 @@ impl Model {
     }
 }
 
+impl<'a> Builder<'a> {
+    /// For encoder and connector alone, of which nothing is trained.
+    pub(super) fn of_vision(
+        device: Device,
+        arch: &'a Arch,
+        weights: Option<&'a WeightFiles>,
+        config: &'a Config,
+        stack: &'a Stack,
+    ) -> Result<Self> {
+        let specs = arch.vision.iter().flat_map(|vision| vision.tensors());
+        let tensors = Tensors {
+            vision: VisionFiles::open(arch, weights, config.train.seed)?,
+            source: Source { arch, weights, config, stack },
+            device,
+            quantizer: Quantizer::none(),
+            params: Params::on(device),
+            sizes: specs.map(|spec| (spec.name, spec.shape)).collect(),
+            trained: BTreeSet::new(),
+            renamed: BTreeMap::new(),
+        };
+        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default() })
+    }
+}
+
 impl Builder<'_> {
     fn build(mut self) -> Result<Model> {
         let Tensors { trained, sizes, .. } = &self.tensors;
@@ -267,8 +291,7 @@ impl Builder<'_> {
             None => None,
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
-        let pool = Pool::stepped_on(self.tensors.device);
-        pool.set_number(number(self.tensors.source.config));
+        let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
         Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
     }
 

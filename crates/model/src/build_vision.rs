@@ -18,7 +18,7 @@ use super::vision::stem::Stem;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Checkpointing;
 use tunesmith_config::arch::{Arch, LinearSpec};
-use tunesmith_config::vision::{self as spec, ConnectorKind, VisionArch};
+use tunesmith_config::vision::{self as spec, ConnectorKind, Features, VisionArch};
 use tunesmith_device::Array;
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
@@ -33,8 +33,9 @@ impl Builder<'_> {
     pub(crate) fn vision(&mut self, arch: &VisionArch, decoder: &Arch, narrow: Option<Half>) -> Result<Vision> {
         fits(arch, decoder)?;
         let inner: Vec<usize> = arch.deepstack.iter().map(|deep| deep.block).collect();
-        let encoder = self.encoder(&arch.encoder, &inner, narrow)?;
-        let connectors = arch.connectors().map(|connector| self.connector(connector)).collect::<Result<_>>()?;
+        let encoder = arch.features.is_none().then(|| self.encoder(&arch.encoder, &inner, narrow)).transpose()?;
+        let behind = arch.connectors().filter(|_| arch.features != Some(Features::Connector));
+        let connectors = behind.map(|connector| self.connector(connector)).collect::<Result<_>>()?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
         Ok(Vision::new(arch.clone(), encoder, connectors, pool))
     }
@@ -124,7 +125,10 @@ impl Builder<'_> {
         let gate = match spec.activation {
             spec::Pointwise::Silu => Gate::Silu,
             spec::Pointwise::GeluTanh => Gate::GeluTanh,
-            other => return Err(Error::model(format!("{other:?} as the gate of an encoder's MLP")).hint("silu and gelu_pytorch_tanh are known")),
+            other => {
+                return Err(Error::model(format!("{other:?} as the gate of an encoder's MLP"))
+                    .hint("silu and gelu_pytorch_tanh are known"));
+            }
         };
         Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate })))
     }
@@ -148,9 +152,8 @@ impl Builder<'_> {
         let mut next = || linears.next().expect("the kind has this many modules");
         Ok(match &spec.kind {
             ConnectorKind::Linear { .. } => Connector::Linear(next()),
-            ConnectorKind::Mlp { activation, dropout, .. } => {
-                let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(*activation) };
-                Connector::Mlp { mlp, dropout: *dropout as f32 }
+            ConnectorKind::Mlp { activation, .. } => {
+                Connector::Mlp(PlainMlp { fc1: next(), fc2: next(), function: function(*activation) })
             }
             ConnectorKind::PixelShuffle { factor, .. } => Connector::PixelShuffle { linear: next(), factor: *factor },
             ConnectorKind::AveragePool { kernel, norm, eps, projection } => {
@@ -174,8 +177,10 @@ impl Builder<'_> {
 fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
     if vision.deepstack.len() >= decoder.num_hidden_layers.max(1) {
         let (added, blocks) = (vision.deepstack.len(), decoder.num_hidden_layers);
-        return Err(Error::model(format!("a decoder of {blocks} blocks cannot take features behind its first {added}"))
-            .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
+        return Err(Error::model(format!(
+            "a decoder of {blocks} blocks cannot take features behind its first {added}"
+        ))
+        .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
     }
     let turned: usize = vision.mrope.iter().flat_map(|mrope| mrope.sections).sum();
     let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);

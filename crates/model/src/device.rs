@@ -81,8 +81,13 @@ pub(crate) const fn number(config: &Config) -> Number {
 
 /// A pool of activations of the type that the configuration chooses.
 pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
-    let pool = Pool::on(device);
+    typed(Pool::on(device), config)
+}
+
+/// Sets a pool's types to those that the configuration chooses.
+pub(crate) fn typed(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
     pool.set_number(number(config));
+    pool.set_tf32(config.train.tf32);
     pool
 }
 
@@ -90,6 +95,7 @@ pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
 pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
     let pool = Pool::on(device);
     pool.set_products(number(config));
+    pool.set_tf32(config.train.tf32);
     pool
 }
 

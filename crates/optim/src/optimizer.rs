@@ -2,6 +2,10 @@
 //!
 //! An optimizer is a [`UpdateRule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
+mod offloaded;
+
+pub use offloaded::offloaded_bytes;
+
 use super::loss_scale::LossScaler;
 pub use super::state::{Slot, State, StateDtype, StateSpec};
 use half::bf16;
@@ -161,6 +165,11 @@ pub struct StateTensor {
 }
 
 impl Part {
+    /// Whether its state is in the host's memory and its values are not.
+    fn is_offloaded(&self) -> bool {
+        self.state.iter().any(|state| state.offloaded().is_some())
+    }
+
     /// Where it lies in a buffer of all values, or of the owned ones.
     const fn place(&self, packed: bool) -> Range<usize> {
         let start = if packed { self.packed } else { self.whole };
@@ -189,15 +198,22 @@ impl Optimizer {
     pub fn new<'a>(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: impl Into<Floats<'a>>) -> Self {
         let values = values.into();
         let everything = 0..values.len();
-        Self::shared(rule, slots, values, std::slice::from_ref(&everything))
+        Self::shared(rule, slots, values, std::slice::from_ref(&everything), false)
     }
 
     /// Fresh state for one rank's share: the flat ranges `owned` of tensors that lie end to end. The ranges rise, and
-    /// are cut only where [`legal_cuts`] allows. `values` is a whole buffer or a packed one.
+    /// are cut only where [`legal_cuts`] allows. `values` is a whole buffer or a packed one. `offload`: where that is on a GPU, the
+    /// state is in the host's memory.
     ///
     /// # Panics
     /// If `values` is neither.
-    pub fn shared(rule: Box<dyn UpdateRule>, slots: Vec<Slot>, values: Floats<'_>, owned: &[Range<usize>]) -> Self {
+    pub fn shared(
+        rule: Box<dyn UpdateRule>,
+        slots: Vec<Slot>,
+        values: Floats<'_>,
+        owned: &[Range<usize>],
+        offload: bool,
+    ) -> Self {
         let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
         let whole = slots.iter().map(Slot::count).sum();
         let count: usize = owned.iter().map(ExactSizeIterator::len).sum();
@@ -210,7 +226,8 @@ impl Optimizer {
             for range in owned[first..].iter().take_while(|range| range.start < end) {
                 let (low, high) = (range.start.max(start), range.end.min(end));
                 let range = low - start..high - start;
-                let zeros = |spec: StateSpec| State::zeros(values.device(), spec.dtype, spec.range(slot, &range).len());
+                let device = values.device();
+                let zeros = |spec: StateSpec| State::zeros(device, offload, spec.dtype, spec.range(slot, &range).len());
                 let mut state: Vec<State> = rule.state(slot).into_iter().map(zeros).collect();
                 let first = if values.len() == whole { low } else { packed };
                 rule.start(values.slice(first..first + high - low), &mut state);
@@ -248,10 +265,13 @@ impl Optimizer {
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
         self.step += 1;
         self.rule.begin(rate, self.step);
-        let (rule, slots, step) = (&self.rule, &self.slots, self.step);
         let mut updates = Vec::with_capacity(self.parts.len());
         let mut rest = Remaining { values, at: 0 };
         let mut wide = FloatBuffer::default();
+        if self.parts.iter().any(Part::is_offloaded) {
+            return offloaded::update(self, rest, packed, grads, factor, rate);
+        }
+        let (rule, slots, step) = (&self.rule, &self.slots, self.step);
         for part in &mut self.parts {
             let slot = &slots[part.slot];
             let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
@@ -283,7 +303,12 @@ impl Optimizer {
         let packed = self.is_packed(values.len());
         let mut rest = Remaining { values, at: 0 };
         for part in &self.parts {
-            self.rule.publish(rest.take(part.place(packed)), &part.state);
+            let values = rest.take(part.place(packed));
+            if part.is_offloaded() {
+                self.rule.publish(values, &part.state.iter().map(State::fetched).collect::<Vec<_>>());
+            } else {
+                self.rule.publish(values, &part.state);
+            }
         }
     }
 

@@ -18,6 +18,8 @@ pub struct OptimizerPlan {
     pub loss_scale: Option<loss_scale::LossScaleSettings>,
     /// The decay of the moving average of the trained values, if one is kept.
     pub ema_decay: Option<f64>,
+    /// Whether the state of a GPU's optimizer is in the host's memory.
+    pub offload: bool,
     /// The global gradient norm above which gradients are clipped; 0 turns clipping off.
     pub max_grad_norm: f64,
 }
@@ -36,6 +38,7 @@ impl OptimizerPlan {
             lr_scales: tensors.iter().map(|(name, _)| name.clone()).zip(scales).collect(),
             loss_scale: train.fp16.then(|| loss_scale(train)),
             ema_decay: train.ema_decay,
+            offload: train.offload_optimizer,
             max_grad_norm: train.max_grad_norm,
         })
     }

@@ -1,6 +1,6 @@
 //! The tensors that an optimizer updates ([`Slot`]), and the state that it keeps beside each ([`State`]).
 use std::ops::Range;
-use tunesmith_device::{Array, Device, FloatBuffer, FloatsMut};
+use tunesmith_device::{Array, Device, Fetching, FloatBuffer, FloatsMut, Storing};
 
 /// A trained tensor, as an optimizer sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +79,31 @@ impl StateSpec {
     }
 }
 
+/// State that is being copied to a GPU.
+#[derive(Debug)]
+pub(super) enum FetchingState {
+    F32(Fetching<f32>),
+    U8(Fetching<u8>),
+}
+
+impl FetchingState {
+    /// The state, for what computes from here on.
+    pub(super) fn state(self) -> State {
+        match self {
+            Self::F32(values) => State::F32(values.array()),
+            Self::U8(values) => State::U8(values.array()),
+        }
+    }
+}
+
+/// State that is being copied from a GPU.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is held until the copy has been waited for")]
+pub(super) enum StoringState {
+    F32(Storing<f32>),
+    U8(Storing<u8>),
+}
+
 /// The numbers of a state tensor, such as a moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum State {
@@ -89,11 +114,48 @@ pub enum State {
 }
 
 impl State {
-    pub(super) fn zeros(device: Device, dtype: StateDtype, count: usize) -> Self {
-        match dtype {
-            StateDtype::F32 => Self::F32(FloatBuffer::zeros(device, count)),
-            StateDtype::U8 => Self::U8(Array::zeros(device, count)),
+    /// `offloaded`: in the host's memory, pinned for the device.
+    pub(super) fn zeros(device: Device, offloaded: bool, dtype: StateDtype, count: usize) -> Self {
+        match (dtype, offloaded) {
+            (StateDtype::F32, false) => Self::F32(FloatBuffer::zeros(device, count)),
+            (StateDtype::F32, true) => Self::F32(FloatBuffer::pinned(device, count)),
+            (StateDtype::U8, false) => Self::U8(Array::zeros(device, count)),
+            (StateDtype::U8, true) => Self::U8(Array::pinned(device, count)),
         }
+    }
+
+    /// The GPU that it is offloaded from.
+    pub(super) const fn offloaded(&self) -> Option<Device> {
+        match self {
+            Self::F32(values) => values.pinned_for(),
+            Self::U8(values) => values.pinned_for(),
+        }
+    }
+
+    /// Begins to copy a part of offloaded state to its GPU.
+    pub(super) fn fetch(&self, range: Range<usize>) -> FetchingState {
+        match self {
+            Self::F32(values) => FetchingState::F32(values.fetch(range)),
+            Self::U8(values) => FetchingState::U8(values.fetch(range)),
+        }
+    }
+
+    /// Begins to copy a part back, whose place begins at `start`.
+    pub(super) fn store(&mut self, start: usize, part: Self) -> StoringState {
+        match (self, part) {
+            (Self::F32(values), Self::F32(part)) => StoringState::F32(values.store(start, part)),
+            (Self::U8(values), Self::U8(part)) => StoringState::U8(values.store(start, part)),
+            _ => unreachable!("a part has the type of the whole"),
+        }
+    }
+
+    /// A copy on its GPU, of offloaded state.
+    pub(super) fn fetched(&self) -> Self {
+        match self {
+            Self::F32(values) => self.fetch(0..values.len()),
+            Self::U8(values) => self.fetch(0..values.len()),
+        }
+        .state()
     }
 
     /// Its floats; none where it holds bytes.

@@ -45,7 +45,7 @@ pub fn shared(
     let (rule, slots) = (optimizer.rule.boxed(), slots(&params.specs));
     let partition = ddp_zero::partition(params, world.size, legal_cuts(&*rule, &slots));
     let sharing = Sharing::new(parallel, partition, world.rank);
-    let mut made = Optimizer::shared(rule, slots, params.values(), &sharing.kept());
+    let mut made = Optimizer::shared(rule, slots, params.values(), &sharing.kept(), optimizer.offload);
     made.scaler = optimizer.loss_scale.map(LossScaler::new);
     Ok((made, sharing))
 }

@@ -8,7 +8,7 @@
 mod strategy;
 
 use super::human_bytes;
-use super::memory::{Base, Breakdown, Device, Job, NCCL, Pass, Predictor, Storage};
+use super::memory::{Base, Breakdown, Device, Job, NCCL, OptimizerBytes, Pass, Predictor, Storage};
 use serde::Serialize;
 
 pub use strategy::{Machine, Strategy, Way};
@@ -116,7 +116,11 @@ const SEARCH: u64 = 1 << 22;
 
 /// The greatest number from 1 to `most` for which `fits` holds, or 0; `fits` holds up to some number and not beyond.
 fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    let (mut yes, mut no) = (0, most + 1);
+    // Often nothing fits. Small passes take the longest to count.
+    if !fits(1) {
+        return 0;
+    }
+    let (mut yes, mut no) = (1, most + 1);
     while yes + 1 < no {
         let middle = u64::midpoint(yes, no);
         if fits(middle) { yes = middle } else { no = middle }
@@ -139,6 +143,13 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         Strategy::Single | Strategy::Dp => {}
         _ => rank.collectives = on_its_way,
     }
+    let offloads = machine.device == Device::Gpu && (way.offload_optimizer || predictor.job.optimizer.offloaded);
+    if offloads {
+        let OptimizerBytes { state, in_flight, .. } = predictor.job.optimizer;
+        rank.optimizer -= state;
+        rank.host += if strategy.shards_optimizer() { share(state) } else { state };
+        rank.passing = rank.passing.max(in_flight.min(3 * state));
+    }
     if strategy.shards_optimizer() {
         // The shares are put together as they are written: there is no copy to write from.
         (rank.optimizer, rank.saving) = (share(rank.optimizer), 0);
@@ -158,7 +169,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
             rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
         }
     }
-    if strategy.shards_weights() && (machine.ranks > 1 || way.offload_weights) {
+    if strategy.shards_weights() && machine.ranks > 1 {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
         // Every rank needs the constants of all rows.
@@ -166,14 +177,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         let optimizer = &predictor.job.optimizer;
         let scratch = if machine.device == Device::Cpu { optimizer.scratch } else { 0 };
-        rank.passing = share(scratch.max(optimizer.publishing));
-    }
-    if way.offload_optimizer {
-        rank.collectives += 2 * bucket.min(rank.optimizer);
-        rank.host += std::mem::take(&mut rank.optimizer);
-    }
-    if way.offload_weights {
-        rank.host += std::mem::take(&mut rank.weights) + std::mem::take(&mut rank.trained);
+        let in_flight = if offloads { optimizer.in_flight } else { 0 };
+        rank.passing = share(scratch.max(optimizer.publishing)).max(in_flight);
     }
     if machine.device == Device::Gpu {
         // Checkpoints are copied to the host.
@@ -216,7 +221,7 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
             },
         }
     };
-    let rows: Vec<Row> = Way::all(machine).into_iter().map(row).collect();
+    let rows: Vec<Row> = Way::all(machine, predictor.job.optimizer.offloaded).into_iter().map(row).collect();
     let candidates =
         || rows.iter().enumerate().filter(|(_, row)| machine.ranks == 1 || row.way.strategy != Strategy::Single);
     let fitting = |fit| candidates().filter(|(_, row)| row.fit == fit).min_by_key(|(_, row)| row.way.rank());
@@ -254,14 +259,11 @@ fn why(rows: &[Row], at: usize, machine: &Machine) -> String {
     let whole = rows.iter().find(|row| matches!(row.way.strategy, Strategy::Ddp | Strategy::Single));
     let whole = whole.map_or(row.total, |row| row.total);
     let fact = match row.way {
-        Way { offload_weights: true, .. } => {
-            format!(
-                "a rank's share of everything needs more; with weights and optimizer in host memory it needs {}",
-                human_bytes(row.total)
-            )
-        }
         Way { offload_optimizer: true, .. } => {
-            format!("without offload it does not fit; the optimizer's {} go to host memory", human_bytes(row.rank.host))
+            format!(
+                "it fits with train.offload_optimizer: true; the optimizer's {} go to host memory",
+                human_bytes(row.rank.host)
+            )
         }
         Way { strategy: Strategy::Single | Strategy::Ddp, .. } if machine.ranks == 1 => "it fits as it is".to_owned(),
         Way { strategy: Strategy::Ddp | Strategy::Single | Strategy::Dp, .. } => {

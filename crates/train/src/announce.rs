@@ -19,6 +19,9 @@ impl Prepared {
             ("platform".to_owned(), plan.ranks.platform.clone()),
             ("kernels".to_owned(), format!("{}, {}", plan.engine.kernels, plan.engine.simd)),
         ];
+        if let Some(vision) = &self.source.arch.vision {
+            facts.push(("image encoder".to_owned(), vision.described()));
+        }
         if let Some(device) = &plan.engine.device_name {
             facts.push(("device".to_owned(), device.clone()));
         }

@@ -3,6 +3,7 @@ use super::model_source::ModelSource;
 use super::run_plan::EnginePlan;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Backend, Config, DeviceChoice};
+use tunesmith_device::Device;
 use tunesmith_model::device::{describe, kernels};
 use tunesmith_model::quantize::{Held, How};
 use tunesmith_ops::simd::{self, Level};
@@ -45,6 +46,7 @@ pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> 
         activations: match (config.train.bf16, config.train.fp16) {
             (true, _) => "bfloat16",
             (_, true) => "float16",
+            _ if config.train.tf32 && source.device != Device::Cpu => "float32, products in TF32",
             _ => "float32",
         },
         quantization: Held::describe(held.as_ref()),

@@ -242,7 +242,10 @@ impl FinishedRun<'_> {
                 } else {
                     base.to_owned()
                 };
-                fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
+                // Transformers has no class for an encoder and a decoder of two checkpoints.
+                if source.arch.vision.as_ref().is_none_or(|vision| vision.folder.is_none()) {
+                    fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
+                }
                 fact("train further", format!("tuning.adapter={}", self.weights.display()));
             }
         }
@@ -262,8 +265,12 @@ impl FinishedRun<'_> {
     fn ask(&self) -> Ask {
         let dataset = self.dataset;
         let chat = dataset.template.is_some();
-        let any = || question::Question { system: None, question: "Hello".to_owned(), chat };
-        let row = question::first(&dataset.inputs).unwrap_or_else(any);
+        let any = || question::Question { system: None, question: "Hello".to_owned(), chat, images: Vec::new() };
+        let mut row = question::first(&dataset.inputs).unwrap_or_else(any);
+        row.images.retain(|image| !image.starts_with("data:"));
+        for image in &mut row.images {
+            *image = self.source.image_dir().join(&*image).display().to_string();
+        }
         Ask { row, scores: self.source.arch.score.is_some() }
     }
 

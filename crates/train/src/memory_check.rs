@@ -3,6 +3,7 @@ use super::autobatch::batch_plan::BatchRequest;
 use super::autobatch::measure_pass::{Line, PassMeasurer};
 use super::autobatch::sizes::later_bytes;
 use super::engine;
+use super::features::Compute;
 use super::model_source::Described;
 use super::step::{Attempt, attempt};
 use tunesmith_base::error::Result;
@@ -78,8 +79,9 @@ pub fn largest_step(resolved: &Resolved, observer: &dyn Observer) -> Result<Larg
     let _budget = budget.map(|bytes| Budget::new(device, bytes));
     memory::guarded(|| {
         engine::choose(resolved.config.tuning.backend);
-        let (source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
-        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
+        let (mut source, config) = Described::find(resolved, observer)?.open(resolved, None, observer)?;
+        let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
+        source.compute_features(&config, &dataset, Compute::Assume, observer)?;
         let sampler = dataset.sampler(&config);
         let parallel = ParallelPlan::new(&config.train, 1);
         memory::reset_peak(device);

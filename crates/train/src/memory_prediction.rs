@@ -1,8 +1,9 @@
 //! Predicts the memory of a run from its configuration and the model's shape, by the same rules as the training itself.
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::meta_engine::MetaEngine;
 use crate::trainable;
 use serde::Serialize;
 use tunesmith_base::error::Result;
@@ -10,19 +11,17 @@ use tunesmith_base::{files, memory};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
-use tunesmith_device::{self as device, CountedGpu, memory as device_memory};
-use tunesmith_model::Model;
+use tunesmith_device as device;
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
-use tunesmith_optim::optimizer::state_bytes;
+use tunesmith_optim::optimizer::{offloaded_bytes, state_bytes};
 use tunesmith_optim::{self as optim, Slot};
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
-    Base, Breakdown, BufferCounts, CUDA_CONTEXT, CountBuffers, Device, GpuHeld, GpuWalk, Job, OptimizerBytes, PROGRAM,
-    Pass, Predictor, Storage, Trained, Walk, Walked as GpuBytes,
+    Base, Breakdown, CUDA_CONTEXT, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
 };
 use tunesmith_plan::strategies::{self, Machine, Strategy, Way};
 
@@ -61,8 +60,8 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 Format::Int8 => Storage::Int8,
                 Format::Fp8 => Storage::Fp8,
             }),
-            quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
-            wide: if takes { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
+            quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?.into(),
+            wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
             through_f32,
         },
         trained: Trained {
@@ -83,12 +82,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
-        engine: Arc::new(MetaEngine {
-            arch: arch.clone(),
-            config: config.clone(),
-            walked: Mutex::default(),
-            on_gpu: Mutex::default(),
-        }),
+        engine: Arc::new(MetaEngine::new(arch, config)),
     })
 }
 
@@ -132,96 +126,9 @@ impl OptimizerState {
             scratch: scratch.into_iter().take(threads(config)).sum(),
             publishing,
             saving: if saves { values + state + average + publishing } else { 0 },
+            in_flight: offloaded_bytes(rule.as_ref(), &self.0),
+            offloaded: config.train.offload_optimizer,
         })
-    }
-}
-
-/// The engine where only counting is done: on the meta device, and on a GPU that is not there.
-#[derive(Debug)]
-struct MetaEngine {
-    arch: Arch,
-    config: Config,
-    walked: Mutex<Walked>,
-    on_gpu: Mutex<Option<OnGpu>>,
-}
-
-/// The model, which is built for the first pass, and the passes that were walked. Plans of several strategies ask for the same.
-#[derive(Debug, Default)]
-struct Walked {
-    model: Option<Model>,
-    passes: Vec<(Walk, BufferCounts)>,
-}
-
-/// A model on a counted GPU, which it leaves first.
-#[derive(Debug)]
-struct OnGpu {
-    model: Model,
-    held: GpuHeld,
-    /// How its base is held, and whether it has only the experts that one token takes.
-    form: (Base, bool),
-    _gpu: CountedGpu,
-}
-
-impl OnGpu {
-    /// `few`: only as many experts as a token takes, which all tokens choose then.
-    fn new(arch: &Arch, config: &Config, base: &Base, few: bool) -> Result<Self> {
-        let (mut arch, mut config) = (arch.clone(), config.clone());
-        if let Some(experts) = arch.experts.as_mut().filter(|_| few) {
-            experts.count = experts.per_token;
-        }
-        config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
-        config.model.quantization = match (base.quantized, config.model.quantization) {
-            (None | Some(Storage::F32 | Storage::Bf16), _) => Quantization::None,
-            (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
-            (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,
-            (Some(Storage::Int8), _) => Quantization::Int8,
-            (Some(Storage::Fp8), _) => Quantization::Fp8,
-        };
-        if let Some(Storage::FourBit { double }) = base.quantized {
-            config.model.double_quant = double;
-        }
-        let gpu = CountedGpu::take();
-        let model = Model::on_counted(&arch, &config, &gpu)?;
-        let held = GpuHeld { held: device_memory::live(gpu.device()), most: device_memory::peak(gpu.device()) };
-        Ok(Self { model, held, form: (base.clone(), few), _gpu: gpu })
-    }
-}
-
-impl MetaEngine {
-    /// What `ask` finds out of the model, its base held in that form.
-    fn ask<T>(&self, base: &Base, few: bool, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
-        let mut place = self.on_gpu.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.as_ref().is_none_or(|known| known.form != (base.clone(), few)) {
-            *place = None;
-            let built = OnGpu::new(&self.arch, &self.config, base, few);
-            *place = Some(built.expect("what a job was made of can be built without values"));
-        }
-        ask(place.as_mut().expect("a model was put there"))
-    }
-}
-
-impl CountBuffers for MetaEngine {
-    fn count(&self, walk: &Walk) -> BufferCounts {
-        let blocks = self.arch.blocks.len();
-        let walk = Walk { full: walk.full.min(blocks), none: walk.none.min(blocks), ..*walk };
-        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, counts)) = walked.passes.iter().find(|(known, _)| *known == walk) {
-            return counts.clone();
-        }
-        let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
-        let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
-        let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
-        walked.passes.push((walk, counts.clone()));
-        counts
-    }
-
-    fn held_on_gpu(&self, base: &Base) -> GpuHeld {
-        self.ask(base, false, |on| on.held)
-    }
-
-    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> GpuBytes {
-        let bytes = |on: &mut OnGpu| on.model.gpu_bytes(walk);
-        self.ask(base, walk.uneven, bytes).expect("nothing is read, and no memory is taken")
     }
 }
 

@@ -34,16 +34,17 @@ pub(crate) fn batches_of_rank(
             continue;
         }
         let mut batch = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
-        for example in examples() {
+        let indices: Vec<usize> = examples().collect();
+        for (&example, images) in indices.iter().zip(split.images(&indices)?) {
             let (sequences, weight) = split.sequences(example)?;
-            for sequence in &sequences {
+            for (number, sequence) in sequences.iter().enumerate() {
                 let tokens = batch.tokens.len();
                 if tokens > 0 && tokens + sequence.input_ids.len() > limit {
                     first_row += tokens as u64;
                     let next = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
                     batches.push(std::mem::replace(&mut batch, next));
                 }
-                split.push(&mut batch, sequence, weight);
+                split.push(&mut batch, sequence, weight, images.get(number).map_or(&[], Vec::as_slice));
             }
         }
         first_row += batch.tokens.len() as u64;

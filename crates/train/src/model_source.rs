@@ -1,8 +1,11 @@
 //! The model of a configuration: found by [`Described::find`], opened by [`Described::open`], and loaded by
 //! [`ModelSource::load`].
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::features::RunPictures;
 use super::memory_prediction::{MemoryModel, OptimizerState};
+use super::vision::{self, Seer, Sight};
 use super::{adapter, classification_head, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::Checkpoint;
@@ -10,6 +13,7 @@ use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::peft::Tensors;
 use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Config, Dtype, Init, Mode, Quantization, Resolved};
+use tunesmith_data::Pictures;
 use tunesmith_device::Device;
 use tunesmith_hub::{self as hub, Part, Snapshot};
 use tunesmith_model::adapters::{self, Method};
@@ -46,6 +50,8 @@ pub struct ModelSource {
     pub device: Device,
     /// Its shape, with new tokens and the classification head.
     pub arch: Arch,
+    /// As `arch`, but for what features of pictures make unnecessary ([`ModelSource::compute_features`]): what is loaded.
+    pub model_arch: Arch,
     /// Its weights; `None` if they are random.
     pub weights: Option<WeightFiles>,
     /// The other parts of a multimodal model.
@@ -61,6 +67,10 @@ pub struct ModelSource {
     /// Bytes of the optimizer's state, of averages, and of the copy for saving.
     pub optimizer: OptimizerBytes,
     adapter: Option<Tensors>,
+    /// Reads the pictures of rows; `None` without an image encoder.
+    pub pictures: Option<Arc<dyn Pictures>>,
+    /// The same.
+    pub(super) run_pictures: Option<Arc<RunPictures>>,
     config: Config,
 }
 
@@ -120,6 +130,9 @@ impl Described {
         adapter::grow(&config, &dir, source.as_deref(), &mut arch)?;
         arch.separate(Targets::of(&config.tuning).apart());
         hub::fetch_paths(&mut config.data, &downloads)?;
+        let seer = Seer { dir: &dir, tokenizer: &dir, hidden_size: arch.hidden_size };
+        let sight = Sight::of_rows(&config, seer, Part::Whole, &downloads)?;
+        arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
         classification_head::set(&mut config, &mut arch, source.as_deref(), observer)?;
         let mut adapter = None;
         if let Some(source) = &source {
@@ -165,6 +178,7 @@ impl Described {
             dir,
             snapshot,
             device,
+            model_arch: arch.clone(),
             arch,
             weights,
             wrapping,
@@ -174,6 +188,8 @@ impl Described {
             trained,
             optimizer,
             adapter,
+            pictures: sight.as_ref().map(Sight::pictures),
+            run_pictures: sight.map(|sight| sight.run_pictures),
             config: config.clone(),
         };
         Ok((source, config))
@@ -181,13 +197,18 @@ impl Described {
 }
 
 impl ModelSource {
+    /// The folder that names of pictures are relative to.
+    pub fn image_dir(&self) -> PathBuf {
+        vision::image_dir(&self.config)
+    }
+
     pub fn trained_values(&self) -> u64 {
         self.trained.iter().map(|(_, shape)| trainable::size(shape)).sum()
     }
 
     /// Predicts the memory of this model.
     pub const fn memory(&self) -> MemoryModel<'_> {
-        MemoryModel::new(&self.config, &self.arch, self.weights.as_ref(), self.device)
+        MemoryModel::new(&self.config, &self.model_arch, self.weights.as_ref(), self.device)
     }
 
     /// Reads tensors of the base model, with the adapters merged.
@@ -258,7 +279,7 @@ impl ModelSource {
     pub fn load(&self, gatherer: Option<&Gatherer>) -> Result<Model> {
         let (weights, cache) = (self.weights.as_ref(), self.quantized_cache()?);
         let shards = gatherer.map(Gatherer::shards).unwrap_or_default();
-        let mut model = Model::load_with(&self.arch, weights, &self.config, &self.stack, cache, shards)?;
+        let mut model = Model::load_with(&self.model_arch, weights, &self.config, &self.stack, cache, shards)?;
         if let Some(adapter) = &self.adapter {
             let specs = model.params.specs.clone();
             for spec in specs {

@@ -57,10 +57,12 @@ impl<'a> Predictor<'a> {
         };
         let mut go_on = || stop.requested().is_none();
         // Memory does not grow with the rows: an answer is scored as soon as it ends.
-        let mut score = |EvalExample { source, reference, .. }: EvalExample, answer: &Answer| {
+        let mut score = |EvalExample { source, reference, references, .. }: EvalExample, answer: &Answer| {
             let Some(metrics) = &mut metrics else { return Ok(()) };
             let answer = decoder.text(answer)?;
-            metrics.add(&Row { source: &source, answer: &answer, reference: &reference }, None).map(drop)
+            let row = Row { source: &source, answer: &answer, reference: &reference };
+            let references: Vec<&str> = references.iter().map(String::as_str).collect();
+            metrics.add_with_references(&row, &references, None).map(drop)
         };
         for start in (0..rows).step_by(self.plan.prompts_at_once) {
             let chunk = start..rows.min(start.saturating_add(self.plan.prompts_at_once));

@@ -2,7 +2,7 @@
 use super::run_plan::SamplesPlan;
 use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
-use tunesmith_data::{Dataset, question};
+use tunesmith_data::{Dataset, Split, question};
 use tunesmith_eval::AnswerDecoder;
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
@@ -12,6 +12,8 @@ pub struct Questions<'a> {
     dataset: &'a Dataset,
     plan: &'a SamplesPlan,
     rows: Vec<(Vec<u32>, Vec<u32>)>,
+    /// The split that `rows` are of, and their numbers in it.
+    places: Vec<(&'a Split, usize)>,
 }
 
 impl<'a> Questions<'a> {
@@ -21,14 +23,17 @@ impl<'a> Questions<'a> {
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
     pub fn new(dataset: &'a Dataset, plan: &'a SamplesPlan) -> Result<Self> {
         let held_out = dataset.validation.as_ref().or(dataset.test.as_ref());
-        let mut rows = Vec::new();
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
         for (split, index) in held_out.into_iter().flat_map(|split| (0..split.len()).map(move |index| (split, index))) {
             if rows.len() == plan.rows {
                 break;
             }
-            rows.extend(dataset.question(split, index)?);
+            if let Some(row) = dataset.question(split, index)? {
+                rows.push(row);
+                places.push((split, index));
+            }
         }
-        Ok(Self { dataset, plan, rows })
+        Ok(Self { dataset, plan, rows, places })
     }
 
     /// Whether there are no rows.
@@ -42,13 +47,16 @@ impl<'a> Questions<'a> {
     /// Those of the engine and the tokenizer.
     pub fn generate(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
+        let images =
+            self.places.iter().map(|(split, index)| Ok(split.prompt_images(&[*index])?.pop().unwrap_or_default()));
+        let images: Vec<_> = images.collect::<Result<_>>()?;
         let decoder = AnswerDecoder { tokenizer: &self.dataset.tokenizer, stop_strings: &self.plan.stop_strings };
-        decoder.answer(model, &prompts, &self.plan.settings, &mut || stop.requested().is_none()).map_err(|error| {
-            match error.kind() {
+        decoder.answer(model, &prompts, &images, &self.plan.settings, &mut || stop.requested().is_none()).map_err(
+            |error| match error.kind() {
                 Kind::Memory => error.context("generating for held-out rows; the training is done and saved"),
                 _ => error,
-            }
-        })
+            },
+        )
     }
 
     /// Puts each row together with its generations before and after training.
@@ -57,8 +65,15 @@ impl<'a> Questions<'a> {
     /// Those of the tokenizer.
     pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
         let tokenizer = &self.dataset.tokenizer;
-        let prompts: Vec<String> =
-            self.rows.iter().map(|(prompt, _)| tokenizer.decode(prompt, false)).collect::<Result<_>>()?;
+        let mut prompts = Vec::with_capacity(self.rows.len());
+        for ((prompt, _), (split, index)) in self.rows.iter().zip(&self.places) {
+            // The ids in the place of a picture mean nothing: its file stands for it.
+            prompts.push(if split.shows(*index) {
+                split.picture_files(*index).join(", ")
+            } else {
+                tokenizer.decode(prompt, false)?
+            });
+        }
         let questions = question::questions(self.dataset.template.as_ref(), &prompts);
         let mut samples = Vec::with_capacity(self.rows.len());
         let rows = prompts.into_iter().zip(questions).zip(&self.rows);

@@ -8,9 +8,10 @@ use tunesmith_model::freeze;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_optim::{Schedule, rates};
 
-/// Number of values of the whole model.
+/// Number of values of the whole model, with the image encoder and the connector if they are loaded.
 pub fn values(arch: &Arch) -> u64 {
-    arch.tensors().iter().map(|spec| size(&spec.shape)).sum()
+    let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
+    arch.tensors().into_iter().chain(of_vision).map(|spec| size(&spec.shape)).sum()
 }
 
 pub(crate) fn size(shape: &[usize]) -> u64 {

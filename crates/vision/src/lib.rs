@@ -1,4 +1,15 @@
 //! Pictures, and what an encoder reads of them.
+//!
+//! ```text
+//! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalise, cut) -> Pixels
+//! ```
+mod picture;
+mod processor;
+mod resize;
+
+pub use picture::{MAX_BYTES, MAX_PIXELS};
+pub use processor::{Layout, Processor};
+pub use resize::resize;
 
 /// A decoded picture: 8-bit RGB, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,3 +40,6 @@ pub struct Pixels {
     /// The tiles.
     pub tiles: Vec<Tile>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,13 @@
 //! The models that `eval` measures: which ones, under which names, and how they are loaded.
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::super::trained::{Trained, open_base};
 use super::options::Args;
 use crate::checkpoint::loaded_adapter::LoadedAdapter;
+use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead, Vocabulary};
+use crate::config::vision::VisionArch;
 use crate::config::{Config, Task};
 use crate::error::{Error, Result};
 use crate::export::merge::{Parts, plain_model};
@@ -107,11 +110,17 @@ impl Candidate {
         match &self.trained {
             None => {
                 let vocabulary = Vocabulary { rows: arch.token_rows.clone(), ..Vocabulary::default() };
-                Parts::open(base, below, &vocabulary)?.bare(&config.model)
+                let mut parts = Parts::open(base, below, &vocabulary)?;
+                parts.arch.vision.clone_from(&arch.vision);
+                parts.bare(&config.model)
             }
-            Some(Trained::Model(dir)) => plain_model(dir),
+            Some(Trained::Model(dir)) => plain_model(dir, arch.vision.clone()),
             Some(Trained::Adapter(dir)) => {
-                let parts = open_base(base, below, dir, allow)?;
+                let mut parts = open_base(base, below, dir, allow)?;
+                if let Some(vision) = &arch.vision {
+                    let training = peft::vision_training(dir, vision)?;
+                    parts.arch.vision = Some(Arc::new(VisionArch { training, ..(**vision).clone() }));
+                }
                 parts.adapted(&LoadedAdapter::open(dir, &parts.arch)?, &config.model)
             }
         }

@@ -6,6 +6,8 @@ mod labels;
 mod options;
 mod results;
 
+use std::sync::Arc;
+
 use super::data::Bar;
 use super::download::Downloads;
 use super::provenance;
@@ -17,6 +19,7 @@ use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::EvalSplit;
 use crate::hub;
+use crate::train::vision::{Seer, Sight};
 use answers::Answers;
 use candidates::{candidates, choices, shared_head};
 use evaluation::{Job, Outputs, evaluate};
@@ -48,7 +51,11 @@ pub fn run(args: &Args) -> Result<()> {
     if !config.tuning.new_tokens.is_empty() {
         arch.grow(data::new_token_ids(&base, &config.tuning.new_tokens)?);
     }
-    let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default())?;
+    let seer = Seer { dir: &base, tokenizer: &base, hidden_size: arch.hidden_size };
+    let sight = Sight::of_rows(&config, seer, hub::Part::Whole, &downloads)?;
+    arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
+    let pictures = sight.as_ref().map(Sight::pictures);
+    let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default(), pictures.as_ref())?;
     if head.is_some() {
         dataset.report.warnings.iter().for_each(|warning| print_note(warning));
     }

@@ -129,7 +129,8 @@ fn a_file_of_deepspeed_becomes_settings_with_their_places() {
     assert_eq!(outcome("steps_per_print"), Outcome::NotNeeded);
     assert_eq!(outcome("zero_optimization.allgather_bucket_size"), Outcome::NotNeeded);
     assert_eq!(outcome("zero_optimization.overlap_comm"), Outcome::Same);
-    assert_eq!(outcome("zero_optimization.offload_optimizer.device"), Outcome::Same);
+    assert_eq!(outcome("zero_optimization.offload_optimizer.device"), Outcome::Taken);
+    assert_eq!(value(&resolved, "train.offload_optimizer"), true);
     assert_eq!(outcome("flops_profiler"), Outcome::Same);
     assert_eq!(resolved.notes.len(), 3, "{:?}", resolved.notes);
     let (start, note) = ("not needed: ", &resolved.notes[0]);
@@ -294,6 +295,7 @@ fn a_file_of_accelerate_becomes_settings_too() {
     assert_eq!(value(&resolved, "train.strategy"), "zero2");
     assert_eq!(value(&resolved, "train.grad_accum"), 8);
     assert_eq!(value(&resolved, "train.max_grad_norm"), 0.3);
+    assert_eq!(value(&resolved, "train.offload_optimizer"), true);
     assert_eq!(value(&resolved, "train.bf16"), true);
     let resolved = load("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: DS\n").unwrap();
     assert_eq!(value(&resolved, "train.strategy"), "zero3");

@@ -57,7 +57,6 @@ fn wrong_types_say_what_was_found_and_expected() {
         says(&format!("model: {{device: \"{beyond}\"}}"), "expected auto, cpu, cuda, or cuda:N");
     }
     says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");
-    says("train: {offload_optimizer: true}", "stays where the model is computed");
     says("data: {shuffle: yes}", "expected true or false, found the string \"yes\"");
     says(
         "data: {loss_on: asistant}",

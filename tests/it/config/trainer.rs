@@ -23,7 +23,6 @@ const OTHERS: &[&str] = &[
     "device_map",
     "low_cpu_mem_usage",
     "model.type",
-    "offload_optimizer",
 ];
 
 fn fields() -> Vec<(String, Json)> {

@@ -9,9 +9,11 @@ use std::sync::OnceLock;
 use serde_json::json;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::foreign::{self, Format};
+use tunesmith::config::vision::Processing;
 use tunesmith::data::row::Conversation;
 use tunesmith::data::{ChatTemplate, Tokenizer, documents, source};
 use tunesmith::model::weights::WeightFiles;
+use tunesmith::vision::{Picture, Processor};
 use tunesmith::{Error, Kind, checkpoint, comm, config, import};
 
 /// A reader under test.
@@ -49,6 +51,19 @@ pub const TARGETS: &[Target] = &[
         rows_arrow,
     ),
     target("rows_compressed", &[], rows_compressed),
+    target(
+        "picture",
+        &[
+            "pixels/rgb.png",
+            "pixels/one.png",
+            "pixels/rgb.jpg",
+            "pixels/rgb.webp",
+            "pixels/rgb.tiff",
+            "pixels/animated.gif",
+        ],
+        picture,
+    ),
+    target("preprocessor_config", &["picture_chats/smolvlm/preprocessor_config.json"], preprocessor_config),
     target("docx", &["../../examples/dapt/documents/rules.docx"], docx),
     target("html", &["../../examples/dapt/documents/week.html", "../../examples/dapt/documents/watch.md"], html),
     target("adapter_config", &["a/llama/adapter_init/adapter_config.json"], adapter_config),
@@ -138,6 +153,28 @@ fn config_json(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Some(arch) = check(Arch::from_json(text, Path::new("config.json")), &[Kind::Model]) {
         assert!(arch.linear_modules().len() <= arch.tensors().len());
+    }
+}
+
+/// A picture; one whose head claims many pixels is not decoded, as that takes long.
+fn picture(bytes: &[u8]) {
+    let size = check(Picture::size(bytes), &[Kind::Data]);
+    if size.is_none_or(|(width, height)| u64::from(width) * u64::from(height) <= 1 << 16) {
+        check(Picture::decode(bytes), &[Kind::Data]);
+    }
+}
+
+/// What a processor makes of a picture of any size.
+fn preprocessor_config(bytes: &[u8]) {
+    let dir = scratch().join("processor");
+    std::fs::create_dir_all(&dir).expect("a folder");
+    std::fs::write(dir.join("preprocessor_config.json"), bytes).expect("a writable file");
+    let kinds = &[Kind::Model, Kind::Io, Kind::Data];
+    if let Some(processing) = check(Processing::open(&dir), kinds) {
+        let processor = Processor::new(processing, 4);
+        for [width, height] in [[1, 1], [7, 300], [1024, 3]] {
+            check(processor.layout(width, height), kinds);
+        }
     }
 }
 

@@ -138,7 +138,7 @@ fn an_example_that_is_not_there_is_refused_with_the_names_of_those_that_are() {
     let output = just(&[], &["example", "nope"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let said = said(&output);
-    assert!(said.contains("no example nope; there are: chat classification continue dapt"), "{said}");
+    assert!(said.contains("no example nope; there are: caption chat classification continue dapt"), "{said}");
 }
 
 #[test]

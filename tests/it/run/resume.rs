@@ -88,7 +88,7 @@ pub fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
     straight_equals_stopped_on(&Fixture::new(), extra, stops);
 }
 
-fn straight_equals_stopped_on(fixture: &Fixture, extra: &[&str], stops: &[u64]) {
+pub fn straight_equals_stopped_on(fixture: &Fixture, extra: &[&str], stops: &[u64]) {
     let last = 14; // steps of 24 rows / 4: six an epoch
     let mut lines = vec!["train.max_steps: 14", "train.eval_strategy: steps", "train.eval_steps: 4"];
     lines.extend(extra);

@@ -748,7 +748,7 @@ fn a_rank_holds_what_the_plan_says() {
             ("zero3", strategies::Strategy::Zero3),
         ] {
             let machine = Machine { device: Device::Cpu, ranks, memory: u64::MAX };
-            let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
+            let way = Way { strategy: planned, offload_optimizer: false };
             let rank = strategies::rank(predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
             let process = program(&rank) as f64;

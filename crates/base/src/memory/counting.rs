@@ -190,3 +190,19 @@ pub fn cost() -> f64 {
     }
     (counted - plain).max(0.0)
 }
+
+/// Where the address space is limited (`ulimit -v`), lets all threads share one arena of glibc's allocator. Each arena would
+/// take 64 MiB of addresses, and glibc ends the program if it can no longer allocate for itself. To be called before there are
+/// threads.
+pub fn share_arena_under_limit() {
+    #[cfg(target_env = "gnu")]
+    {
+        let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: writes one `rlimit`, which lives.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
+        if known && limit.rlim_cur != libc::RLIM_INFINITY {
+            // SAFETY: a number for a parameter of the allocator; no pointer.
+            unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+        }
+    }
+}

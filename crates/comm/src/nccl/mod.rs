@@ -1,7 +1,7 @@
 //! NCCL between processes that have a GPU each. The communicator is non-blocking, so nothing here waits inside NCCL. If a rank is
 //! gone or late, the operation is aborted, and the error names the rank.
 //!
-//! What lies in the GPU's memory is sent from there ([`OnDevice`]), while nobody waits ([`watch`]). What lies in main memory goes
+//! What lies in the GPU's memory is sent from there ([`OnDevice`]), while nobody waits (`watch.rs`). What lies in main memory goes
 //! through a buffer on the GPU, and the caller waits for it.
 mod library;
 mod link;

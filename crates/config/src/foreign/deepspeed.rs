@@ -14,6 +14,8 @@ const TRUE: &[Scalar] = &[Bool(true)];
 const OFF: &[Scalar] = &[];
 const ONE: &[Scalar] = &[Str("1")];
 const HOST: &str = "nothing is moved: everything stays where the model is computed";
+/// What `train.offload_optimizer` does without settings.
+const PINNED: &str = "tunesmith pins host memory, and overlaps copies with the update, by itself";
 const DISK: &str = "this version does not offload to disk";
 const QUANTIZED: &str =
     "ranks exchange values unquantized; model.quantization quantizes frozen weights, also between ranks";
@@ -111,19 +113,19 @@ pub(super) const RULES: Rules = rules! {
     "zero_optimization.compute_grad_norm" => Always(TRUE, "the norm is computed in every step, and shown"),
     "zero_optimization.load_from_fp32_weights" => Always(TRUE, "checkpoints hold float32"),
     "zero_optimization.elastic_checkpoint" => Always(&[Bool(true), Bool(false)], "every checkpoint loads with any number of ranks"),
-    "zero_optimization.offload_param.device" => With(offload); "none and cpu have no effect: everything stays where the model is computed; nvme is refused",
+    "zero_optimization.offload_param.device" => With(offload_param); "none and cpu have no effect: weights stay where the model is computed; nvme is refused",
     "zero_optimization.offload_param.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_param.buffer_count" | "zero_optimization.offload_param.buffer_size"
     | "zero_optimization.offload_param.max_in_cpu" | "zero_optimization.offload_param.pin_memory" => NotNeeded(HOST),
-    "zero_optimization.offload_optimizer.device" => With(offload); "none and cpu have no effect: everything stays where the model is computed; nvme is refused",
+    "zero_optimization.offload_optimizer.device" => With(offload_optimizer); "cpu becomes train.offload_optimizer: true; nvme is refused",
     "zero_optimization.offload_optimizer.nvme_path" => NotNeeded(DISK),
     "zero_optimization.offload_optimizer.buffer_count" | "zero_optimization.offload_optimizer.pin_memory"
     | "zero_optimization.offload_optimizer.pipeline_read" | "zero_optimization.offload_optimizer.pipeline_write"
     | "zero_optimization.offload_optimizer.fast_init" | "zero_optimization.offload_optimizer.ratio"
-    | "zero_optimization.offload_optimizer.super_offload" => NotNeeded(HOST),
+    | "zero_optimization.offload_optimizer.super_offload" => NotNeeded(PINNED),
     "zero_optimization.offload_optimizer.cpuadam_cores_perc" => NotNeeded("train.num_threads says how many threads a rank has"),
-    "zero_optimization.cpu_offload" | "zero_optimization.cpu_offload_param"
-    | "zero_optimization.cpu_offload_use_pin_memory" => NotNeeded(HOST),
+    "zero_optimization.cpu_offload" => To("train.offload_optimizer"),
+    "zero_optimization.cpu_offload_param" | "zero_optimization.cpu_offload_use_pin_memory" => NotNeeded(HOST),
     "zero_optimization.zenflow.*" => Unsupported("updates are whole steps, never a part of the gradients"),
     "zero_optimization.leaf_module.*" => NotNeeded(RANGES),
     "zero_optimization.sub_group_size" => NotNeeded("a rank updates its part at once"),
@@ -221,11 +223,19 @@ fn tensorboard_text(reader: &mut Reader, value: &Value) -> Result<()> {
     }
 }
 
-/// Where a state lies that DeepSpeed would keep off the GPU.
-fn offload(reader: &mut Reader, value: &Value) -> Result<()> {
+fn offload_param(reader: &mut Reader, value: &Value) -> Result<()> {
+    offload(reader, value, |reader| reader.same(value, "weights stay where the model is computed"))
+}
+
+pub(super) fn offload_optimizer(reader: &mut Reader, value: &Value) -> Result<()> {
+    offload(reader, value, |reader| reader.put(value, "train.offload_optimizer", Node::Bool(true), ""))
+}
+
+/// Where a state lies that DeepSpeed would keep off the GPU. `cpu`: what that word does.
+fn offload(reader: &mut Reader, value: &Value, cpu: impl FnOnce(&mut Reader) -> Result<()>) -> Result<()> {
     match value.word()?.as_str() {
         "none" => reader.same(value, "already so"),
-        "cpu" => reader.same(value, HOST),
+        "cpu" => cpu(reader),
         "nvme" => Err(value.refused(DISK)),
         _ => Err(value.expected("none, cpu or nvme")),
     }

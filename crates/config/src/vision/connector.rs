@@ -104,6 +104,14 @@ impl Connector {
         }
     }
 
+    /// The share of values between its modules that is zeroed in training.
+    pub const fn dropout(&self) -> f64 {
+        match self.kind {
+            ConnectorKind::Mlp { dropout, .. } => dropout,
+            _ => 0.0,
+        }
+    }
+
     /// Rows of a tile of `rows` x `columns` patches, of which `prefix` other tokens are kept too.
     pub(super) const fn rows(&self, rows: usize, columns: usize, prefix: usize) -> usize {
         let side = self.side();

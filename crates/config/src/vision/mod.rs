@@ -5,18 +5,23 @@
 //! Names of tensors are those of Transformers 5 for the whole model, such as
 //! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones
 //! ([`VisionArch::stored_names`]).
+mod chat;
 mod connector;
 mod encoder;
 mod families;
 mod models;
+mod processing;
 mod tensors;
 
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::Result;
+use tunesmith_base::words::count;
 
+pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, ConnectorKind, Merger, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
+pub use processing::{Backend, Processing, Resample, Size};
 
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,10 +40,23 @@ pub struct VisionArch {
     /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
     /// of a text that is generated its prompt.
     pub prefix: bool,
+    /// How a chat shows pictures; `None` where they stand only in front of a caption.
+    pub chat: Option<ChatImages>,
     /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
     pub folder: Option<PathBuf>,
     /// What is trained.
     pub training: VisionTraining,
+    /// Set where pictures come as values that were computed before: the model then holds only what is behind them.
+    pub features: Option<Features>,
+}
+
+/// Values of a picture that are computed once, as nothing before them is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Features {
+    /// The encoder's rows, `[rows, width of the encoder]`.
+    Encoder,
+    /// The connector's rows, `[rows, width of the decoder]`.
+    Connector,
 }
 
 /// A connector behind an inner block of the encoder.
@@ -93,6 +111,51 @@ impl VisionArch {
     /// [`tunesmith_base::Kind::Model`]: the folder's `config.json` is of no encoder that is known here.
     pub fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<Self> {
         models::pair(dir, pairing, decoder_size)
+    }
+
+    /// The values of pictures that need no second computation: the connector's rows if it is frozen and they are fewer numbers, else
+    /// the encoder's. `None` if a part of the encoder is trained.
+    pub fn fixed_features(&self) -> Option<Features> {
+        let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
+        // Features of inner blocks are not kept.
+        if *encoder || *last_blocks > 0 || !adapters.is_empty() || !self.deepstack.is_empty() {
+            return None;
+        }
+        let of_encoder = self.connector.side().pow(2) * self.connector.encoder_size;
+        let fewer = self.connector.decoder_size <= of_encoder;
+        let fixed = !connector && self.connector.dropout() == 0.0;
+        Some(if fixed && fewer { Features::Connector } else { Features::Encoder })
+    }
+
+    /// The shape of the features of a picture with these tiles (rows and columns of patches each): rows and width.
+    pub fn features_shape(&self, features: Features, tiles: &[(usize, usize)]) -> [usize; 2] {
+        let kept = if self.encoder.feature.drop_prefix { 0 } else { self.encoder.prefix_tokens() };
+        match features {
+            Features::Encoder => {
+                [tiles.iter().map(|(rows, columns)| rows * columns + kept).sum(), self.connector.encoder_size]
+            }
+            Features::Connector => [self.rows(tiles.iter().copied()), self.connector.decoder_size],
+        }
+    }
+
+    /// Encoder and connector in one line, for people.
+    pub fn described(&self) -> String {
+        let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
+        let encoder = match (encoder, last_blocks, adapters.is_empty()) {
+            (true, ..) => "trained".to_owned(),
+            (false, 0, true) => "frozen".to_owned(),
+            (false, 0, false) => "with adapters".to_owned(),
+            (false, blocks, _) => format!("the last {} trained", count(*blocks, "block")),
+        };
+        let kind = match &self.connector.kind {
+            ConnectorKind::Linear { .. } => "linear",
+            ConnectorKind::Mlp { .. } => "MLP",
+            ConnectorKind::PixelShuffle { .. } => "pixel shuffle",
+            ConnectorKind::AveragePool { .. } => "average pool",
+            ConnectorKind::Merger(_) => "merger",
+        };
+        let connector = if *connector { "trained" } else { "frozen" };
+        format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)
     }
 
     /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes.

@@ -3,6 +3,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, ConnectorKind, Merger, Pairing};
 use super::encoder::{Encoder, Feature, Pointwise};
 use super::families::{ENCODERS, EncoderFamily};
@@ -12,6 +13,8 @@ use tunesmith_base::error::{Error, Result};
 
 /// Where a composite class has its encoder.
 const TOWER: &str = "model.vision_tower.";
+/// Keys of the token that stands for a row of a picture.
+const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 /// And its connector.
 const PROJECTOR: &str = "model.multi_modal_projector.";
 
@@ -83,7 +86,9 @@ fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         bias: source.flag("multimodal_projector_bias", true)?,
         dropout: 0.0,
     };
-    Ok(whole(encoder, kind, false, decoder_size))
+    let token = token(source, &IMAGE, 32_000)?;
+    let chat = Some(ChatImages { token, form: ChatForm::Bare });
+    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -101,7 +106,10 @@ fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         eps: encoder.norm_eps,
         projection: format!("{PROJECTOR}mm_input_projection_weight"),
     };
-    Ok(whole(encoder, kind, true, decoder_size))
+    let begin = token(source, &["boi_token_id", "boi_token_index"], 255_999)?;
+    let end = token(source, &["eoi_token_id", "eoi_token_index"], 256_000)?;
+    let chat = ChatImages { token: token(source, &IMAGE, 262_144)?, form: ChatForm::Gemma3 { begin, end } };
+    Ok(VisionArch { chat: Some(chat), bidirectional: true, ..whole(encoder, kind, decoder_size) })
 }
 
 fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -112,7 +120,8 @@ fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         return Err(source.mismatch("scale_factor", &format!("a divisor of {} patches a side", encoder.grid[0])));
     }
     let kind = ConnectorKind::PixelShuffle { name: "model.connector.modality_projection.proj".to_owned(), factor };
-    Ok(whole(encoder, kind, false, decoder_size))
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 128_257)?, form: ChatForm::Idefics3 });
+    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
 fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -125,7 +134,7 @@ fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&vision, Some("siglip_vision_model"))?;
     TOWER.clone_into(&mut encoder.prefix);
     let kind = ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true };
-    Ok(VisionArch { prefix: true, ..whole(encoder, kind, false, decoder_size) })
+    Ok(VisionArch { prefix: true, ..whole(encoder, kind, decoder_size) })
 }
 
 fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -157,7 +166,7 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         hidden_size: decoder_size,
         activation,
     });
-    Ok(whole(encoder, kind, false, decoder_size))
+    Ok(whole(encoder, kind, decoder_size))
 }
 
 /// Qwen's models from the second on.
@@ -196,7 +205,7 @@ fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<Visio
     let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect();
     let sections = sections(source, if third { [24, 20, 20] } else { [16, 24, 24] })?;
     let mrope = Some(Mrope { sections, interleaved: third });
-    Ok(VisionArch { deepstack, mrope, ..whole(encoder, kind, false, decoder_size) })
+    Ok(VisionArch { deepstack, mrope, ..whole(encoder, kind, decoder_size) })
 }
 
 /// `mrope_section` of the language model.
@@ -210,17 +219,31 @@ fn sections(source: &Source<'_>, default: [usize; 3]) -> Result<[usize; 3]> {
     found.try_into().map_err(|_| text.mismatch(&format!("{key}.mrope_section"), "three numbers of frequencies"))
 }
 
-fn whole(encoder: Encoder, kind: ConnectorKind, bidirectional: bool, decoder_size: usize) -> VisionArch {
+/// The token under the first of these keys, newer before older, that is there.
+fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
+    match keys.iter().find(|key| source.get(key).is_some()) {
+        None => Ok(default),
+        Some(key) => match source.token_ids(key)?[..] {
+            [id] => Ok(id),
+            _ => Err(source.mismatch(key, "a token id")),
+        },
+    }
+}
+
+fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionArch {
     let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
+    let training = VisionTraining::default();
     VisionArch {
         encoder,
         connector,
         deepstack: Vec::new(),
         mrope: None,
-        bidirectional,
+        bidirectional: false,
         prefix: false,
+        chat: None,
         folder: None,
-        training: VisionTraining::default(),
+        training,
+        features: None,
     }
 }
 
@@ -271,7 +294,7 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
             dropout: pairing.dropout,
         },
     };
-    let mut paired = whole(encoder, kind, false, decoder_size);
+    let mut paired = whole(encoder, kind, decoder_size);
     paired.connector.stored = false;
     paired.folder = Some(dir.to_owned());
     Ok(paired)

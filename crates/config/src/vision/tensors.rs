@@ -1,5 +1,5 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
-use super::{Connector, ConnectorKind, Encoder, Merger, VisionArch};
+use super::{Connector, ConnectorKind, Encoder, Features, Merger, VisionArch, VisionTraining};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
@@ -183,10 +183,14 @@ const PREFIXES: [&str; 9] = [
 ];
 
 impl VisionArch {
-    /// Every tensor that pictures come through: encoder, then connector.
+    /// Every tensor that pictures come through: encoder, then connector. Not those before [`VisionArch::features`].
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let connectors = self.connectors().flat_map(Connector::tensors);
-        self.encoder.tensors().into_iter().chain(connectors).collect()
+        match self.features {
+            None => self.encoder.tensors().into_iter().chain(connectors).collect(),
+            Some(Features::Encoder) => connectors.collect(),
+            Some(Features::Connector) => Vec::new(),
+        }
     }
 
     /// The connector, and those behind inner blocks.
@@ -208,6 +212,19 @@ impl VisionArch {
             tensors.extend(self.connectors().flat_map(Connector::tensors));
         }
         tensors
+    }
+
+    /// What has been trained where these tensors are, adapters' among them.
+    pub fn trained_by(&self, has: &dyn Fn(&str) -> bool) -> VisionTraining {
+        let all = |tensors: Vec<TensorSpec>| !tensors.is_empty() && tensors.iter().all(|spec| has(&spec.name));
+        let encoder = all(self.encoder.tensors());
+        let blocks = (0..self.encoder.feature.blocks).rev();
+        let last_blocks = blocks.take_while(|&layer| !encoder && all(self.encoder.block_tensors(layer))).count();
+        let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
+        let adapted = linears.filter(|linear| has(&format!("{}.lora_A.weight", linear.name)));
+        let adapters = adapted.map(|linear| linear.name).collect();
+        let connector = all(self.connector.tensors());
+        VisionTraining { connector, encoder, last_blocks, adapters, ..self.training.clone() }
     }
 
     /// The modules that are trained in full, as PEFT's `modules_to_save` names them: by the end of their names.

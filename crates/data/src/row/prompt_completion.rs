@@ -2,7 +2,6 @@
 use serde_json::{Map, Value};
 
 use super::{Conversation, Row, Shape, has, list, text};
-use crate::fields::refuse_media;
 use tunesmith_base::error::Result;
 
 pub(super) const SHAPE: Shape = Shape {
@@ -15,7 +14,6 @@ pub(super) const SHAPE: Shape = Shape {
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     if row["prompt"].is_array() || row["completion"].is_array() {
-        refuse_media(row)?;
         let mut messages = list(row, "prompt")?;
         let first_supervised = messages.len();
         messages.extend(list(row, "completion")?);

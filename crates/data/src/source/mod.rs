@@ -23,6 +23,7 @@ use self::compressed::Compression;
 use crate::numbers;
 use crate::parsed_row::Parsed;
 use crate::row::{Form, PROBE_ROWS, Row, source_of};
+use crate::row_images;
 use crate::strict::REPEATED;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
@@ -128,6 +129,11 @@ impl RawRow {
     pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
         let place = self.place.clone();
         self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
+    }
+
+    /// Whether the row shows a picture. A malformed row does not; [`Self::parse`] will report it.
+    pub fn shows_picture(self) -> bool {
+        self.value().is_ok_and(|value| row_images::shows(&value))
     }
 
     /// The source text of the row ([`source_of`]).

@@ -4,10 +4,11 @@ use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::{
-    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, Size, TokenSet, hash_rest,
-    starts,
+    EXAMPLE_START, HAS_LABELS, HAS_SEVERAL, HAS_TARGET, HAS_WEIGHT, MAGIC, NO_LABEL, PIECE, RowPictures, Size,
+    TokenSet, hash_rest, starts,
 };
 use crate::batch::{Example, IGNORE};
+use crate::pictures::Shown;
 use crate::report::Counts;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
@@ -23,6 +24,7 @@ pub struct TokenWriter {
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
     record: Vec<u8>,
+    pictures: Vec<RowPictures>,
 }
 
 impl TokenWriter {
@@ -62,6 +64,7 @@ impl TokenWriter {
             hasher: blake3::Hasher::new(),
             sizes: Vec::new(),
             record: Vec::new(),
+            pictures: Vec::new(),
         };
         writer.file.write_all(MAGIC)?;
         writer.file.write_all(key.as_bytes())?;
@@ -122,6 +125,13 @@ impl TokenWriter {
         self.file.write_all(&self.record).map_err(|error| self.failed(&error))
     }
 
+    /// The pictures of the row that is pushed next, by its examples.
+    pub fn show(&mut self, pictures: Vec<Vec<Shown>>) {
+        if pictures.iter().any(|of_example| !of_example.is_empty()) {
+            self.pictures.push((self.sizes.len() as u32, pictures));
+        }
+    }
+
     fn failed(&self, error: &std::io::Error) -> Error {
         Error::io("write tokenized data to", &self.path, error)
             .hint("it takes about 4 bytes a token; free some space, or set data.cache_dir")
@@ -133,6 +143,7 @@ impl TokenWriter {
     /// [`tunesmith_base::Kind::Io`]: the file cannot be written.
     pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
         let sizes = std::mem::take(&mut self.sizes);
+        let pictures = std::mem::take(&mut self.pictures);
         let starts = starts(&sizes);
         let words = starts.last().map_or(0, |start| start + sizes[sizes.len() - 1].words());
         let written = (|| {
@@ -148,7 +159,11 @@ impl TokenWriter {
                 self.file.write_all(&numbers)?;
             }
             let content = self.hasher.finalize();
-            let json = serde_json::to_vec(counts)?;
+            let json = if pictures.is_empty() {
+                serde_json::to_vec(counts)?
+            } else {
+                serde_json::to_vec(&(counts, &pictures))?
+            };
             let lengths: Vec<u8> =
                 [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
             let whole = hash_rest(&self.key, &json, &lengths, &content);
@@ -164,7 +179,7 @@ impl TokenWriter {
         })();
         let (file, content) = written.map_err(|error| self.failed(&error))?;
         let longest_of_several = counts.turns.longest as usize;
-        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several })
+        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several, pictures })
     }
 }
 

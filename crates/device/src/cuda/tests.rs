@@ -343,12 +343,12 @@ fn the_real_compiler_takes_every_kernel_without_spills() {
     }
 }
 
-/// The headers in a source's folder.
+/// The headers in a source's folder, but for the one that all have.
 fn headers_beside(source: &Path) -> &'static [Header] {
     let mut headers: Vec<Header> = Vec::new();
     for entry in std::fs::read_dir(source.parent().unwrap()).unwrap().flatten() {
         let path = entry.path();
-        if path.extension().is_some_and(|end| end == "cuh") {
+        if path.extension().is_some_and(|end| end == "cuh") && !path.ends_with("dev.cuh") {
             let name = Box::leak(path.file_name().unwrap().to_string_lossy().into_owned().into_boxed_str());
             headers.push((name, Box::leak(std::fs::read_to_string(&path).unwrap().into_boxed_str())));
         }

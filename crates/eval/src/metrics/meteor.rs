@@ -32,6 +32,11 @@ pub fn meteor(answer: &str, reference: &str) -> f64 {
     (1.0 - GAMMA * fragmentation.powi(BETA)) * mean
 }
 
+/// The highest score of one answer over several references, as in the paper and in nltk's `meteor_score`.
+pub fn best(answer: &str, references: &[&str]) -> f64 {
+    references.iter().map(|reference| meteor(answer, reference)).fold(0.0, f64::max)
+}
+
 /// Pairs equal words from the end, each with the last remaining match, and removes them from both sides.
 fn align(answer: &mut Vec<(usize, String)>, reference: &mut Vec<(usize, String)>) -> Vec<(usize, usize)> {
     let mut places: HashMap<&str, Vec<usize>> = HashMap::new();

@@ -57,6 +57,19 @@ pub fn rouge(answer: &str, reference: &str, stemmed: bool) -> Rouge {
     }
 }
 
+/// The best of each kind over several references: the one with the highest F, as rouge-score's `score_multi`.
+pub fn best(answer: &str, references: &[&str], stemmed: bool) -> Rouge {
+    let better = |best: Overlap, next: Overlap| if next.f > best.f { next } else { best };
+    let each = references.iter().map(|reference| rouge(answer, reference, stemmed));
+    let both = |best: Rouge, next: Rouge| Rouge {
+        one: better(best.one, next.one),
+        two: better(best.two, next.two),
+        l: better(best.l, next.l),
+        lsum: better(best.lsum, next.lsum),
+    };
+    each.reduce(both).unwrap_or_default()
+}
+
 /// The words of a text as numbers, equal for equal words (or stems).
 fn tokenize(text: &str, stemmed: bool, ids: &mut HashMap<String, u32>) -> Vec<u32> {
     let lower = text.to_lowercase();

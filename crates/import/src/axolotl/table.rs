@@ -1,6 +1,6 @@
 //! What becomes of each of Axolotl's keys.
 use crate::import::{Import, Rules, is_off_or_zero};
-use crate::names::{NO_LOADER, PREFERENCES, REACHED, TEXT, UPLOAD};
+use crate::names::{NO_LOADER, PIXELS, PREFERENCES, REACHED, UPLOAD};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
@@ -166,8 +166,8 @@ pub(crate) const RULES: Rules = rules! {
     }),
     "bfloat16" => To("train.bf16"),
     "fp16" | "float16" => Together,
-    "fp8" => Unsupported("fp8 is not part of this version; products are computed in float32"),
-    "tf32" => NotNeeded("products are computed in float32"),
+    "fp8" => Unsupported("trained weights stay in float32; model.quantization: fp8 keeps a frozen base in FP8"),
+    "tf32" => To("train.tf32"),
     "flash_attention" => NotNeeded(ATTENTION),
     "flash_attn_cross_entropy" | "flash_attn_rms_norm" | "flash_attn_fuse_qkv" | "flash_attn_fuse_mlp" => NotNeeded(KERNEL),
     "xformers_attention" | "sdp_attention" | "eager_attention" | "flex_attention" | "attn_implementation" => NotNeeded(ATTENTION),
@@ -241,7 +241,10 @@ pub(crate) const RULES: Rules = rules! {
     "expert_parallel_*" | "heads_k_stride" | "ring_attn_func" => Unsupported(ranks::SPLIT),
     "use_ray" | "ray_*" | "resources_per_worker" => Unsupported(ranks::LAUNCHED),
     "fp8_enable_fsdp_*" => Unsupported("ranks exchange values in float32"),
-    "processor_*" | "freeze_mm_modules" | "image_*" | "role_boundaries" => Unsupported(TEXT),
+    "processor_type" => NotNeeded("the checkpoint's files say which processor it has"),
+    "freeze_mm_modules" => With(names::freeze_both); "`true` is the default here too; `false`: `tuning.freeze_vision: false` and `tuning.freeze_connector: false`",
+    "processor_*" | "image_*" => Unsupported(PIXELS),
+    "role_boundaries" => Unsupported("the template marks what the assistant says"),
     "center_rewards_coefficient" | "cpo_alpha" | "dpo_*" | "ebft" | "kto_*" | "max_prompt_len" | "orpo_alpha"
     | "precompute_ref_log_probs" | "rl_beta" | "rpo_alpha" | "simpo_gamma" | "trl" | "vllm" => Unsupported(PREFERENCES),
     "gptq_*" | "model_quantization_*" | "nvfp4_merge_aware" | "qat" | "quantization" | "quantize_moe_experts"

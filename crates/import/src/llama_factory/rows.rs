@@ -2,6 +2,7 @@
 use super::table::listed;
 use crate::data_set::{DataSet, files, one_or_list};
 use crate::import::Import;
+use crate::names::MEDIA;
 use crate::source_file::beside;
 use serde_json::Value as Json;
 use std::path::PathBuf;
@@ -106,11 +107,14 @@ fn one(
         );
         return None;
     }
-    for media in ["images", "videos", "audios"] {
+    for media in ["videos", "audios"] {
         if !json["columns"][media].is_null() {
-            import.unsupported(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            import.unsupported(&format!("{key}.{name}.columns.{media}"), MEDIA);
             return None;
         }
+    }
+    if json["columns"]["images"].as_str().is_some_and(|column| !["images", "image"].contains(&column)) {
+        import.unsupported(&format!("{key}.{name}.columns.images"), "rename the field to images");
     }
     if !json["num_samples"].is_null() {
         import.unsupported(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");

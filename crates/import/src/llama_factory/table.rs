@@ -1,6 +1,6 @@
 //! What becomes of each of LLaMA-Factory's keys.
 use crate::import::{Import, Rules};
-use crate::names::{NO_LOADER, PREFERENCES, REACHED, TEXT, UPLOAD};
+use crate::names::{MEDIA, NO_LOADER, PIXELS, PREFERENCES, REACHED, UPLOAD};
 use crate::{names, ranks};
 use tunesmith_config::foreign::rules::Action::{NotNeeded, To, ToBut, Together, Unsupported, With};
 use tunesmith_config::{Node, rules};
@@ -69,7 +69,9 @@ pub(crate) const RULES: Rules = rules! {
     "oft_target" | "additional_target" => Together,
     "module_dropout" => Unsupported("blocks are never left out"),
     "freeze_trainable_layers" | "freeze_trainable_modules" | "freeze_extra_modules" => Together,
-    "freeze_vision_tower" | "freeze_multi_modal_projector" => NotNeeded("text models only"),
+    "freeze_vision_tower" => With(names::freeze_vision); "`true` is the default here too; `false`: `tuning.freeze_vision: false`",
+    "freeze_multi_modal_projector" => With(names::freeze_connector); "`true` is the default here too; `false`: `tuning.freeze_connector: false`",
+    "freeze_language_model" => To("tuning.freeze_language"),
     "use_galore" | "use_apollo" | "use_badam" | "use_adam_mini" => Unsupported(OTHER),
     "use_muon" => With(|import, key, node| match node {
         Node::Bool(true) => import.put(key, "train.optim", Node::Str("muon".into()), ""),
@@ -77,7 +79,7 @@ pub(crate) const RULES: Rules = rules! {
     }),
     "ref_model" | "pref_beta" | "pref_loss" => Unsupported("preference training is not part of this version"),
     "dataset" | "eval_dataset" | "dataset_dir" => Together,
-    "media_dir" => NotNeeded("text models only"),
+    "media_dir" => To("data.image_dir"),
     "template" => With(names::template),
     "enable_thinking" => Unsupported("the template decides; write one with data.template_path"),
     "default_system" => Unsupported("put a system message into the rows"),
@@ -144,7 +146,7 @@ pub(crate) const RULES: Rules = rules! {
         Node::Bool(true) if import.is_on("bf16") || import.is_on("pure_bf16") => import.not_needed(key, "bfloat16 takes precedence"),
         node => import.put(key, "train.fp16", node.clone(), ""),
     }),
-    "tf32" => NotNeeded("products are computed in float32"),
+    "tf32" => To("train.tf32"),
     "resume_from_checkpoint" => To("train.resume_from_checkpoint"),
     "eval_strategy" | "evaluation_strategy" | "eval_steps" => Together,
     "eval_on_start" => To("train.eval_on_start"),
@@ -182,10 +184,11 @@ pub(crate) const RULES: Rules = rules! {
     "eval_on_each_dataset" => Unsupported("validation rows are one set"),
     "preserve_thinking" => Unsupported("the template decides; write one with data.template_path"),
     "init_special_tokens" | "new_special_tokens_config" => Unsupported("new rows start as the mean of all rows"),
-    "audio_*" | "crop_to_patches" | "freeze_language_model" | "image_*" | "use_audio_in_video" | "video_*" => Unsupported(TEXT),
+    "crop_to_patches" | "image_*" => Unsupported(PIXELS),
+    "audio_*" | "use_audio_in_video" | "video_*" => Unsupported(MEDIA),
     "skip_special_tokens" => Unsupported("answers have no special tokens"),
     "max_length" => Unsupported("set max_new_tokens"),
-    "fp8" | "fp8_*" => Unsupported("fp8 is not part of this version"),
+    "fp8" | "fp8_*" => Unsupported("trained weights stay in float32; model.quantization: fp8 keeps a frozen base in FP8"),
     "use_asft_loss" | "use_dft_loss" | "use_eaft_loss" | "asft_*" | "eaft_*" => Unsupported("another loss is not part of this version"),
     "apollo_*" | "badam_*" | "galore_*" | "kt_*" | "use_kt" => Unsupported(OTHER),
     "dpo_*" | "kto_*" | "ld_alpha" | "ppo_*" | "pref_*" | "ref_model*" | "reward_model*" | "simpo_gamma" => Unsupported(PREFERENCES),

@@ -119,7 +119,12 @@ impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
         let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
-        TextCache { tokens: Vec::new(), layers: self.blocks.attentions().map(of).collect(), images: Vec::new(), prompt: 0 }
+        TextCache {
+            tokens: Vec::new(),
+            layers: self.blocks.attentions().map(of).collect(),
+            images: Vec::new(),
+            prompt: 0,
+        }
     }
 
     /// The cache of a text without tokens that will show `images`, whose runs are positions in the text. The encoder reads

@@ -88,8 +88,7 @@ impl Model {
         let sides: Vec<_> = batch.images.iter().map(|image| (&image.runs[0], vision.sides(&image.pixels))).collect();
         for ends in batch.cu_seqlens.windows(2) {
             let own = sides.iter().filter(|(run, _)| ends[0] <= run.start && run.end <= ends[1]);
-            let own: Vec<Shown> =
-                own.map(|(run, sides)| (run.start - ends[0]..run.end - ends[0], *sides)).collect();
+            let own: Vec<Shown> = own.map(|(run, sides)| (run.start - ends[0]..run.end - ends[0], *sides)).collect();
             positions.extend(&own, 0..ends[1] - ends[0]);
         }
         Some(positions)

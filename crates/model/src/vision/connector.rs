@@ -15,15 +15,8 @@ use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer}
 #[derive(Debug)]
 pub enum Connector {
     Linear(Linear),
-    Mlp {
-        mlp: PlainMlp,
-        /// The share of the activation's outputs that is zeroed in training.
-        dropout: f32,
-    },
-    PixelShuffle {
-        linear: Linear,
-        factor: usize,
-    },
+    Mlp(PlainMlp),
+    PixelShuffle { linear: Linear, factor: usize },
     AveragePool(AveragePool),
     Merger(Merger),
 }
@@ -109,17 +102,9 @@ impl Connector {
     pub fn trains(&self) -> bool {
         match self {
             Self::Linear(linear) | Self::PixelShuffle { linear, .. } => linear.trains(),
-            Self::Mlp { mlp, .. } => mlp.linears().any(Linear::trains),
+            Self::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Self::AveragePool(pool) => pool.norm.trains() || pool.projection.trains(),
             Self::Merger(merger) => merger.norm.trains() || merger.mlp.linears().any(Linear::trains),
-        }
-    }
-
-    /// The share of inner outputs that is zeroed in training.
-    pub const fn dropout(&self) -> f32 {
-        match self {
-            Self::Mlp { dropout, .. } => *dropout,
-            Self::Linear(_) | Self::PixelShuffle { .. } | Self::AveragePool(_) | Self::Merger(_) => 0.0,
         }
     }
 
@@ -136,7 +121,7 @@ impl Connector {
                 let (y, extra) = linear.forward(pass, x, None);
                 (y, Saved::Linear(extra))
             }
-            Self::Mlp { mlp, .. } => {
+            Self::Mlp(mlp) => {
                 let (middle, saved) = mlp.forward(pass, x);
                 let middle = match dropped {
                     Some(dropout) => dropout.apply(&middle),
@@ -175,7 +160,7 @@ impl Connector {
                 linear.backward(pass, &Input::new(x), extra.as_ref(), dy, dx.as_mut().map(|dx| (dx, false)), grads);
                 dx
             }
-            (Self::Mlp { mlp, .. }, Saved::Mlp(saved, middle, extra)) => {
+            (Self::Mlp(mlp), Saved::Mlp(saved, middle, extra)) => {
                 let mut d_middle = middle.like();
                 let to = Some((&mut d_middle, false));
                 mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, to, grads);
@@ -194,9 +179,7 @@ impl Connector {
             (Self::AveragePool(pool), Saved::AveragePool(pooled, stats, normed)) => {
                 pool.backward(pass, tiles, [&pooled, &stats, &normed], (dy, x.tokens()), want_dx, grads)
             }
-            (Self::Merger(merger), Saved::Merger(saved)) => {
-                merger.backward(pass, tiles, x, *saved, dy, want_dx, grads)
-            }
+            (Self::Merger(merger), Saved::Merger(saved)) => merger.backward(pass, tiles, x, *saved, dy, want_dx, grads),
             _ => unreachable!("a connector keeps its own kind"),
         }
     }
@@ -230,14 +213,7 @@ impl Merger {
     ) -> Option<Activation> {
         let MergerSaved { raw, stats, input, mlp, middle, extra } = saved;
         let mut d_middle = middle.like();
-        self.mlp.fc2.backward(
-            pass,
-            &Input::new(&middle),
-            extra.as_ref(),
-            dy,
-            Some((&mut d_middle, false)),
-            grads,
-        );
+        self.mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, Some((&mut d_middle, false)), grads);
         let wanted = want_dx || self.norm.trains();
         let d_input = self.mlp.backward(pass, &input, mlp, &d_middle, wanted, grads)?;
         let squares = tiles.squares(self.factor);

@@ -33,8 +33,7 @@ fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> 
 /// Of each patch of a tile the neighbours of its row and of its column.
 fn of_tile(spec: &Spec, tile: Tile) -> impl Iterator<Item = (Neighbours, Neighbours)> {
     let rule = spec.interpolation.unwrap_or(Interpolation::Bicubic);
-    let (down, across) =
-        (neighbours(tile.rows, spec.grid[0], rule), neighbours(tile.columns, spec.grid[1], rule));
+    let (down, across) = (neighbours(tile.rows, spec.grid[0], rule), neighbours(tile.columns, spec.grid[1], rule));
     down.into_iter().flat_map(move |rows| across.clone().into_iter().map(move |columns| (rows, columns)))
 }
 

@@ -9,7 +9,7 @@
 //!    or [`VisionArch::of_model`](tunesmith_config::vision::VisionArch::of_model) for a composite checkpoint. From then on [`crate::Model::load`]
 //!    loads it too, [`crate::targets::Targets::tensors`] has what is trained of it, and [`crate::Params`] its values.
 //! 2. It gives pictures to training and evaluation in [`tunesmith_data::batch::Batch::images`]: for each its
-//!    [`Pixels`](tunesmith_vision::Pixels) and the rows of the flat stream that show it.
+//!    [`Pixels`] and the rows of the flat stream that show it.
 //!    [`VisionArch::rows`](tunesmith_config::vision::VisionArch::rows) says how many rows a picture takes.
 //! 3. For generation it makes a text's cache by [`crate::Model::cache_with_images`], whose rows count from the text's start, and goes
 //!    on as without pictures: the prompt's tokens, with any id in the places of image rows, then those that are generated.
@@ -33,7 +33,7 @@ pub(crate) use splice::{Splice, by_sequence};
 use std::sync::Arc;
 use tiles::Tiles;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::VisionArch;
+use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
@@ -42,11 +42,11 @@ use tunesmith_vision::Pixels;
 /// Tells the connector's dropout from that of any module with an adapter.
 const CONNECTOR: u64 = u64::MAX - 1;
 
-/// Encoder and connector.
+/// Encoder and connector; each only where it is needed behind the features that pictures come as ([`VisionArch::features`]).
 #[derive(Debug)]
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
-    encoder: Encoder,
+    encoder: Option<Encoder>,
     /// The connector, and those behind inner blocks.
     connectors: Vec<Connector>,
     /// Batches of patches have another length than those of tokens.
@@ -102,13 +102,18 @@ impl<'a> Training<'a> {
 
 impl Vision {
     /// Encoder and connector as `arch` describes them.
-    pub(crate) const fn new(arch: VisionArch, encoder: Encoder, connectors: Vec<Connector>, pool: Arc<Pool>) -> Self {
+    pub(crate) const fn new(
+        arch: VisionArch,
+        encoder: Option<Encoder>,
+        connectors: Vec<Connector>,
+        pool: Arc<Pool>,
+    ) -> Self {
         Self { arch, encoder, connectors, pool }
     }
 
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
-        self.encoder.trains || self.connectors.iter().any(Connector::trains)
+        self.encoder.as_ref().is_some_and(|encoder| encoder.trains) || self.connectors.iter().any(Connector::trains)
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -116,15 +121,15 @@ impl Vision {
     /// # Errors
     /// [`tunesmith_base::Kind::Data`].
     pub(crate) fn check(&self, images: &[ImageRows], tokens: usize) -> Result<()> {
-        let values = self.arch.encoder.patch_values();
         let side = self.arch.connector.side();
         let mut end = 0;
         for image in images {
             let tiles = &image.pixels.tiles;
             let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
             let (rows, found) = (self.rows(&image.pixels), image.rows());
-            if patches == 0 || image.pixels.patches.len() != patches * values {
-                let (found, wanted) = (image.pixels.patches.len(), patches * values);
+            let wanted = self.numbers_of(&image.pixels);
+            if patches == 0 || image.pixels.patches.len() != wanted {
+                let found = image.pixels.patches.len();
                 return Err(Error::data(format!(
                     "a picture of {patches} patches has {found} numbers, expected {wanted}"
                 )));
@@ -147,6 +152,17 @@ impl Vision {
             }
         }
         Ok(())
+    }
+
+    /// How many numbers a picture has: those of its patches, or of its features.
+    fn numbers_of(&self, pixels: &Pixels) -> usize {
+        let tiles: Vec<_> = pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
+        match self.arch.features {
+            None => {
+                tiles.iter().map(|(rows, columns)| rows * columns).sum::<usize>() * self.arch.encoder.patch_values()
+            }
+            Some(features) => self.arch.features_shape(features, &tiles).iter().product(),
+        }
     }
 
     /// How many rows of the decoder a picture takes.
@@ -175,26 +191,48 @@ impl Vision {
         self.pool.reserve(tiles.tokens(prefix));
         let numbers = self.numbers(training);
         let pass = self.pass(pass, training, &numbers);
-        let width = self.arch.encoder.patch_values();
-        let patches = match pictures {
+        let width = match self.arch.features {
+            None => self.arch.encoder.patch_values(),
+            Some(Features::Encoder) => self.arch.connector.encoder_size,
+            Some(Features::Connector) => self.arch.connector.decoder_size,
+        };
+        let x = match pictures {
             [one] => Activation::from_rows(&self.pool, &one.patches, width),
             several => {
                 let all: Vec<f32> = several.iter().flat_map(|pixels| &pixels.patches).copied().collect();
                 Activation::from_rows(&self.pool, &all, width)
             }
         };
-        let (mut outputs, encoder) = self.encoder.forward(&pass, &tiles, patches, training.is_some())?;
+        let (mut outputs, encoder) = match &self.encoder {
+            Some(encoder) => encoder.forward(&pass, &tiles, x, training.is_some())?,
+            None => (vec![x], None),
+        };
+        if self.connectors.is_empty() {
+            return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new() }));
+        }
         // The last output is the first connector's.
         outputs.rotate_right(1);
         let mut features = Vec::with_capacity(outputs.len());
         let mut connectors = Vec::with_capacity(outputs.len());
-        for (connector, x) in self.connectors.iter().zip(outputs) {
-            let dropped = training.and_then(|training| training.connector(connector.dropout()));
+        for ((connector, spec), x) in self.connectors.iter().zip(self.arch.connectors()).zip(outputs) {
+            let dropped = training.and_then(|training| training.connector(spec.dropout() as f32));
             let (y, saved) = connector.forward(&pass, &tiles, &x, dropped);
             features.push(y);
             connectors.push((x, saved));
         }
         Ok((features, Trace { tiles, encoder, connectors }))
+    }
+
+    /// The features of a picture, on the host.
+    ///
+    /// # Errors
+    /// As [`Vision::forward`].
+    pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
+        let (y, trace) = self.forward(pass, &[pixels], None)?;
+        Ok(match (features, trace.connectors.first()) {
+            (Features::Encoder, Some((x, _))) => x.to_rows(),
+            _ => y[0].to_rows(),
+        })
     }
 
     /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
@@ -214,13 +252,14 @@ impl Vision {
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
         let mut d_outputs = Vec::with_capacity(dy.len());
-        for ((connector, (x, saved)), dy) in self.connectors.iter().zip(connectors).zip(dy) {
-            let saved = (saved, training.connector(connector.dropout()));
+        let each = self.connectors.iter().zip(self.arch.connectors());
+        for (((connector, spec), (x, saved)), dy) in each.zip(connectors).zip(dy) {
+            let saved = (saved, training.connector(spec.dropout() as f32));
             d_outputs.extend(connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads));
         }
-        let Some(saved) = encoder else { return Ok(()) };
+        let (Some(saved), Some(encoder)) = (encoder, &self.encoder) else { return Ok(()) };
         d_outputs.rotate_left(1);
-        self.encoder.backward(&pass, &tiles, saved, d_outputs, params, grads)
+        encoder.backward(&pass, &tiles, saved, d_outputs, params, grads)
     }
 
     fn numbers(&self, training: Option<Training<'_>>) -> Vec<usize> {

@@ -39,19 +39,11 @@ impl Stem {
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         let mut tables = [&self.class_token, &self.registers, &self.positions].into_iter().flatten();
-        self.patch.trains()
-            || tables.any(Weight::trains)
-            || self.norm.as_ref().is_some_and(Norm::trains)
+        self.patch.trains() || tables.any(Weight::trains) || self.norm.as_ref().is_some_and(Norm::trains)
     }
 
     /// From `patches [patches, channels * frames * patch * patch]` to `[tokens, hidden]`.
-    pub fn forward(
-        &self,
-        pass: &Pass<'_>,
-        spec: &Spec,
-        tiles: &Tiles,
-        patches: Activation,
-    ) -> (Activation, Saved) {
+    pub fn forward(&self, pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, patches: Activation) -> (Activation, Saved) {
         let (embedded, extra) = self.patch.forward(pass, &patches, None);
         let prefix = spec.prefix_tokens();
         let mut x =

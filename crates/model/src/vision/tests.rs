@@ -74,7 +74,7 @@ fn encoder(name: &str, feature_layer: Option<i64>) -> Model {
 
 fn features(model: &Model, pictures: &[Arc<Pixels>]) -> Vec<f32> {
     let vision = model.vision.as_ref().unwrap();
-    let (_, trace) = walk(model, &vision.encoder, pictures).unwrap();
+    let (_, trace) = walk(model, vision.encoder.as_ref().unwrap(), pictures).unwrap();
     trace
 }
 
@@ -107,7 +107,7 @@ fn encoders_equal_transformers() {
 
 fn check_encoder_gradients(name: &str, model: &Model, pictures: &[Arc<Pixels>], stored: &WeightFiles) {
     let vision = model.vision.as_ref().unwrap();
-    let (saved, _) = walk(model, &vision.encoder, pictures).unwrap();
+    let (saved, _) = walk(model, vision.encoder.as_ref().unwrap(), pictures).unwrap();
     let pass = model.evaluation();
     let pass = vision.pass(&pass, None, &[]);
     let tiles = Tiles::of(pictures.iter().map(|picture| &**picture));
@@ -115,7 +115,7 @@ fn check_encoder_gradients(name: &str, model: &Model, pictures: &[Arc<Pixels>], 
     let dy = Activation::from_rows(&vision.pool, &seed.1, *seed.0.last().unwrap());
     let mut buffer = FloatBuffer::zeros(model.device(), model.params.len());
     let mut grads = Grads::whole(&mut buffer);
-    vision.encoder.backward(&pass, &tiles, saved, vec![dy], &model.params, &mut grads).unwrap();
+    vision.encoder.as_ref().unwrap().backward(&pass, &tiles, saved, vec![dy], &model.params, &mut grads).unwrap();
     drop(grads);
     let mut found = 0;
     let prefix = &vision.arch.encoder.prefix;

@@ -1,7 +1,7 @@
 //! The memory of activations: buffers of a device that are used again.
 use super::{Activation, LANES, Number};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_device::{Buffer, Device};
 
@@ -16,6 +16,7 @@ pub struct Pool {
     /// The types of activations and of products' operands, as [`coded`].
     number: AtomicU8,
     products: AtomicU8,
+    tf32: AtomicBool,
 }
 
 /// The buffers of a pool, by how many values they have room for.
@@ -102,6 +103,17 @@ impl Pool {
         if matches!(self.device, Device::Cuda(_)) {
             self.products.store(coded(number), Ordering::Relaxed);
         }
+    }
+
+    /// Whether a GPU may round the float32 operands of products to TF32, which has bfloat16's range and 10 bits of fraction, for its
+    /// tensor cores: those whose results are of this pool, and those that sum over its activations' tokens.
+    pub fn set_tf32(&self, may: bool) {
+        self.tf32.store(may, Ordering::Relaxed);
+    }
+
+    /// As [`Pool::set_tf32`] set it; not at first.
+    pub fn tf32(&self) -> bool {
+        self.tf32.load(Ordering::Relaxed)
     }
 
     /// The type of its activations: float32 at first.

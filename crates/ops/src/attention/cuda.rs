@@ -105,7 +105,9 @@ impl Seen {
             for start in (0..visibility.queries()).step_by(size) {
                 let queries = start..visibility.queries().min(start + size);
                 let mut any = visibility.keys_of(start);
-                for query in queries.clone() {
+                // Counting needs the tiles' number only.
+                let each = if device.only_counts() { 0..0 } else { queries.clone() };
+                for query in each {
                     let (seen, row) = (visibility.keys_of(query), span.query_start + query);
                     (first[row], end[row]) = (seen.start as u32, seen.end as u32);
                     any = any.start.min(seen.start)..any.end.max(seen.end);

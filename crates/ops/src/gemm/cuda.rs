@@ -108,7 +108,7 @@ pub(super) fn matmul(super::Product { out, init, terms }: &mut super::Product<'_
                 c: at(if column > 0 { to } else { addend.unwrap_or(to) }),
                 d: at(to),
                 batch: 1,
-                tf32: false,
+                tf32: out.pool().tf32(),
             };
             cuda::matmul(device, &product);
         });
@@ -269,6 +269,7 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
         Number::F32 => number_of(&x.act, &x.act),
         half => half,
     };
+    let tf32 = y.pool().tf32();
     let y = operand(converted(y, kind, &mut kept_y), kind, rows, false);
     let x = operand(converted(&x.act, kind, &mut kept_x), kind, cols, false);
     let product = |to: u64, by_rows: bool, leading: usize, beta: f32| {
@@ -276,7 +277,7 @@ pub(super) fn outer(out: FloatsMut<'_>, [row, col]: [usize; 2], y: &Activation, 
         let d = operand(to, Number::F32, leading, false);
         let right = Operand { transposed: true, ..right };
         let (m, n, k) = (m as u64, n as u64, tokens as u64);
-        let product = Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32: false };
+        let product = Product { m, n, k, alpha: 1.0, beta, a: left, b: right, c: d, d, batch: 1, tf32 };
         cuda::matmul(device, &product);
     };
     if col == 1 && (row >= cols || rows == 1) {

@@ -308,6 +308,34 @@ fn many_terms_have_the_bits_of_products_that_add_to_one_another() {
 }
 
 #[test]
+fn a_gpu_may_round_operands_to_tf32() {
+    each_engine(|engine| {
+        let round = |values: &[f32]| -> Vec<f32> {
+            let of = |&value: &f32| f32::from_bits((value.to_bits() + 0xfff + ((value.to_bits() >> 13) & 1)) & !0x1fff);
+            values.iter().map(of).collect()
+        };
+        for may in [false, true].into_iter().filter(|_| !engine.is_cpu()) {
+            let (tokens, depth, rows) = (17, 33, 16);
+            let pool = engine.pool();
+            pool.set_tf32(may);
+            let (x, w, y) = (numbers(1, tokens * depth), numbers(2, rows * depth), numbers(3, tokens * rows));
+            let as_read = |values: &[f32]| if may { round(values) } else { values.to_vec() };
+            let (xa, ya) = (Activation::from_rows(&pool, &x, depth), Activation::from_rows(&pool, &y, rows));
+            let wa = engine.array(&w);
+            let mut out = pool.act(tokens, rows);
+            matmul(&mut out, Init::Zero, &[Term { matrix: Matrix::rows(Store::F32(wa.view()), depth), x: &xa }]);
+            let mut gradient = engine.array(&vec![0.0; rows * depth]);
+            outer(Target::Rows(gradient.view_mut()), &ya, &Transposed::new(&xa));
+            let expected = reference::matmul(&vec![0.0; tokens * rows], rows, &[(&as_read(&w), &as_read(&x), depth)]);
+            let of_outer = reference::outer(&as_read(&y), rows, &as_read(&x), depth);
+            for (got, sum) in out.to_rows().into_iter().zip(expected).chain(gradient.read().into_iter().zip(of_outer)) {
+                assert!((f64::from(got) - sum).abs() < 2e-5, "{may}: {got} != {sum}");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_gpu_multiplies_in_bfloat16_what_rounded_operands_give() {
     use crate::activation::Number;
     use crate::quant::{Format, encode};

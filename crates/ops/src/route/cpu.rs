@@ -5,7 +5,7 @@ use crate::activation::Activation;
 pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
     let count = logits.features();
     let mut probabilities = logits.to_rows();
-    let mut experts = vec![Expert::default(); count];
+    let mut chosen = vec![(Vec::new(), Vec::new()); count];
     let mut order: Vec<usize> = Vec::with_capacity(count);
     for (row, p) in probabilities.chunks_exact_mut(count).enumerate() {
         let top = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -22,11 +22,13 @@ pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> 
         order.truncate(per_token);
         let sum: f32 = if normalised { order.iter().map(|&expert| p[expert]).sum() } else { 1.0 };
         for &expert in &order {
-            experts[expert].tokens.push(row);
-            experts[expert].weights.push(p[expert] / sum);
+            chosen[expert].0.push(row);
+            chosen[expert].1.push(p[expert] / sum);
         }
     }
-    Routing { probabilities, experts, normalised, group: 1 }
+    let experts = chosen.into_iter().map(|(tokens, weights)| Expert { tokens: tokens.into(), weights: weights.into() });
+    let experts = experts.collect();
+    Routing { tokens: logits.tokens(), probabilities, experts, normalised, group: 1 }
 }
 
 /// `gradient` is `[tokens, experts]`.
@@ -50,13 +52,13 @@ pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<
         // w = p / S: dp = (dw - sum dw w) / S, for the chosen.
         let mut sums = vec![(0.0f32, 0.0f32); gradient.len() / count];
         for (expert, Expert { tokens, weights }) in routing.experts.iter().enumerate() {
-            for (&token, weight) in tokens.iter().zip(weights) {
+            for (&token, weight) in tokens.iter().zip(weights.iter()) {
                 sums[token].0 += routing.probabilities[token * count + expert];
                 sums[token].1 += gradient[token * count + expert] * weight;
             }
         }
         for (expert, it) in routing.experts.iter().enumerate() {
-            for &token in &it.tokens {
+            for &token in &it.tokens[..] {
                 let d = &mut gradient[token * count + expert];
                 *d = (*d - sums[token].1) / sums[token].0;
             }

@@ -19,7 +19,8 @@ use tunesmith_device::Device;
 /// Which tokens go through which experts, and with which weights.
 #[derive(Debug)]
 pub struct Routing {
-    /// `[tokens, experts]`.
+    tokens: usize,
+    /// `[tokens, experts]`; none where only counting is done.
     probabilities: Vec<f32>,
     experts: Vec<Expert>,
     normalised: bool,
@@ -33,8 +34,8 @@ const GROUP: usize = 16;
 /// One expert's tokens, rising, and its weight for each.
 #[derive(Debug, Clone, Default)]
 struct Expert {
-    tokens: Vec<usize>,
-    weights: Vec<f32>,
+    tokens: Arc<[usize]>,
+    weights: Arc<[f32]>,
 }
 
 /// The gradient of the experts' weights, `[tokens, experts]`; zero where an expert was not chosen.
@@ -61,10 +62,8 @@ fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
     let pairs = tokens * per_token;
     let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
     let mut experts = vec![Expert::default(); count];
-    for expert in &mut experts[..used] {
-        *expert = Expert { tokens: (0..each).collect(), weights: vec![0.0; each] };
-    }
-    Routing { probabilities: vec![0.0; tokens * count], experts, normalised: false, group: 1 }
+    experts[..used].fill(Expert { tokens: (0..each).collect(), weights: vec![0.0; each].into() });
+    Routing { tokens, probabilities: Vec::new(), experts, normalised: false, group: 1 }
 }
 
 impl Routing {
@@ -125,6 +124,8 @@ impl Routing {
         to: &mut WeightGradients,
     ) {
         match middle.device() {
+            // The memory of a product that nobody reads.
+            device if device.only_counts() => drop(d_middle.dot(middle)),
             Device::Cpu | Device::Cuda(_) => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
             Device::Meta => {}
         }
@@ -133,11 +134,11 @@ impl Routing {
     /// From the gradient of the weights to that of the logits, `[tokens, experts]` in memory of `pool`. `balance`: what the
     /// load-balancing loss adds to the gradient of each token's probability of each expert.
     pub fn backward(&self, d_weights: WeightGradients, balance: Option<&[f32]>, pool: &Arc<Pool>) -> Activation {
-        let mut gradient = d_weights.0;
-        match pool.device() {
-            Device::Cpu | Device::Cuda(_) => cpu::backward(self, &mut gradient, balance),
-            Device::Meta => {}
+        if pool.device().only_counts() {
+            return Activation::from_rows(pool, &vec![0.0; self.tokens * self.experts.len()], self.experts.len());
         }
+        let mut gradient = d_weights.0;
+        cpu::backward(self, &mut gradient, balance);
         Activation::from_rows(pool, &gradient, self.experts.len())
     }
 }

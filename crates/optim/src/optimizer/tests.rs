@@ -47,7 +47,7 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
             let mut shares: Vec<_> = (0..ranks)
                 .map(|rank| {
                     let owned = partition.owned(rank);
-                    let share = Optimizer::shared(rule(), slots.clone(), (&start).into(), &owned);
+                    let share = Optimizer::shared(rule(), slots.clone(), (&start).into(), &owned, false);
                     // Every other rank in packed buffers.
                     let values = if rank % 2 == 0 { start.clone() } else { packed(&start, &owned) };
                     (share, values, owned)
@@ -75,7 +75,7 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
             // The shares of the state, put together, are the state.
             for (tensor, (name, _, state)) in whole.0.state().iter().zip(whole.0.tensors()) {
                 assert_eq!(tensor.name, name);
-                let mut found = State::zeros(Device::Cpu, tensor.spec.dtype, tensor.spec.count());
+                let mut found = State::zeros(Device::Cpu, false, tensor.spec.dtype, tensor.spec.count());
                 let mut filled = 0;
                 for (share, ..) in &shares {
                     for (range, numbers) in share.owned(tensor) {
@@ -90,6 +90,44 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
                 assert_eq!(filled, tensor.spec.count(), "{optim:?} {name}: each number once");
                 assert!(found == *state, "{optim:?}, {ranks} ranks: {name}");
             }
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_gives_the_same_bits_with_its_state_on_the_host() {
+    tunesmith_device::cuda::testing::stand_in();
+    let device = Device::Cuda(0);
+    let (slots, segments) = slots();
+    let length = segments[segments.len() - 1];
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
+        let rule = || rule(&train).unwrap();
+        let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
+        // All of it, and what the second of three ranks owns.
+        let partition = Partition::new(&segments, 3, legal_cuts(&*rule(), &slots));
+        for owned in [std::iter::once(0..length).collect(), partition.owned(1)] {
+            let fresh = |offload: bool| {
+                let values = FloatBuffer::of(device, &start);
+                (Optimizer::shared(rule(), slots.clone(), values.view(), &owned, offload), values)
+            };
+            let ((mut one, mut values), (mut other, mut same)) = (fresh(false), fresh(true));
+            assert!(other.tensors().iter().all(|(_, _, state)| state.offloaded() == Some(device)), "{optim:?}");
+            for step in 2..5 {
+                let grads: Vec<f32> = (0..length).map(|index| number(step, index)).collect();
+                let narrow: Vec<bf16> = grads.iter().copied().map(bf16::from_f32).collect();
+                let (grads, narrow) = (FloatBuffer::of(device, &grads), tunesmith_device::Array::of(device, &narrow));
+                let grads = || if step == 3 { Gradients::Bf16(narrow.view()) } else { Gradients::F32(grads.view()) };
+                one.update(&mut values, grads(), 0.5, 0.01);
+                other.update(&mut same, grads(), 0.5, 0.01);
+            }
+            assert!(values == same, "{optim:?}: values");
+            for ((name, _, on_gpu), (_, _, on_host)) in one.tensors().into_iter().zip(other.tensors()) {
+                assert!(on_gpu.read() == on_host.read(), "{optim:?}: {name}");
+            }
+            one.publish(&mut values);
+            other.publish(&mut same);
+            assert!(values == same, "{optim:?}: averages");
         }
     }
 }

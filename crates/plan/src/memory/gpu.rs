@@ -1,17 +1,9 @@
 //! The bytes of a pass on a GPU. They follow from the tokens alone, whatever the rows: so a few passes are walked, and those
 //! between them lie on lines.
-use super::{GpuHeld, GpuWalk, Pass, Predictor, Routing, Walked};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use super::{GpuWalk, Pass, Predictor, Routing, Walked};
 
-/// What was counted so far.
-#[derive(Debug, Default)]
-pub(super) struct Counted {
-    held: RefCell<Option<GpuHeld>>,
-    /// By tokens, tokens with a label in thousandths of them, and whether experts are chosen unevenly.
-    walks: RefCell<BTreeMap<(u64, u64, bool), Walked>>,
-}
-
+/// Shares of tokens with a label are rounded up to parts of so many: passes of whole rows, which end without one, are alike.
+const SHARES: u64 = 64;
 /// Passes of at most so many tokens are walked as they are.
 const EXACT: u64 = 256;
 /// The most tokens that are walked: from there on the lines go on.
@@ -35,15 +27,10 @@ fn around(tokens: u64, few: bool, most: u64) -> (u64, u64) {
 }
 
 impl Predictor<'_> {
-    /// The bytes of the model.
-    pub(super) fn held_on_gpu(&self) -> GpuHeld {
-        *self.counted.held.borrow_mut().get_or_insert_with(|| self.job.engine.held_on_gpu(&self.job.base))
-    }
-
     /// The bytes of a pass.
     pub(super) fn on_gpu(&self, pass: &Pass, routing: Routing) -> Walked {
         let uneven = routing == Routing::Worst;
-        let labelled = (1000 * pass.labelled).div_ceil(pass.tokens.max(1));
+        let labelled = (SHARES * pass.labelled).div_ceil(pass.tokens.max(1));
         let experts = self.job.arch.experts.as_ref().map_or(0, |experts| experts.count);
         let few = experts * self.job.arch.blocks.len() > MANY_EXPERTS;
         let most = if few { MOST_OF_MANY } else { MOST };
@@ -66,24 +53,18 @@ impl Predictor<'_> {
     }
 
     fn walked(&self, tokens: u64, labelled: u64, uneven: bool) -> Walked {
-        let key = (tokens, labelled, uneven);
-        let known = self.counted.walks.borrow().get(&key).copied();
-        known.unwrap_or_else(|| {
-            let job = &self.job;
-            let walk = GpuWalk {
-                tokens: tokens as usize,
-                labelled: (tokens * labelled / 1000).clamp(1, tokens) as usize,
-                room: self.room() as usize,
-                full: job.full.min(job.arch.blocks.len()),
-                none: job.none.min(job.arch.blocks.len()),
-                narrow: job.narrow,
-                rounds_gradients: job.rounds_gradients,
-                uneven,
-            };
-            let walked = job.engine.on_gpu(&job.base, &walk);
-            self.counted.walks.borrow_mut().insert(key, walked);
-            walked
-        })
+        let job = &self.job;
+        let walk = GpuWalk {
+            tokens: tokens as usize,
+            labelled: (tokens * labelled / SHARES).clamp(1, tokens) as usize,
+            room: self.room() as usize,
+            full: job.full.min(job.arch.blocks.len()),
+            none: job.none.min(job.arch.blocks.len()),
+            narrow: job.narrow,
+            rounds_gradients: job.rounds_gradients,
+            uneven,
+        };
+        job.engine.on_gpu(&job.base, &walk)
     }
 }
 

@@ -59,17 +59,17 @@ impl Storage {
     }
 }
 
-/// How the base model's weights are stored.
-#[derive(Debug, Clone, PartialEq)]
+/// How the base model's weights are stored. Copies are cheap, and are quickly found to be equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// The storage of matrices that are neither trained nor quantized.
     pub matrices: Storage,
     /// The storage of the tensors in `quantized_tensors`; `None` quantizes nothing.
     pub quantized: Option<Storage>,
     /// The names of the tensors that `quantized` applies to.
-    pub quantized_tensors: BTreeSet<String>,
+    pub quantized_tensors: Arc<BTreeSet<String>>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
-    pub wide: BTreeSet<String>,
+    pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
     pub through_f32: bool,
 }
@@ -112,6 +112,10 @@ pub struct OptimizerBytes {
     pub publishing: u64,
     /// The copy from which checkpoints are written beside the steps.
     pub saving: u64,
+    /// The most bytes of state that a GPU holds where the state is offloaded: what goes through it as it is updated.
+    pub in_flight: u64,
+    /// Whether the state of a GPU's optimizer is in the host's memory.
+    pub offloaded: bool,
 }
 
 /// What a block saves for its backward pass beside its input: gradient checkpointing (Chen et al., "Training Deep Nets

@@ -15,10 +15,9 @@ pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, CountBuffers, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
 pub use pool::{BufferCounts, Counts, ExpertCounts, GpuHeld, GpuWalk, Walk};
 
-use gpu::Counted;
 use pool::{LANES, bytes};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use tunesmith_config::arch::AttentionSpec;
 use tunesmith_device::gpu::WORKSPACE;
@@ -153,7 +152,6 @@ pub struct Predictor<'a> {
     /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
     loading: u64,
     counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
-    counted: Counted,
 }
 
 impl<'a> Predictor<'a> {
@@ -166,7 +164,6 @@ impl<'a> Predictor<'a> {
             segments: Vec::new(),
             loading: 0,
             counts: RefCell::default(),
-            counted: Counted::default(),
         };
         this.read_base();
         this
@@ -179,15 +176,7 @@ impl<'a> Predictor<'a> {
         if job.base != self.job.base || job.trained.values != self.job.trained.values {
             return Self::new(job, device);
         }
-        Self {
-            job,
-            device,
-            constants,
-            segments: self.segments.clone(),
-            loading,
-            counts: RefCell::default(),
-            counted: Counted::default(),
-        }
+        Self { job, device, constants, segments: self.segments.clone(), loading, counts: RefCell::default() }
     }
 
     /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
@@ -195,14 +184,20 @@ impl<'a> Predictor<'a> {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
         let (mut held, mut most) = (0u64, 0u64);
-        for spec in arch.tensors() {
+        let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
+        let trained_there: BTreeSet<String> =
+            arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
+        for (spec, sees) in
+            arch.tensors().into_iter().map(|spec| (spec, false)).chain(of_vision.map(|spec| (spec, true)))
+        {
             let at = match block_of(&spec.name) {
+                _ if sees => 0,
                 Some(block) => block + 1,
                 None if spec.name == "model.embed_tokens.weight" => 0,
                 None => segments.len() - 1,
             };
             let whole = Storage::F32.bytes(&spec.shape);
-            let storage = job.storage(&spec);
+            let storage = job.storage(&spec).filter(|_| !trained_there.contains(&spec.name));
             let (bytes, through) = match storage {
                 None => (whole, whole),
                 Some(Storage::F32) => (whole, 0),
@@ -361,7 +356,7 @@ impl<'a> Predictor<'a> {
                 self.loading
             }
             Device::Gpu => {
-                let GpuHeld { held, most } = self.held_on_gpu();
+                let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
                 breakdown.host = job.optimizer.scratch + job.companions;

@@ -1,6 +1,5 @@
 //! A shape and a job for tests, with an engine that counts a fixed number of buffers.
 use super::*;
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use tunesmith_config::arch::Arch;
@@ -61,8 +60,8 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         base: Base {
             matrices: Storage::Bf16,
             quantized: None,
-            quantized_tensors: BTreeSet::new(),
-            wide: BTreeSet::new(),
+            quantized_tensors: Arc::default(),
+            wide: Arc::default(),
             through_f32: false,
         },
         optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },

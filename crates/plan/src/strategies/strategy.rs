@@ -88,41 +88,31 @@ impl Strategy {
 pub struct Way {
     /// How ranks share the run.
     pub strategy: Strategy,
-    /// The optimizer's state lies in the host's memory.
+    /// The optimizer's state lies in the host's memory (`train.offload_optimizer`).
     pub offload_optimizer: bool,
-    /// The weights, trained ones included, lie in the host's memory.
-    pub offload_weights: bool,
 }
 
 impl Way {
     /// The strategy without offload.
     pub const fn plain(strategy: Strategy) -> Self {
-        Self { strategy, offload_optimizer: false, offload_weights: false }
+        Self { strategy, offload_optimizer: false }
     }
 
-    /// All ways that make sense on a machine, in the order of the table.
-    pub(super) fn all(machine: &Machine) -> Vec<Self> {
+    /// All ways that make sense on a machine, in the order of the table. `offloaded`: the configuration offloads the optimizer
+    /// anyway.
+    pub(super) fn all(machine: &Machine, offloaded: bool) -> Vec<Self> {
         let mut ways = Vec::new();
         for strategy in Strategy::ALL {
             let alone = machine.ranks == 1;
-            if alone && !matches!(strategy, Strategy::Single | Strategy::Zero3) {
+            if alone && strategy != Strategy::Single {
                 continue;
             }
             let plain = Self::plain(strategy);
-            if !(alone && strategy == Strategy::Zero3) {
-                ways.push(plain);
-            }
+            ways.push(plain);
             // On the CPU the host's memory is the device's.
-            if machine.device == Device::Cpu || strategy == Strategy::Dp {
-                continue;
-            }
-            if alone || strategy != Strategy::Single {
-                if !(alone && strategy == Strategy::Zero3) {
-                    ways.push(Self { offload_optimizer: true, ..plain });
-                }
-                if strategy.shards_weights() {
-                    ways.push(Self { offload_optimizer: true, offload_weights: true, ..plain });
-                }
+            let can = machine.device == Device::Gpu && !offloaded && strategy != Strategy::Dp;
+            if can && (alone || strategy != Strategy::Single) {
+                ways.push(Self { offload_optimizer: true, ..plain });
             }
         }
         ways
@@ -130,11 +120,7 @@ impl Way {
 
     /// Its name in tables, such as `zero3 + offload`.
     pub fn name(self) -> String {
-        let offload = match (self.offload_optimizer, self.offload_weights) {
-            (_, true) => " + offload all",
-            (true, false) => " + offload",
-            _ => "",
-        };
+        let offload = if self.offload_optimizer { " + offload" } else { "" };
         format!("{}{offload}", self.strategy.name())
     }
 
@@ -148,13 +134,6 @@ impl Way {
             Strategy::Zero3 => 4,
             Strategy::Dp => 5,
         };
-        strategy
-            + if self.offload_weights {
-                20
-            } else if self.offload_optimizer {
-                10
-            } else {
-                0
-            }
+        strategy + if self.offload_optimizer { 10 } else { 0 }
     }
 }

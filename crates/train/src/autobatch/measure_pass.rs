@@ -2,6 +2,7 @@
 //!
 //! Measuring does not change the run: weights, optimizer, and data stay as they are. Every step clears the gradients anyway,
 //! and dropout masks depend on counters, not on the state of a generator.
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::memory_prediction::MemoryModel;
@@ -9,7 +10,7 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::single::Single;
 use tunesmith_config::Checkpointing;
-use tunesmith_data::batch::IGNORE;
+use tunesmith_data::batch::{IGNORE, ImageRows};
 use tunesmith_data::{Batch, Sampler, Split};
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::Model;
@@ -266,6 +267,19 @@ impl<'a> PassMeasurer<'a> {
                         labels.fill(IGNORE);
                         labels.push(0);
                     }
+                    let (first, kept) = (worst.tokens.len(), ends[0]..ends[0] + ids.len());
+                    let whole = |image: &&ImageRows| {
+                        image.runs.iter().all(|run| run.start >= kept.start && run.end <= kept.end)
+                    };
+                    let shown = batch.images.iter().filter(whole).map(|image| ImageRows {
+                        runs: image
+                            .runs
+                            .iter()
+                            .map(|run| run.start - ends[0] + first..run.end - ends[0] + first)
+                            .collect(),
+                        pixels: Arc::clone(&image.pixels),
+                    });
+                    worst.images.extend(shown);
                     worst.push(ids, &labels);
                 }
             }

@@ -15,6 +15,7 @@ use super::autobatch::choice_cache::CachedChoice;
 use super::autobatch::sizes::{self, Measurement, later_bytes};
 use super::autobatch::strategy_auto;
 use super::engine;
+use super::features::Compute;
 use super::lock::DirLock;
 use super::memory_prediction::{PassLimits, Peak, largest_pass};
 use super::model_source::{Described, ModelSource};
@@ -94,9 +95,14 @@ pub fn open_locally(
         }
         output_checks::refuse_foreign(&resolved.config, options.overwrite, resumes_here, observer)?;
     }
-    let (source, config) = described.open(resolved, resume.as_ref(), observer)?;
+    let (mut source, config) = described.open(resolved, resume.as_ref(), observer)?;
     observer.event(&Event::Phase("reading the data"));
-    let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer)?;
+    let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
+    let compute = if options.plan_only { Compute::Assume } else { Compute::AsConfigured };
+    let features = source.compute_features(&config, &dataset, compute, observer)?;
+    if let Some(features) = features.filter(|features| features.computed > 0) {
+        observer.event(&Event::Notice(&features.described()));
+    }
     let sampler = dataset.sampler(&config);
     if seat.world.local_size > 1 && seat.world.local_rank == 0 {
         source.quantize_ahead(observer)?;
@@ -288,14 +294,14 @@ impl Checked {
         comm: &dyn Collectives,
     ) -> blake3::Hash {
         let Config { model, train, data, tuning, .. } = &self.config;
-        let ModelSource { arch, optimizer, .. } = &self.source;
+        let ModelSource { model_arch, optimizer, .. } = &self.source;
         let machine = MachineInfo::detect();
         let total = || device::total(self.source.device).unwrap_or(0);
         let memory = train.memory_budget.map_or_else(total, |bytes| bytes.0);
         let group = limits::group().map_or(0, |group| group.limit);
         let parts = [
             env!("CARGO_PKG_VERSION").to_owned(),
-            format!("{arch:?} {tuning:?} {:?} {:?}", model.dtype, model.init),
+            format!("{model_arch:?} {tuning:?} {:?} {:?}", model.dtype, model.init),
             format!("{} {} {} {optimizer:?} {later}", train.bf16, train.fp16, train.optim),
             format!("{strategy} {} {}", comm.name(), comm.world().local_size),
             format!("{request:?} {} {} {}", self.dataset.fingerprint, data.packing, model.max_seq_len),

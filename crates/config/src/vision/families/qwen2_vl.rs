@@ -2,8 +2,12 @@
 use super::{Defaults, Encoder, EncoderFamily, QWEN_NAMES, Source, qwen_encoder};
 use tunesmith_base::error::Result;
 
-pub(super) static FAMILY: EncoderFamily =
-    EncoderFamily { model_types: &["qwen2_vl_vision", "qwen2_vl"], wholes: &["qwen2_vl"], models: "inside Qwen2-VL", read };
+pub(super) static FAMILY: EncoderFamily = EncoderFamily {
+    model_types: &["qwen2_vl_vision", "qwen2_vl"],
+    wholes: &["qwen2_vl"],
+    models: "inside Qwen2-VL",
+    read,
+};
 
 fn read(source: &Source<'_>) -> Result<Encoder> {
     let defaults =

@@ -1,0 +1,26 @@
+//! What stands for a picture in the text of a chat.
+
+/// How a chat shows pictures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatImages {
+    /// The token that stands once for each row of a picture.
+    pub token: u32,
+    /// What stands around these.
+    pub form: ChatForm,
+}
+
+/// What stands around the rows of a picture, as the processor of Transformers writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChatForm {
+    /// Nothing: LLaVA, and pairs.
+    Bare,
+    /// Empty lines, a token that begins a picture, and one that ends it. Templates write the first one.
+    Gemma3 {
+        /// Before the rows.
+        begin: u32,
+        /// Behind them.
+        end: u32,
+    },
+    /// Tokens with the row and column of each tile, a line for each row of tiles, and the whole picture behind them.
+    Idefics3,
+}

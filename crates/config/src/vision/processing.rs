@@ -1,0 +1,285 @@
+//! What becomes of a picture before an encoder reads it: `preprocessor_config.json`, or `image_processor` of
+//! `processor_config.json`, as the image processors of Transformers read them.
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::hf_json::{Source, read_text};
+use tunesmith_base::error::{Error, Result};
+
+/// The most pixels of a side after resizing.
+const MOST: usize = 1 << 14;
+
+/// How a picture is prepared for an encoder. The steps follow one another in the order of the fields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Processing {
+    /// The class of Transformers, such as `SiglipImageProcessor`.
+    pub class: &'static str,
+    /// The picture is first put on a square of this color.
+    pub square: Option<[u8; 3]>,
+    /// The size that it gets.
+    pub size: Size,
+    /// The filter of resizing.
+    pub resample: Resample,
+    /// Whose rounding resizing has.
+    pub backend: Backend,
+    /// The middle `[height, width]` of it is kept; what lies outside of the picture is black.
+    pub crop: Option<[u32; 2]>,
+    /// Each value is multiplied by this.
+    pub rescale: Option<f64>,
+    /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
+    pub normalize: Option<[[f32; 3]; 2]>,
+}
+
+/// The size that a picture gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Its own.
+    Kept,
+    /// `[height, width]`, whatever its shape.
+    Exact([u32; 2]),
+    /// The shorter side is so long; the other one in proportion.
+    ShortestEdge(u32),
+    /// The longer side is first made so long; the picture is then cut into square tiles, and shown once more as a whole in the size of
+    /// a tile (Idefics 3, `SmolVLM`).
+    Tiles {
+        /// The longer side before it is cut.
+        longest_edge: u32,
+        /// The side of a tile.
+        tile: u32,
+        /// Whether it is cut; else it is shown as a whole alone.
+        split: bool,
+    },
+}
+
+/// A filter of resizing, by the numbers that Pillow gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resample {
+    /// The nearest pixel.
+    Nearest,
+    /// A triangle.
+    Bilinear,
+    /// A cubic with the parameter -0.5.
+    Bicubic,
+    /// The sinc function under a window of three.
+    Lanczos,
+}
+
+/// Whose rounding resizing has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// torchvision's, which Transformers takes where it is installed.
+    #[default]
+    Torchvision,
+    /// Pillow's, which older versions and `use_fast=False` take.
+    Pil,
+}
+
+/// What a class assumes where a key is absent.
+struct Class {
+    /// Without `Fast` or `Pil` at its end.
+    name: &'static str,
+    /// An older name.
+    older: &'static str,
+    size: Size,
+    resample: Resample,
+    crops: bool,
+    normal: [[f32; 3]; 2],
+}
+
+const HALF: [[f32; 3]; 2] = [[0.5; 3]; 2];
+const OPENAI: [[f32; 3]; 2] = [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1]];
+const SQUARE: Size = Size::Exact([224; 2]);
+
+const CLASSES: &[Class] = &[
+    Class {
+        name: "BitImageProcessor",
+        older: "",
+        size: Size::ShortestEdge(224),
+        resample: Resample::Bicubic,
+        crops: true,
+        normal: OPENAI,
+    },
+    Class {
+        name: "CLIPImageProcessor",
+        older: "CLIPFeatureExtractor",
+        size: Size::ShortestEdge(224),
+        resample: Resample::Bicubic,
+        crops: true,
+        normal: OPENAI,
+    },
+    Class {
+        name: "Gemma3ImageProcessor",
+        older: "",
+        size: SQUARE,
+        resample: Resample::Bilinear,
+        crops: false,
+        normal: HALF,
+    },
+    Class {
+        name: "Idefics3ImageProcessor",
+        older: "",
+        size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
+        resample: Resample::Lanczos,
+        crops: false,
+        normal: HALF,
+    },
+    Class {
+        name: "LlavaImageProcessor",
+        older: "",
+        size: Size::ShortestEdge(224),
+        resample: Resample::Bicubic,
+        crops: true,
+        normal: OPENAI,
+    },
+    Class {
+        name: "SiglipImageProcessor",
+        older: "",
+        size: SQUARE,
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: HALF,
+    },
+    Class {
+        name: "SmolVLMImageProcessor",
+        older: "",
+        size: Size::Tiles { longest_edge: 4 * 364, tile: 364, split: true },
+        resample: Resample::Lanczos,
+        crops: false,
+        normal: HALF,
+    },
+    Class {
+        name: "ViTImageProcessor",
+        older: "ViTFeatureExtractor",
+        size: SQUARE,
+        resample: Resample::Bilinear,
+        crops: false,
+        normal: HALF,
+    },
+];
+
+impl Processing {
+    /// Reads the files of a model folder.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: there is neither file, or it describes an image processor that is not known here, by name.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join("preprocessor_config.json");
+        if let Some(text) = read_text(&path)? {
+            return read(&Source::parse(&text, &path)?);
+        }
+        let path = dir.join("processor_config.json");
+        if let Some(text) = read_text(&path)? {
+            let whole = Source::parse(&text, &path)?;
+            if let Some(Value::Object(map)) = whole.get("image_processor") {
+                let prefix = "image_processor.".to_owned();
+                return read(&Source { origin: &path, map: map.clone(), prefix });
+            }
+        }
+        Err(Error::model(format!("{} has no preprocessor_config.json", dir.display()))
+            .hint("copy it from the image encoder's repository: it says how pictures are resized and normalised"))
+    }
+}
+
+fn read(source: &Source<'_>) -> Result<Processing> {
+    let key = if source.has("image_processor_type") { "image_processor_type" } else { "feature_extractor_type" };
+    let found = source.text(key)?.ok_or_else(|| source.mismatch("image_processor_type", "the name of a class"))?;
+    let bare = ["Fast", "Pil"].iter().find_map(|end| found.strip_suffix(end)).unwrap_or(found);
+    let class = CLASSES.iter().find(|class| class.name == bare || (class.older == bare && !bare.is_empty()));
+    let class = class.ok_or_else(|| {
+        let known: Vec<_> = CLASSES.iter().map(|class| class.name).collect();
+        source
+            .not_yet(format!("{}{key} {found:?}", source.prefix))
+            .hint(format!("image processors in this version: {}", known.join(", ")))
+    })?;
+    if source.flag("do_pan_and_scan", false)? {
+        return Err(source.not_yet("do_pan_and_scan: true").hint("set it to false, as the model's makers do"));
+    }
+    let normalize = source.flag("do_normalize", true)?;
+    let mean = channels(source, "image_mean", class.normal[0])?;
+    let normal = [mean, channels(source, "image_std", class.normal[1])?];
+    if normal[1].contains(&0.0) {
+        return Err(source.mismatch("image_std", "numbers above 0"));
+    }
+    let rescale = source.positive("rescale_factor", 1.0 / 255.0)?;
+    let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
+    Ok(Processing {
+        class: class.name,
+        square: squared.then(|| mean.map(|mean| (mean * 255.0) as u8)),
+        size: if source.flag("do_resize", true)? { size(source, class)? } else { Size::Kept },
+        resample: resample(source, class.resample)?,
+        backend: Backend::default(),
+        crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
+        rescale: source.flag("do_rescale", true)?.then_some(rescale),
+        normalize: normalize.then_some(normal),
+    })
+}
+
+fn channels(source: &Source<'_>, key: &str, default: [f32; 3]) -> Result<[f32; 3]> {
+    let number = |value: &Value| value.as_f64().filter(|value| value.abs() < 1e6).map(|value| value as f32);
+    match source.get(key) {
+        None => Ok(default),
+        Some(value) => value
+            .as_array()
+            .filter(|list| list.len() == 3)
+            .and_then(|list| Some([number(&list[0])?, number(&list[1])?, number(&list[2])?]))
+            .or_else(|| number(value).map(|one| [one; 3]))
+            .ok_or_else(|| source.mismatch(key, "three numbers")),
+    }
+}
+
+fn resample(source: &Source<'_>, default: Resample) -> Result<Resample> {
+    Ok(match source.get("resample") {
+        None => default,
+        Some(value) => match value.as_u64() {
+            Some(0) => Resample::Nearest,
+            Some(1) => Resample::Lanczos,
+            Some(2) => Resample::Bilinear,
+            Some(3) => Resample::Bicubic,
+            _ => {
+                return Err(source.mismatch("resample", "0 (nearest), 1 (Lanczos), 2 (bilinear) or 3 (bicubic)"));
+            }
+        },
+    })
+}
+
+/// The object under `key`, whose members are sizes.
+fn sizes<'a>(source: &Source<'a>, key: &str) -> Option<Source<'a>> {
+    let Some(Value::Object(map)) = source.get(key) else { return None };
+    Some(Source { origin: source.origin, map: map.clone(), prefix: format!("{}{key}.", source.prefix) })
+}
+
+fn side(source: &Source<'_>, key: &str) -> Result<u32> {
+    source.size_up_to(key, None, MOST).map(|side| side as u32)
+}
+
+fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
+    if let Size::Tiles { longest_edge, tile, .. } = class.size {
+        let edge = |key: &str, default| match sizes(source, key) {
+            Some(size) => side(&size, "longest_edge"),
+            None => Ok(default),
+        };
+        let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
+        return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    let Some(found) = sizes(source, "size") else {
+        return match (source.get("size"), class.size) {
+            (None, default) => Ok(default),
+            (Some(_), Size::ShortestEdge(_)) => side(source, "size").map(Size::ShortestEdge),
+            (Some(_), _) => side(source, "size").map(|side| Size::Exact([side; 2])),
+        };
+    };
+    match (found.has("shortest_edge"), found.has("longest_edge")) {
+        (true, false) => side(&found, "shortest_edge").map(Size::ShortestEdge),
+        (false, false) => Ok(Size::Exact([side(&found, "height")?, side(&found, "width")?])),
+        _ => Err(source.mismatch("size", "{height, width} or {shortest_edge}")),
+    }
+}
+
+fn crop(source: &Source<'_>) -> Result<[u32; 2]> {
+    match (sizes(source, "crop_size"), source.get("crop_size")) {
+        (Some(size), _) => Ok([side(&size, "height")?, side(&size, "width")?]),
+        (None, None) => Ok([224; 2]),
+        (None, Some(_)) => side(source, "crop_size").map(|side| [side; 2]),
+    }
+}

@@ -1,0 +1,84 @@
+//! Rows with pictures: captions, which have no template and no BOS, and chats.
+use std::iter;
+
+use super::{Encoder, Example, IGNORE, TokenizedRow, expect_template};
+use crate::messages::Conversation;
+use crate::pictures::{ChatPictures, Pictures, Shown};
+use crate::template::ChatTemplate;
+use serde_json::json;
+use tunesmith_base::error::{Error, Result};
+
+impl Encoder {
+    fn pictures(&self) -> Result<&dyn Pictures> {
+        self.pictures.as_deref().ok_or_else(|| {
+            Error::data("the row has a picture, but the model sees none")
+                .hint("name a model that sees pictures, pair this one with an encoder (vision.encoder), or set data.format: text to train on the text alone")
+        })
+    }
+
+    /// An example for each caption. In front of a caption stand the picture's rows; there is no BOS, and the last of these rows
+    /// predicts the first token. Their ids mean nothing. In a model that shows pictures in chats, the picture is the question.
+    pub(super) fn captions(&self, image: String, captions: Vec<String>) -> Result<TokenizedRow> {
+        let pictures = self.pictures()?;
+        if pictures.chat().is_some() {
+            return self.answers(&image, captions);
+        }
+        let file = pictures.keep(image)?;
+        let rows: usize = pictures.rows(&file)?.tiles.iter().sum();
+        let shown = vec![Shown { file, runs: iter::once(0..rows).collect() }];
+        let mut row = TokenizedRow::default();
+        for caption in &captions {
+            let encoded = self.tokenizer.encode_first(caption, false, self.options.most_tokens())?;
+            row.notes.keeps_tokens |= encoded.ids.iter().any(|id| self.tokenizer.is_control(*id));
+            let labels = encoded.ids.iter().map(|&id| id as i32).collect();
+            let caption = self.with_eos(Example { input_ids: encoded.ids, labels })?;
+            let placeholder = caption.input_ids.last().copied().unwrap_or_default();
+            let example = Example {
+                input_ids: [vec![placeholder; rows], caption.input_ids].concat(),
+                labels: [vec![IGNORE; rows], caption.labels].concat(),
+            };
+            row.longest = row.longest.max(example.input_ids.len());
+            row.examples.push(example);
+            row.pictures.push(shown.clone());
+        }
+        Ok(row)
+    }
+
+    /// A chat for each caption.
+    fn answers(&self, image: &str, captions: Vec<String>) -> Result<TokenizedRow> {
+        let template = expect_template(self.template.as_ref())?;
+        let mut row = TokenizedRow::default();
+        for caption in captions {
+            let asked = json!({ "role": "user", "content": [{ "type": "image" }] });
+            let conversation = Conversation {
+                messages: vec![asked, json!({ "role": "assistant", "content": caption })],
+                images: vec![image.to_owned()],
+                ..Conversation::default()
+            };
+            let TokenizedRow { examples, longest, truncated, limited, cuts_picture, notes, pictures } =
+                self.conversation(template, conversation)?;
+            row.examples.extend(examples);
+            row.pictures.extend(pictures);
+            row.longest = row.longest.max(longest);
+            row.truncated |= truncated;
+            row.limited |= limited;
+            row.cuts_picture |= cuts_picture;
+            row.notes.add(notes);
+        }
+        Ok(row)
+    }
+
+    /// The conversation as the template reads it, and its pictures; `None` without any.
+    pub(super) fn chat_pictures(
+        &self,
+        template: &ChatTemplate,
+        conversation: Conversation,
+    ) -> Result<(Conversation, Option<ChatPictures>)> {
+        if conversation.images.is_empty() {
+            return Ok((conversation, None));
+        }
+        let pictures = self.pictures()?;
+        let shown = ChatPictures::of(pictures, &self.tokenizer, &conversation.images)?;
+        Ok((shown.readable(template, conversation), Some(shown)))
+    }
+}

@@ -1,0 +1,382 @@
+//! Pictures of rows: their files, and where they stand in a row's tokens. Only names are in memory; what an encoder reads
+//! of a picture is made when a batch needs it.
+use std::fmt::{Debug, Write as _};
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::batch::{Example, IGNORE};
+use super::messages::Conversation;
+use super::picture_report::PictureLook;
+use super::template::{ChatTemplate, Rendered};
+use super::tokenizer::Tokenizer;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use tunesmith_config::vision::{ChatForm, ChatImages};
+use tunesmith_vision::Pixels;
+
+/// Reads the pictures that rows name. Many threads use one.
+pub trait Pictures: Debug + Send + Sync {
+    /// The name under which a picture can be read as long as the run's rows are kept. What a `data:` URI holds is written to a
+    /// file.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written.
+    fn keep(&self, name: String) -> Result<String>;
+
+    /// The rows that a picture takes of the decoder's input.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`], with the file: it cannot be read, or is no picture.
+    fn rows(&self, file: &str) -> Result<PictureRows>;
+
+    /// What the encoder reads of it.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    fn pixels(&self, file: &str) -> Result<Arc<Pixels>>;
+
+    /// A picture's content and size.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    fn look(&self, file: &str) -> Result<PictureLook>;
+
+    /// How chats show pictures; `None` if they stand only in front of captions.
+    fn chat(&self) -> Option<ChatImages>;
+
+    /// What [`Self::rows`] depends on besides the files: part of the name of tokenized rows in the cache.
+    fn key(&self) -> String;
+}
+
+/// The rows that a picture takes of the decoder's input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PictureRows {
+    /// Those of each tile.
+    pub tiles: Vec<usize>,
+    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
+    pub split: Option<(usize, usize)>,
+}
+
+/// A picture of an example.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Its name ([`Pictures::keep`]).
+    pub file: String,
+    /// Where its rows are among the tokens of the example: rising runs.
+    pub runs: Vec<Range<usize>>,
+}
+
+/// What an error about a picture begins with.
+const BAD_IMAGE: &str = "picture ";
+
+/// An error about a picture's file.
+pub(crate) fn bad_image(file: &str, error: Error) -> Error {
+    error.context(format!("{BAD_IMAGE}{file}"))
+}
+
+/// Whether an error is about a picture's file.
+pub(crate) fn is_bad_image(error: &Error) -> bool {
+    error.message().starts_with(BAD_IMAGE)
+}
+
+/// The pictures of a conversation, and the texts that stand for them.
+#[derive(Debug)]
+pub struct ChatPictures {
+    files: Vec<String>,
+    /// How many rows each has.
+    rows: Vec<usize>,
+    /// What each becomes in the text.
+    texts: Vec<String>,
+    /// What templates write for a picture.
+    place: String,
+    token: u32,
+}
+
+impl ChatPictures {
+    /// Looks the pictures of a conversation up.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read, or chats of this model show none;
+    /// [`tunesmith_base::Kind::Model`]: the tokenizer lacks a token that stands for pictures.
+    pub fn of(pictures: &dyn Pictures, tokenizer: &Tokenizer, names: &[String]) -> Result<Self> {
+        let ChatImages { token, form } = pictures.chat().ok_or_else(|| {
+            Error::data("a chat shows a picture, but this model has no token for pictures")
+                .hint("set vision.image_token and tuning.new_tokens: [\"<image>\"]; or write rows {image, caption}")
+        })?;
+        let text_of = |id: u32| {
+            tokenizer.token(id).ok_or_else(|| {
+                Error::model(format!("the tokenizer has no token {id}, which stands for pictures"))
+                    .hint("config.json and tokenizer.json must belong to one model")
+            })
+        };
+        let image = text_of(token)?;
+        let place = match form {
+            ChatForm::Bare | ChatForm::Idefics3 => image.clone(),
+            ChatForm::Gemma3 { begin, .. } => text_of(begin)?,
+        };
+        let (mut files, mut rows, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+        for name in names {
+            let file = pictures.keep(name.clone())?;
+            let found = pictures.rows(&file)?;
+            texts.push(match form {
+                ChatForm::Bare => image.repeat(found.tiles.iter().sum()),
+                ChatForm::Gemma3 { begin, end } => {
+                    let inner = image.repeat(found.tiles.iter().sum());
+                    format!("\n\n{}{inner}{}\n\n", text_of(begin)?, text_of(end)?)
+                }
+                ChatForm::Idefics3 => idefics3(&found, &image),
+            });
+            rows.push(found.tiles.iter().sum());
+            files.push(file);
+        }
+        Ok(Self { files, rows, texts, place, token })
+    }
+
+    /// The conversation as the template can read it: if it reads no parts, each becomes text, and a picture what stands for it.
+    pub fn readable(&self, template: &ChatTemplate, mut conversation: Conversation) -> Conversation {
+        if template.shows_pictures(&self.place) {
+            return conversation;
+        }
+        for message in &mut conversation.messages {
+            if let Value::Array(parts) = &message["content"] {
+                let text = |part: &Value| match part["type"].as_str() {
+                    Some("image") => Some(self.place.clone()),
+                    _ => part["text"].as_str().map(str::to_owned),
+                };
+                message["content"] = parts.iter().filter_map(text).collect::<String>().into();
+            }
+        }
+        conversation
+    }
+
+    /// Puts what stands for each picture into a text rendered from `conversation`, which may be the beginning of the whole one.
+    /// Returns the number of its pictures.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the text has other places for pictures.
+    pub fn expand(&self, rendered: &mut Rendered, conversation: &Conversation) -> Result<usize> {
+        let places: Vec<usize> = rendered.text.match_indices(&self.place).map(|(at, _)| at).collect();
+        let parts = |message: &Value| match &message["content"] {
+            Value::Array(parts) => parts.iter().filter(|part| part["type"] == "image").count(),
+            Value::String(text) => text.matches(&self.place).count(),
+            _ => 0,
+        };
+        let wanted: usize = conversation.messages.iter().map(parts).sum();
+        if places.len() != wanted || wanted > self.texts.len() {
+            return Err(Error::data(format!(
+                "the text has {} for pictures ({:?}), the row {}",
+                count(places.len(), "place"),
+                self.place,
+                count(wanted.min(self.texts.len()), "picture")
+            ))
+            .hint(
+                "no message may contain the token that stands for a picture, and the chat template must show each one",
+            ));
+        }
+        let mut text = String::with_capacity(rendered.text.len() + self.texts.iter().map(String::len).sum::<usize>());
+        let mut from = 0;
+        // Where each place ends, and how much longer the text is from there on.
+        let mut grown = Vec::with_capacity(places.len());
+        for (&at, picture) in places.iter().zip(&self.texts) {
+            text.push_str(&rendered.text[from..at]);
+            text.push_str(picture);
+            from = at + self.place.len();
+            grown.push((from, text.len() - from));
+        }
+        text.push_str(&rendered.text[from..]);
+        let moved = |at: usize| {
+            let before = grown.partition_point(|(end, _)| *end <= at);
+            at + before.checked_sub(1).map_or(0, |last| grown[last].1)
+        };
+        for span in &mut rendered.spans {
+            *span = moved(span.start)..moved(span.end);
+        }
+        rendered.text = text;
+        Ok(wanted)
+    }
+
+    /// Where the rows of the first `pictures` pictures are in an example. They lose their labels. Of a text that was `cut` before
+    /// it was tokenized, pictures may be missing.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the text has more or fewer tokens that stand for rows.
+    pub fn locate(&self, example: &mut Example, pictures: usize, cut: bool) -> Result<Vec<Shown>> {
+        let mut places = Vec::new();
+        for (at, &id) in example.input_ids.iter().enumerate() {
+            if id == self.token {
+                places.push(at);
+                if let Some(label) = example.labels.get_mut(at) {
+                    *label = IGNORE;
+                }
+            }
+        }
+        let wanted: usize = self.rows[..pictures].iter().sum();
+        if places.len() != wanted && !(cut && places.len() < wanted) {
+            return Err(Error::data(format!(
+                "the pictures take {}, the text has {} that stand for them",
+                count(wanted, "row"),
+                count(places.len(), "token")
+            ))
+            .hint("no message may contain the token that stands for a picture"));
+        }
+        let mut places = places.into_iter();
+        let shown = self.files.iter().zip(&self.rows).take(pictures).map(|(file, &rows)| {
+            let mut runs: Vec<Range<usize>> = Vec::new();
+            // Rows that were cut off lie behind the end.
+            let own: Vec<usize> = places.by_ref().take(rows).collect();
+            let missing = rows - own.len();
+            for at in own {
+                match runs.last_mut().filter(|run| run.end == at) {
+                    Some(run) => run.end += 1,
+                    None => runs.push(at..at + 1),
+                }
+            }
+            let end = example.input_ids.len();
+            runs.extend((missing > 0).then_some(end..end + missing));
+            Shown { file: file.clone(), runs }
+        });
+        Ok(shown.collect())
+    }
+}
+
+/// The text of `Idefics3Processor` for a picture.
+fn idefics3(rows: &PictureRows, image: &str) -> String {
+    const AROUND: &str = "<fake_token_around_image>";
+    const WHOLE: &str = "<global-img>";
+    let mut tiles = rows.tiles.iter();
+    let mut next = || image.repeat(tiles.next().copied().unwrap_or(0));
+    let mut text = String::new();
+    if let Some((down, across)) = rows.split {
+        for row in 1..=down {
+            for column in 1..=across {
+                text += AROUND;
+                let _ = write!(text, "<row_{row}_col_{column}>"); // a String never fails
+                text += &next();
+            }
+            text.push('\n');
+        }
+        text.push('\n');
+    }
+    text + AROUND + WHOLE + &next() + AROUND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dataset, Silent};
+    use std::fs;
+    use std::path::Path;
+    use std::slice::from_ref;
+    use tunesmith_base::error::{Error, Kind};
+    use tunesmith_config::{Config, Truncation};
+
+    /// A picture takes as many rows as its name has letters; its pixels are the name's bytes.
+    #[derive(Debug)]
+    struct Named(&'static str);
+
+    impl Pictures for Named {
+        fn keep(&self, name: String) -> Result<String> {
+            Ok(name)
+        }
+
+        fn rows(&self, file: &str) -> Result<PictureRows> {
+            if file == "broken" {
+                return Err(bad_image(file, Error::data("no picture")));
+            }
+            Ok(PictureRows { tiles: vec![file.len()], split: None })
+        }
+
+        fn look(&self, file: &str) -> Result<PictureLook> {
+            Ok(PictureLook { content: file.to_owned(), width: 1, height: file.len() as u32 })
+        }
+
+        fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
+            Ok(Arc::new(Pixels { patches: file.bytes().map(f32::from).collect(), tiles: Vec::new() }))
+        }
+
+        fn chat(&self) -> Option<ChatImages> {
+            None
+        }
+
+        fn key(&self) -> String {
+            self.0.to_owned()
+        }
+    }
+
+    const ROWS: &str = r#"{"image": "cat", "caption": "a cat"}
+{"image": "horse", "caption": ["a horse", "the brown horse"]}
+"#;
+
+    fn load(dir: &Path, rows: &str, key: &'static str, change: impl Fn(&mut Config)) -> Result<Dataset> {
+        let file = dir.join("rows.jsonl");
+        fs::write(&file, rows).unwrap();
+        let mut config = Config::default();
+        config.data.train_path = vec![file];
+        config.data.cache_dir = Some(dir.to_owned());
+        change(&mut config);
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/quickstart/model");
+        crate::load(&config, &model, 1 << 20, &Silent, Some(&(Arc::new(Named(key)) as Arc<dyn Pictures>)))
+    }
+
+    #[test]
+    fn each_caption_stands_behind_the_rows_of_its_picture_and_batches_carry_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = load(dir.path(), ROWS, "", |_| ()).unwrap();
+        let eos = data.tokenizer.eos_id().unwrap();
+        let ids = |text: &str| [data.tokenizer.encode(text, false).unwrap().ids, vec![eos]].concat();
+        let captions = [ids("a cat"), ids("a horse"), ids("the brown horse")];
+        let batch = data.train.batch([0, 1]).unwrap();
+        let mut first = 0;
+        for ((rows, name), (number, caption)) in
+            [(3, "cat"), (5, "horse"), (5, "horse")].into_iter().zip(captions.iter().enumerate())
+        {
+            let image = &batch.images[number];
+            assert_eq!(image.runs, from_ref(&(first..first + rows)));
+            assert_eq!(image.pixels.patches, name.bytes().map(f32::from).collect::<Vec<_>>());
+            assert_eq!(batch.tokens[first + rows..first + rows + caption.len()], caption[..], "no BOS, and EOS");
+            // The last of the picture's rows predicts the first token.
+            let unlabelled = vec![IGNORE; rows - 1].into_iter();
+            let expected = unlabelled.chain(caption.iter().map(|&id| id as i32)).chain([IGNORE]);
+            let end = first + rows + caption.len();
+            assert_eq!(batch.targets[first..end], expected.collect::<Vec<_>>()[..]);
+            assert_eq!(batch.cu_seqlens[number..number + 2], [first, end]);
+            first = end;
+        }
+        assert_eq!(batch.tokens.len(), first, "rows of pictures count as tokens");
+        assert_eq!(data.train.lengths(), [3 + captions[0].len(), 10 + captions[1].len() + captions[2].len()]);
+        assert_eq!(data.train.longest_sequence(), 5 + captions[2].len());
+        let (prompt, answer) = data.question(&data.train, 0).unwrap().unwrap();
+        assert_eq!((prompt.len(), &answer), (3, &captions[0]), "a picture is a question");
+    }
+
+    #[test]
+    fn the_cache_keeps_pictures_and_a_run_knows_them_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let [new, kept, other] = ["a", "a", "b"].map(|key| load(dir.path(), ROWS, key, |_| ()).unwrap());
+        assert_eq!([&new, &kept, &other].map(|data| data.report.from_cache), [false, true, false]);
+        assert_eq!(kept.train.batch([0, 1]).unwrap(), new.train.batch([0, 1]).unwrap());
+        assert_eq!(kept.fingerprint, new.fingerprint);
+        let renamed = load(dir.path(), &ROWS.replace("\"cat\"", "\"dog\""), "a", |_| ()).unwrap();
+        assert_ne!(renamed.fingerprint, new.fingerprint, "another picture with as many rows");
+    }
+
+    #[test]
+    fn a_picture_is_never_cut_and_a_broken_one_is_refused_with_its_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = format!("{ROWS}{}", r#"{"image": "hippopotamuses", "caption": "it is too long to be seen here"}"#);
+        for (truncation, left_out) in [(Truncation::Right, 0), (Truncation::Left, 1), (Truncation::Drop, 1)] {
+            let cut = |config: &mut Config| (config.model.max_seq_len, config.data.truncation) = (16, truncation);
+            let data = load(dir.path(), &long, "", cut).unwrap();
+            assert_eq!((data.report.train.too_long, data.train.len() as u64), (left_out, 3 - left_out), "{truncation}");
+            let batch = data.train.batch(0..data.train.len()).unwrap();
+            assert!(batch.images.iter().all(|image| image.rows() == image.pixels.patches.len()));
+            assert!(batch.cu_seqlens.windows(2).all(|ends| ends[1] - ends[0] <= 16));
+        }
+        let error = load(dir.path(), r#"{"image": "broken", "caption": "x"}"#, "", |_| ()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Data);
+        assert!(error.message().contains("rows.jsonl:1") && error.message().contains("broken"), "{error}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Pictures of a conversation: parts of messages, the columns `images` and `image`, and `<image>` in texts.
+//!
+//! Read are the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
+//! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each picture is `{type: image}`.
+use serde_json::{Map, Value, json};
+
+use super::json_type::json_type;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+
+/// What stands for a picture in texts of LLaVA and LLaMA-Factory.
+const PLACE: &str = "<image>";
+const OTHER_MEDIA: [&str; 4] = ["video", "videos", "audio", "audios"];
+
+/// Takes the pictures of a conversation, in the order in which its messages show them.
+///
+/// # Errors
+/// A video or audio; a picture that is not named; other numbers of pictures and of places for them.
+pub(super) fn take(messages: &mut [Value], row: &mut Map<String, Value>) -> Result<Vec<String>> {
+    refuse_other_media(row)?;
+    let mut columns = Vec::new();
+    for field in ["images", "image"] {
+        match row.get_mut(field).map(Value::take).unwrap_or_default() {
+            Value::Null => {}
+            Value::Array(list) => {
+                for value in list {
+                    columns.push(reference(value).map_err(|error| error.context(format!("field {field:?}")))?);
+                }
+            }
+            Value::String(text) if text.is_empty() => {}
+            value => columns.push(reference(value).map_err(|error| error.context(format!("field {field:?}")))?),
+        }
+    }
+    let mut shown: Vec<Option<String>> = Vec::new();
+    for (index, message) in messages.iter_mut().enumerate() {
+        let Some(content) = message.get_mut("content") else { continue };
+        let parts = match content {
+            Value::Array(parts) => parts,
+            Value::String(text) if !columns.is_empty() && text.contains(PLACE) => {
+                *content = split(text);
+                content.as_array_mut().expect("a list was just made")
+            }
+            _ => continue,
+        };
+        for part in parts {
+            part_of(part, &mut shown).map_err(|error| error.context(format!("message {}", index + 1)))?;
+        }
+    }
+    if shown.is_empty() && !columns.is_empty() {
+        in_front(messages, columns.len())?;
+        return Ok(columns);
+    }
+    let places = shown.iter().filter(|named| named.is_none()).count();
+    if places != columns.len() {
+        return Err(Error::data(match columns.len() {
+            0 => "a part of type \"image\" names no picture".to_owned(),
+            found => format!(
+                "the row has {}, its messages {} ({PLACE}, or parts of type \"image\")",
+                count(found, "picture"),
+                count(places, "place")
+            ),
+        })
+        .hint("each picture of the columns images or image takes one place; without any, they stand before the first question"));
+    }
+    let mut columns = columns.into_iter();
+    Ok(shown.into_iter().filter_map(|named| named.or_else(|| columns.next())).collect())
+}
+
+/// Whether a row shows a picture.
+pub fn shows(row: &Value) -> bool {
+    let named = |field: &str| match &row[field] {
+        Value::Null => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::String(text) => !text.is_empty(),
+        _ => true,
+    };
+    let is_picture = |part: &Value| part["type"].as_str().is_some_and(|kind| kind.contains("image"));
+    let in_message = |message: &Value| message["content"].as_array().is_some_and(|parts| parts.iter().any(is_picture));
+    let in_turns = |field: &str| row[field].as_array().is_some_and(|turns| turns.iter().any(in_message));
+    named("images") || named("image") || ["messages", "prompt", "conversations", "completion"].into_iter().any(in_turns)
+}
+
+/// Refuses the fields of videos and audio.
+pub(super) fn refuse_other_media(row: &Map<String, Value>) -> Result<()> {
+    let there = |value: &Value| match value {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        value => !value.is_null(),
+    };
+    match OTHER_MEDIA.iter().find(|field| row.get(**field).is_some_and(there)) {
+        Some(field) => Err(Error::data(format!("the row has {field:?}, expected text and pictures only"))
+            .hint("tunesmith reads no video and no audio: leave such rows out")),
+        None => Ok(()),
+    }
+}
+
+/// The text with a part for each place of a picture.
+fn split(text: &str) -> Value {
+    let mut parts = Vec::new();
+    for (number, piece) in text.split(PLACE).enumerate() {
+        if number > 0 {
+            parts.push(json!({ "type": "image" }));
+        }
+        if !piece.is_empty() {
+            parts.push(json!({ "type": "text", "text": piece }));
+        }
+    }
+    parts.into()
+}
+
+/// Checks a part of a message. Of a picture, what it names is taken; `None` if it names nothing.
+fn part_of(part: &mut Value, shown: &mut Vec<Option<String>>) -> Result<()> {
+    let kind = part["type"].as_str().unwrap_or_default().to_owned();
+    if kind == "text" && !part["text"].is_string() {
+        return Err(Error::data("\"content\" has a part of type \"text\" without \"text\""));
+    }
+    if ["video", "audio"].iter().any(|media| kind.contains(media)) {
+        return Err(Error::data(format!("\"content\" has a part of type {kind:?}, expected text and pictures only"))
+            .hint("tunesmith reads no video and no audio: leave such rows out"));
+    }
+    if kind.contains("image") {
+        let fields = part.as_object_mut().map(std::mem::take).unwrap_or_default();
+        let names = fields.iter().any(|(name, value)| name != "type" && !value.is_null());
+        shown.push(if names { Some(reference(Value::Object(fields))?) } else { None });
+        *part = json!({ "type": "image" });
+    }
+    Ok(())
+}
+
+/// Puts places for pictures before the first text of the user, as TRL does.
+fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
+    let first = messages.iter_mut().find(|message| message["role"] == "user");
+    let first = first.ok_or_else(|| Error::data("the row has pictures, but no message of the user to show them in"))?;
+    let mut parts = vec![json!({ "type": "image" }); pictures];
+    match first["content"].take() {
+        Value::Array(own) => parts.extend(own),
+        Value::String(text) if text.is_empty() => {}
+        text => parts.push(json!({ "type": "text", "text": text })),
+    }
+    first["content"] = parts.into();
+    Ok(())
+}
+
+/// What names a picture: a file, or a `data:` URI.
+///
+/// # Errors
+/// The value names none, or an address of the web.
+pub(super) fn reference(value: Value) -> Result<String> {
+    const NAMES: [&str; 6] = ["path", "image", "url", "image_url", "base64", "data"];
+    let wrong = |value: &Value| {
+        Error::data(format!("a picture is {}, expected the name of a file", json_type(value)))
+            .hint("image: cats/1.jpg, {path: cats/1.jpg}, or {base64: …}")
+    };
+    match value {
+        Value::String(name) if name.starts_with("http://") || name.starts_with("https://") => {
+            Err(Error::data(format!("the picture is an address of the web ({name})"))
+                .hint("download it, and name the file: training reads no pictures from the web"))
+        }
+        Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
+        Value::String(name) => Ok(name.strip_prefix("file://").map_or_else(|| name.clone(), str::to_owned)),
+        Value::Object(mut fields) => {
+            let field = NAMES.iter().find(|field| fields.get(**field).is_some_and(|value| !value.is_null()));
+            let Some(field) = field else { return Err(wrong(&Value::Object(fields))) };
+            match fields[*field].take() {
+                Value::String(text) if *field == "base64" || (*field == "data" && !text.starts_with("data:")) => {
+                    Ok(format!("data:;base64,{text}"))
+                }
+                value => reference(value),
+            }
+        }
+        other => Err(wrong(&other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::row::{Form, Row};
+    use super::*;
+
+    fn read(row: Value) -> Result<(Value, Vec<String>)> {
+        let Row::Chat(chat) = Row::parse(row, Form::ALL)? else { panic!("not a chat") };
+        Ok((chat.messages[0]["content"].clone(), chat.images))
+    }
+
+    #[test]
+    fn every_way_to_name_a_picture_is_read() {
+        let image = json!({"type": "image"});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+        for (part, name) in [
+            (json!({"type": "image", "image": "a.png"}), "a.png"),
+            (json!({"type": "image", "path": "a.png", "bytes": null}), "a.png"),
+            (json!({"type": "image", "url": "file:///a.png"}), "/a.png"),
+            (json!({"type": "image", "base64": "AAAA"}), "data:;base64,AAAA"),
+            (
+                json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
+                "data:image/png;base64,AA",
+            ),
+        ] {
+            let (content, images) = read(user(json!([text("see "), part]))).unwrap();
+            assert_eq!((content, images), (json!([text("see "), image]), vec![name.to_owned()]));
+        }
+        let mut row = user(json!("what is it?"));
+        row["images"] = json!(["a.png", {"path": "b.png"}]);
+        let names = || vec!["a.png".to_owned(), "b.png".to_owned()];
+        assert_eq!(read(row).unwrap(), (json!([image, image, text("what is it?")]), names()));
+        let mut row = user(json!("<image>\nand <image>?"));
+        row["images"] = json!(["a.png", "b.png"]);
+        assert_eq!(read(row).unwrap(), (json!([image, text("\nand "), image, text("?")]), names()));
+        let llava = json!({"image": "a.png", "conversations": [{"from": "human", "value": "<image>\nwhat?"}]});
+        assert_eq!(read(llava).unwrap(), (json!([image, text("\nwhat?")]), vec!["a.png".to_owned()]));
+        let asked = json!({"image": "a.png", "question": "what?", "answer": "a cat"});
+        assert_eq!(read(asked).unwrap(), (json!([image, text("what?")]), vec!["a.png".to_owned()]));
+        // Without a picture, the text stays as it is.
+        assert_eq!(read(user(json!("write <image>"))).unwrap(), (json!("write <image>"), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let row = json!({"image": "a.png", "question": "what?", "answer": "a cat"});
+        let Row::Chat(chat) = Row::parse(row, Form::ALL).unwrap() else { panic!("not a chat") };
+        let again = Row::parse(chat.clone().into_json(), Form::ALL).unwrap();
+        assert_eq!(again, Row::Chat(chat));
+    }
+
+    #[test]
+    fn what_names_no_picture_is_refused() {
+        for (image, part) in [
+            (json!("https://example.org/a.png"), "address of the web"),
+            (json!(3), "is a number"),
+            (json!({"bytes": 3}), "is an object"),
+            (json!(["a.png", ""]), "expected the name of a file"),
+        ] {
+            let error = read(json!({"image": image, "question": "q", "answer": "a"})).unwrap_err();
+            assert!(error.message().contains(part) && error.message().contains("\"image\""), "{error} lacks {part}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Numbers in the host's memory that a GPU copies from and to beside what is computed. For the host they are numbers of the CPU:
+//! it reads and writes them as any others, and waits for a copy that is under way first.
+use crate::cuda::{Event, PinnedMemory};
+use crate::slice::Element;
+use crate::{Array, Device, gpu};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Pinned numbers, which an [`Array`] may own.
+#[derive(Debug)]
+pub(crate) struct Pinned<T> {
+    ordinal: u8,
+    len: usize,
+    /// It is there until this is dropped.
+    place: Option<PinnedMemory>,
+    /// The end of the last copy from or to it.
+    copied: Mutex<Option<Arc<Event>>>,
+    of: PhantomData<T>,
+}
+
+/// Numbers on a GPU that are being copied there.
+#[derive(Debug)]
+pub struct Fetching<T: Element> {
+    array: Array<T>,
+    copied: Option<Arc<Event>>,
+    ordinal: u8,
+}
+
+/// Numbers of a GPU that are being copied to the host. Once it is dropped, what the GPU does next waits for the copy.
+#[derive(Debug)]
+pub struct Storing<T: Element> {
+    /// Given back after the copy.
+    _array: Array<T>,
+    copied: Option<Arc<Event>>,
+    ordinal: u8,
+}
+
+impl<T: Element> Pinned<T> {
+    pub(crate) fn zeros(ordinal: u8, len: usize) -> Self {
+        let mut place = gpu::pinned(ordinal, len * size_of::<T>());
+        // It may have been used before.
+        if let Some(part) = &mut place {
+            part.as_mut_slice().fill(0);
+        }
+        Self { ordinal, len, place, copied: Mutex::default(), of: PhantomData }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) const fn ordinal(&self) -> u8 {
+        self.ordinal
+    }
+
+    /// Waits until nothing is copied any more.
+    fn settle(&self) {
+        let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner).take();
+        gpu::checked(copied.map_or(Ok(()), |copied| copied.synchronize()));
+    }
+
+    /// Notes the end of a copy, and so of those before it: they go in order.
+    fn busy(&self, copied: Event) -> Arc<Event> {
+        let copied = Arc::new(copied);
+        *self.copied.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&copied));
+        copied
+    }
+
+    pub(crate) fn values(&self) -> &[T] {
+        self.settle();
+        // SAFETY: whole pages hold `len` numbers of a type that any bytes are a value of; nobody writes to them.
+        self.place.as_ref().map_or(&[], |place| unsafe { from_raw_parts(place.as_slice().as_ptr().cast(), self.len) })
+    }
+
+    pub(crate) fn values_mut(&mut self) -> &mut [T] {
+        self.settle();
+        let len = self.len;
+        // SAFETY: as in `values`; the borrow for writing makes this the only way to them.
+        let all =
+            |place: &mut PinnedMemory| unsafe { from_raw_parts_mut(place.as_mut_slice().as_mut_ptr().cast(), len) };
+        self.place.as_mut().map_or(&mut [], all)
+    }
+
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        assert!(range.start <= range.end && range.end <= self.len, "a part of {} numbers", self.len);
+        range.start * size_of::<T>()..range.end * size_of::<T>()
+    }
+
+    pub(crate) fn fetch(&self, range: Range<usize>) -> Fetching<T> {
+        let (bytes, ordinal) = (self.bytes(&range), self.ordinal);
+        let array = Array::uninit(Device::Cuda(ordinal), range.len());
+        let to = array.view().address();
+        // SAFETY: the array has room for them, and is not used before the event, for which `Fetching` makes its user wait; the
+        // host changes nothing here before it.
+        let copy = |place: &PinnedMemory| unsafe { gpu::copy_in(ordinal, to, &place.as_slice()[bytes]) };
+        let copied = self.place.as_ref().filter(|_| !range.is_empty()).map(copy).map(|copied| self.busy(copied));
+        Fetching { array, copied, ordinal }
+    }
+
+    pub(crate) fn store(&mut self, start: usize, array: Array<T>) -> Storing<T> {
+        let (bytes, ordinal) = (self.bytes(&(start..start + array.len())), self.ordinal);
+        assert_eq!(array.device(), Device::Cuda(ordinal), "numbers of the same GPU");
+        let from = array.view().address();
+        // SAFETY: the array has so many bytes, and lives until the event has been waited for; the host reads nothing here before
+        // it.
+        let copy = |place: &mut PinnedMemory| unsafe {
+            gpu::copy_out(ordinal, &mut place.as_mut_slice()[bytes.clone()], from)
+        };
+        let copied = self.place.as_mut().filter(|_| !bytes.is_empty()).map(copy).map(|copied| self.busy(copied));
+        Storing { _array: array, copied, ordinal }
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // Whoever gets the place next may write to it at once.
+        let copied = self.copied.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = copied.map(|copied| copied.synchronize());
+        gpu::unpin(self.ordinal, self.place.take(), self.len * size_of::<T>());
+    }
+}
+
+impl<T: Element> Fetching<T> {
+    /// The numbers, for what computes from here on.
+    pub fn array(mut self) -> Array<T> {
+        let copied = self.copied.take();
+        gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.ordinal, &copied)));
+        std::mem::take(&mut self.array)
+    }
+}
+
+impl<T: Element> Drop for Fetching<T> {
+    fn drop(&mut self) {
+        // Where that fails the GPU is lost, and nobody writes to the memory any more.
+        let _ = self.copied.take().map(|copied| gpu::wait(self.ordinal, &copied));
+    }
+}
+
+impl<T: Element> Drop for Storing<T> {
+    fn drop(&mut self) {
+        // As for what is fetched.
+        let _ = self.copied.take().map(|copied| gpu::wait(self.ordinal, &copied));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory;
+
+    #[test]
+    fn numbers_on_the_host_are_changed_by_a_gpu_part_by_part() {
+        crate::cuda::testing::stand_in();
+        let device = Device::Cuda(0);
+        let before = memory::on_host(device);
+        let mut pinned = Array::<f32>::pinned(device, 1000);
+        assert_eq!((pinned.device(), pinned.len(), pinned.read()), (Device::Cpu, 1000, vec![0.0; 1000]));
+        assert_eq!(memory::on_host(device) - before, 4000);
+        pinned.view_mut().write(&(0..1000).map(|it| it as f32).collect::<Vec<_>>());
+        let mut storing = None;
+        let mut next = Some(pinned.fetch(0..100));
+        for start in (0..1000).step_by(100) {
+            let mut part = next.take().unwrap().array();
+            next = (start + 100 < 1000).then(|| pinned.fetch(start + 100..start + 200));
+            part.view_mut().on_host().iter_mut().for_each(|value| *value += 0.5);
+            storing = Some(pinned.store(start, part));
+        }
+        drop(storing);
+        assert_eq!(pinned.read(), (0..1000).map(|it| it as f32 + 0.5).collect::<Vec<_>>());
+        // A place that is used again begins with zeros.
+        drop(pinned);
+        assert_eq!(Array::<f32>::pinned(device, 1000).read(), [0.0; 1000]);
+        assert_eq!(Array::<u8>::pinned(device, 0).fetch(0..0).array().len(), 0);
+        // On the CPU there is nothing to pin.
+        assert_eq!(Array::<f32>::pinned(Device::Cpu, 3), Array::from(vec![0.0; 3]));
+    }
+}

@@ -1,0 +1,179 @@
+//! Features of pictures on disk: what a frozen image encoder has computed, by the content of the pictures' files.
+//!
+//! A folder holds the features of one encoder and one way to prepare pictures. Its files are safetensors of many pictures: for each
+//! a tensor named by the hash of the picture's file, and its digest beside it. A file is written under a name of its own, synced
+//! and renamed, so that it is there whole or not at all, and runs may share the folder. A file that cannot be read is passed over, and its pictures
+//! are encoded again.
+use super::weights::{Numbers, WeightFiles, write_numbers_to};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::atomic::AtomicFile;
+use tunesmith_base::files::temporary;
+
+/// Changes with the form of the files.
+const VERSION: &str = "tunesmith features 1";
+/// Bytes of features that are held until they are written, in one file.
+const FILE_BYTES: usize = 128 << 20;
+const ENDING: &str = "safetensors";
+
+/// The features of pictures by one encoder.
+#[derive(Debug)]
+pub struct FeatureCache {
+    dir: PathBuf,
+    files: Vec<WeightFiles>,
+    /// By content: the number of the file.
+    places: HashMap<String, usize>,
+    /// Not written yet.
+    pending: Vec<(String, Vec<f32>)>,
+    pending_bytes: usize,
+}
+
+impl FeatureCache {
+    /// Opens the folder below `root` for `key`, which names all that features depend on besides the pictures.
+    pub fn open(root: &Path, key: &str) -> Self {
+        let key = blake3::hash(format!("{VERSION} {key}").as_bytes());
+        let dir = root.join("features").join(&key.to_hex()[..32]);
+        temporary::sweep_folder(&dir);
+        let mut cache = Self { dir, files: Vec::new(), places: HashMap::new(), pending: Vec::new(), pending_bytes: 0 };
+        let found = fs::read_dir(&cache.dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut found: Vec<PathBuf> = found.filter(|path| path.extension().is_some_and(|end| end == ENDING)).collect();
+        found.sort();
+        for path in found {
+            if let Ok(file) = WeightFiles::open_file(&path) {
+                cache.add_file(file);
+            }
+        }
+        cache
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether the features of the picture with this content are there.
+    pub fn has(&self, content: &str) -> bool {
+        self.places.contains_key(content)
+    }
+
+    /// The features of a picture: so many numbers.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: they are not there, or were damaged.
+    pub fn read(&self, content: &str, count: usize) -> Result<Vec<f32>> {
+        let damaged = |error: Error| {
+            error.with_kind(tunesmith_base::Kind::Io).hint(format!(
+                "remove {}: the next run computes the features of its pictures again",
+                self.dir.display()
+            ))
+        };
+        let file = self.places.get(content).and_then(|&place| self.files.get(place));
+        let file = file.ok_or_else(|| damaged(Error::model(format!("no features of the picture {content}"))))?;
+        let mut values = vec![0.0; count];
+        let mut digest = [0; 32];
+        file.read_into(content, &mut values).map_err(damaged)?;
+        file.read_bytes_into(&digest_name(content), &mut digest).map_err(damaged)?;
+        if digest != *digest_of(&values).as_bytes() {
+            return Err(damaged(Error::model(format!("the features of the picture {content} were damaged"))));
+        }
+        Ok(values)
+    }
+
+    /// Adds the features of a picture. They are on the disk after [`FeatureCache::flush`] at the latest.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn add(&mut self, content: String, features: Vec<f32>) -> Result<()> {
+        self.pending_bytes += 4 * features.len();
+        self.pending.push((content, features));
+        if self.pending_bytes >= FILE_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes what was added.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn flush(&mut self) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let digests: Vec<blake3::Hash> = pending.iter().map(|(_, features)| digest_of(features)).collect();
+        let mut name = blake3::Hasher::new();
+        let mut tensors = Vec::with_capacity(2 * pending.len());
+        for ((content, features), digest) in pending.iter().zip(&digests) {
+            name.update(content.as_bytes());
+            tensors.push((content.clone(), vec![features.len()], Numbers::F32(features.as_slice().into())));
+            tensors.push((digest_name(content), vec![32], Numbers::U8(digest.as_bytes()[..].into())));
+        }
+        let path = self.dir.join(&name.finalize().to_hex()[..32]).with_extension(ENDING);
+        fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
+        let write = || {
+            let mut staged = AtomicFile::create(&path)?;
+            write_numbers_to(&mut staged, &tensors, &[])?;
+            staged.commit()
+        };
+        write().map_err(|error| Error::io("write", &path, &error))?;
+        self.add_file(WeightFiles::open_file(&path)?);
+        Ok(())
+    }
+
+    fn add_file(&mut self, file: WeightFiles) {
+        let place = self.files.len();
+        for name in file.names().filter(|name| file.shape(&digest_name(name)).is_some()) {
+            self.places.insert(name.to_owned(), place);
+        }
+        self.files.push(file);
+    }
+}
+
+fn digest_name(content: &str) -> String {
+    format!("{content}.digest")
+}
+
+fn digest_of(features: &[f32]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for value in features {
+        hasher.update(&value.to_le_bytes());
+    }
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_added_is_there_for_the_next_run_and_damage_is_noticed() {
+        let root = tempfile::tempdir().unwrap();
+        let mut cache = FeatureCache::open(root.path(), "encoder");
+        assert!(!cache.has("a"));
+        cache.add("a".into(), vec![1.0, -2.5]).unwrap();
+        cache.add("b".into(), vec![3.0]).unwrap();
+        cache.flush().unwrap();
+        cache.add("c".into(), vec![4.0]).unwrap();
+        cache.flush().unwrap();
+        assert_eq!(cache.read("c", 1).unwrap(), [4.0]);
+        drop(cache);
+        let cache = FeatureCache::open(root.path(), "encoder");
+        assert_eq!(cache.read("a", 2).unwrap(), [1.0, -2.5]);
+        assert!(cache.read("a", 3).is_err() && cache.read("d", 1).is_err());
+        assert!(!FeatureCache::open(root.path(), "other").has("a"));
+        let mut files: Vec<_> = fs::read_dir(cache.dir()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort_by_key(|path| fs::metadata(path).unwrap().len());
+        // The larger file holds a and b: one bit of their numbers, then the whole end.
+        let mut bytes = fs::read(&files[1]).unwrap();
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[header + 1] ^= 1;
+        fs::write(&files[1], &bytes).unwrap();
+        let cache = FeatureCache::open(root.path(), "encoder");
+        let error = [("a", 2), ("b", 1)].into_iter().find_map(|(name, count)| cache.read(name, count).err());
+        assert!(error.unwrap().message().contains("damaged"));
+        fs::write(&files[1], &bytes[..bytes.len() - 1]).unwrap();
+        let cache = FeatureCache::open(root.path(), "encoder");
+        assert!(!cache.has("a") && cache.has("c"), "a file that is cut off is passed over");
+    }
+}

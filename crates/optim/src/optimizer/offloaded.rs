@@ -1,0 +1,111 @@
+//! An update whose state is in the host's memory. It goes through a GPU piece by piece: while one is updated, the next is copied
+//! there and the one before it back. Results have the bits of an update whose state stays on the GPU.
+use super::{Gradients, Optimizer, Remaining, Slot, TensorUpdate, UpdateRule};
+use crate::state::{FetchingState, State, StoringState};
+use std::ops::Range;
+use tunesmith_device::FloatBuffer;
+use tunesmith_ops::accumulate;
+
+/// Values of a piece. A rule that looks at a whole tensor has larger ones. Tests have small tensors.
+const PIECE: usize = if cfg!(test) { 1100 } else { 4 << 20 };
+/// Pieces whose state a GPU holds at a time: the one that is updated, the next, and the one before.
+const HELD: u64 = 3;
+
+/// A part of a part.
+struct Piece {
+    part: usize,
+    /// In the tensor's flat values.
+    range: Range<usize>,
+}
+
+/// Values of the largest piece of a tensor with so many, of a rule with that grain.
+fn largest(count: usize, grain: usize) -> usize {
+    let grain = grain.max(1);
+    (PIECE / grain * grain).max(grain).min(count)
+}
+
+/// The most bytes of state that a GPU holds while offloaded state goes through it.
+pub fn offloaded_bytes(rule: &dyn UpdateRule, slots: &[Slot]) -> u64 {
+    let of = |slot: &Slot| {
+        let (count, piece) = (slot.count().max(1), largest(slot.count(), rule.grain(slot)));
+        rule.state(slot).iter().map(|spec| (spec.bytes() * piece as u64).div_ceil(count as u64)).sum::<u64>()
+    };
+    HELD * slots.iter().map(of).max().unwrap_or(0)
+}
+
+impl Optimizer {
+    fn pieces(&self) -> Vec<Piece> {
+        let of_part = |(index, part): (usize, &super::Part)| {
+            let slot = &self.slots[part.slot];
+            let (whole, size) = (part.range.clone(), largest(slot.count(), self.rule.grain(slot)));
+            // Pieces are cut where ranks may be: counted from the tensor's start.
+            let first = whole.start / size.max(1);
+            (first..whole.end.div_ceil(size.max(1))).filter_map(move |at| {
+                let range = (at * size).max(whole.start)..((at + 1) * size).min(whole.end);
+                (!range.is_empty()).then_some(Piece { part: index, range })
+            })
+        };
+        self.parts.iter().enumerate().flat_map(of_part).collect()
+    }
+
+    /// Where the numbers of a piece begin and end in each state tensor of its part.
+    fn places(&self, piece: &Piece) -> Vec<Range<usize>> {
+        let part = &self.parts[piece.part];
+        let slot: &Slot = &self.slots[part.slot];
+        let of = |spec: crate::state::StateSpec| {
+            let (all, own) = (spec.range(slot, &part.range), spec.range(slot, &piece.range));
+            own.start - all.start..own.end - all.start
+        };
+        self.rule.state(slot).into_iter().map(of).collect()
+    }
+
+    fn fetch(&self, piece: &Piece) -> Vec<FetchingState> {
+        let state = self.parts[piece.part].state.iter();
+        state.zip(self.places(piece)).map(|(state, range)| state.fetch(range)).collect()
+    }
+
+    fn store(&mut self, piece: &Piece, states: Vec<State>) -> Vec<StoringState> {
+        let places = self.places(piece);
+        let own = self.parts[piece.part].state.iter_mut();
+        own.zip(states).zip(places).map(|((own, state), range)| own.store(range.start, state)).collect()
+    }
+}
+
+/// [`Optimizer::update`], after the step has been counted. `packed`: of the values and of the gradients.
+pub(super) fn update(
+    optimizer: &mut Optimizer,
+    mut rest: Remaining<'_>,
+    packed: [bool; 2],
+    grads: Gradients<'_>,
+    factor: f32,
+    rate: f64,
+) {
+    let pieces = optimizer.pieces();
+    let mut next = pieces.first().map(|piece| optimizer.fetch(piece));
+    let mut storing = Vec::new();
+    let mut wide = FloatBuffer::default();
+    for (index, piece) in pieces.iter().enumerate() {
+        let mut state: Vec<State> = next.take().into_iter().flatten().map(FetchingState::state).collect();
+        next = pieces.get(index + 1).map(|piece| optimizer.fetch(piece));
+        let part = &optimizer.parts[piece.part];
+        let slot = &optimizer.slots[part.slot];
+        let [of_values, of_grads] = packed.map(|packed| {
+            let start = part.place(packed).start + piece.range.start - part.range.start;
+            start..start + piece.range.len()
+        });
+        let values = rest.take(of_values);
+        let grads = match grads {
+            Gradients::F32(grads) => grads.slice(of_grads),
+            Gradients::Bf16(grads) => {
+                wide.reset(values.device(), of_grads.len());
+                accumulate::to_f32(grads.slice(of_grads), wide.view_mut());
+                wide.view()
+            }
+        };
+        let (rate, step, state_of) = (rate * slot.lr_scale, optimizer.step, &mut state[..]);
+        optimizer.rule.update(TensorUpdate { slot, values, grads, factor, rate, step, state: state_of });
+        // The copy before this one has had the time of an update.
+        storing = optimizer.store(piece, state);
+    }
+    drop(storing);
+}

@@ -1,0 +1,179 @@
+//! The engine where only counting is done: what a pass takes on the CPU and on a GPU, by which memory is predicted.
+use std::sync::{Mutex, PoisonError};
+use tunesmith_base::error::Result;
+use tunesmith_config::arch::Arch;
+use tunesmith_config::{Config, Dtype, Quantization};
+use tunesmith_device::{CountedGpu, memory};
+use tunesmith_model::Model;
+use tunesmith_plan::memory::{Base, BufferCounts, CountBuffers, GpuHeld, GpuWalk, Storage, Walk, Walked as GpuBytes};
+
+/// The engine on the meta device, and on GPUs that are not there.
+#[derive(Debug)]
+pub(crate) struct MetaEngine {
+    arch: Arch,
+    config: Config,
+    walked: Mutex<Walked>,
+    on_gpu: Mutex<CountedPasses>,
+}
+
+/// The model, which is built for the first pass, and the passes that were walked. Plans of several strategies ask for the same.
+#[derive(Debug, Default)]
+struct Walked {
+    model: Option<Model>,
+    passes: Vec<(Walk, BufferCounts)>,
+}
+
+/// The models that were counted last, and what was found.
+#[derive(Debug, Default)]
+struct CountedPasses {
+    models: Vec<OnGpu>,
+    held: Vec<(Base, GpuHeld)>,
+    passes: Vec<(Base, GpuWalk, GpuBytes)>,
+}
+
+/// A model on a counted GPU, which it leaves first.
+#[derive(Debug)]
+struct OnGpu {
+    model: Model,
+    held: GpuHeld,
+    base: Base,
+    experts: Option<Experts>,
+    _gpu: CountedGpu,
+}
+
+/// How many experts a block has, and how many of them a token takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Experts {
+    count: usize,
+    per_token: usize,
+}
+
+impl Experts {
+    /// One of so many parts of them. Each expert sees as many tokens.
+    fn part(self, parts: usize) -> Option<Self> {
+        let whole = self.count.is_multiple_of(parts) && self.per_token.is_multiple_of(parts);
+        whole.then(|| Self { count: self.count / parts, per_token: self.per_token / parts })
+    }
+}
+
+/// With more experts in all blocks, an eighth and a quarter of them are walked: each takes as much memory as any other.
+const MANY_EXPERTS: usize = 1024;
+/// Kept models; a plan asks for the whole, for parts, and for other forms of the base.
+const MODELS: usize = 4;
+
+impl OnGpu {
+    fn new(arch: &Arch, config: &Config, base: &Base, experts: Option<Experts>) -> Result<Self> {
+        let (mut arch, mut config) = (arch.clone(), config.clone());
+        if let Some((of, Experts { count, per_token })) = arch.experts.as_mut().zip(experts) {
+            (of.count, of.per_token) = (count, per_token);
+        }
+        config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
+        config.model.quantization = match (base.quantized, config.model.quantization) {
+            (None | Some(Storage::F32 | Storage::Bf16), _) => Quantization::None,
+            (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
+            (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,
+            (Some(Storage::Int8), _) => Quantization::Int8,
+            (Some(Storage::Fp8), _) => Quantization::Fp8,
+        };
+        if let Some(Storage::FourBit { double }) = base.quantized {
+            config.model.double_quant = double;
+        }
+        let gpu = CountedGpu::take();
+        let model = Model::on_counted(&arch, &config, &gpu)?;
+        let held = GpuHeld { held: memory::live(gpu.device()), most: memory::peak(gpu.device()) };
+        Ok(Self { model, held, base: base.clone(), experts, _gpu: gpu })
+    }
+}
+
+/// What all experts take, from what an eighth and a quarter of them take: six eighths more.
+const fn from_parts(eighth: u64, quarter: u64) -> u64 {
+    quarter + 6 * quarter.saturating_sub(eighth)
+}
+
+impl MetaEngine {
+    pub(crate) fn new(arch: &Arch, config: &Config) -> Self {
+        let (arch, config) = (arch.clone(), config.clone());
+        Self { arch, config, walked: Mutex::default(), on_gpu: Mutex::default() }
+    }
+
+    /// The model with these experts, its base held in that form.
+    fn model<'a>(&self, models: &'a mut Vec<OnGpu>, base: &Base, experts: Option<Experts>) -> &'a mut OnGpu {
+        let known = models.iter().position(|known| known.experts == experts && known.base == *base);
+        let at = known.unwrap_or_else(|| {
+            models.truncate(MODELS - 1);
+            let built = OnGpu::new(&self.arch, &self.config, base, experts);
+            models.insert(0, built.expect("what a job was made of can be built without values"));
+            0
+        });
+        &mut models[at]
+    }
+
+    /// The bytes of a pass that was not walked yet.
+    fn walk(&self, models: &mut Vec<OnGpu>, base: &Base, walk: &GpuWalk) -> GpuBytes {
+        let experts = self.arch.experts.as_ref().map(|it| Experts { count: it.count, per_token: it.per_token });
+        let mut of = |experts| {
+            let counted = self.model(models, base, experts).model.gpu_bytes(walk);
+            counted.expect("nothing is read, and no memory is taken")
+        };
+        if walk.uneven {
+            return of(experts.map(|experts| Experts { count: experts.per_token, ..experts }));
+        }
+        let Some((eighth, quarter)) = self.parts() else { return of(experts) };
+        let (less, more) = (of(Some(eighth)), of(Some(quarter)));
+        let kept = from_parts(less.kept, more.kept);
+        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head }
+    }
+
+    /// An eighth and a quarter of the experts, if there are so many that these are counted instead of all.
+    fn parts(&self) -> Option<(Experts, Experts)> {
+        let experts = self.arch.experts.as_ref().map(|it| Experts { count: it.count, per_token: it.per_token });
+        let many = experts.filter(|experts| experts.count * self.arch.blocks.len() > MANY_EXPERTS)?;
+        many.part(8).zip(many.part(4))
+    }
+}
+
+impl CountBuffers for MetaEngine {
+    fn count(&self, walk: &Walk) -> BufferCounts {
+        let blocks = self.arch.blocks.len();
+        let walk = Walk { full: walk.full.min(blocks), none: walk.none.min(blocks), ..*walk };
+        let mut walked = self.walked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, counts)) = walked.passes.iter().find(|(known, _)| *known == walk) {
+            return counts.clone();
+        }
+        let built = walked.model.take().map_or_else(|| Model::on_meta(&self.arch, &self.config), Ok);
+        let built = walked.model.insert(built.expect("what a job was made of can be built without values"));
+        let counts = built.buffer_counts(&walk).expect("nothing is read, and no memory is taken");
+        walked.passes.push((walk, counts.clone()));
+        counts
+    }
+
+    fn held_on_gpu(&self, base: &Base) -> GpuHeld {
+        let counted = &mut *self.on_gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, held)) = counted.held.iter().find(|(known, _)| known == base) {
+            return *held;
+        }
+        let mut of = |experts| self.model(&mut counted.models, base, experts).held;
+        let held = match self.parts() {
+            None => of(None),
+            Some((eighth, quarter)) => {
+                let (less, more) = (of(Some(eighth)), of(Some(quarter)));
+                let held = from_parts(less.held, more.held);
+                // What is held for a moment beside it is one matrix, whatever the number of experts.
+                GpuHeld { held, most: held + more.most.saturating_sub(more.held) }
+            }
+        };
+        counted.held.push((base.clone(), held));
+        held
+    }
+
+    fn on_gpu(&self, base: &Base, walk: &GpuWalk) -> GpuBytes {
+        let counted = &mut *self.on_gpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |(of, known, _): &&(Base, GpuWalk, GpuBytes)| known == walk && of == base;
+        if let Some((.., bytes)) = counted.passes.iter().find(same) {
+            return *bytes;
+        }
+        let bytes = self.walk(&mut counted.models, base, walk);
+        counted.passes.push((base.clone(), *walk, bytes));
+        bytes
+    }
+}

@@ -1,0 +1,158 @@
+//! How a run sees pictures: the image encoder and connector that its settings name, and the files of its rows' pictures.
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::features::RunPictures;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_checkpoint::peft;
+use tunesmith_config::vision::{Backend, ChatForm, ChatImages, Pairing, Processing, VisionArch, VisionTraining};
+use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task};
+use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
+use tunesmith_hub::{self as hub, DownloadProgress, Part};
+use tunesmith_vision::Processor;
+
+/// What a model needs to see pictures.
+#[derive(Debug, Clone)]
+pub struct Sight {
+    /// For [`tunesmith_config::arch::Arch::vision`].
+    pub arch: Arc<VisionArch>,
+    /// Reads pictures as the encoder wants them.
+    pub(crate) run_pictures: Arc<RunPictures>,
+}
+
+/// The model that is to see.
+#[derive(Debug, Clone, Copy)]
+pub struct Seer<'a> {
+    /// Its folder.
+    pub dir: &'a Path,
+    /// The folder of its tokenizer, which may be an adapter's.
+    pub tokenizer: &'a Path,
+    /// Its width.
+    pub hidden_size: usize,
+}
+
+impl Sight {
+    /// Reads pictures as the encoder wants them.
+    pub fn pictures(&self) -> Arc<dyn Pictures> {
+        Arc::<RunPictures>::clone(&self.run_pictures)
+    }
+
+    /// Opens the image encoder of a run, of which so much is downloaded. `None` if the run has no pictures: `vision.load` decides, or
+    /// else the first rows.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the model sees no pictures, or the encoder is not known here; those of the hub and the files.
+    pub fn of_rows(
+        config: &Config,
+        seer: Seer<'_>,
+        part: Part,
+        downloads: &dyn DownloadProgress,
+    ) -> Result<Option<Self>> {
+        let shows = match config.vision.load {
+            Some(load) => load,
+            None => config.vision.encoder.is_some() || tunesmith_data::shows_pictures(config)?,
+        };
+        if shows { Self::open(config, seer, part, downloads).map(Some) } else { Ok(None) }
+    }
+
+    /// The same with what the adapter in `dir` has trained.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: its files cannot be read.
+    pub fn of_adapter(self, dir: &Path) -> Result<Self> {
+        let training = peft::vision_training(dir, &self.arch)?;
+        Ok(Self { arch: Arc::new(VisionArch { training, ..(*self.arch).clone() }), ..self })
+    }
+
+    /// Opens the image encoder.
+    ///
+    /// # Errors
+    /// As [`Self::of_rows`].
+    pub fn open(config: &Config, seer: Seer<'_>, part: Part, downloads: &dyn DownloadProgress) -> Result<Self> {
+        if config.task() != Task::CausalLm {
+            return Err(Error::config(format!("task: {} reads no pictures", config.task()))
+                .hint("leave rows with pictures out, or set vision.load: false"));
+        }
+        let (folder, vision) = match &config.vision.encoder {
+            Some(name) => paired(config, name, seer, part, downloads)?,
+            None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
+        };
+        let backend = match config.vision.backend {
+            ImageBackend::Torchvision => Backend::Torchvision,
+            ImageBackend::Pil => Backend::Pil,
+        };
+        if vision.encoder.channels != 3 {
+            let channels = vision.encoder.channels;
+            return Err(Error::model(format!("{}: not yet: an encoder of {channels} colors", folder.display())));
+        }
+        let vision = VisionArch { training: training(config, &vision), ..vision };
+        let processing = Processing { backend, ..Processing::open(&folder)? };
+        let processor = Processor::new(processing, vision.encoder.patch_size);
+        let files = PictureFiles::new(
+            processor,
+            vision.clone(),
+            &image_dir(config),
+            &config.data.cache_dir.clone().or_else(files::user_cache).unwrap_or_else(std::env::temp_dir),
+            config.data.bad_images == BadImages::Skip,
+        )?;
+        Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
+    }
+}
+
+/// The folder that names of pictures are relative to.
+pub(crate) fn image_dir(config: &Config) -> PathBuf {
+    let data = &config.data;
+    let first = data.train_path.first().or_else(|| data.datasets.first().and_then(|set| set.path.first()));
+    let beside = first.and_then(|file| file.parent()).filter(|folder| !folder.as_os_str().is_empty());
+    data.image_dir.clone().unwrap_or_else(|| beside.map_or_else(|| PathBuf::from("."), Path::to_owned))
+}
+
+/// What is trained of encoder and connector.
+fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
+    let tuning = &config.tuning;
+    VisionTraining {
+        connector: !tuning.freeze_connector.unwrap_or(vision.connector.stored),
+        encoder: !tuning.freeze_vision,
+        last_blocks: tuning.vision_unfreeze_layers,
+        adapters: tuning.vision_target_modules.clone(),
+        freeze_language: tuning.freeze_language,
+    }
+}
+
+/// The encoder's folder, and its pair with the model.
+fn paired(
+    config: &Config,
+    name: &str,
+    seer: Seer<'_>,
+    part: Part,
+    downloads: &dyn DownloadProgress,
+) -> Result<(PathBuf, VisionArch)> {
+    let model =
+        ModelConfig { name: Some(name.to_owned()), revision: config.vision.revision.clone(), ..ModelConfig::default() };
+    let dir = hub::model_dir(&model, part, downloads).map_err(|error| error.context("vision.encoder"))?.dir;
+    let width = config.vision.connector_hidden_size.unwrap_or(seer.hidden_size);
+    let pairing = Pairing {
+        hidden_size: (config.vision.connector == ConnectorChoice::Mlp).then_some(width),
+        feature_layer: config.vision.feature_layer,
+        dropout: config.vision.connector_dropout,
+    };
+    let vision = VisionArch::pair(&dir, &pairing, seer.hidden_size)?;
+    let chat = match &config.vision.image_token {
+        None => None,
+        Some(text) => {
+            let tokenizer = Tokenizer::load_with(seer.tokenizer, &new_tokens(config, seer))?;
+            let token = tokenizer.id(text).ok_or_else(|| {
+                Error::config(format!("vision.image_token: {text:?} is not in the vocabulary"))
+                    .hint(format!("add it: tuning.new_tokens: [{text:?}]"))
+            })?;
+            Some(ChatImages { token, form: ChatForm::Bare })
+        }
+    };
+    Ok((dir, VisionArch { chat, ..vision }))
+}
+
+/// The tokens that the tokenizer still lacks: an adapter's folder has them already.
+fn new_tokens(config: &Config, seer: Seer<'_>) -> Vec<String> {
+    if seer.tokenizer == seer.dir { config.tuning.new_tokens.clone() } else { Vec::new() }
+}

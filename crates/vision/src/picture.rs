@@ -1,0 +1,166 @@
+//! From the bytes of a file to pixels. What a file claims of its size is checked before anything is allocated by it.
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use image::metadata::Orientation;
+use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
+use tunesmith_base::error::{Error, Result};
+use zune_core::bytestream::ZCursor;
+use zune_core::colorspace::ColorSpace;
+use zune_core::options::DecoderOptions;
+use zune_jpeg::JpegDecoder;
+
+use crate::Picture;
+
+/// The most pixels of a picture: Pillow's `MAX_IMAGE_PIXELS`, from which on it warns of a decompression bomb.
+pub const MAX_PIXELS: u64 = 89_478_485;
+/// The most bytes that a decoder may allocate at a time: four channels of 16 bits.
+const MAX_ALLOC: u64 = MAX_PIXELS * 8;
+/// The most bytes of a picture's file.
+pub const MAX_BYTES: u64 = 256 << 20;
+
+impl Picture {
+    /// Decodes a JPEG, PNG, WebP, GIF, BMP or TIFF file. The orientation of its EXIF data is applied, transparent pixels are put
+    /// on white, 16-bit values become 8-bit ones, and of an animation the first frame is taken.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the bytes are no such file, are cut off, are a CMYK JPEG, or have more than [`MAX_PIXELS`]
+    /// pixels.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        isolated(|| {
+            let (mut picture, orientation) = if is_jpeg(bytes) { jpeg(bytes)? } else { other(bytes)? };
+            picture.apply_orientation(orientation);
+            let rgb = on_white(picture);
+            Ok(Self { width: rgb.width(), height: rgb.height(), rgb: rgb.into_raw() })
+        })
+    }
+
+    /// Width and height of a file's picture as [`Self::decode`] gives it, from its header.
+    ///
+    /// # Errors
+    /// As [`Self::decode`], but for damage behind the header.
+    pub fn size(bytes: &[u8]) -> Result<(u32, u32)> {
+        isolated(|| {
+            let (width, height, orientation) = if is_jpeg(bytes) {
+                let (decoder, width, height) = jpeg_header(bytes)?;
+                (width, height, jpeg_orientation(&decoder))
+            } else {
+                let mut decoder = reader(bytes)?.into_decoder().map_err(unreadable)?;
+                let (width, height) = decoder.dimensions();
+                check(width.into(), height.into())?;
+                (width, height, decoder.orientation().unwrap_or(Orientation::NoTransforms))
+            };
+            Ok(if turns(orientation) { (height, width) } else { (width, height) })
+        })
+    }
+}
+
+/// Runs a decoder; a panic of it becomes an error.
+fn isolated<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(Error::data("the picture's decoder failed")))
+}
+
+fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::data("the picture cannot be read").caused_by(error)
+}
+
+fn check(width: u64, height: u64) -> Result<()> {
+    if width == 0 || height == 0 {
+        return Err(Error::data("the picture has no pixels"));
+    }
+    if width.saturating_mul(height) > MAX_PIXELS {
+        return Err(Error::data(format!("the picture has {width} x {height} pixels, at most {MAX_PIXELS} are read"))
+            .hint("make it smaller: encoders see a few hundred pixels a side"));
+    }
+    Ok(())
+}
+
+const fn is_jpeg(bytes: &[u8]) -> bool {
+    matches!(bytes, [0xff, 0xd8, 0xff, ..])
+}
+
+/// Whether width and height change places.
+const fn turns(orientation: Orientation) -> bool {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
+}
+
+type Jpeg<'a> = JpegDecoder<ZCursor<&'a [u8]>>;
+
+fn jpeg_header(bytes: &[u8]) -> Result<(Jpeg<'_>, u32, u32)> {
+    let side = u16::MAX as usize;
+    let options = DecoderOptions::default()
+        .set_strict_mode(true)
+        .set_max_width(side)
+        .set_max_height(side)
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    decoder.decode_headers().map_err(unreadable)?;
+    let (width, height) = decoder.dimensions().ok_or_else(|| Error::data("the picture has no header"))?;
+    check(width as u64, height as u64)?;
+    if matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK)) {
+        return Err(Error::data("a CMYK JPEG, expected RGB or grey").hint("convert it: its colors need a profile"));
+    }
+    Ok((decoder, width as u32, height as u32))
+}
+
+fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
+    decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif)).unwrap_or(Orientation::NoTransforms)
+}
+
+fn jpeg(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
+    let (mut decoder, width, height) = jpeg_header(bytes)?;
+    // Behind the start of the last scan, both markers stand nowhere else: in its data a byte 0xff is never followed by them.
+    let marker = |kind: u8| bytes.windows(2).rposition(|pair| pair == [0xff, kind]);
+    if marker(0xd9) < marker(0xda) {
+        return Err(Error::data("the picture is cut off"));
+    }
+    let rgb = decoder.decode().map_err(unreadable)?;
+    let picture = RgbImage::from_raw(width, height, rgb).ok_or_else(|| Error::data("the picture is cut off"))?;
+    Ok((picture.into(), jpeg_orientation(&decoder)))
+}
+
+fn reader(bytes: &[u8]) -> Result<ImageReader<Cursor<&[u8]>>> {
+    const KNOWN: [ImageFormat; 5] =
+        [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Gif, ImageFormat::Bmp, ImageFormat::Tiff];
+    let wrong = || {
+        let found = if bytes.is_empty() { "an empty file" } else { "no picture" };
+        Error::data(format!("{found}, expected a JPEG, PNG, WebP, GIF, BMP or TIFF file"))
+    };
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(unreadable)?;
+    reader.format().filter(|format| KNOWN.contains(format)).ok_or_else(wrong)?;
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MAX_ALLOC);
+    reader.limits(limits);
+    Ok(reader)
+}
+
+fn other(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
+    let mut decoder = reader(bytes)?.into_decoder().map_err(unreadable)?;
+    let (width, height) = decoder.dimensions();
+    check(width.into(), height.into())?;
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    Ok((DynamicImage::from_decoder(decoder).map_err(unreadable)?, orientation))
+}
+
+/// The picture without transparency: on white, by Pillow's `alpha_composite`.
+fn on_white(picture: DynamicImage) -> RgbImage {
+    let alpha = matches!(picture.color(), ColorType::La8 | ColorType::La16 | ColorType::Rgba8 | ColorType::Rgba16);
+    if !alpha && picture.color() != ColorType::Rgba32F {
+        return picture.into_rgb8();
+    }
+    let rgba = picture.into_rgba8();
+    let (width, height) = rgba.dimensions();
+    let over = |[red, green, blue, alpha]: [u8; 4]| {
+        let alpha = u32::from(alpha);
+        // The backdrop is opaque, so both together are: 255 * 255.
+        let own = alpha * 255 * 255 * 128 / (alpha * 255 + 255 * (255 - alpha));
+        let rest = 255 * 128 - own;
+        [red, green, blue].map(|value| {
+            let sum = u32::from(value) * own + 255 * rest + (0x80 << 7);
+            ((((sum >> 8) + sum) >> 8) >> 7) as u8
+        })
+    };
+    let pixels = rgba.pixels().flat_map(|pixel| over(pixel.0)).collect();
+    RgbImage::from_raw(width, height, pixels).unwrap_or_default()
+}

@@ -1,0 +1,223 @@
+//! A picture as a checkpoint's image processor hands it to the encoder.
+use std::borrow::Cow;
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::vision::{Processing, Size};
+
+use crate::resize::resize;
+use crate::{Picture, Pixels, Tile};
+
+/// The longest side that Idefics 3 and `SmolVLM` make a picture.
+const LONGEST: u32 = 4096;
+
+/// Prepares pictures for one encoder.
+#[derive(Debug, Clone)]
+pub struct Processor {
+    processing: Processing,
+    patch: u32,
+}
+
+/// How a picture is cut, which its size alone decides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The tiles in the order of their rows in the decoder.
+    pub tiles: Vec<Tile>,
+    /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
+    pub split: Option<(usize, usize)>,
+    /// Sizes that the picture gets one after another, `(width, height)`.
+    steps: Vec<(u32, u32)>,
+}
+
+impl Processor {
+    /// For an encoder with square patches of so many pixels a side.
+    pub const fn new(processing: Processing, patch: usize) -> Self {
+        Self { processing, patch: patch as u32 }
+    }
+
+    /// How a picture of this size is cut.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: what is left of it is smaller than a patch, or has too many pixels.
+    pub fn layout(&self, width: u32, height: u32) -> Result<Layout> {
+        let longest = width.max(height);
+        let (width, height) = if self.processing.square.is_some() { (longest, longest) } else { (width, height) };
+        let (mut steps, mut split) = (Vec::new(), None);
+        match self.processing.size {
+            Size::Kept => {}
+            Size::Exact([height, width]) => steps.push((width, height)),
+            Size::ShortestEdge(edge) => {
+                let longer = |long: u32, short: u32| {
+                    (f64::from(edge) * f64::from(long) / f64::from(short)).min(f64::from(u32::MAX)) as u32
+                };
+                steps.push(if width <= height { (edge, longer(height, width)) } else { (longer(width, height), edge) });
+            }
+            Size::Tiles { longest_edge, tile, split: cut } => {
+                let first = below(scaled(width, height, longest_edge));
+                steps.push(first);
+                if cut {
+                    let (width, height) = multiples(first, tile);
+                    steps.push((width, height));
+                    if width > tile || height > tile {
+                        split = Some(((height / tile) as usize, (width / tile) as usize));
+                    }
+                } else {
+                    steps.push((tile, tile));
+                }
+            }
+        }
+        for &(width, height) in &steps {
+            if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
+                return Err(Error::data(format!("the picture would be made {width} x {height} pixels large"))
+                    .hint("its sides differ too much; leave it out, or cut it"));
+            }
+        }
+        let (width, height) = steps.last().copied().unwrap_or((width, height));
+        let (width, height) = self.processing.crop.map_or((width, height), |[height, width]| (width, height));
+        let whole = match self.processing.size {
+            Size::Tiles { tile, .. } if split.is_some() => (tile, tile),
+            _ => (width, height),
+        };
+        let tile = Tile { rows: (whole.1 / self.patch) as usize, columns: (whole.0 / self.patch) as usize };
+        if tile.rows == 0 || tile.columns == 0 {
+            let patch = self.patch;
+            return Err(Error::data(format!("the picture has {width} x {height} pixels, a patch {patch} x {patch}")));
+        }
+        let tiles = vec![tile; split.map_or(1, |(rows, columns)| rows * columns + 1)];
+        Ok(Layout { tiles, split, steps })
+    }
+
+    /// What the encoder reads of a picture.
+    ///
+    /// # Errors
+    /// As [`Self::layout`].
+    pub fn pixels(&self, picture: &Picture) -> Result<Pixels> {
+        let layout = self.layout(picture.width, picture.height)?;
+        let Processing { resample, backend, .. } = self.processing;
+        let mut current = Cow::Borrowed(picture);
+        if let Some(color) = self.processing.square {
+            current = Cow::Owned(squared(&current, color));
+        }
+        for &(width, height) in &layout.steps {
+            current = Cow::Owned(resize(&current, width, height, resample, backend).into_owned());
+        }
+        if let Some([height, width]) = self.processing.crop {
+            current = Cow::Owned(centre(&current, width, height));
+        }
+        let mut patches = Vec::new();
+        if let (Some((rows, columns)), Size::Tiles { tile, .. }) = (layout.split, self.processing.size) {
+            for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                self.unfold(&current, (column as u32 * tile, row as u32 * tile), layout.tiles[0], &mut patches);
+            }
+            current = Cow::Owned(resize(&current, tile, tile, resample, backend).into_owned());
+        }
+        self.unfold(&current, (0, 0), layout.tiles[0], &mut patches);
+        Ok(Pixels { patches, tiles: layout.tiles })
+    }
+
+    /// Appends the patches of a tile whose first pixel is at `(x, y)`.
+    fn unfold(&self, picture: &Picture, (x, y): (u32, u32), tile: Tile, patches: &mut Vec<f32>) {
+        let tables = self.tables();
+        let (patch, width) = (self.patch as usize, picture.width as usize);
+        patches.reserve(tile.rows * tile.columns * patch * patch * 3);
+        for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+            for (channel, table) in tables.iter().enumerate() {
+                for line in 0..patch {
+                    let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
+                    let pixels = picture.rgb[start * 3..(start + patch) * 3].as_chunks::<3>().0;
+                    patches.extend(pixels.iter().map(|pixel| table[usize::from(pixel[channel])]));
+                }
+            }
+        }
+    }
+
+    /// What becomes of each byte of each channel: as torchvision's `normalize` where mean and deviation hold the factor too.
+    fn tables(&self) -> [[f32; 256]; 3] {
+        let Processing { rescale, normalize, .. } = &self.processing;
+        let value = |channel: usize, byte: usize| {
+            let byte = byte as f32;
+            match (rescale, normalize) {
+                (None, None) => byte,
+                (Some(factor), None) => byte * *factor as f32,
+                (None, Some([mean, std])) => (byte - mean[channel]) / std[channel],
+                (Some(factor), Some([mean, std])) => {
+                    let whole = (1.0 / factor) as f32;
+                    (byte - mean[channel] * whole) / (std[channel] * whole)
+                }
+            }
+        };
+        [0, 1, 2].map(|channel| std::array::from_fn(|byte| value(channel, byte)))
+    }
+}
+
+/// The size at which the longer side is `longest`, and the shorter one in proportion and even.
+fn scaled(width: u32, height: u32, longest: u32) -> (u32, u32) {
+    let aspect = f64::from(width) / f64::from(height);
+    let even = |side: f64| {
+        let side = side as u32;
+        (side + side % 2).max(1)
+    };
+    if width >= height {
+        (longest, even(f64::from(longest) / aspect))
+    } else {
+        (even(f64::from(longest) * aspect), longest)
+    }
+}
+
+/// The size with no side above [`LONGEST`].
+fn below((width, height): (u32, u32)) -> (u32, u32) {
+    let aspect = f64::from(width) / f64::from(height);
+    if width >= height && width > LONGEST {
+        (LONGEST, ((f64::from(LONGEST) / aspect) as u32).max(1))
+    } else if height > width && height > LONGEST {
+        (((f64::from(LONGEST) * aspect) as u32).max(1), LONGEST)
+    } else {
+        (width, height)
+    }
+}
+
+/// The size with sides that are multiples of a tile's.
+fn multiples((width, height): (u32, u32), tile: u32) -> (u32, u32) {
+    let aspect = f64::from(width) / f64::from(height);
+    let up = |side: u32| side.div_ceil(tile) * tile;
+    if width >= height {
+        let width = up(width);
+        (width, up((f64::from(width) / aspect) as u32))
+    } else {
+        let height = up(height);
+        (up((f64::from(height) * aspect) as u32), height)
+    }
+}
+
+/// The picture in the middle of a square of one color.
+fn squared(picture: &Picture, color: [u8; 3]) -> Picture {
+    let side = picture.width.max(picture.height);
+    placed(picture, (side, side), ((side - picture.width) / 2, (side - picture.height) / 2), color)
+}
+
+/// The middle of a picture, on black where it is smaller.
+fn centre(picture: &Picture, width: u32, height: u32) -> Picture {
+    let large = (picture.width.max(width), picture.height.max(height));
+    let margin = (width.saturating_sub(picture.width) / 2, height.saturating_sub(picture.height) / 2);
+    let whole = if large == (picture.width, picture.height) {
+        Cow::Borrowed(picture)
+    } else {
+        Cow::Owned(placed(picture, large, margin, [0; 3]))
+    };
+    let (x, y) = ((whole.width - width) / 2, (whole.height - height) / 2);
+    let line = |row: u32| {
+        let start = ((y + row) * whole.width + x) as usize * 3;
+        &whole.rgb[start..start + width as usize * 3]
+    };
+    Picture { width, height, rgb: (0..height).flat_map(line).copied().collect() }
+}
+
+/// The picture at `(x, y)` of a larger one of one color.
+fn placed(picture: &Picture, (width, height): (u32, u32), (x, y): (u32, u32), color: [u8; 3]) -> Picture {
+    let mut rgb = color.repeat(width as usize * height as usize);
+    let line = picture.width as usize * 3;
+    for (row, from) in picture.rgb.chunks_exact(line).enumerate() {
+        let start = ((y as usize + row) * width as usize + x as usize) * 3;
+        rgb[start..start + line].copy_from_slice(from);
+    }
+    Picture { width, height, rgb }
+}

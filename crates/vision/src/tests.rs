@@ -1,0 +1,130 @@
+//! Pictures against Pillow, torchvision and Transformers (`scripts/golden/pixels.py`), to the bit; and files that lie.
+use super::*;
+use crate::resize::resize;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tunesmith_config::vision::{Backend, Processing, Resample};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/pixels").join(name)
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&fs::read(golden("pixels.json")).unwrap()).unwrap()
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a Vec<Value> {
+    value[key].as_array().unwrap()
+}
+
+fn picture(row: &Value) -> Picture {
+    Picture::decode(&fs::read(golden(row["file"].as_str().unwrap())).unwrap()).unwrap()
+}
+
+fn pair(value: &Value) -> (u32, u32) {
+    (value[0].as_u64().unwrap() as u32, value[1].as_u64().unwrap() as u32)
+}
+
+#[test]
+fn files_decode_as_pillow_decodes_them() {
+    for row in list(&expected(), "pictures") {
+        let found = picture(row);
+        let bytes = fs::read(golden(row["file"].as_str().unwrap())).unwrap();
+        assert_eq!((found.width, found.height), pair(&row["size"]), "{row}");
+        assert_eq!(Picture::size(&bytes).unwrap(), pair(&row["size"]), "{row}");
+        match row["mean"].as_array() {
+            // Two decoders of JPEG may round differently.
+            Some(mean) => {
+                for (channel, mean) in mean.iter().enumerate() {
+                    let sum: f64 = found.rgb.iter().skip(channel).step_by(3).map(|&byte| f64::from(byte)).sum();
+                    let own = sum * 3.0 / found.rgb.len() as f64;
+                    assert!((own - mean.as_f64().unwrap()).abs() < 0.2, "{row}: {own}");
+                }
+            }
+            None => assert_eq!(u64::from(crc32fast::hash(&found.rgb)), row["crc"].as_u64().unwrap(), "{row}"),
+        }
+    }
+}
+
+#[test]
+fn resized_bytes_are_those_of_pillow_and_of_torchvision() {
+    for row in list(&expected(), "resized") {
+        let filter = match row["filter"].as_str().unwrap() {
+            "nearest" => Resample::Nearest,
+            "bilinear" => Resample::Bilinear,
+            "bicubic" => Resample::Bicubic,
+            _ => Resample::Lanczos,
+        };
+        let (width, height) = pair(&row["size"]);
+        let from = picture(row);
+        for (backend, key) in [(Backend::Pil, "pil"), (Backend::Torchvision, "torchvision")] {
+            let found = resize(&from, width, height, filter, backend);
+            assert_eq!(u64::from(crc32fast::hash(&found.rgb)), row[key].as_u64().unwrap(), "{key}: {row}");
+        }
+    }
+}
+
+#[test]
+fn values_are_those_of_each_image_processor() {
+    let expected = expected();
+    let patch = expected["patch"].as_u64().unwrap() as usize;
+    let folder = tempfile::tempdir().unwrap();
+    for row in list(&expected, "processed") {
+        fs::write(folder.path().join("preprocessor_config.json"), row["settings"].to_string()).unwrap();
+        let processor = Processor::new(Processing::open(folder.path()).unwrap(), patch);
+        for file in list(row, "files") {
+            let about = format!("{} {file}", row["name"]);
+            let from = picture(file);
+            let found = processor.pixels(&from).unwrap();
+            let tiles = list(file, "tiles").iter().map(|tile| {
+                let (rows, columns) = pair(tile);
+                Tile { rows: rows as usize, columns: columns as usize }
+            });
+            assert_eq!(found.tiles, tiles.collect::<Vec<_>>(), "{about}");
+            assert_eq!(processor.layout(from.width, from.height).unwrap().tiles, found.tiles, "{about}");
+            let bytes: Vec<u8> = found.patches.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let first: Vec<f32> = found.patches.iter().take(4).copied().collect();
+            assert_eq!(u64::from(crc32fast::hash(&bytes)), file["crc"].as_u64().unwrap(), "{about}: {first:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_lies_is_refused() {
+    let refused = |bytes: &[u8], part: &str| {
+        let error = Picture::decode(bytes).unwrap_err();
+        assert_eq!(error.kind(), tunesmith_base::Kind::Data);
+        assert!(error.message().contains(part), "{error} lacks {part:?}");
+    };
+    refused(b"", "an empty file");
+    refused(b"no picture at all", "no picture");
+    refused(&fs::read(golden("cmyk.jpg")).unwrap(), "CMYK");
+    // A header of 60,000 x 60,000 pixels with no data behind it.
+    let mut bomb = fs::read(golden("rgb.png")).unwrap();
+    bomb[16..24].copy_from_slice(&[0, 0, 0xea, 0x60, 0, 0, 0xea, 0x60]);
+    let crc = crc32fast::hash(&bomb[12..29]).to_be_bytes();
+    bomb[29..33].copy_from_slice(&crc);
+    refused(&bomb, "60000 x 60000");
+    assert!(Picture::size(&bomb).is_err());
+}
+
+#[test]
+fn a_file_that_is_cut_off_or_changed_never_panics() {
+    for name in ["rgb.png", "rgb.jpg", "rgb.webp", "animated.gif", "rgb.bmp", "rgb.tiff", "rotated.png"] {
+        let bytes = fs::read(golden(name)).unwrap();
+        let whole = Picture::decode(&bytes).unwrap();
+        for end in (0..bytes.len()).step_by(7) {
+            // An animation's first frame may be whole.
+            if let Ok(found) = Picture::decode(&bytes[..end]) {
+                assert!(found == whole || name == "rgb.tiff" || name == "animated.gif", "{name} up to {end}");
+            }
+        }
+        for at in (0..bytes.len()).step_by(3) {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x55;
+            let _ = Picture::decode(&changed);
+            let _ = Picture::size(&changed);
+        }
+    }
+}

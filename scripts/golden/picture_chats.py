@@ -1,0 +1,120 @@
+"""Chats with pictures as the processors of Transformers tokenize them.
+
+    python scripts/golden/picture_chats.py tests/golden/picture_chats
+
+Written for each model of tests/golden/vision: a tokenizer, a chat template and an image processor that fit its config.json, and
+chats.json with the rows, token ids, and the CRC-32 of the pixel values in the order of patches. The tokenizer merges line breaks,
+so that a text which is put together after it was tokenized has other ids.
+"""
+
+import json
+import os
+import string
+import sys
+import zlib
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+PICTURES = Path(__file__).resolve().parents[2] / "tests/golden/pixels"
+PATCH = 8
+SIZE = {"height": 32, "width": 32}
+TILES = dict(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+# What templates of the makers write, in short.
+PARTS = (
+    "{%- for part in message.content -%}{%- if part.type == 'image' -%}{{ 'IMAGE' }}{%- else -%}{{ part.text }}{%- endif -%}{%- endfor -%}"
+)
+TEMPLATE = (
+    "{%- for message in messages -%}{{ '<turn>' + message.role + '\\n' }}"
+    "{%- if message.content is string -%}{{ message.content }}{%- else -%}" + PARTS + "{%- endif -%}"
+    "{{ '</s>\\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<turn>assistant\\n' }}{%- endif -%}"
+)
+CHATS = [
+    [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "a cat"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "see "}, {"type": "image"}, {"type": "text", "text": "\n\nand "}, {"type": "image"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "two"}]},
+     {"role": "user", "content": [{"type": "image"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "three"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "no picture"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "none"}]}],
+]
+FILES = [["rgb.png"], ["wide.png", "tall.png", "grey.png"], []]
+
+
+def tokenizer(special):
+    """Letters, merged line breaks, and special tokens with the ids that the models' config.json has."""
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>"] + list(string.ascii_lowercase) + list(" ,.?\n") + ["\n\n", "\n\n\n", "ca", "cat", "th"]
+    special = {2: "</s>", 80: "<turn>", **special}
+    filler = iter(range(1000))
+    while len(vocabulary) < 96:
+        vocabulary.append(special.get(len(vocabulary)) or f"<unused{next(filler)}>")
+    merges = [("\n", "\n"), ("\n\n", "\n"), ("c", "a"), ("ca", "t"), ("t", "h")]
+    inner = Tokenizer(models.BPE({token: id for id, token in enumerate(vocabulary)}, merges, unk_token="<unk>"))
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ["<pad>", "<s>", *special.values()]])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="</s>", pad_token="<pad>", bos_token="<s>", unk_token="<unk>",
+        extra_special_tokens={name: special[id] for name, id in [("image_token", 95), ("boi_token", 94), ("eoi_token", 93)] if id in special},
+    )
+
+
+def processor(name):
+    tiles = {88 + row * 2 + column: f"<row_{row + 1}_col_{column + 1}>" for row in range(2) for column in range(2)}
+    if name == "llava":
+        own = tokenizer({95: "<image>"})
+        image = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=SIZE)
+        return transformers.LlavaProcessor(
+            image, own, patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+            chat_template=TEMPLATE.replace("IMAGE", "<image>"))
+    if name == "gemma3":
+        own = tokenizer({95: "<soft>", 94: "<begin>", 93: "<end>"})
+        image = transformers.Gemma3ImageProcessor(size=SIZE)
+        return transformers.Gemma3Processor(image, own, image_seq_length=4, chat_template=TEMPLATE.replace("IMAGE", "<begin>"))
+    own = tokenizer({95: "<image>", 94: "<fake_token_around_image>", 93: "<global-img>", **tiles})
+    image = transformers.SmolVLMImageProcessor(**TILES)
+    video = transformers.SmolVLMVideoProcessor()
+    return transformers.SmolVLMProcessor(image, own, video, image_seq_len=4, chat_template=TEMPLATE.replace("IMAGE", "<image>"))
+
+
+def patches(tile):
+    channels, height, width = tile.shape
+    rows, columns = height // PATCH, width // PATCH
+    return tile.reshape(channels, rows, PATCH, columns, PATCH).transpose(1, 3, 0, 2, 4).reshape(rows * columns, -1)
+
+
+def main(folder):
+    for name in ["llava", "gemma3", "smolvlm"]:
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        whole = processor(name)
+        whole.tokenizer.save_pretrained(target)
+        (target / "chat_template.jinja").write_text(whole.chat_template)
+        (target / "preprocessor_config.json").write_text(whole.image_processor.to_json_string())
+        rows = []
+        for chat, files in zip(CHATS, FILES):
+            text = whole.apply_chat_template(chat, tokenize=False)
+            images = [Image.open(PICTURES / file).convert("RGB") for file in files] or None
+            found = whole(text=[text], images=[images] if images else None, return_tensors="np")
+            row = {"messages": chat, "images": files, "input_ids": found["input_ids"][0].tolist()}
+            if images:
+                values = np.asarray(found["pixel_values"], dtype=np.float32)
+                tiles = values.reshape(-1, *values.shape[-3:])
+                kept = tiles
+                if name == "smolvlm":
+                    mask = np.asarray(found["pixel_attention_mask"]).reshape(len(tiles), -1).any(axis=1)
+                    kept = tiles[mask]
+                row["pixels"] = zlib.crc32(np.concatenate([patches(tile) for tile in kept]).astype("<f4").tobytes())
+            rows.append(row)
+        versions = {"transformers": transformers.__version__}
+        (target / "chats.json").write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
