@@ -224,8 +224,9 @@ def make_rows(count, settings, seed):
             continue
         images = [int(rng.integers(PICTURES)) for _ in range((1, 2, 0, 1)[number % 4])]
         ids = [1]
-        for _ in images:
-            ids += walk(int(rng.integers(1, 4))) + [IMAGE] * settings["rows"]
+        for image in images:
+            rows_of = settings["rows"] if isinstance(settings["rows"], int) else settings["rows"][image]
+            ids += walk(int(rng.integers(1, 4))) + [IMAGE] * rows_of
         question = len(ids) + 2
         ids += walk(length + 2) + [2]
         labels = [IGNORE if at < question or token == IMAGE else token for at, token in enumerate(ids)]
@@ -255,6 +256,11 @@ def count(settings, labels):
     return int(((labels if settings["prefix"] else labels[:, 1:]) != IGNORE).sum())
 
 
+def shown(settings, labels):
+    """What a model whose mask depends on where an answer begins is told of it."""
+    return [labels] if settings.get("needs_labels") else []
+
+
 def train(model, forward, settings, rows, pictures):
     """Twenty steps; a step's loss is the sum over its label tokens divided by their number."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -266,7 +272,7 @@ def train(model, forward, settings, rows, pictures):
         at += MICRO_BATCH * GRAD_ACCUM
         tokens, total = sum(count(settings, labels) for _, _, labels, _ in batches), 0.0
         for ids, mask, labels, pixels in batches:
-            loss = nll(settings, forward(ids, mask, pixels), labels, "sum") / tokens
+            loss = nll(settings, forward(ids, mask, pixels, *shown(settings, labels)), labels, "sum") / tokens
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
@@ -286,7 +292,7 @@ def answer(forward, settings, row, pictures, tokens=10):
     for _ in range(tokens):
         padded = ids + [0] if settings["prefix"] else ids
         with torch.no_grad():
-            logits = forward(torch.tensor([padded]), torch.ones(1, len(padded), dtype=torch.long), pixels)
+            logits = forward(torch.tensor([padded]), torch.ones(1, len(padded), dtype=torch.long), pixels, *shown(settings, first))
         answer.append(int(logits[0, len(ids) if settings["prefix"] else -1].argmax()))
         ids.append(answer[-1])
     return dict(prompt=row["input_ids"][:first], images=row["images"], answer=answer)
@@ -294,15 +300,20 @@ def answer(forward, settings, row, pictures, tokens=10):
 
 def make_model(name, out, seed):
     makers = dict(prefix=lambda: prefix_model(out, name, seed), prefix_mlp=lambda: prefix_model(out, name, seed, 40))
-    model, forward, settings = makers.get(name, lambda: composite(out, name, seed))()
-    folder = f"{out}/{name}"
-    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
+    made = makers.get(name, lambda: composite(out, name, seed))()
     pictures = normals((PICTURES, 3, SIDE, SIDE), seed + 4)
+    write_model(f"{out}/{name}", made, pictures, dict(pixel_values=pictures), seed)
+
+
+def write_model(folder, made, pictures, stored, seed):
+    """What a model computes of its rows. `stored` are the pictures' numbers as tensors."""
+    model, forward, settings = made
+    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
     rows = make_rows(4 + STEPS * MICRO_BATCH * GRAD_ACCUM, settings, seed + 5)
     own = {key: parameter for key, parameter in trained.items() if "lora_" in key or key.startswith("projection.")}
     save({our_name(key): parameter for key, parameter in own.items()}, f"{folder}/init.safetensors")
     ids, mask, labels, pixels = collate(rows[:4], pictures)
-    logits = forward(ids, mask, pixels)
+    logits = forward(ids, mask, pixels, *shown(settings, labels))
     loss = nll(settings, logits, labels, "mean")
     loss.backward()
     grads = {our_name(key): parameter.grad for key, parameter in trained.items() if parameter.grad is not None}
@@ -310,7 +321,7 @@ def make_model(name, out, seed):
     kept = [(row, at) for row in range(4) for at in range(len(rows[row]["input_ids"])) if at % 3 == row % 3]
     chosen = torch.stack([logits[row, at] for row, at in kept])
     losses = nll(settings, logits, labels, "none")[(labels if settings["prefix"] else labels[:, 1:]).reshape(-1) != IGNORE]
-    save(dict(pixel_values=pictures, logits=chosen, losses=losses), f"{folder}/forward.safetensors")
+    save(dict(**stored, logits=chosen, losses=losses), f"{folder}/forward.safetensors")
     answers = [answer(forward, settings, row, pictures) for row in rows[:3]]
     model.zero_grad(set_to_none=True)
     trace = train(model, forward, settings, rows[4:], pictures)
@@ -332,4 +343,5 @@ def main():
             print(name)
 
 
-main()
+if __name__ == "__main__":
+    main()

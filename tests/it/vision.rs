@@ -1,8 +1,10 @@
 //! Models that see pictures against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
 //! connector and encoder, greedy answers, and twenty steps.
-use crate::parity::{Tensors, close, json as read_json, on_gpu, put, recipe, tensors};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+mod golden;
+
+use crate::parity::{Tensors, close, on_gpu, put, recipe, tensors};
+use golden::{Run, golden, integers};
+use serde_json::json;
 use std::sync::Arc;
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
@@ -11,7 +13,7 @@ use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::vision::{Pairing, VisionArch, VisionTraining};
 use tunesmith::config::{Config, LrScheduler, TargetModules};
-use tunesmith::data::batch::{Batch, IGNORE, ImageRows};
+use tunesmith::data::batch::Batch;
 use tunesmith::eval::{Settings, Unwatched, generate_with_images};
 use tunesmith::export::merge::set_adapter;
 use tunesmith::model::Model;
@@ -20,16 +22,11 @@ use tunesmith::model::weights::WeightFiles;
 use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
 use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
-use tunesmith::vision::{Pixels, Tile};
 
 const LOGITS: f32 = 5e-5;
 const GRADIENT: f32 = 5e-5;
 /// Rows of a step, in two micro-batches.
 const ROWS: usize = 4;
-
-fn golden(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision").join(path)
-}
 
 fn config(name: &str) -> Config {
     let mut config = recipe();
@@ -46,25 +43,6 @@ fn config(name: &str) -> Config {
 /// Connector and encoder, all of them.
 fn everything() -> VisionTraining {
     VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }
-}
-
-/// Pictures `[count, channels, height, width]` as an encoder with square patches reads them.
-fn pixels(stored: &(Vec<usize>, Vec<f32>), patch: usize) -> Vec<Arc<Pixels>> {
-    let [count, channels, height, width] = stored.0[..] else { panic!("four sizes") };
-    let tile = Tile { rows: height / patch, columns: width / patch };
-    let of = |picture: usize| {
-        let mut patches = Vec::with_capacity(channels * height * width);
-        for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
-            for channel in 0..channels {
-                for line in 0..patch {
-                    let at = ((picture * channels + channel) * height + row * patch + line) * width + column * patch;
-                    patches.extend_from_slice(&stored.1[at..at + patch]);
-                }
-            }
-        }
-        Arc::new(Pixels { patches, tiles: vec![tile] })
-    };
-    (0..count).map(of).collect()
 }
 
 /// A golden model with adapters on the decoder, and this part of connector and encoder trained.
@@ -90,81 +68,13 @@ fn started(name: &str, training: VisionTraining) -> Model {
     model
 }
 
-fn integers(value: &Value) -> Vec<i64> {
-    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
-}
-
-/// Appends a row of `run.json` to a batch.
-fn push(batch: &mut Batch, run: &Value, row: &Value, pictures: &[Arc<Pixels>], rows_of: usize) {
-    let mut ids: Vec<u32> = integers(&row["input_ids"]).into_iter().map(|id| id as u32).collect();
-    let mut labels: Vec<i32> = integers(&row["labels"]).into_iter().map(|label| label as i32).collect();
-    let images: Vec<usize> = integers(&row["images"]).into_iter().map(|at| at as usize).collect();
-    let start = batch.tokens.len();
-    let mut places = Vec::new();
-    if run["prefix"] == true {
-        places.push(0..rows_of);
-        ids.splice(0..0, vec![0; rows_of]);
-        labels.splice(0..0, vec![IGNORE; rows_of]);
-    } else {
-        let image = run["image_token"].as_u64().unwrap() as u32;
-        let mut at = 0;
-        while at < ids.len() {
-            if ids[at] == image {
-                places.push(at..at + rows_of);
-                at += rows_of;
-            } else {
-                at += 1;
-            }
-        }
-    }
-    assert_eq!(places.len(), images.len());
-    for (place, picture) in places.into_iter().zip(images) {
-        let rows = ImageRows { runs: vec![place], pixels: Arc::clone(&pictures[picture]) };
-        batch.images.push(rows.moved(start));
-    }
-    if batch.cu_seqlens.is_empty() {
-        batch.cu_seqlens.push(0);
-    }
-    batch.push(&ids, &labels);
-}
-
-/// A golden run: its rows, and the pictures among them.
-struct Run {
-    json: Value,
-    pictures: Vec<Arc<Pixels>>,
-    /// Rows of the decoder that a picture takes.
-    rows_of: usize,
-    forward: Tensors,
-}
-
-impl Run {
-    fn read(name: &str, model: &Model) -> Self {
-        let forward = tensors(&golden(name).join("forward.safetensors"));
-        let pictures = pixels(&forward["pixel_values"], 8);
-        let rows_of = model.arch.vision.as_ref().unwrap().rows([(4, 4)]);
-        Self { json: read_json(&golden(&format!("{name}/run.json"))), pictures, rows_of, forward }
-    }
-
-    fn batch(&self, rows: &[Value]) -> Batch {
-        let mut batch = Batch::default();
-        for row in rows {
-            push(&mut batch, &self.json, row, &self.pictures, self.rows_of);
-        }
-        batch
-    }
-
-    fn rows(&self) -> &[Value] {
-        self.json["data"].as_array().unwrap()
-    }
-}
-
 /// Logits, losses and gradients of four rows, greedy answers, and twenty steps.
 fn check(name: &str) {
     let mut model = started(name, everything());
     let run = Run::read(name, &model);
     let batch = run.batch(&run.rows()[..ROWS]);
     // In prefix mode the stored logits begin with that of the last picture's row.
-    let shift = if run.json["prefix"] == true { run.rows_of - 1 } else { 0 };
+    let shift = if run.json["prefix"] == true { run.rows_of[0] - 1 } else { 0 };
     let chosen = run.json["rows_of_logits"].as_array().unwrap().iter().map(integers);
     let chosen: Vec<usize> = chosen.map(|it| batch.cu_seqlens[it[0] as usize] + shift + it[1] as usize).collect();
     close(&format!("{name}: logits"), &model.logits(&batch, &chosen).unwrap(), &run.forward["logits"].1, LOGITS);
@@ -261,8 +171,13 @@ fn every_model_that_sees_pictures_equals_pytorch() {
 }
 
 #[test]
+fn every_qwen_vl_equals_pytorch() {
+    ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"].into_iter().for_each(check);
+}
+
+#[test]
 fn a_gpu_sees_what_the_cpu_sees() {
-    on_gpu(|| ["prefix", "gemma3"].into_iter().for_each(check));
+    on_gpu(|| ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl"].into_iter().for_each(check));
 }
 
 /// What is trained of connector and encoder, and the tower's adapters, are in the adapter's files, and come back.
@@ -279,6 +194,7 @@ fn an_adapter_s_files_hold_connector_and_encoder() {
             },
         ),
         ("gemma3", VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }),
+        ("qwen3_vl", VisionTraining { connector: true, adapters: vec!["qkv".into()], ..VisionTraining::default() }),
     ] {
         let mut model = trained_by(name, training);
         let arch = model.arch.clone();

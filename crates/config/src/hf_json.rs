@@ -103,6 +103,14 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// A list of places in another list, such as numbers of blocks.
+    pub(super) fn indexes(&self, key: &str, default: &[usize]) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(default.to_vec()) };
+        let index = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+        let found = value.as_array().and_then(|list| list.iter().map(index).collect());
+        found.ok_or_else(|| self.mismatch(key, "a list of whole numbers"))
+    }
+
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             Some(value) => match value.as_f64().filter(|value| value.is_finite()) {

@@ -14,6 +14,7 @@ use tunesmith_base::error::Result;
 use tunesmith_config::{Checkpointing, Policy};
 use tunesmith_device::Floats;
 use tunesmith_ops::activation::{Activation, Leaving};
+use tunesmith_ops::elementwise;
 use tunesmith_ops::narrow::{Half, Narrow};
 
 #[derive(Debug)]
@@ -42,6 +43,38 @@ pub struct Walk<'a> {
     pub layout: &'a Layout,
     /// Whether the last block computes every token, though only some are asked for: a loss looks at its experts.
     pub every_token: bool,
+    /// What is added to rows of the stream behind the first blocks.
+    pub added: Option<&'a Added>,
+}
+
+/// Rows that are added to the stream behind the first blocks: some of pictures (Qwen3-VL). The last block is none of these.
+#[derive(Debug)]
+pub struct Added {
+    /// Where they are added, rising.
+    pub rows: Vec<usize>,
+    /// For each of the first blocks `[rows, hidden]`.
+    pub features: Vec<Activation>,
+    /// Their gradients, the last block's first: what a backward walk leaves.
+    pub gradients: RefCell<Vec<Activation>>,
+}
+
+impl Walk<'_> {
+    /// The stream behind block `index`, with what is added there.
+    fn add(&self, index: usize, x: Activation) -> Activation {
+        let Some((added, features)) = self.added.and_then(|added| Some((added, added.features.get(index)?))) else {
+            return x;
+        };
+        let mut sum = features.scatter(&added.rows, x.tokens());
+        elementwise::add(&mut sum, &x);
+        sum
+    }
+
+    /// Leaves the gradient of what was added behind block `index`, given that of the stream.
+    fn leave(&self, index: usize, dy: &Activation) {
+        if let Some(added) = self.added.filter(|added| index < added.features.len()) {
+            added.gradients.borrow_mut().push(dy.gather(&added.rows));
+        }
+    }
 }
 
 /// What a training walk keeps for its way back.
@@ -163,7 +196,7 @@ impl Blocks {
         for (index, block) in self.all.iter().enumerate() {
             let rows = self.rows(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, attend).0;
-            x = self.at(walk, index, pass, forward)?;
+            x = walk.add(index, self.at(walk, index, pass, forward)?);
         }
         Ok(self.pick(walk, x))
     }
@@ -190,6 +223,7 @@ impl Blocks {
             let rows = self.rows(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut over_batch);
             let (y, saved) = self.at(walk, index, pass, forward)?;
+            let y = walk.add(index, y);
             if let (Some(routing), true) = (saved.routing(), loads) {
                 trace.loads.push(routing.load().collect());
             }
@@ -237,6 +271,7 @@ impl Blocks {
             if let Some(next) = kept.last_mut().filter(|_| self.offloads) {
                 *next = next.take().map(fetched);
             }
+            walk.leave(index, &dy);
             let segment = self.first_segment.map(|first| params.segment(first + index));
             if let Some(segment) = &segment {
                 grads.open(segment.clone());

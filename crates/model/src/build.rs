@@ -188,7 +188,7 @@ impl Builder<'_> {
         self.tensors.params.begin_segment();
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
         let narrow = narrow(config);
-        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, narrow)).transpose()?;
+        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
         self.shards.push(vec![&mut embedding], &mut self.tensors.params);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();

@@ -6,50 +6,67 @@ use super::branch::{Branch, Gained, Join, Part};
 use super::build::Builder;
 use super::device::pool;
 use super::linear::Linear;
+use super::mlp::Mlp;
 use super::norm::Norm;
 use super::plain_mlp::PlainMlp;
 use super::projections::Projections;
 use super::shards::Shards;
 use super::vision::Vision;
-use super::vision::connector::{AveragePool, Connector};
-use super::vision::encoder::Encoder;
+use super::vision::connector::{AveragePool, Connector, Merger};
+use super::vision::encoder::{Encoder, window};
 use super::vision::stem::Stem;
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Checkpointing;
+use tunesmith_config::arch::{Arch, LinearSpec};
 use tunesmith_config::vision::{self as spec, ConnectorKind, Features, VisionArch};
 use tunesmith_device::Array;
 use tunesmith_ops::attention::{Heads, Scores};
+use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::narrow::Half;
 use tunesmith_ops::pointwise::Function;
 
 impl Builder<'_> {
     /// Encoder and connector; `narrow` is what the encoder keeps for backward.
-    pub(crate) fn vision(&mut self, arch: &VisionArch, narrow: Option<Half>) -> Result<Vision> {
-        let encoder = arch.features.is_none().then(|| self.encoder(&arch.encoder, narrow)).transpose()?;
-        let behind = arch.features != Some(Features::Connector);
-        let connector = behind.then(|| self.connector(&arch.connector)).transpose()?;
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: a decoder that is not of this encoder's model; those of the weights.
+    pub(crate) fn vision(&mut self, arch: &VisionArch, decoder: &Arch, narrow: Option<Half>) -> Result<Vision> {
+        fits(arch, decoder)?;
+        let inner: Vec<usize> = arch.deepstack.iter().map(|deep| deep.block).collect();
+        let encoder = arch.features.is_none().then(|| self.encoder(&arch.encoder, &inner, narrow)).transpose()?;
+        let behind = arch.connectors().filter(|_| arch.features != Some(Features::Connector));
+        let connectors = behind.map(|connector| self.connector(connector)).collect::<Result<_>>()?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
-        Ok(Vision::new(arch.clone(), encoder, connector, pool))
+        Ok(Vision::new(arch.clone(), encoder, connectors, pool))
     }
 
-    fn layer_norm(&mut self, name: &str, eps: f64) -> Result<Norm> {
+    fn norm_of(&mut self, name: &str, eps: f64, rms: bool) -> Result<Norm> {
         let weight = self.tensors.weight(&format!("{name}.weight"))?;
-        let bias = Some(self.tensors.weight(&format!("{name}.bias"))?);
+        let bias = (!rms).then(|| self.tensors.weight(&format!("{name}.bias"))).transpose()?;
         Ok(Norm { weight, bias, offset: 0.0, eps: eps as f32 })
     }
 
-    fn encoder(&mut self, spec: &spec::Encoder, narrow: Option<Half>) -> Result<Encoder> {
+    fn encoder_norm(&mut self, spec: &spec::Encoder, name: &str) -> Result<Norm> {
+        self.norm_of(name, spec.norm_eps, spec.rms_norm)
+    }
+
+    fn encoder(&mut self, spec: &spec::Encoder, inner: &[usize], narrow: Option<Half>) -> Result<Encoder> {
         let stem = self.stem(spec)?;
-        let blocks: Vec<Block> =
-            (0..spec.feature.blocks).map(|layer| self.encoder_block(spec, layer)).collect::<Result<_>>()?;
-        let final_norm = spec
-            .feature
-            .final_norm
-            .then(|| self.layer_norm(&spec.name(spec.names.stem.final_norm), spec.norm_eps))
-            .transpose()?;
-        let trains = stem.trains() || blocks.iter().any(Block::trains) || final_norm.as_ref().is_some_and(Norm::trains);
-        let blocks = Blocks::new(blocks, None, stem.trains(), Checkpointing::CHEAP, narrow);
-        Ok(Encoder { spec: spec.clone(), stem, blocks, final_norm, trains, shards: Shards::default() })
+        let (mut parts, mut trains_below, mut trains) = (Vec::new(), Vec::new(), stem.trains());
+        let mut first = 0;
+        for end in inner.iter().map(|block| block + 1).chain([spec.feature.blocks]) {
+            let blocks: Vec<Block> =
+                (first..end).map(|layer| self.encoder_block(spec, layer)).collect::<Result<_>>()?;
+            trains_below.push(trains);
+            let below = trains;
+            trains |= blocks.iter().any(Block::trains);
+            parts.push(Blocks::new(blocks, None, below, Checkpointing::CHEAP, narrow));
+            first = end;
+        }
+        let final_norm = &spec.name(spec.names.stem.final_norm);
+        let final_norm = spec.feature.final_norm.then(|| self.encoder_norm(spec, final_norm)).transpose()?;
+        trains |= final_norm.as_ref().is_some_and(Norm::trains);
+        Ok(Encoder { spec: spec.clone(), stem, parts, trains_below, final_norm, trains, shards: Shards::default() })
     }
 
     fn stem(&mut self, spec: &spec::Encoder) -> Result<Stem> {
@@ -57,34 +74,68 @@ impl Builder<'_> {
         let class_token = spec.class_token.then(|| self.tensors.weight(&spec.name(names.class_token))).transpose()?;
         let registers = (spec.registers > 0).then(|| self.tensors.weight(&spec.name(names.registers))).transpose()?;
         let patch = self.linear(&spec.patch_embedding())?;
-        let positions = self.tensors.weight(&spec.name(names.positions))?;
-        let norm = spec.pre_norm.then(|| self.layer_norm(&spec.name(names.pre_norm), spec.norm_eps)).transpose()?;
+        let learned = spec.interpolation.is_some();
+        let positions = learned.then(|| self.tensors.weight(&spec.name(names.positions))).transpose()?;
+        let norm = spec.pre_norm.then(|| self.encoder_norm(spec, &spec.name(names.pre_norm))).transpose()?;
         Ok(Stem { patch, class_token, registers, positions, norm })
     }
 
     fn encoder_block(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Block> {
         let names = spec.names.block;
-        let [query, key, value, out, fc1, fc2] = spec.block_linears(layer);
-        let norm = Some(self.layer_norm(&spec.block_name(layer, names.norm1), spec.norm_eps)?);
-        let qkv = Qkv::Own(Projections::apart([self.linear(&query)?, self.linear(&key)?, self.linear(&value)?]));
-        let head_dim = spec.hidden_size / spec.num_heads;
-        let attention = Attention {
-            qkv,
-            q_norm: None,
-            k_norm: None,
-            o: self.linear(&out)?,
-            heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),
-            how: Scores { scale: (head_dim as f32).powf(-0.5), softcap: None, window: None },
-            rope: None,
-            layer,
-            shares: false,
-        };
+        let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm1))?);
+        let attention = self.encoder_attention(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale1)?;
         let first = Branch { norm, part: Part::Attention(Box::new(attention)), join };
-        let norm = Some(self.layer_norm(&spec.block_name(layer, names.norm2), spec.norm_eps)?);
-        let mlp = PlainMlp { fc1: self.linear(&fc1)?, fc2: self.linear(&fc2)?, function: function(spec.activation) };
+        let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm2))?);
+        let part = self.encoder_mlp(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale2)?;
-        Ok(Block { branches: vec![first, Branch { norm, part: Part::Plain(Box::new(mlp)), join }] })
+        Ok(Block { branches: vec![first, Branch { norm, part, join }] })
+    }
+
+    fn encoder_attention(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Attention> {
+        let mut linears = self.linears(&spec.attention_linears(layer))?;
+        let mut next = || linears.next().expect("attention has these modules");
+        let projections = if spec.fused_qkv {
+            Projections::fused(next(), [spec.hidden_size; 3])
+        } else {
+            Projections::apart([next(), next(), next()])
+        };
+        let head_dim = spec.hidden_size / spec.num_heads;
+        let scale = (head_dim as f32).powf(-0.5);
+        Ok(Attention {
+            qkv: Qkv::Own(projections),
+            q_norm: None,
+            k_norm: None,
+            o: next(),
+            heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),
+            how: Scores { scale, softcap: None, window: window(spec, layer) },
+            rope: spec.rope_theta.map(|_| 0),
+            layer,
+            shares: false,
+        })
+    }
+
+    fn encoder_mlp(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Part> {
+        let mut linears = self.linears(&spec.mlp_linears(layer))?;
+        let mut next = || linears.next().expect("an MLP has these modules");
+        if !spec.gated_mlp {
+            let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(spec.activation) };
+            return Ok(Part::Plain(Box::new(mlp)));
+        }
+        let gate = match spec.activation {
+            spec::Pointwise::Silu => Gate::Silu,
+            spec::Pointwise::GeluTanh => Gate::GeluTanh,
+            other => {
+                return Err(Error::model(format!("{other:?} as the gate of an encoder's MLP"))
+                    .hint("silu and gelu_pytorch_tanh are known"));
+            }
+        };
+        Ok(Part::Mlp(Box::new(Mlp { gate_up: Projections::apart([next(), next()]), down: next(), gate })))
+    }
+
+    fn linears(&mut self, specs: &[LinearSpec]) -> Result<impl Iterator<Item = Linear> + use<>> {
+        let linears: Vec<Linear> = specs.iter().map(|linear| self.linear(linear)).collect::<Result<_>>()?;
+        Ok(linears.into_iter())
     }
 
     fn encoder_join(&mut self, spec: &spec::Encoder, layer: usize, scale: &str) -> Result<Join> {
@@ -97,8 +148,7 @@ impl Builder<'_> {
     }
 
     fn connector(&mut self, spec: &spec::Connector) -> Result<Connector> {
-        let linears: Vec<Linear> = spec.linears().iter().map(|linear| self.linear(linear)).collect::<Result<_>>()?;
-        let mut linears = linears.into_iter();
+        let mut linears = self.linears(&spec.linears())?;
         let mut next = || linears.next().expect("the kind has this many modules");
         Ok(match &spec.kind {
             ConnectorKind::Linear { .. } => Connector::Linear(next()),
@@ -113,8 +163,31 @@ impl Builder<'_> {
                 let (kernel, out_features) = (*kernel, spec.decoder_size);
                 Connector::AveragePool(AveragePool { kernel, norm, projection, out_features })
             }
+            ConnectorKind::Merger(merger) => {
+                let norm = self.norm_of(&merger.norm, merger.eps, merger.rms_norm)?;
+                let mlp = PlainMlp { fc1: next(), fc2: next(), function: function(merger.activation) };
+                let (factor, norm_of_merged) = (merger.factor, merger.norm_of_merged);
+                Connector::Merger(Merger { factor, norm, norm_of_merged, mlp })
+            }
         })
     }
+}
+
+/// Refuses a decoder that is not of this encoder's model.
+fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
+    if vision.deepstack.len() >= decoder.num_hidden_layers.max(1) {
+        let (added, blocks) = (vision.deepstack.len(), decoder.num_hidden_layers);
+        return Err(Error::model(format!(
+            "a decoder of {blocks} blocks cannot take features behind its first {added}"
+        ))
+        .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
+    }
+    let turned: usize = vision.mrope.iter().flat_map(|mrope| mrope.sections).sum();
+    let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);
+    wrong.map_or(Ok(()), |rope| {
+        Err(Error::model(format!("mrope_section has {turned} frequencies, a head turns by {}", rope.rotary_dim / 2))
+            .hint("the entries of mrope_section must sum to half of head_dim"))
+    })
 }
 
 /// The function of that description.

@@ -211,8 +211,9 @@ impl Model {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
             let layout = self.layout(batch, rows);
-            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
-            let x = self.shards.at(0, values, &pass, |pass| self.embed_batch(pass, batch))??;
+            let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_batch(pass, batch))??;
+            let added = added.as_ref();
+            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added };
             let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })

@@ -47,7 +47,8 @@ impl Stream {
 /// norms.
 pub fn is_norm_or_bias(name: &str) -> bool {
     let module = name.strip_suffix(".weight").and_then(|module| module.rsplit('.').next());
-    module.is_some_and(|module| module.trim_end_matches(['1', '2', '_']).contains("norm")) || is_bias(name)
+    let is_norm = |module: &str| module.trim_end_matches(['1', '2', '_']).contains("norm") || module == "ln_q";
+    module.is_some_and(is_norm) || is_bias(name)
 }
 
 fn is_bias(name: &str) -> bool {

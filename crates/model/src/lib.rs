@@ -25,6 +25,7 @@ pub mod params;
 mod pass;
 mod picture_encoder;
 mod plain_mlp;
+mod positions;
 mod projections;
 pub mod quantize;
 pub mod quantized_cache;

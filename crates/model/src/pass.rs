@@ -1,5 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
+use super::positions::Positions;
 use super::shared_kv::SharedKeyValues;
 use super::values::Values;
 use std::collections::BTreeMap;
@@ -51,8 +52,9 @@ pub struct Rows {
     pub picked: Option<Vec<usize>>,
     /// Keys and queries of each sequence.
     spans: Vec<Span>,
-    /// The same for layers of each window, where images see themselves in both directions.
-    with_images: Vec<(Option<Window>, Vec<Span>)>,
+    /// The same for layers of each window, where these differ: images see themselves in both directions, or an encoder's
+    /// patches their part of a tile.
+    by_window: Vec<(Option<Window>, Vec<Span>)>,
     /// Rotary tables of the queries, one for each of the architecture's rules.
     pub ropes: Vec<Rope>,
 }
@@ -60,7 +62,7 @@ pub struct Rows {
 impl Rows {
     /// Keys and queries of each sequence in a layer with this window.
     pub fn spans(&self, window: Option<Window>) -> &[Span] {
-        self.with_images.iter().find(|(of, _)| *of == window).map_or(&self.spans, |(_, spans)| spans)
+        self.by_window.iter().find(|(of, _)| *of == window).map_or(&self.spans, |(_, spans)| spans)
     }
 
     /// From here on each query in one of the `images` of its span sees all of that image.
@@ -72,7 +74,7 @@ impl Rows {
             });
             (*window, spans.collect())
         };
-        self.with_images = windows.iter().map(masked).collect();
+        self.by_window = windows.iter().map(masked).collect();
     }
 }
 
@@ -111,23 +113,45 @@ impl Layout {
         BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared }
     }
 
-    /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising).
-    pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], rules: &[arch::Rope]) -> Self {
-        let ropes: Vec<Rope> = rules.iter().map(|rule| table(pool, cu_seqlens, rule)).collect();
+    /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.
+    pub fn new(
+        pool: &Arc<Pool>,
+        cu_seqlens: &[usize],
+        rows: &[usize],
+        rules: &[arch::Rope],
+        positions: Option<&Positions>,
+    ) -> Self {
+        let table = |rule: &arch::Rope| match positions {
+            Some(positions) => {
+                positions.table(pool, cu_seqlens.windows(2).map(|ends| (ends[1] - ends[0], ends[1] - ends[0])), rule)
+            }
+            None => table(pool, cu_seqlens, rule),
+        };
+        let ropes: Vec<Rope> = rules.iter().map(table).collect();
         let last = Rows {
             ropes: ropes.iter().map(|rope| rope.gather(rows)).collect(),
             spans: row_spans(cu_seqlens, rows),
-            with_images: Vec::new(),
+            by_window: Vec::new(),
             picked: Some(rows.to_vec()),
         };
-        let all = Rows { picked: None, spans: full_spans(cu_seqlens), with_images: Vec::new(), ropes };
+        let all = Rows { picked: None, spans: full_spans(cu_seqlens), by_window: Vec::new(), ropes };
         Self { all, last, shared: SharedKeyValues::default() }
     }
 
     /// For texts that go on at `positions`, laid end to end; the head looks at the last token of each. The spans are
-    /// those of attention over all positions so far, with the keys of each text from its first one on.
-    pub fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rules: &[arch::Rope]) -> Self {
-        let ropes: Vec<Rope> = rules.iter().map(|rule| continued(pool, positions, rule)).collect();
+    /// those of attention over all positions so far, with the keys of each text from its first one on. `turned` replaces
+    /// the counting of positions in rotary tables.
+    pub fn continued(
+        pool: &Arc<Pool>,
+        positions: &[Range<usize>],
+        rules: &[arch::Rope],
+        turned: Option<&Positions>,
+    ) -> Self {
+        let table = |rule: &arch::Rope| match turned {
+            Some(turned) => turned.table(pool, positions.iter().map(|range| (range.len(), range.end)), rule),
+            None => continued(pool, positions, rule),
+        };
+        let ropes: Vec<Rope> = rules.iter().map(table).collect();
         let spans = |last: bool| {
             let (mut keys, mut queries) = (0, 0);
             let span = |range: &Range<usize>| {
@@ -150,22 +174,27 @@ impl Layout {
         // A token of each: the last rows are all rows.
         let picked = (end > rows.len()).then(|| rows.clone());
         let ropes_of_last = ropes.iter().map(|rope| rope.gather(&rows)).collect();
-        let last = Rows { ropes: ropes_of_last, spans: spans(true), with_images: Vec::new(), picked };
-        let all = Rows { picked: None, spans: spans(false), with_images: Vec::new(), ropes };
+        let last = Rows { ropes: ropes_of_last, spans: spans(true), by_window: Vec::new(), picked };
+        let all = Rows { picked: None, spans: spans(false), by_window: Vec::new(), ropes };
         Self { all, last, shared: SharedKeyValues::default() }
     }
 }
 
 impl Layout {
-    /// For an encoder: every token of a sequence sees all of it, and nothing turns.
-    pub fn full(cu_seqlens: &[usize]) -> Self {
-        let rows = || Rows {
-            picked: None,
-            spans: full_spans(cu_seqlens).into_iter().map(|span| span.masked(&Mask::Full)).collect(),
-            with_images: Vec::new(),
-            ropes: Vec::new(),
+    /// For an encoder: every token of a sequence sees all of it, and turns by this table. In blocks of this window a token sees
+    /// its part of a sequence, by the boundaries beside the window.
+    pub fn full(cu_seqlens: &[usize], rope: Option<Rope>, windows: Option<(Window, &[usize])>) -> Self {
+        let full = |cu_seqlens: &[usize]| -> Vec<Span> {
+            full_spans(cu_seqlens).into_iter().map(|span| span.masked(&Mask::Full)).collect()
         };
-        Self { all: rows(), last: rows(), shared: SharedKeyValues::default() }
+        let rows = |rope: Option<Rope>| Rows {
+            picked: None,
+            spans: full(cu_seqlens),
+            by_window: windows.iter().map(|(window, parts)| (Some(*window), full(parts))).collect(),
+            ropes: rope.into_iter().collect(),
+        };
+        // Every block of an encoder gives an output for every token.
+        Self { all: rows(rope), last: rows(None), shared: SharedKeyValues::default() }
     }
 
     /// From here on each token of an image sees all of it, in layers with these windows too. `images` has those of each

@@ -40,7 +40,7 @@ impl PictureEncoder {
         let vision = arch.vision.as_ref().ok_or_else(|| Error::model("no image encoder"))?;
         let device = device(config.model.device)?;
         let mut builder = Builder::of_vision(device, arch, weights, config, stack)?;
-        let vision = builder.vision(vision, None)?;
+        let vision = builder.vision(vision, arch, None)?;
         Ok(Self { vision, params: builder.tensors.params, pool: pool(device, config), features })
     }
 

@@ -75,7 +75,7 @@ impl VisionFiles {
         match name {
             _ if last == Some("bias") => vec![0.0; count],
             _ if name.ends_with("mm_soft_emb_norm.weight") => vec![0.0; count],
-            _ if is_norm_or_bias(name) || name.ends_with(".lambda1") => vec![1.0; count],
+            _ if is_norm_or_bias(name) || name.contains(".lambda") => vec![1.0; count],
             _ => stream.normals(self.initializer_range, count),
         }
     }

@@ -56,6 +56,30 @@ pub enum ConnectorKind {
         /// The matrix.
         projection: String,
     },
+    /// `factor x factor` neighbouring patches side by side, with a norm before or after, then linear, activation, linear: the
+    /// mergers of Qwen-VL, the projector of `InternVL`.
+    Merger(Merger),
+}
+
+/// The parts of [`ConnectorKind::Merger`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Merger {
+    /// Patches of a side that become one row.
+    pub factor: usize,
+    /// The norm's module.
+    pub norm: String,
+    /// Whether the norm is over the patches side by side, and not over each.
+    pub norm_of_merged: bool,
+    /// Whether it is an `RMSNorm`, without a bias.
+    pub rms_norm: bool,
+    /// Added to the variance in the norm.
+    pub eps: f64,
+    /// The two linear modules.
+    pub names: [String; 2],
+    /// Width between them.
+    pub hidden_size: usize,
+    /// Between them.
+    pub activation: Pointwise,
 }
 
 /// The connector of an encoder and a decoder that come from two checkpoints.
@@ -76,6 +100,7 @@ impl Connector {
             ConnectorKind::Linear { .. } | ConnectorKind::Mlp { .. } => 1,
             ConnectorKind::PixelShuffle { factor, .. } => *factor,
             ConnectorKind::AveragePool { kernel, .. } => *kernel,
+            ConnectorKind::Merger(merger) => merger.factor,
         }
     }
 
@@ -83,9 +108,7 @@ impl Connector {
     pub const fn dropout(&self) -> f64 {
         match self.kind {
             ConnectorKind::Mlp { dropout, .. } => dropout,
-            ConnectorKind::Linear { .. } | ConnectorKind::PixelShuffle { .. } | ConnectorKind::AveragePool { .. } => {
-                0.0
-            }
+            _ => 0.0,
         }
     }
 

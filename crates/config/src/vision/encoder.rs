@@ -22,7 +22,9 @@ pub struct Encoder {
     pub channels: usize,
     /// Side of a square patch in pixels.
     pub patch_size: usize,
-    /// Rows and columns of patches for which the checkpoint has positions.
+    /// Frames of a patch, where the patch embedding is a 3-D convolution (Qwen-VL); an image is as many equal frames.
+    pub frames: Option<usize>,
+    /// Rows and columns of patches for which the checkpoint has positions; zeros where it has none.
     pub grid: [usize; 2],
     /// Added to the variance in every norm.
     pub norm_eps: f64,
@@ -36,16 +38,35 @@ pub struct Encoder {
     pub patch_bias: bool,
     /// Whether q, k and v add a bias.
     pub qkv_bias: bool,
+    /// Whether one module gives q, k and v ([`BlockNames::query`]).
+    pub fused_qkv: bool,
+    /// Whether the MLP has a gate: [`BlockNames::fc1`], beside [`BlockNames::up`].
+    pub gated_mlp: bool,
+    /// Whether norms are `RMSNorm`, without a bias.
+    pub rms_norm: bool,
     /// Whether a norm stands before the blocks (CLIP).
     pub pre_norm: bool,
     /// Whether branches are multiplied by a learned factor a feature before they join the stream (`DINOv2`).
     pub layer_scale: bool,
-    /// How positions are found for another number of patches.
-    pub interpolation: Interpolation,
+    /// How learned positions are found for another number of patches; `None` where no position is learned.
+    pub interpolation: Option<Interpolation>,
+    /// Base of the frequencies by which queries and keys turn: half of them by a patch's row, half by its column.
+    pub rope_theta: Option<f64>,
+    /// Attention within parts of a tile.
+    pub windows: Option<Windows>,
     /// Which output is taken.
     pub feature: Feature,
     /// Standard deviation of newly initialised weights.
     pub initializer_range: f64,
+}
+
+/// Attention within square windows of a tile (Qwen2.5-VL).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Windows {
+    /// Patches of a window's side; those at the right and lower edge of a tile may be smaller.
+    pub side: usize,
+    /// The blocks in which a patch sees the whole tile.
+    pub full: Vec<usize>,
 }
 
 /// Which output of an encoder a connector takes.
@@ -95,6 +116,8 @@ pub enum Interpolation {
     Bicubic,
     /// The position of the same share of the way (Idefics 3).
     Nearest,
+    /// Bilinear, with the first and the last position at the ends of a side (`align_corners=True`): Qwen3-VL.
+    Bilinear,
 }
 
 /// Names of an encoder's tensors behind its prefix, without `.weight` and `.bias`, as Transformers 5 has them in memory.
@@ -148,7 +171,9 @@ pub struct BlockNames {
     pub norm2: &'static str,
     /// The MLP's first module.
     pub fc1: &'static str,
-    /// The MLP's second module.
+    /// Beside the gate, where the MLP has one.
+    pub up: &'static str,
+    /// The MLP's last module.
     pub fc2: &'static str,
     /// The factors behind attention: a tensor, not a module.
     pub scale1: &'static str,
@@ -163,8 +188,8 @@ impl Encoder {
     }
 
     /// Numbers of a patch.
-    pub const fn patch_values(&self) -> usize {
-        self.channels * self.patch_size * self.patch_size
+    pub fn patch_values(&self) -> usize {
+        self.channels * self.frames.unwrap_or(1) * self.patch_size * self.patch_size
     }
 
     /// Rows of the table of positions.
@@ -175,6 +200,11 @@ impl Encoder {
     /// The name of a module or tensor in the whole model.
     pub fn name(&self, inner: &str) -> String {
         format!("{}{inner}", self.prefix)
+    }
+
+    /// Whether a patch sees only its window in block `layer`.
+    pub fn is_windowed(&self, layer: usize) -> bool {
+        self.windows.as_ref().is_some_and(|windows| !windows.full.contains(&layer))
     }
 
     /// The name of a part of block `layer`.

@@ -18,8 +18,8 @@ use tunesmith_base::error::Result;
 use tunesmith_base::words::count;
 
 pub use chat::{ChatForm, ChatImages};
-pub use connector::{Connector, ConnectorKind, Pairing};
-pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+pub use connector::{Connector, ConnectorKind, Merger, Pairing};
+pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
 pub use processing::{Backend, Processing, Resample, Size};
 
@@ -30,8 +30,16 @@ pub struct VisionArch {
     pub encoder: Encoder,
     /// From the encoder's width to the decoder's.
     pub connector: Connector,
+    /// Further connectors, each behind an inner block of the encoder: what the first of them gives is added to an image's rows
+    /// after the decoder's first block, and so on (`DeepStack`, Meng et al., 2024; Qwen3-VL).
+    pub deepstack: Vec<Deepstack>,
+    /// Where the tokens of a text with images have a time, a row and a column; `None` where they are counted.
+    pub mrope: Option<Mrope>,
     /// Whether the rows of an image see each other in the decoder, those after them too (Gemma 3).
     pub bidirectional: bool,
+    /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
+    /// of a text that is generated its prompt.
+    pub prefix: bool,
     /// How a chat shows pictures; `None` where they stand only in front of a caption.
     pub chat: Option<ChatImages>,
     /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
@@ -49,6 +57,26 @@ pub enum Features {
     Encoder,
     /// The connector's rows, `[rows, width of the decoder]`.
     Connector,
+}
+
+/// A connector behind an inner block of the encoder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Deepstack {
+    /// The block whose output it takes.
+    pub block: usize,
+    /// From there to rows of the decoder.
+    pub connector: Connector,
+}
+
+/// Rotary positions of three components in the decoder (Qwen-VL). A text's tokens have one number in all three. The rows of an
+/// image have the time of the image's start, and the row and column of their place from that number on. The text behind it goes
+/// on `max(rows, columns)` after the image's start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mrope {
+    /// Frequencies that turn by time, row and column.
+    pub sections: [usize; 3],
+    /// Whether the components take turns along the frequencies, and do not lie one after the other.
+    pub interleaved: bool,
 }
 
 /// What of a [`VisionArch`] is trained. By default nothing is.
@@ -89,7 +117,8 @@ impl VisionArch {
     /// the encoder's. `None` if a part of the encoder is trained.
     pub fn fixed_features(&self) -> Option<Features> {
         let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
-        if *encoder || *last_blocks > 0 || !adapters.is_empty() {
+        // Features of inner blocks are not kept.
+        if *encoder || *last_blocks > 0 || !adapters.is_empty() || !self.deepstack.is_empty() {
             return None;
         }
         let of_encoder = self.connector.side().pow(2) * self.connector.encoder_size;
@@ -123,6 +152,7 @@ impl VisionArch {
             ConnectorKind::Mlp { .. } => "MLP",
             ConnectorKind::PixelShuffle { .. } => "pixel shuffle",
             ConnectorKind::AveragePool { .. } => "average pool",
+            ConnectorKind::Merger(_) => "merger",
         };
         let connector = if *connector { "trained" } else { "frozen" };
         format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)

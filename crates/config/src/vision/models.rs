@@ -4,10 +4,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::chat::{ChatForm, ChatImages};
-use super::connector::{Connector, ConnectorKind, Pairing};
+use super::connector::{Connector, ConnectorKind, Merger, Pairing};
 use super::encoder::{Encoder, Feature, Pointwise};
 use super::families::{ENCODERS, EncoderFamily};
-use super::{VisionArch, VisionTraining};
+use super::{Deepstack, Mrope, VisionArch, VisionTraining};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
 
@@ -17,6 +17,9 @@ const TOWER: &str = "model.vision_tower.";
 const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 /// And its connector.
 const PROJECTOR: &str = "model.multi_modal_projector.";
+
+/// The models below, for messages.
+const SEEING: &str = "gemma3, idefics3, internvl, llava, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, smolvlm";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
@@ -121,6 +124,101 @@ fn idefics3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
+fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let mut vision = inner(source, "vision_config")?;
+    let defaults =
+        [("hidden_size", 1152), ("intermediate_size", 4096), ("num_hidden_layers", 27), ("num_attention_heads", 16)];
+    for (key, size) in defaults.into_iter().chain([("patch_size", 14)]) {
+        vision.map.entry(key).or_insert_with(|| size.into());
+    }
+    let mut encoder = encoder(&vision, Some("siglip_vision_model"))?;
+    TOWER.clone_into(&mut encoder.prefix);
+    let kind = ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true };
+    Ok(VisionArch { prefix: true, ..whole(encoder, kind, decoder_size) })
+}
+
+fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let mut encoder = encoder(&inner(source, "vision_config")?, Some("internvl_vision"))?;
+    TOWER.clone_into(&mut encoder.prefix);
+    let key = "vision_feature_layer";
+    match source.get(key).map(|value| value.as_i64().ok_or_else(|| source.mismatch(key, "a whole number"))) {
+        None | Some(Ok(-1)) => {}
+        Some(index) => encoder.feature = feature_layer(source, key, index?, &encoder)?,
+    }
+    if !matches!(source.text("vision_feature_select_strategy")?, None | Some("default")) {
+        return Err(source.mismatch("vision_feature_select_strategy", "\"default\""));
+    }
+    let ratio = source.positive("downsample_ratio", 0.5)?;
+    let factor = (1.0 / ratio) as usize;
+    if !(1..=64).contains(&factor) || !encoder.grid[0].is_multiple_of(factor) {
+        let expected = format!("one over a divisor of {} patches a side", encoder.grid[0]);
+        return Err(source.mismatch("downsample_ratio", &expected));
+    }
+    let name = source.text("projector_hidden_act")?.unwrap_or("gelu");
+    let activation = Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
+    let kind = ConnectorKind::Merger(Merger {
+        factor,
+        norm: format!("{PROJECTOR}layer_norm"),
+        norm_of_merged: true,
+        rms_norm: false,
+        eps: 1e-5,
+        names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
+        hidden_size: decoder_size,
+        activation,
+    });
+    Ok(whole(encoder, kind, decoder_size))
+}
+
+/// Qwen's models from the second on.
+fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<VisionArch> {
+    let vision = inner(source, "vision_config")?;
+    let mut encoder = encoder(&vision, Some(kind))?;
+    "model.visual.".clone_into(&mut encoder.prefix);
+    let factor = vision.size_up_to("spatial_merge_size", Some(2), 64)?;
+    let third = kind == "qwen3_vl";
+    let merger = |module: &str, names: [&str; 3], norm_of_merged: bool| {
+        let [norm, first, second] = names.map(|name| encoder.name(&format!("{module}.{name}")));
+        ConnectorKind::Merger(Merger {
+            factor,
+            norm,
+            norm_of_merged,
+            rms_norm: encoder.rms_norm,
+            eps: 1e-6,
+            names: [first, second],
+            hidden_size: encoder.hidden_size * factor * factor,
+            activation: Pointwise::Gelu,
+        })
+    };
+    let names = if third { ["norm", "linear_fc1", "linear_fc2"] } else { ["ln_q", "mlp.0", "mlp.2"] };
+    let kind = merger("merger", names, false);
+    let inner_blocks = if third { vision.indexes("deepstack_visual_indexes", &[8, 16, 24])? } else { Vec::new() };
+    let rising = inner_blocks.windows(2).all(|pair| pair[0] < pair[1]);
+    if !rising || inner_blocks.last().is_some_and(|&last| last >= encoder.num_hidden_layers) {
+        let expected = format!("rising numbers of blocks below {}", encoder.num_hidden_layers);
+        return Err(vision.mismatch("deepstack_visual_indexes", &expected));
+    }
+    let encoder_size = encoder.hidden_size;
+    let deep = |(place, block)| {
+        let kind = merger(&format!("deepstack_merger_list.{place}"), names, true);
+        Deepstack { block, connector: Connector { encoder_size, decoder_size, kind, stored: true } }
+    };
+    let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect();
+    let sections = sections(source, if third { [24, 20, 20] } else { [16, 24, 24] })?;
+    let mrope = Some(Mrope { sections, interleaved: third });
+    Ok(VisionArch { deepstack, mrope, ..whole(encoder, kind, decoder_size) })
+}
+
+/// `mrope_section` of the language model.
+fn sections(source: &Source<'_>, default: [usize; 3]) -> Result<[usize; 3]> {
+    let text = if source.has("text_config") { &inner(source, "text_config")? } else { source };
+    let key = if text.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+    if !text.has(key) {
+        return Ok(default);
+    }
+    let found = inner(text, key)?.indexes("mrope_section", &default)?;
+    found.try_into().map_err(|_| text.mismatch(&format!("{key}.mrope_section"), "three numbers of frequencies"))
+}
+
 /// The token under the first of these keys, newer before older, that is there.
 fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
     match keys.iter().find(|key| source.get(key).is_some()) {
@@ -135,7 +233,18 @@ fn token(source: &Source<'_>, keys: &[&str], default: u32) -> Result<u32> {
 fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionArch {
     let connector = Connector { encoder_size: encoder.hidden_size, decoder_size, kind, stored: true };
     let training = VisionTraining::default();
-    VisionArch { encoder, connector, bidirectional: false, chat: None, folder: None, training, features: None }
+    VisionArch {
+        encoder,
+        connector,
+        deepstack: Vec::new(),
+        mrope: None,
+        bidirectional: false,
+        prefix: false,
+        chat: None,
+        folder: None,
+        training,
+        features: None,
+    }
 }
 
 pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
@@ -145,9 +254,12 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
         "llava" => llava(&source, decoder_size),
         "gemma3" => gemma3(&source, decoder_size),
         "idefics3" | "smolvlm" => idefics3(&source, decoder_size),
+        "paligemma" => paligemma(&source, decoder_size),
+        "internvl" => internvl(&source, decoder_size),
+        kind @ ("qwen2_vl" | "qwen2_5_vl" | "qwen3_vl") => qwen_vl(&source, kind, decoder_size),
         other => Err(source
             .not_yet(format!("pictures in a model of model_type {other:?}"))
-            .hint("models that see pictures in this version: gemma3, idefics3, llava, smolvlm; or set vision.encoder")),
+            .hint(format!("models that see pictures in this version: {SEEING}; or set vision.encoder"))),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
-use super::{Connector, ConnectorKind, Encoder, Features, VisionArch, VisionTraining};
+use super::{Connector, ConnectorKind, Encoder, Features, Merger, VisionArch, VisionTraining};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
@@ -18,8 +18,9 @@ fn tensors_of(linear: &LinearSpec) -> Vec<TensorSpec> {
     tensors
 }
 
-fn norm(name: &str, size: usize) -> [TensorSpec; 2] {
-    [tensor(format!("{name}.weight"), &[size]), tensor(format!("{name}.bias"), &[size])]
+fn norm(name: &str, size: usize, rms: bool) -> Vec<TensorSpec> {
+    let part = |part: &str| tensor(format!("{name}.{part}"), &[size]);
+    if rms { vec![part("weight")] } else { vec![part("weight"), part("bias")] }
 }
 
 impl Encoder {
@@ -29,18 +30,33 @@ impl Encoder {
         linear(name, [self.hidden_size, self.patch_values()], self.patch_bias, None)
     }
 
-    /// The linear modules of block `layer`: query, key, value, output, and the MLP's two.
-    pub fn block_linears(&self, layer: usize) -> [LinearSpec; 6] {
-        let (names, hidden, inner) = (&self.names.block, self.hidden_size, self.intermediate_size);
+    /// The linear modules of attention in block `layer`: query, key, value (or one for all three), output.
+    pub fn attention_linears(&self, layer: usize) -> Vec<LinearSpec> {
+        let (names, hidden) = (&self.names.block, self.hidden_size);
         let of = |name: &str, sizes, bias| linear(self.block_name(layer, name), sizes, bias, Some(layer));
-        [
-            of(names.query, [hidden; 2], self.qkv_bias),
-            of(names.key, [hidden; 2], self.qkv_bias),
-            of(names.value, [hidden; 2], self.qkv_bias),
-            of(names.out, [hidden; 2], true),
-            of(names.fc1, [inner, hidden], true),
-            of(names.fc2, [hidden, inner], true),
-        ]
+        let mut linears = if self.fused_qkv {
+            vec![of(names.query, [3 * hidden, hidden], self.qkv_bias)]
+        } else {
+            [names.query, names.key, names.value].map(|name| of(name, [hidden; 2], self.qkv_bias)).to_vec()
+        };
+        linears.push(of(names.out, [hidden; 2], true));
+        linears
+    }
+
+    /// The linear modules of the MLP in block `layer`: the first (a gate and what it is multiplied with, where there is a
+    /// gate), and the last.
+    pub fn mlp_linears(&self, layer: usize) -> Vec<LinearSpec> {
+        let (names, hidden, inner) = (&self.names.block, self.hidden_size, self.intermediate_size);
+        let of = |name: &str, sizes| linear(self.block_name(layer, name), sizes, true, Some(layer));
+        let mut linears = vec![of(names.fc1, [inner, hidden])];
+        linears.extend(self.gated_mlp.then(|| of(names.up, [inner, hidden])));
+        linears.push(of(names.fc2, [hidden, inner]));
+        linears
+    }
+
+    /// Every linear module of block `layer`.
+    pub fn block_linears(&self, layer: usize) -> Vec<LinearSpec> {
+        [self.attention_linears(layer), self.mlp_linears(layer)].concat()
     }
 
     /// Tensors before the blocks.
@@ -56,15 +72,19 @@ impl Encoder {
         }
         let patch = self.name(names.patch);
         let side = self.patch_size;
-        tensors.push(tensor(format!("{patch}.weight"), &[hidden, self.channels, side, side]));
+        let frames = self.frames.map(|frames| vec![frames]).unwrap_or_default();
+        let shape = [vec![hidden, self.channels], frames, vec![side; 2]].concat();
+        tensors.push(tensor(format!("{patch}.weight"), &shape));
         if self.patch_bias {
             tensors.push(tensor(format!("{patch}.bias"), &[hidden]));
         }
-        let positions = [self.positions(), hidden];
-        let shape = if names.positions_batched { vec![1, positions[0], hidden] } else { positions.to_vec() };
-        tensors.push(tensor(self.name(names.positions), &shape));
+        if self.interpolation.is_some() {
+            let positions = [self.positions(), hidden];
+            let shape = if names.positions_batched { vec![1, positions[0], hidden] } else { positions.to_vec() };
+            tensors.push(tensor(self.name(names.positions), &shape));
+        }
         if self.pre_norm {
-            tensors.extend(norm(&self.name(names.pre_norm), hidden));
+            tensors.extend(norm(&self.name(names.pre_norm), hidden, self.rms_norm));
         }
         tensors
     }
@@ -72,13 +92,12 @@ impl Encoder {
     /// Tensors of block `layer`.
     fn block_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let (names, hidden) = (&self.names.block, self.hidden_size);
-        let [query, key, value, out, fc1, fc2] = self.block_linears(layer);
-        let mut tensors: Vec<TensorSpec> = norm(&self.block_name(layer, names.norm1), hidden).into();
-        tensors.extend([query, key, value, out].iter().flat_map(tensors_of));
+        let mut tensors = norm(&self.block_name(layer, names.norm1), hidden, self.rms_norm);
+        tensors.extend(self.attention_linears(layer).iter().flat_map(tensors_of));
         let scale = |name: &str| tensor(self.block_name(layer, name), &[hidden]);
         tensors.extend(self.layer_scale.then(|| scale(names.scale1)));
-        tensors.extend(norm(&self.block_name(layer, names.norm2), hidden));
-        tensors.extend([fc1, fc2].iter().flat_map(tensors_of));
+        tensors.extend(norm(&self.block_name(layer, names.norm2), hidden, self.rms_norm));
+        tensors.extend(self.mlp_linears(layer).iter().flat_map(tensors_of));
         tensors.extend(self.layer_scale.then(|| scale(names.scale2)));
         tensors
     }
@@ -88,7 +107,7 @@ impl Encoder {
         let mut tensors = self.stem_tensors();
         tensors.extend((0..self.feature.blocks).flat_map(|layer| self.block_tensors(layer)));
         if self.feature.final_norm {
-            tensors.extend(norm(&self.name(self.names.stem.final_norm), self.hidden_size));
+            tensors.extend(norm(&self.name(self.names.stem.final_norm), self.hidden_size, self.rms_norm));
         }
         tensors
     }
@@ -108,6 +127,10 @@ impl Connector {
                 vec![linear(name.clone(), [to, from * factor * factor], false, None)]
             }
             ConnectorKind::AveragePool { .. } => Vec::new(),
+            ConnectorKind::Merger(Merger { factor, names: [first, second], hidden_size, .. }) => vec![
+                linear(first.clone(), [*hidden_size, from * factor * factor], true, None),
+                linear(second.clone(), [to, *hidden_size], true, None),
+            ],
         }
     }
 
@@ -118,23 +141,61 @@ impl Connector {
                 tensor(format!("{norm}.weight"), &[self.encoder_size]),
                 tensor(projection.clone(), &[self.encoder_size, self.decoder_size]),
             ],
+            ConnectorKind::Merger(Merger { norm: name, norm_of_merged, factor, rms_norm, .. }) => {
+                let places = if *norm_of_merged { factor * factor } else { 1 };
+                let linears = self.linears();
+                let linears = linears.iter().flat_map(tensors_of);
+                norm(name, self.encoder_size * places, *rms_norm).into_iter().chain(linears).collect()
+            }
             _ => self.linears().iter().flat_map(tensors_of).collect(),
         }
+    }
+
+    /// The module that holds all of it, where its parts' names have one before them.
+    fn module(&self) -> String {
+        let names: Vec<String> = self.tensors().into_iter().map(|spec| spec.name).collect();
+        let first = names.first().map_or("", String::as_str);
+        let shared = |end: usize| names.iter().all(|name| name.starts_with(&first[..end]));
+        let end = first.match_indices('.').map(|(at, _)| at).take_while(|at| shared(at + 1)).last();
+        let module = end.map_or("", |end| &first[..end]);
+        // A single linear module is in the module that is the connector.
+        let module = match &self.kind {
+            ConnectorKind::Linear { .. } | ConnectorKind::PixelShuffle { .. } => {
+                module.trim_start_matches("model.").split('.').next().unwrap_or_default()
+            }
+            _ => module,
+        };
+        module.to_owned()
     }
 }
 
 /// What may stand before the names of an encoder's tensors in files.
-const PREFIXES: [&str; 7] =
-    ["model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model.", "vit.", "dinov2.", ""];
+const PREFIXES: [&str; 9] = [
+    "model.vision_tower.",
+    "vision_tower.",
+    "model.vision_model.",
+    "vision_model.",
+    "model.visual.",
+    "visual.",
+    "vit.",
+    "dinov2.",
+    "",
+];
 
 impl VisionArch {
     /// Every tensor that pictures come through: encoder, then connector. Not those before [`VisionArch::features`].
     pub fn tensors(&self) -> Vec<TensorSpec> {
+        let connectors = self.connectors().flat_map(Connector::tensors);
         match self.features {
-            None => [self.encoder.tensors(), self.connector.tensors()].concat(),
-            Some(Features::Encoder) => self.connector.tensors(),
+            None => self.encoder.tensors().into_iter().chain(connectors).collect(),
+            Some(Features::Encoder) => connectors.collect(),
             Some(Features::Connector) => Vec::new(),
         }
+    }
+
+    /// The connector, and those behind inner blocks.
+    pub fn connectors(&self) -> impl Iterator<Item = &Connector> {
+        std::iter::once(&self.connector).chain(self.deepstack.iter().map(|deep| &deep.connector))
     }
 
     /// Those that are trained in full.
@@ -148,7 +209,7 @@ impl VisionArch {
             tensors.extend((first..encoder.feature.blocks).flat_map(|layer| encoder.block_tensors(layer)));
         }
         if training.connector {
-            tensors.extend(self.connector.tensors());
+            tensors.extend(self.connectors().flat_map(Connector::tensors));
         }
         tensors
     }
@@ -172,8 +233,9 @@ impl VisionArch {
         let end = |name: &str| name.trim_start_matches("model.").trim_end_matches('.').to_owned();
         let mut modules = Vec::new();
         if training.connector {
-            let module = self.connector.tensors().first().map(|spec| end(&spec.name)).unwrap_or_default();
-            modules.extend(module.split('.').next().map(str::to_owned));
+            // One that is inside of the encoder's module is saved with it.
+            let apart = |module: &String| !(training.encoder && module.starts_with(&encoder.prefix));
+            modules.extend(self.connectors().map(Connector::module).filter(apart).map(|module| end(&module)));
         }
         if training.encoder {
             modules.push(end(&encoder.prefix));

@@ -1,9 +1,11 @@
 //! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
 //! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
 use super::Model;
+use super::pictures::{Placed, put};
 use crate::attention::Attention;
 use crate::blocks::Walk;
 use crate::pass::{BlockRows, Layout, Pass};
+use crate::positions::Positions;
 use crate::vision::Splice;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,13 +26,19 @@ pub struct TextCache {
     layers: Vec<KeyValues>,
     /// Its pictures, in the order of their rows.
     images: Vec<Shown>,
+    /// How many tokens were read first: in a model whose prompts are read both ways, they are the prompt.
+    prompt: usize,
 }
 
-/// A picture of a text: the runs of its rows, as positions in the text, and the rows themselves, `[rows, hidden]`.
+/// A picture of a text.
 #[derive(Debug, Clone)]
 struct Shown {
+    /// The runs of its rows, as positions in the text.
     runs: Vec<Range<usize>>,
-    rows: Arc<[f32]>,
+    /// How many rows and columns these are, where that counts.
+    sides: [usize; 2],
+    /// The rows themselves, `[rows, hidden]` of each connector.
+    rows: Arc<[Vec<f32>]>,
 }
 
 impl Shown {
@@ -64,8 +72,12 @@ impl TextCache {
         std::mem::take(&mut self.tokens)
     }
 
-    /// Goes back to the first `length` tokens, and forgets pictures that reach beyond; says whether it can: a sliding window may have given up what they need.
+    /// Goes back to the first `length` tokens, and forgets pictures that reach beyond; says whether it can: a sliding window may
+    /// have given up what they need, or a prompt that was read both ways would be cut.
     pub fn truncate(&mut self, length: usize) -> bool {
+        if length < self.prompt {
+            return false;
+        }
         self.tokens.truncate(length);
         self.images.retain(|image| image.runs.last().is_none_or(|run| run.end <= length));
         self.layers.iter_mut().all(|layer| layer.truncate(length))
@@ -107,7 +119,12 @@ impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> TextCache {
         let of = |attention: &Attention| KeyValues::new(attention.heads, attention.how.window);
-        TextCache { tokens: Vec::new(), layers: self.blocks.attentions().map(of).collect(), images: Vec::new() }
+        TextCache {
+            tokens: Vec::new(),
+            layers: self.blocks.attentions().map(of).collect(),
+            images: Vec::new(),
+            prompt: 0,
+        }
     }
 
     /// The cache of a text without tokens that will show `images`, whose runs are positions in the text. The encoder reads
@@ -119,7 +136,10 @@ impl Model {
     pub fn cache_with_images(&self, images: &[ImageRows]) -> Result<TextCache> {
         let end = images.iter().flat_map(|image| &image.runs).map(|run| run.end).max().unwrap_or_default();
         self.check(&Batch { tokens: vec![0; end], images: images.to_vec(), ..Batch::default() })?;
-        let shown = |image: &ImageRows| Ok(Shown { runs: image.runs.clone(), rows: self.encode(image)?.into() });
+        let shown = |image: &ImageRows| {
+            let sides = self.vision.as_ref().map_or([0; 2], |vision| vision.sides(&image.pixels));
+            Ok(Shown { runs: image.runs.clone(), sides, rows: self.encode(image)?.into() })
+        };
         Ok(TextCache { images: images.iter().map(shown).collect::<Result<_>>()?, ..self.cache() })
     }
 
@@ -146,11 +166,15 @@ impl Model {
         for (cache, new) in texts.iter_mut() {
             let mut start = cache.tokens.len();
             cache.tokens.extend(*new);
+            if self.has_prefix() && cache.prompt == 0 {
+                cache.prompt = cache.tokens.len();
+            }
             if self.turns_otherwise(start, cache.tokens.len()) {
                 cache.layers = self.cache().layers;
                 start = 0;
             }
-            growth.push(Growth { layers: &mut cache.layers, tokens: &cache.tokens, images: &cache.images, start });
+            let TextCache { tokens, layers, images, prompt } = &mut **cache;
+            growth.push(Growth { layers, tokens, images, prompt: *prompt, start });
         }
         if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -180,23 +204,38 @@ impl Model {
     }
 
     /// The stream of texts that go on, with the rows of their pictures in it.
-    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Activation {
+    fn embed_texts(&self, pass: &Pass<'_>, tokens: &[u32], texts: &[Growth<'_>]) -> Placed {
         let x = self.embed(pass, tokens);
-        let (mut start, mut runs, mut rows) = (0, Vec::new(), Vec::new());
+        let (mut start, mut runs) = (0, Vec::new());
+        let mut rows: Vec<Vec<f32>> = Vec::new();
         let hidden = self.arch.hidden_size;
         for text in texts {
-            for (run, place) in text.shown() {
-                let (image, first) = place;
-                rows.extend_from_slice(&image.rows[first * hidden..(first + run.len()) * hidden]);
+            for (run, (image, first)) in text.shown() {
+                rows.resize(image.rows.len(), Vec::new());
+                for (rows, own) in rows.iter_mut().zip(&*image.rows) {
+                    rows.extend_from_slice(&own[first * hidden..(first + run.len()) * hidden]);
+                }
                 runs.push(start + run.start - text.start..start + run.end - text.start);
             }
             start += text.fresh().len();
         }
         if runs.is_empty() {
-            return x;
+            return (x, None);
         }
         let splice = Splice::of(runs.into_iter(), tokens.len());
-        splice.put(&x, &Activation::from_rows(pass.pool, &rows, hidden))
+        let rows = rows.iter().map(|rows| Activation::from_rows(pass.pool, rows, hidden)).collect();
+        put(&splice, &x, rows)
+    }
+
+    /// The positions of texts that go on, where pictures make them other than counted.
+    fn positions_of(&self, texts: &[Growth<'_>]) -> Option<Positions> {
+        let rule = self.vision.as_ref()?.arch.mrope.as_ref()?;
+        let mut positions = Positions::new(rule);
+        for text in texts {
+            let pictures: Vec<_> = text.images.iter().map(|image| (image.runs[0].clone(), image.sides)).collect();
+            positions.extend(&pictures, text.start..text.tokens.len());
+        }
+        Some(positions)
     }
 
     fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
@@ -206,11 +245,12 @@ impl Model {
         let positions: Vec<Range<usize>> = texts.iter().map(|text| text.start..text.tokens.len()).collect();
         let fresh = positions.iter().all(|range| range.start == 0);
         let single = positions.iter().all(|range| range.len() == 1);
-        let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
+        let turned = self.positions_of(texts);
+        let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes, turned.as_ref());
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false };
-        let x = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
+        let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added: added.as_ref() };
         let mut attend = |attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>| {
             let (layer, heads, how) = (attention.kv_layer(), attention.heads, attention.how);
             let owns = layer == attention.layer;
@@ -257,6 +297,8 @@ struct Growth<'a> {
     layers: &'a mut [KeyValues],
     tokens: &'a [u32],
     images: &'a [Shown],
+    /// Where its tokens see each other, the first of them.
+    prompt: usize,
     start: usize,
 }
 
@@ -275,6 +317,9 @@ impl Growth<'_> {
     }
 
     fn runs(&self) -> Vec<Range<usize>> {
+        if self.prompt > self.start {
+            return vec![self.start..self.prompt];
+        }
         self.shown().map(|(run, _)| run).collect()
     }
 }

@@ -1,20 +1,47 @@
 //! Pictures in a pass: their rows in the place of the embedding's, and who sees whom among them.
 use super::Model;
+use crate::blocks::Added;
 use crate::grads::Grads;
 use crate::params::Params;
 use crate::pass::{Layout, Pass};
+use crate::positions::{Positions, Shown};
 use crate::vision::{Splice, Trace, Training, by_sequence};
+use std::cell::RefCell;
 use std::ops::Range;
 use tunesmith_base::error::Result;
-use tunesmith_data::batch::{Batch, ImageRows};
+use tunesmith_data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::spans::Window;
 use tunesmith_vision::Pixels;
 
-/// The pictures of a training pass: their rows before they are in the stream, and what their backward needs.
+/// The pictures of a pass: their rows of each connector before they are in the stream, and what their backward needs.
 pub(super) struct Seen {
-    features: Activation,
+    features: Vec<Activation>,
     trace: Trace,
+}
+
+/// The stream with rows of pictures in it, and what is added to these behind the first blocks.
+pub(super) type Placed = (Activation, Option<Added>);
+
+/// Of each sequence the tokens before its first label, as positions in it; all of one without labels.
+fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
+    let of = |ends: &[usize]| {
+        let targets = batch.targets.get(ends[0]..ends[1]).unwrap_or_default();
+        let first = targets.iter().position(|&target| target != IGNORE);
+        vec![0..first.map_or(ends[1] - ends[0], |first| first + 1)]
+    };
+    batch.cu_seqlens.windows(2).map(of).collect()
+}
+
+/// Puts the rows of pictures into the stream, the first of `features`; the others are added later.
+pub(super) fn put(splice: &Splice, x: &Activation, mut features: Vec<Activation>) -> Placed {
+    let later = features.split_off(1);
+    let x = splice.put(x, &features[0]);
+    let to_pool = |rows: Activation| rows.gather_to(x.pool(), &(0..rows.tokens()).collect::<Vec<_>>());
+    let features: Vec<Activation> = later.into_iter().map(to_pool).collect();
+    let added =
+        (!features.is_empty()).then(|| Added { rows: splice.images.clone(), features, gradients: RefCell::default() });
+    (x, added)
 }
 
 impl Model {
@@ -29,6 +56,11 @@ impl Model {
         windows
     }
 
+    /// Whether a text's first tokens see those after them, up to where it was generated.
+    pub(super) fn has_prefix(&self) -> bool {
+        self.vision.as_ref().is_some_and(|vision| vision.arch.prefix)
+    }
+
     /// Whether a picture's rows see those after them.
     pub(super) fn sees_both_ways(&self) -> bool {
         self.vision.as_ref().is_some_and(|vision| vision.arch.bidirectional)
@@ -36,21 +68,38 @@ impl Model {
 
     /// A layout whose pictures' rows see each other, where the model is such. `images` has the runs of each sequence.
     pub(super) fn showing(&self, layout: Layout, images: &[Vec<Range<usize>>]) -> Layout {
-        if self.sees_both_ways() { layout.showing(images, &self.windows()) } else { layout }
+        if self.sees_both_ways() || self.has_prefix() { layout.showing(images, &self.windows()) } else { layout }
     }
 
     /// Boundaries and rotary tables of a batch, whose head looks at the tokens `rows` (rising).
     pub(super) fn layout(&self, batch: &Batch, rows: &[usize]) -> Layout {
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
+        let positions = self.positions(batch);
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes, positions.as_ref());
+        if self.has_prefix() {
+            return layout.showing(&prefixes(batch), &self.windows());
+        }
         self.showing(layout, &by_sequence(&batch.images, &batch.cu_seqlens))
     }
 
+    /// The positions of a batch's tokens, where pictures make them other than counted.
+    fn positions(&self, batch: &Batch) -> Option<Positions> {
+        let vision = self.vision.as_ref().filter(|_| !batch.images.is_empty())?;
+        let mut positions = Positions::new(vision.arch.mrope.as_ref()?);
+        let sides: Vec<_> = batch.images.iter().map(|image| (&image.runs[0], vision.sides(&image.pixels))).collect();
+        for ends in batch.cu_seqlens.windows(2) {
+            let own = sides.iter().filter(|(run, _)| ends[0] <= run.start && run.end <= ends[1]);
+            let own: Vec<Shown> = own.map(|(run, sides)| (run.start - ends[0]..run.end - ends[0], *sides)).collect();
+            positions.extend(&own, 0..ends[1] - ends[0]);
+        }
+        Some(positions)
+    }
+
     /// The embedding's output with pictures' rows in it, for evaluation.
-    pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Activation> {
+    pub(super) fn embed_batch(&self, pass: &Pass<'_>, batch: &Batch) -> Result<Placed> {
         let x = self.embed(pass, &batch.tokens);
         match self.encoded(pass, &batch.images, None)? {
-            Some(seen) => Ok(Splice::new(&batch.images, batch.tokens.len()).put(&x, &seen.features)),
-            None => Ok(x),
+            Some(seen) => Ok(put(&Splice::new(&batch.images, batch.tokens.len()), &x, seen.features)),
+            None => Ok((x, None)),
         }
     }
 
@@ -62,13 +111,13 @@ impl Model {
         Ok(Some(Seen { features, trace }))
     }
 
-    /// The rows of one picture `[rows, hidden]` on the host.
-    pub(super) fn encode(&self, image: &ImageRows) -> Result<Vec<f32>> {
+    /// The rows of one picture `[rows, hidden]` on the host, of each connector.
+    pub(super) fn encode(&self, image: &ImageRows) -> Result<Vec<Vec<f32>>> {
         let (pass, values) = (self.evaluation(), self.params.values());
         self.forward(|| {
             let seen =
                 self.shards.at(0, values, &pass, |pass| self.encoded(pass, std::slice::from_ref(image), None))??;
-            Ok(seen.map(|seen| seen.features.to_rows()).unwrap_or_default())
+            Ok(seen.iter().flat_map(|seen| &seen.features).map(Activation::to_rows).collect())
         })
     }
 
@@ -84,10 +133,10 @@ impl Model {
     }
 
     /// Puts the rows of pictures into the stream; gives what their backward needs, where something is trained.
-    pub(super) fn place(&self, x: Activation, seen: Option<Seen>, splice: &Splice) -> (Activation, Option<Trace>) {
-        let Some(Seen { features, trace }) = seen else { return (x, None) };
+    pub(super) fn place(&self, x: Activation, seen: Option<Seen>, splice: &Splice) -> (Placed, Option<Trace>) {
+        let Some(Seen { features, trace }) = seen else { return ((x, None), None) };
         let trains = self.vision.as_ref().is_some_and(super::super::vision::Vision::trains);
-        (splice.put(&x, &features), trains.then_some(trace))
+        (put(splice, &x, features), trains.then_some(trace))
     }
 
     /// Adds the gradients of encoder and connector, given that of the stream.
@@ -96,13 +145,16 @@ impl Model {
         pass: &Pass<'_>,
         trace: Option<Trace>,
         training: Training<'_>,
-        dx: &Activation,
+        (dx, added): (&Activation, Option<Added>),
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
         match (&self.vision, trace) {
             (Some(vision), Some(trace)) => {
-                let dy = dx.gather_to(&vision.pool, training.rows);
+                let mut dy = vec![dx.gather_to(&vision.pool, training.rows)];
+                let added = added.map(|added| added.gradients.into_inner()).unwrap_or_default();
+                let to_pool = |rows: Activation| rows.gather_to(&vision.pool, &(0..rows.tokens()).collect::<Vec<_>>());
+                dy.extend(added.into_iter().rev().map(to_pool));
                 vision.backward(pass, trace, training, &dy, params, grads)
             }
             _ => Ok(()),

@@ -85,7 +85,6 @@ impl Model {
         // The loss for uneven use of experts looks at every token, in the last block too.
         let balance = self.balance();
         let every_token = balance.is_some();
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token };
 
         // Forward.
         let splice = Splice::new(&batch.images, tokens);
@@ -102,7 +101,8 @@ impl Model {
             let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
             noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
         }
-        let (x, pictures) = self.place(x, seen, &splice);
+        let ((x, added), pictures) = self.place(x, seen, &splice);
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token, added: added.as_ref() };
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
         if self.device().only_counts() {
@@ -152,7 +152,7 @@ impl Model {
             }
             if trains_vision {
                 self.shards.at(0, values, &pass, |pass| {
-                    self.pictures_backward(pass, pictures, training, &dx, params, grads)
+                    self.pictures_backward(pass, pictures, training, (&dx, added), params, grads)
                 })??;
             }
             grads.close(&embedding)?;

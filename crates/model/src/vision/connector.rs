@@ -18,6 +18,17 @@ pub enum Connector {
     Mlp(PlainMlp),
     PixelShuffle { linear: Linear, factor: usize },
     AveragePool(AveragePool),
+    Merger(Merger),
+}
+
+/// Qwen-VL's: neighbouring patches side by side, with a norm before or after, then a plain MLP.
+#[derive(Debug)]
+pub struct Merger {
+    pub factor: usize,
+    pub norm: Norm,
+    /// Whether the norm is over the patches side by side.
+    pub norm_of_merged: bool,
+    pub mlp: PlainMlp,
 }
 
 /// Gemma 3's: the mean of neighbouring patches, a norm, a product with a matrix `[in, out]`.
@@ -38,6 +49,21 @@ pub enum Saved {
     PixelShuffle(Activation, Option<linear::Saved>),
     /// The pooled rows, the norm's statistics, and the normed rows.
     AveragePool(Activation, Activation, Activation),
+    Merger(Box<MergerSaved>),
+}
+
+/// What [`Merger`] keeps.
+#[derive(Debug)]
+pub struct MergerSaved {
+    /// The norm's input, where that is not the connector's, and its statistics.
+    raw: Option<Activation>,
+    stats: Activation,
+    /// What the MLP's first module took.
+    input: Activation,
+    mlp: plain_mlp::Saved,
+    /// What its second module took and kept.
+    middle: Activation,
+    extra: Option<linear::Saved>,
 }
 
 /// Neighbouring rows side by side, those of a square row by row: `[squares, side * side * features]`.
@@ -78,6 +104,7 @@ impl Connector {
             Self::Linear(linear) | Self::PixelShuffle { linear, .. } => linear.trains(),
             Self::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Self::AveragePool(pool) => pool.norm.trains() || pool.projection.trains(),
+            Self::Merger(merger) => merger.norm.trains() || merger.mlp.linears().any(Linear::trains),
         }
     }
 
@@ -109,6 +136,7 @@ impl Connector {
                 (y, Saved::PixelShuffle(input, extra))
             }
             Self::AveragePool(pool) => pool.forward(pass, tiles, x),
+            Self::Merger(merger) => merger.forward(pass, tiles, x),
         }
     }
 
@@ -151,8 +179,52 @@ impl Connector {
             (Self::AveragePool(pool), Saved::AveragePool(pooled, stats, normed)) => {
                 pool.backward(pass, tiles, [&pooled, &stats, &normed], (dy, x.tokens()), want_dx, grads)
             }
+            (Self::Merger(merger), Saved::Merger(saved)) => merger.backward(pass, tiles, x, *saved, dy, want_dx, grads),
             _ => unreachable!("a connector keeps its own kind"),
         }
+    }
+}
+
+impl Merger {
+    fn forward(&self, pass: &Pass<'_>, tiles: &Tiles, x: &Activation) -> (Activation, Saved) {
+        let squares = tiles.squares(self.factor);
+        let (raw, stats, input) = if self.norm_of_merged {
+            let raw = shuffled(x, &squares);
+            let (input, stats) = self.norm.forward(pass, &raw, 1);
+            (Some(raw), stats, input)
+        } else {
+            let (normed, stats) = self.norm.forward(pass, x, 1);
+            (None, stats, shuffled(&normed, &squares))
+        };
+        let (middle, mlp) = self.mlp.forward(pass, &input);
+        let (y, extra) = self.mlp.fc2.forward(pass, &middle, None);
+        (y, Saved::Merger(Box::new(MergerSaved { raw, stats, input, mlp, middle, extra })))
+    }
+
+    fn backward(
+        &self,
+        pass: &Pass<'_>,
+        tiles: &Tiles,
+        x: &Activation,
+        saved: MergerSaved,
+        dy: &Activation,
+        want_dx: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        let MergerSaved { raw, stats, input, mlp, middle, extra } = saved;
+        let mut d_middle = middle.like();
+        self.mlp.fc2.backward(pass, &Input::new(&middle), extra.as_ref(), dy, Some((&mut d_middle, false)), grads);
+        let wanted = want_dx || self.norm.trains();
+        let d_input = self.mlp.backward(pass, &input, mlp, &d_middle, wanted, grads)?;
+        let squares = tiles.squares(self.factor);
+        let (norm_input, d_normed) = match &raw {
+            Some(raw) => (raw, d_input),
+            None => (x, unshuffled(&d_input, &squares, x.tokens())),
+        };
+        let mut dx = want_dx.then(|| norm_input.like());
+        self.norm.backward(pass, norm_input, &stats, &d_normed, dx.as_mut().map(|dx| (dx, false)), grads);
+        let dx = dx?;
+        Some(if raw.is_some() { unshuffled(&dx, &squares, x.tokens()) } else { dx })
     }
 }
 

@@ -11,12 +11,18 @@ use tunesmith_base::error::Result;
 use tunesmith_config::vision::Encoder as Spec;
 use tunesmith_device::Floats;
 use tunesmith_ops::activation::Activation;
+use tunesmith_ops::elementwise;
+use tunesmith_ops::rope::{Rope, sections};
+use tunesmith_ops::spans::Window;
 
 #[derive(Debug)]
 pub struct Encoder {
     pub spec: Spec,
     pub stem: Stem,
-    pub blocks: Blocks,
+    /// Blocks in a row; behind each part but the last a connector takes the output too.
+    pub parts: Vec<Blocks>,
+    /// Whether anything before each part is trained.
+    pub trains_below: Vec<bool>,
     pub final_norm: Option<Norm>,
     /// Whether anything in it is trained.
     pub trains: bool,
@@ -29,38 +35,93 @@ pub struct Encoder {
 pub struct Saved {
     stem: stem::Saved,
     layout: Layout,
-    trace: Trace,
+    /// Of each part.
+    traces: Vec<Trace>,
     /// The last norm's input, and its statistics.
     norm: Option<(Activation, Activation)>,
 }
 
+/// The window of blocks in which patches see a part of a tile, as [`Layout::full`] knows it.
+pub fn window(spec: &Spec, layer: usize) -> Option<Window> {
+    let windows = spec.windows.as_ref().filter(|_| spec.is_windowed(layer))?;
+    Some(Window::Chunked(windows.side * windows.side))
+}
+
+/// The order of the tokens in the blocks, where it is not that of the patches, and its reverse.
+#[derive(Debug)]
+struct Order {
+    forth: Vec<usize>,
+    back: Vec<usize>,
+    /// Where windows begin, and the end.
+    windows: Vec<usize>,
+}
+
+impl Order {
+    fn of(spec: &Spec, tiles: &Tiles) -> Option<Self> {
+        let (forth, windows) = tiles.windows(spec.windows.as_ref()?.side);
+        let mut back = vec![0; forth.len()];
+        forth.iter().enumerate().for_each(|(place, &patch)| back[patch] = place);
+        Some(Self { forth, back, windows })
+    }
+}
+
+/// The rotary table of an encoder whose queries and keys turn.
+fn rope(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> Option<Rope> {
+    let quarter = spec.hidden_size / spec.num_heads / 4;
+    let theta = spec.rope_theta? as f32;
+    let frequency = |index: usize| 1.0 / theta.powf((2 * index) as f32 / (2 * quarter) as f32);
+    let inv_freq: Vec<f32> = (0..2).flat_map(|_| (0..quarter).map(frequency)).collect();
+    let places = tiles.places().map(|places| match order {
+        Some(order) => order.forth.iter().map(|&patch| places[patch]).collect(),
+        None => places,
+    });
+    let positions = [places[0].as_slice(), places[1].as_slice()];
+    let part = (places[0].len(), (inv_freq.as_slice(), 1.0));
+    Some(Rope::with_components(pass.pool, &positions, &sections(&[quarter, quarter]), [part]))
+}
+
 impl Encoder {
     fn walk<'a>(&'a self, layout: &'a Layout) -> Walk<'a> {
-        Walk { shards: &self.shards, values: Floats::default(), layout, every_token: true }
+        Walk { shards: &self.shards, values: Floats::default(), layout, every_token: true, added: None }
     }
 
-    /// From `patches [patches, channels * patch * patch]` to the rows that a connector takes, `[rows, hidden]`. Keeps what
-    /// backward needs, if anything is trained and `keep`.
+    /// From `patches [patches, channels * frames * patch * patch]` to the rows that connectors take, each `[rows, hidden]`: those
+    /// behind inner blocks, then the last. Keeps what backward needs, if anything is trained and `keep`.
     ///
     /// # Errors
-    /// As [`Stem::forward`].
+    /// As [`Blocks::forward`].
     pub fn forward(
         &self,
         pass: &Pass<'_>,
         tiles: &Tiles,
         patches: Activation,
         keep: bool,
-    ) -> Result<(Activation, Option<Saved>)> {
+    ) -> Result<(Vec<Activation>, Option<Saved>)> {
         let prefix = self.spec.prefix_tokens();
-        let layout = Layout::full(&tiles.cu_seqlens(prefix));
-        let (x, stem) = self.stem.forward(pass, &self.spec, tiles, patches)?;
+        let order = Order::of(&self.spec, tiles);
+        let windows = order.as_ref().zip(self.spec.windows.as_ref());
+        let windows =
+            windows.map(|(order, windows)| (Window::Chunked(windows.side * windows.side), order.windows.as_slice()));
+        let rope = rope(pass, &self.spec, tiles, order.as_ref());
+        let layout = Layout::full(&tiles.cu_seqlens(prefix), rope, windows);
+        let (mut x, stem) = self.stem.forward(pass, &self.spec, tiles, patches);
+        if let Some(order) = &order {
+            x = x.gather(&order.forth);
+        }
         let keep = keep && self.trains;
-        let (x, trace) = if keep {
-            let (x, trace) = self.blocks.forward_keeping(&self.walk(&layout), pass, x, false)?;
-            (x, Some(trace))
-        } else {
-            (self.blocks.forward(&self.walk(&layout), pass, x)?, None)
-        };
+        let (mut outputs, mut traces) = (Vec::new(), Vec::new());
+        for (index, part) in self.parts.iter().enumerate() {
+            if keep {
+                let (y, trace) = part.forward_keeping(&self.walk(&layout), pass, x, false)?;
+                traces.push(trace);
+                x = y;
+            } else {
+                x = part.forward(&self.walk(&layout), pass, x)?;
+            }
+            if index + 1 < self.parts.len() {
+                outputs.push(self.output(tiles, order.as_ref(), x.copy()));
+            }
+        }
         let (y, norm) = match &self.final_norm {
             Some(norm) => {
                 let (y, stats) = norm.forward(pass, &x, 1);
@@ -68,12 +129,33 @@ impl Encoder {
             }
             None => (x, None),
         };
-        let drop_prefix = self.spec.feature.drop_prefix && prefix > 0;
-        let y = if drop_prefix { y.gather(&tiles.patch_rows(prefix)) } else { y };
-        Ok((y, trace.map(|trace| Saved { stem, layout, trace, norm })))
+        outputs.push(self.output(tiles, order.as_ref(), y));
+        Ok((outputs, keep.then_some(Saved { stem, layout, traces, norm })))
     }
 
-    /// Adds the gradients of what is trained, given that of the rows `[rows, hidden]`.
+    /// The rows that a connector takes of the tokens.
+    fn output(&self, tiles: &Tiles, order: Option<&Order>, y: Activation) -> Activation {
+        let prefix = self.spec.prefix_tokens();
+        match order {
+            Some(order) => y.gather(&order.back),
+            None if self.spec.feature.drop_prefix && prefix > 0 => y.gather(&tiles.patch_rows(prefix)),
+            None => y,
+        }
+    }
+
+    /// From the gradient of [`Encoder::output`]'s rows to that of the tokens.
+    fn output_backward(&self, tiles: &Tiles, order: Option<&Order>, dy: Activation) -> Activation {
+        let prefix = self.spec.prefix_tokens();
+        match order {
+            Some(order) => dy.gather(&order.forth),
+            None if self.spec.feature.drop_prefix && prefix > 0 => {
+                dy.scatter(&tiles.patch_rows(prefix), tiles.tokens(prefix))
+            }
+            None => dy,
+        }
+    }
+
+    /// Adds the gradients of what is trained, given those of the rows that connectors took, each `[rows, hidden]`.
     ///
     /// # Errors
     /// Those of whoever takes the gradients.
@@ -82,27 +164,40 @@ impl Encoder {
         pass: &Pass<'_>,
         tiles: &Tiles,
         saved: Saved,
-        dy: Activation,
+        mut d_outputs: Vec<Activation>,
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Saved { stem, layout, trace, norm } = saved;
-        let prefix = self.spec.prefix_tokens();
-        let drop_prefix = self.spec.feature.drop_prefix && prefix > 0;
-        let dy = if drop_prefix { dy.scatter(&tiles.patch_rows(prefix), tiles.tokens(prefix)) } else { dy };
-        let dx = match (&self.final_norm, norm) {
-            (Some(norm), Some((x, stats))) => {
-                let mut dx = dy.like();
-                norm.backward(pass, &x, &stats, &dy, Some((&mut dx, false)), grads);
-                dx
-            }
-            _ => dy,
+        let Saved { stem, layout, mut traces, norm } = saved;
+        let order = Order::of(&self.spec, tiles);
+        let mut gradient = |part: usize| {
+            let dy = d_outputs.pop().filter(|_| part < self.parts.len());
+            dy.map(|dy| self.output_backward(tiles, order.as_ref(), dy))
         };
-        let trains_stem = self.stem.trains();
-        let dx = self.blocks.backward(&self.walk(&layout), pass, trace, dx, params, trains_stem, grads)?;
-        if let Some(dx) = dx.filter(|_| trains_stem) {
-            self.stem.backward(pass, &self.spec, tiles, stem, dx, grads);
+        let Some(mut dx) = gradient(0) else { return Ok(()) };
+        if let (Some(norm), Some((x, stats))) = (&self.final_norm, norm) {
+            let mut d_norm = dx.like();
+            norm.backward(pass, &x, &stats, &dx, Some((&mut d_norm, false)), grads);
+            dx = d_norm;
         }
+        for (index, part) in self.parts.iter().enumerate().rev() {
+            if index + 1 < self.parts.len()
+                && let Some(dy) = gradient(index)
+            {
+                elementwise::add(&mut dx, &dy);
+            }
+            let Some(trace) = traces.pop() else { return Ok(()) };
+            let below = self.trains_below[index];
+            match part.backward(&self.walk(&layout), pass, trace, dx, params, below, grads)? {
+                Some(found) if below => dx = found,
+                _ => return Ok(()),
+            }
+        }
+        let dx = match &order {
+            Some(order) => dx.gather(&order.back),
+            None => dx,
+        };
+        self.stem.backward(pass, &self.spec, tiles, stem, dx, grads);
         Ok(())
     }
 }

@@ -17,6 +17,7 @@
 //! 4. It saves, freezes and loads by names: those of Transformers 5.
 pub(crate) mod connector;
 pub(crate) mod encoder;
+mod interpolation;
 mod splice;
 pub(crate) mod stem;
 #[cfg(test)]
@@ -46,7 +47,8 @@ const CONNECTOR: u64 = u64::MAX - 1;
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
     encoder: Option<Encoder>,
-    connector: Option<Connector>,
+    /// The connector, and those behind inner blocks.
+    connectors: Vec<Connector>,
     /// Batches of patches have another length than those of tokens.
     pub(crate) pool: Arc<Pool>,
 }
@@ -70,8 +72,8 @@ pub(crate) struct Training<'a> {
 pub(crate) struct Trace {
     tiles: Tiles,
     encoder: Option<encoder::Saved>,
-    /// The connector's input, and what it keeps.
-    connector: Option<(Activation, connector::Saved)>,
+    /// The connectors' inputs, and what they keep.
+    connectors: Vec<(Activation, connector::Saved)>,
 }
 
 impl<'a> Training<'a> {
@@ -103,16 +105,15 @@ impl Vision {
     pub(crate) const fn new(
         arch: VisionArch,
         encoder: Option<Encoder>,
-        connector: Option<Connector>,
+        connectors: Vec<Connector>,
         pool: Arc<Pool>,
     ) -> Self {
-        Self { arch, encoder, connector, pool }
+        Self { arch, encoder, connectors, pool }
     }
 
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
-        self.encoder.as_ref().is_some_and(|encoder| encoder.trains)
-            || self.connector.as_ref().is_some_and(Connector::trains)
+        self.encoder.as_ref().is_some_and(|encoder| encoder.trains) || self.connectors.iter().any(Connector::trains)
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -140,6 +141,9 @@ impl Vision {
                 return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
                     .hint("the processor's files and config.json must belong to one model"));
             }
+            if self.arch.mrope.is_some() && (tiles.len() != 1 || image.runs.len() != 1) {
+                return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
+            }
             for run in &image.runs {
                 if run.start < end || run.end <= run.start || run.end > tokens {
                     return Err(Error::data("the rows of pictures overlap, or lie outside of the text"));
@@ -166,16 +170,22 @@ impl Vision {
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)))
     }
 
-    /// The rows of the pictures, `[rows, hidden of the decoder]`, and what backward needs where `training`.
+    /// Rows and columns of a picture's rows in the decoder, where they are a grid.
+    pub(crate) fn sides(&self, pixels: &Pixels) -> [usize; 2] {
+        let side = self.arch.connector.side();
+        pixels.tiles.first().map_or([0; 2], |tile| [tile.rows / side, tile.columns / side])
+    }
+
+    /// The rows of the pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where `training`.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: positions would have to be interpolated while they are trained.
+    /// None of its own: those of a walk over blocks.
     pub(crate) fn forward(
         &self,
         pass: &Pass<'_>,
         pictures: &[&Pixels],
         training: Option<Training<'_>>,
-    ) -> Result<(Activation, Trace)> {
+    ) -> Result<(Vec<Activation>, Trace)> {
         let tiles = Tiles::of(pictures.iter().copied());
         let prefix = self.arch.encoder.prefix_tokens();
         self.pool.reserve(tiles.tokens(prefix));
@@ -193,14 +203,24 @@ impl Vision {
                 Activation::from_rows(&self.pool, &all, width)
             }
         };
-        let (x, encoder) = match &self.encoder {
+        let (mut outputs, encoder) = match &self.encoder {
             Some(encoder) => encoder.forward(&pass, &tiles, x, training.is_some())?,
-            None => (x, None),
+            None => (vec![x], None),
         };
-        let Some(connector) = &self.connector else { return Ok((x, Trace { tiles, encoder, connector: None })) };
-        let dropped = training.and_then(|training| training.connector(self.dropout()));
-        let (y, saved) = connector.forward(&pass, &tiles, &x, dropped);
-        Ok((y, Trace { tiles, encoder, connector: Some((x, saved)) }))
+        if self.connectors.is_empty() {
+            return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new() }));
+        }
+        // The last output is the first connector's.
+        outputs.rotate_right(1);
+        let mut features = Vec::with_capacity(outputs.len());
+        let mut connectors = Vec::with_capacity(outputs.len());
+        for ((connector, spec), x) in self.connectors.iter().zip(self.arch.connectors()).zip(outputs) {
+            let dropped = training.and_then(|training| training.connector(spec.dropout() as f32));
+            let (y, saved) = connector.forward(&pass, &tiles, &x, dropped);
+            features.push(y);
+            connectors.push((x, saved));
+        }
+        Ok((features, Trace { tiles, encoder, connectors }))
     }
 
     /// The features of a picture, on the host.
@@ -209,13 +229,13 @@ impl Vision {
     /// As [`Vision::forward`].
     pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
         let (y, trace) = self.forward(pass, &[pixels], None)?;
-        Ok(match (features, trace.connector) {
+        Ok(match (features, trace.connectors.first()) {
             (Features::Encoder, Some((x, _))) => x.to_rows(),
-            _ => y.to_rows(),
+            _ => y[0].to_rows(),
         })
     }
 
-    /// Adds the gradients of what is trained, given that of the rows `[rows, hidden of the decoder]`.
+    /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
     ///
     /// # Errors
     /// Those of whoever takes the gradients.
@@ -224,24 +244,22 @@ impl Vision {
         pass: &Pass<'_>,
         trace: Trace,
         training: Training<'_>,
-        dy: &Activation,
+        dy: &[Activation],
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Trace { tiles, encoder, connector: saved } = trace;
-        let (Some(connector), Some((x, saved))) = (&self.connector, saved) else { return Ok(()) };
+        let Trace { tiles, encoder, connectors } = trace;
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
-        let saved = (saved, training.connector(self.dropout()));
-        let dx = connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads);
-        match (dx, &self.encoder, encoder) {
-            (Some(dx), Some(encoder), Some(saved)) => encoder.backward(&pass, &tiles, saved, dx, params, grads),
-            _ => Ok(()),
+        let mut d_outputs = Vec::with_capacity(dy.len());
+        let each = self.connectors.iter().zip(self.arch.connectors());
+        for (((connector, spec), (x, saved)), dy) in each.zip(connectors).zip(dy) {
+            let saved = (saved, training.connector(spec.dropout() as f32));
+            d_outputs.extend(connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads));
         }
-    }
-
-    const fn dropout(&self) -> f32 {
-        self.arch.connector.dropout() as f32
+        let (Some(saved), Some(encoder)) = (encoder, &self.encoder) else { return Ok(()) };
+        d_outputs.rotate_left(1);
+        encoder.backward(&pass, &tiles, saved, d_outputs, params, grads)
     }
 
     fn numbers(&self, training: Option<Training<'_>>) -> Vec<usize> {

@@ -109,6 +109,35 @@ impl Tiles {
         }
         places
     }
+
+    /// Rows and columns of every patch.
+    pub fn places(&self) -> [Vec<u32>; 2] {
+        let of = |tile: &Tile| {
+            let columns = tile.columns;
+            (0..tile.rows * columns).map(move |patch| ((patch / columns) as u32, (patch % columns) as u32))
+        };
+        self.0.iter().flat_map(of).unzip::<u32, u32, Vec<u32>, Vec<u32>>().into()
+    }
+
+    /// The patches window after window, square windows of so many patches a side, row by row in each; and where windows
+    /// begin, and the end.
+    pub fn windows(&self, side: usize) -> (Vec<usize>, Vec<usize>) {
+        let (mut order, mut ends, mut first) = (Vec::new(), vec![0], 0);
+        for tile in &self.0 {
+            let corners = (0..tile.rows)
+                .step_by(side)
+                .flat_map(|row| (0..tile.columns).step_by(side).map(move |column| (row, column)));
+            for (top, left) in corners {
+                for row in top..tile.rows.min(top + side) {
+                    let columns = left..tile.columns.min(left + side);
+                    order.extend(columns.map(|column| first + row * tile.columns + column));
+                }
+                ends.push(order.len());
+            }
+            first += tile.rows * tile.columns;
+        }
+        (order, ends)
+    }
 }
 
 #[cfg(test)]
@@ -123,5 +152,11 @@ mod tests {
         assert_eq!(tiles.cu_seqlens(1), [0, 9, 14]);
         assert_eq!(tiles.patch_rows(1), [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]);
         assert_eq!(tiles.class_rows(1), [0, 9]);
+    }
+    #[test]
+    fn windows_are_cut_at_the_edges_of_a_tile() {
+        let tiles = Tiles(vec![Tile { rows: 3, columns: 3 }, Tile { rows: 1, columns: 2 }]);
+        assert_eq!(tiles.windows(2), (vec![0, 1, 3, 4, 2, 5, 6, 7, 8, 9, 10], vec![0, 4, 6, 8, 9, 11]));
+        assert_eq!(tiles.places(), [vec![0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0], vec![0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]]);
     }
 }

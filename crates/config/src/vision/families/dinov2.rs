@@ -20,6 +20,7 @@ const NAMES: Names = Names {
         out: "attention.o_proj",
         norm2: "norm2",
         fc1: "mlp.fc1",
+        up: "",
         fc2: "mlp.fc2",
         scale1: "layer_scale1.lambda1",
         scale2: "layer_scale2.lambda1",

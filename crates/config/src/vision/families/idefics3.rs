@@ -17,5 +17,5 @@ fn read(source: &Source<'_>) -> Result<Encoder> {
         eps: 1e-6,
     };
     let encoder = encoder(source, "idefics3_vision", &CLIP_NAMES, &defaults)?;
-    Ok(Encoder { interpolation: Interpolation::Nearest, ..encoder })
+    Ok(Encoder { interpolation: Some(Interpolation::Nearest), ..encoder })
 }

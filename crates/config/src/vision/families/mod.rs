@@ -2,10 +2,14 @@
 mod clip;
 mod dinov2;
 mod idefics3;
+mod internvl;
+mod qwen2_5_vl;
+mod qwen2_vl;
+mod qwen3_vl;
 mod siglip;
 mod vit;
 
-use super::encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames};
+use super::encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -23,8 +27,17 @@ pub struct EncoderFamily {
 }
 
 /// Every family of encoders that can be computed.
-pub static ENCODERS: &[&EncoderFamily] =
-    &[&clip::FAMILY, &dinov2::FAMILY, &idefics3::FAMILY, &siglip::FAMILY, &vit::FAMILY];
+pub static ENCODERS: &[&EncoderFamily] = &[
+    &clip::FAMILY,
+    &dinov2::FAMILY,
+    &idefics3::FAMILY,
+    &internvl::FAMILY,
+    &qwen2_vl::FAMILY,
+    &qwen2_5_vl::FAMILY,
+    &qwen3_vl::FAMILY,
+    &siglip::FAMILY,
+    &vit::FAMILY,
+];
 
 /// What a class of Transformers assumes where a key is absent.
 pub(super) struct Defaults {
@@ -78,6 +91,7 @@ pub(super) fn encoder(
         num_heads,
         channels: source.size_up_to("num_channels", Some(3), 16)?,
         patch_size,
+        frames: None,
         grid: [side; 2],
         norm_eps: source.positive("layer_norm_eps", defaults.eps)?,
         activation,
@@ -85,9 +99,14 @@ pub(super) fn encoder(
         registers: 0,
         patch_bias: true,
         qkv_bias: true,
+        fused_qkv: false,
+        gated_mlp: false,
+        rms_norm: false,
         pre_norm: false,
         layer_scale: false,
-        interpolation: Interpolation::Bicubic,
+        interpolation: Some(Interpolation::Bicubic),
+        rope_theta: None,
+        windows: None,
         feature: Feature { blocks: num_hidden_layers, final_norm: true, drop_prefix: true },
         initializer_range: source.positive("initializer_range", 0.02)?,
     })
@@ -114,6 +133,7 @@ pub(super) const CLIP_NAMES: Names = Names {
         out: "self_attn.out_proj",
         norm2: "layer_norm2",
         fc1: "mlp.fc1",
+        up: "",
         fc2: "mlp.fc2",
         scale1: "",
         scale2: "",
@@ -132,3 +152,73 @@ pub(super) const VIT_STEM: StemNames = StemNames {
     pre_norm: "",
     final_norm: "layernorm",
 };
+
+/// Names that the encoders of Qwen's models share, but for the MLP's.
+pub(super) const QWEN_NAMES: Names = Names {
+    stem: StemNames {
+        patch: "patch_embed.proj",
+        class_token: "",
+        class_dimensions: 0,
+        registers: "",
+        positions: "pos_embed.weight",
+        positions_batched: false,
+        pre_norm: "",
+        final_norm: "",
+    },
+    blocks: "blocks",
+    block: BlockNames {
+        norm1: "norm1",
+        query: "attn.qkv",
+        key: "",
+        value: "",
+        out: "attn.proj",
+        norm2: "norm2",
+        fc1: "mlp.fc1",
+        up: "",
+        fc2: "mlp.fc2",
+        scale1: "",
+        scale2: "",
+    },
+    stored: &[],
+};
+
+/// What the encoders of Qwen's models share: patches of several frames, one module for q, k and v, positions that turn, no norm
+/// after the blocks. `hidden_size` is the key of the width.
+pub(super) fn qwen_encoder(
+    source: &Source<'_>,
+    family: &'static str,
+    names: &Names,
+    defaults: &Defaults,
+    hidden_size: &str,
+) -> Result<Encoder> {
+    let [_, _, _, _, patch] = defaults.sizes;
+    let patch_size = source.size_up_to("patch_size", Some(patch), MOST)?;
+    let mut plain = Source { origin: source.origin, map: source.map.clone(), prefix: source.prefix.clone() };
+    let renamed = [
+        (hidden_size, "hidden_size"),
+        ("depth", "num_hidden_layers"),
+        ("num_heads", "num_attention_heads"),
+        ("in_chans", "num_channels"),
+        ("in_channels", "num_channels"),
+    ];
+    for (theirs, ours) in renamed {
+        match source.get(theirs) {
+            Some(value) => plain.map.insert(ours.into(), value.clone()),
+            None if theirs == hidden_size => plain.map.remove(ours),
+            None => None,
+        };
+    }
+    plain.map.insert("image_size".into(), patch_size.into());
+    let encoder = encoder(&plain, family, names, defaults)?;
+    if !encoder.hidden_size.is_multiple_of(4 * encoder.num_heads) {
+        return Err(source.error(format!("{}{hidden_size}: a head's width is not a multiple of 4", source.prefix)));
+    }
+    let frames = source.size_up_to("temporal_patch_size", Some(2), 64)?;
+    let feature = Feature { final_norm: false, ..encoder.feature };
+    let theta = match source.get("rope_parameters") {
+        Some(serde_json::Value::Object(rope)) => rope.get("rope_theta").and_then(serde_json::Value::as_f64),
+        _ => None,
+    };
+    let (fused_qkv, rope_theta) = (true, Some(theta.unwrap_or(10_000.0)));
+    Ok(Encoder { frames: Some(frames), grid: [0; 2], interpolation: None, fused_qkv, rope_theta, feature, ..encoder })
+}

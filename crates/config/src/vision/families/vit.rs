@@ -16,6 +16,7 @@ const NAMES: Names = Names {
         out: "attention.o_proj",
         norm2: "layernorm_after",
         fc1: "mlp.fc1",
+        up: "",
         fc2: "mlp.fc2",
         scale1: "",
         scale2: "",

@@ -1,0 +1,72 @@
+//! Learned positions for another number of patches than a checkpoint has them for.
+use tunesmith_config::vision::{Encoder as Spec, Interpolation};
+use tunesmith_vision::Tile;
+
+/// Of a place its neighbours in the table, and their weights. A neighbour may be there twice.
+type Neighbours = [(usize, f64); 4];
+
+/// The weights of four neighbours in a cubic convolution with `a = -0.75`, at the share `t` of the way between the second
+/// and the third (Keys, 1981; `PyTorch`'s `get_cubic_upsample_coefficients`).
+fn cubic(t: f64) -> [f64; 4] {
+    let a = -0.75;
+    let near = |x: f64| ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+    let far = |x: f64| ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
+    [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+}
+
+/// The neighbours of each of `size` places among `from`. Bicubic: pixels' centres are half a step in. Bilinear: the ends are
+/// the ends.
+fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> {
+    let bilinear = rule == Interpolation::Bilinear;
+    let scale = if bilinear { (from - 1) as f64 / (size.max(2) - 1) as f64 } else { from as f64 / size as f64 };
+    let of = |place: usize| {
+        let at = if bilinear { scale * place as f64 } else { scale * (place as f64 + 0.5) - 0.5 };
+        let first = at.floor();
+        let t = at - first;
+        let weights = if bilinear { [0.0, 1.0 - t, t, 0.0] } else { cubic(t) };
+        let within = |offset: usize| (first as i64 - 1 + offset as i64).clamp(0, from as i64 - 1) as usize;
+        std::array::from_fn(|offset| (within(offset), weights[offset]))
+    };
+    (0..size).map(of).collect()
+}
+
+/// Of each patch of a tile the neighbours of its row and of its column.
+fn of_tile(spec: &Spec, tile: Tile) -> impl Iterator<Item = (Neighbours, Neighbours)> {
+    let rule = spec.interpolation.unwrap_or(Interpolation::Bicubic);
+    let (down, across) = (neighbours(tile.rows, spec.grid[0], rule), neighbours(tile.columns, spec.grid[1], rule));
+    down.into_iter().flat_map(move |rows| across.clone().into_iter().map(move |columns| (rows, columns)))
+}
+
+/// The positions of a tile out of those that are stored, the class token's before them: as
+/// `interpolate(mode="bicubic", align_corners=False)` gives them, or `mode="bilinear", align_corners=True`.
+pub fn interpolated(stored: &[f32], spec: &Spec, tile: Tile) -> Vec<f32> {
+    let (hidden, width) = (spec.hidden_size, spec.grid[1]);
+    let class = usize::from(spec.class_token) * hidden;
+    let (prefix, table) = stored.split_at(class);
+    let mut out = prefix.to_vec();
+    for (rows, columns) in of_tile(spec, tile) {
+        out.extend((0..hidden).map(|feature| {
+            let at = |row: usize, column: usize| f64::from(table[(row * width + column) * hidden + feature]);
+            let line = |row: usize| columns.iter().map(|&(column, weight)| weight * at(row, column)).sum::<f64>();
+            rows.iter().map(|&(row, weight)| weight * line(row)).sum::<f64>() as f32
+        }));
+    }
+    out
+}
+
+/// The weights of stored positions in those of a tile: `[tokens with a position, stored positions]`.
+pub fn taps(spec: &Spec, tile: Tile) -> Vec<f32> {
+    let (class, stored) = (usize::from(spec.class_token), spec.positions());
+    let mut out = vec![0.0; (class + tile.rows * tile.columns) * stored];
+    if class == 1 {
+        out[0] = 1.0;
+    }
+    for (weights, (rows, columns)) in out.chunks_exact_mut(stored).skip(class).zip(of_tile(spec, tile)) {
+        for &(row, of_row) in &rows {
+            for &(column, of_column) in &columns {
+                weights[class + row * spec.grid[1] + column] += (of_row * of_column) as f32;
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Makes more of tests/golden/vision: models whose pictures have sides of their own, or whose decoders see them in other ways.
+
+    python3 scripts/golden/vision_models.py --out tests/golden/vision
+
+Everything is as in vision.py, but that picture i is `pixel_values.i`, [channels, height, width].
+"""
+import argparse
+
+import torch
+import transformers
+
+import vision
+from vision import IMAGE, PATCH, SIDE, TEXT
+
+# Height and width of each picture.
+SIDES = [(32, 32), (16, 48), (48, 32), (64, 48), (16, 16), (48, 80)]
+FRAMES, MERGE = 2, 2
+SECTIONS = dict(qwen2_vl=[1, 1, 2], qwen2_5_vl=[2, 1, 1], qwen3_vl=[2, 1, 1])
+
+
+class Pictures(list):
+    """Pictures of several sizes, of which a list of numbers takes some."""
+
+    def __getitem__(self, numbers):
+        return [super(Pictures, self).__getitem__(number) for number in numbers]
+
+
+def patches(picture):
+    """A picture as Qwen's processors cut it: squares of MERGE x MERGE patches, each patch [channels, frames, PATCH, PATCH]."""
+    channels, height, width = picture.shape
+    rows, columns = height // PATCH, width // PATCH
+    cut = picture.reshape(channels, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
+    cut = cut.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None].expand(-1, -1, -1, -1, -1, FRAMES, -1, -1)
+    return cut.reshape(rows * columns, -1), [1, rows, columns]
+
+
+def qwen(out, name, seed):
+    """Qwen2-VL, 2.5 and 3."""
+    rope = dict(rope_type="default", rope_theta=1000.0, mrope_section=SECTIONS[name])
+    text = dict(model_type=f"{name}_text", **TEXT | dict(num_hidden_layers=3, rope_parameters=rope))
+    tower = dict(depth=3, num_heads=4, patch_size=PATCH, spatial_merge_size=MERGE, temporal_patch_size=FRAMES)
+    tower |= dict(
+        qwen2_vl=dict(embed_dim=32, hidden_size=32, mlp_ratio=2),
+        qwen2_5_vl=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, window_size=32, fullatt_block_indexes=[1]),
+        qwen3_vl=dict(hidden_size=32, out_hidden_size=32, intermediate_size=48, num_position_embeddings=25, deepstack_visual_indexes=[0, 1]),
+    )[name]
+    if name == "qwen3_vl":
+        text |= dict(head_dim=8)
+    cls = dict(qwen2_vl="Qwen2VL", qwen2_5_vl="Qwen2_5_VL", qwen3_vl="Qwen3VL")[name]
+    config = getattr(transformers, f"{cls}Config")(
+        text_config=text, vision_config=tower, image_token_id=IMAGE, video_token_id=94, vision_start_token_id=93, vision_end_token_id=92
+    )
+    plain = vision.scramble(getattr(transformers, f"{cls}ForConditionalGeneration")._from_config(config, attn_implementation="eager"), seed)
+    vision.store(plain, f"{out}/{name}/model")
+    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "visual" in key:
+            parameter.requires_grad_(True)
+
+    def forward(ids, mask, pictures):
+        plain.model.rope_deltas = None
+        more = dict(mm_token_type_ids=(ids == IMAGE).int())
+        if pictures is not None:
+            cut = [patches(picture) for picture in pictures]
+            more |= dict(pixel_values=torch.cat([values for values, _ in cut]), image_grid_thw=torch.tensor([grid for _, grid in cut]))
+        return model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
+
+    rows = [height * width // (PATCH * MERGE) ** 2 for height, width in SIDES]
+    return model, forward, dict(prefix=False, rows=rows)
+
+
+def square(out, name, seed):
+    """Models whose pictures are all of the encoder's size."""
+    tower = dict(vision.TOWER)
+    if name == "internvl":
+        tower |= dict(model_type="internvl_vision", image_size=[SIDE, SIDE], patch_size=[PATCH, PATCH], attention_bias=True)
+        config = transformers.InternVLConfig(text_config=dict(model_type="qwen2", **TEXT), vision_config=tower, image_token_id=IMAGE, tie_word_embeddings=False)
+    else:
+        tower |= dict(model_type="siglip_vision_model", vision_use_head=False)
+        text = dict(model_type="gemma2", **TEXT | dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=8, num_hidden_layers=3, tie_word_embeddings=True))
+        config = transformers.PaliGemmaConfig(text_config=text, vision_config=tower, projection_dim=32, image_token_index=IMAGE, image_token_id=IMAGE)
+    cls = getattr(transformers, type(config).__name__.replace("Config", "ForConditionalGeneration"))
+    plain = vision.scramble(cls._from_config(config, attn_implementation="eager"), seed)
+    vision.store(plain, f"{out}/{name}/model")
+    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "vision_tower" in key or "projector" in key:
+            parameter.requires_grad_(True)
+
+    def forward(ids, mask, pictures, labels=None):
+        more = {}
+        if name == "paligemma":
+            # The suffix begins with the first label; a prompt that is answered is all prefix, what was answered is not.
+            more = dict(token_type_ids=suffix(ids, labels))
+        if pictures is not None:
+            more |= dict(pixel_values=torch.stack(pictures))
+        return model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
+
+    return model, forward, dict(prefix=False, rows=dict(internvl=4, paligemma=16)[name], needs_labels=name == "paligemma")
+
+
+def suffix(ids, labels):
+    """Zeros before each row's first label, then ones. `labels` may be the number of a prompt's tokens."""
+    if isinstance(labels, int):
+        return (torch.arange(ids.shape[1]) >= labels).long()[None]
+    return ((labels != vision.IGNORE).cumsum(1) > 0).long()
+
+
+MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square)
+
+
+def sides_of(maker):
+    """Height and width of each picture."""
+    return SIDES if maker is qwen else [(SIDE, SIDE)] * len(SIDES)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for number, (name, maker) in enumerate(MODELS.items()):
+        if arguments.only in (None, name):
+            seed = 8000 + 20 * number
+            pictures = Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(sides_of(maker)))
+            stored = {f"pixel_values.{place}": picture for place, picture in enumerate(pictures)}
+            vision.write_model(f"{arguments.out}/{name}", maker(arguments.out, name, seed), pictures, stored, seed)
+            print(name)
+
+
+main()
