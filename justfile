@@ -435,10 +435,10 @@ quickstart-pretrain *ARGS: _build
     "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
     cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
 
-# make the caption example's image encoder again: draw 5,000 pictures, and train a random encoder on them (a quarter of an hour)
+# make the caption example's image encoder again: draw 12,000 pictures, and train a random encoder on them (half an hour)
 [group('develop')]
 caption-pretrain *ARGS: _build
-    python3 examples/caption/make_pictures.py .cache/caption --train 5000 --held-out 100 --plain
+    python3 examples/caption/make_pictures.py .cache/caption --train 12000 --held-out 100 --plain
     python3 examples/caption/make_encoder.py blank .cache/caption/blank
     "{{ tunesmith }}" train examples/caption/pretrain.yaml --overwrite "$@"
     python3 examples/caption/make_encoder.py take runs/caption-pretrain/adapter examples/caption/encoder

@@ -11,6 +11,7 @@ MODEL has a whole model: its rows, logits, gradients of the mean loss, twenty Ad
 encoder and the decoder are two checkpoints, and the connector is `init.safetensors`'.
 """
 import argparse
+import copy
 import json
 import os
 import shutil
@@ -305,8 +306,13 @@ def make_model(name, out, seed):
     write_model(f"{out}/{name}", made, pictures, dict(pixel_values=pictures), seed)
 
 
-def write_model(folder, made, pictures, stored, seed):
-    """What a model computes of its rows. `stored` are the pictures' numbers as tensors."""
+def doubled(pictures):
+    return pictures.double() if torch.is_tensor(pictures) else type(pictures)(picture.double() for picture in pictures)
+
+
+def write_model(folder, made, pictures, stored, seed, drifts=False):
+    """What a model computes of its rows. `stored` are the pictures' numbers as tensors. With `drifts`, each step says how far single
+    precision is from double precision: where that is far, another order of sums is too."""
     model, forward, settings = made
     trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
     rows = make_rows(4 + STEPS * MICRO_BATCH * GRAD_ACCUM, settings, seed + 5)
@@ -324,7 +330,14 @@ def write_model(folder, made, pictures, stored, seed):
     save(dict(**stored, logits=chosen, losses=losses), f"{folder}/forward.safetensors")
     answers = [answer(forward, settings, row, pictures) for row in rows[:3]]
     model.zero_grad(set_to_none=True)
+    if drifts:
+        start = copy.deepcopy(model.state_dict())
+        precise = train(model.double(), forward, settings, rows[4:], doubled(pictures))
+        model.float().load_state_dict(start)
+        model.zero_grad(set_to_none=True)
     trace = train(model, forward, settings, rows[4:], pictures)
+    for step, exact in zip(trace, precise if drifts else []):
+        step["drift"] = abs(step["grad_norm"] / exact["grad_norm"] - 1)
     missing = sorted(our_name(key) for key, parameter in trained.items() if our_name(key) not in grads)
     dump(dict(**settings, image_token=IMAGE, rows_of_logits=kept, loss=loss.item(), untrained=missing, data=rows, answers=answers, steps=trace), f"{folder}/run.json")
 

@@ -161,7 +161,9 @@ fn check_trace(name: &str, model: &mut Model, run: &Run) {
         let (loss, wanted) = (stats.loss, number("loss"));
         assert!((loss - wanted).abs() <= 5e-5, "{name}, step {index}: loss {loss} != {wanted}");
         let norm = (stats.grad_norm / number("grad_norm") - 1.0).abs();
-        assert!(norm <= 1e-4, "{name}, step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
+        // Four times the distance of PyTorch's own numbers from those in double precision, where that is more.
+        let limit = (4.0 * expected["drift"].as_f64().unwrap_or(0.0)).max(1e-4);
+        assert!(norm <= limit, "{name}, step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
     }
 }
 
@@ -173,6 +175,11 @@ fn every_model_that_sees_pictures_equals_pytorch() {
 #[test]
 fn every_qwen_vl_equals_pytorch() {
     ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"].into_iter().for_each(check);
+}
+
+#[test]
+fn internvl_and_paligemma_equal_pytorch() {
+    ["internvl", "paligemma"].into_iter().for_each(check);
 }
 
 #[test]

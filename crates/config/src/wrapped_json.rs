@@ -101,6 +101,10 @@ impl Source<'_> {
         let about = TEXTS.iter().find(|about| about.model_type == kind);
         let about = about.ok_or_else(|| self.unknown_text(wrapper, kind))?;
         text.complete(about);
+        if wrapper.model_type == "paligemma" {
+            // Its class sets this for the tokens before an answer, which see each other: `VisionArch::prefix`.
+            text.map.remove("use_bidirectional_attention");
+        }
         text.map.insert("model_type".into(), about.family.into());
         text.map.insert("tie_word_embeddings".into(), tied.into());
         // Keys that stand beside `text_config` and hold for the whole model.

@@ -84,16 +84,13 @@ impl Run {
         let forward = tensors(&golden(name).join("forward.safetensors"));
         let vision = model.arch.vision.as_ref().unwrap();
         let frames = vision.encoder.frames.unwrap_or(1);
-        let pictures = match forward.get("pixel_values") {
-            Some((shape, values)) => {
-                let of_one: usize = shape[1..].iter().product();
-                values.chunks_exact(of_one).map(|one| pixels(&shape[1..], one, frames)).collect()
-            }
-            None => {
-                let names = (0..).map(|number| format!("pixel_values.{number}"));
-                let stored = names.map_while(|name| forward.get(&name));
-                stored.map(|(shape, values)| pixels(shape, values, frames)).collect::<Vec<_>>()
-            }
+        let pictures = if let Some((shape, values)) = forward.get("pixel_values") {
+            let of_one: usize = shape[1..].iter().product();
+            values.chunks_exact(of_one).map(|one| pixels(&shape[1..], one, frames)).collect()
+        } else {
+            let names = (0..).map(|number| format!("pixel_values.{number}"));
+            let stored = names.map_while(|name| forward.get(&name));
+            stored.map(|(shape, values)| pixels(shape, values, frames)).collect::<Vec<_>>()
         };
         let tiles = |picture: &Arc<Pixels>| vision.rows(picture.tiles.iter().map(|tile| (tile.rows, tile.columns)));
         let rows_of = pictures.iter().map(tiles).collect();

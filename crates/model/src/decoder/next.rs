@@ -318,7 +318,7 @@ impl Growth<'_> {
 
     fn runs(&self) -> Vec<Range<usize>> {
         if self.prompt > self.start {
-            return vec![self.start..self.prompt];
+            return std::iter::once(self.start..self.prompt).collect();
         }
         self.shown().map(|(run, _)| run).collect()
     }

@@ -28,7 +28,7 @@ fn prefixes(batch: &Batch) -> Vec<Vec<Range<usize>>> {
     let of = |ends: &[usize]| {
         let targets = batch.targets.get(ends[0]..ends[1]).unwrap_or_default();
         let first = targets.iter().position(|&target| target != IGNORE);
-        vec![0..first.map_or(ends[1] - ends[0], |first| first + 1)]
+        std::iter::once(0..first.map_or(ends[1] - ends[0], |first| first + 1)).collect()
     };
     batch.cu_seqlens.windows(2).map(of).collect()
 }

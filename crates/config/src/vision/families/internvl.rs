@@ -1,4 +1,4 @@
-//! The image encoder of InternVL in Transformers' form: `transformers.models.internvl`. ViT's with layer scale.
+//! The image encoder of `InternVL` in Transformers' form: `transformers.models.internvl`. ViT's with layer scale.
 use super::{BlockNames, Defaults, Encoder, EncoderFamily, Feature, Names, Source, VIT_STEM, encoder};
 use serde_json::Value;
 use tunesmith_base::error::Result;
