@@ -77,6 +77,12 @@ def processor(name):
         own = tokenizer({95: "<soft>", 94: "<begin>", 93: "<end>"})
         image = transformers.Gemma3ImageProcessor(size=SIZE)
         return transformers.Gemma3Processor(image, own, image_seq_length=4, chat_template=TEMPLATE.replace("IMAGE", "<begin>"))
+    if name.startswith("qwen"):
+        own = tokenizer({95: "<|image_pad|>", 94: "<|video_pad|>", 93: "<|vision_start|>", 92: "<|vision_end|>"})
+        image = transformers.Qwen2VLImageProcessor(patch_size=PATCH, size={"shortest_edge": 512, "longest_edge": 2048})
+        made = dict(qwen2_vl=transformers.Qwen2VLProcessor, qwen2_5_vl=transformers.Qwen2_5_VLProcessor, qwen3_vl=transformers.Qwen3VLProcessor)[name]
+        video = transformers.Qwen3VLVideoProcessor() if name == "qwen3_vl" else transformers.Qwen2VLVideoProcessor()
+        return made(image, own, video, chat_template=TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"))
     own = tokenizer({95: "<image>", 94: "<fake_token_around_image>", 93: "<global-img>", **tiles})
     image = transformers.SmolVLMImageProcessor(**TILES)
     video = transformers.SmolVLMVideoProcessor()
@@ -89,8 +95,14 @@ def patches(tile):
     return tile.reshape(channels, rows, PATCH, columns, PATCH).transpose(1, 3, 0, 2, 4).reshape(rows * columns, -1)
 
 
+def unmerged(values, grid):
+    """Qwen's patches, which stand square by square, row by row."""
+    _, rows, columns = grid
+    return values.reshape(rows // 2, columns // 2, 2, 2, -1).transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
+
+
 def main(folder):
-    for name in ["llava", "gemma3", "smolvlm"]:
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
@@ -103,7 +115,12 @@ def main(folder):
             images = [Image.open(PICTURES / file).convert("RGB") for file in files] or None
             found = whole(text=[text], images=[images] if images else None, return_tensors="np")
             row = {"messages": chat, "images": files, "input_ids": found["input_ids"][0].tolist()}
-            if images:
+            if images and "image_grid_thw" in found:
+                counts = [int(grid.prod()) for grid in found["image_grid_thw"]]
+                each = np.split(np.asarray(found["pixel_values"], dtype=np.float32), np.cumsum(counts)[:-1])
+                cut = [unmerged(values, grid) for values, grid in zip(each, found["image_grid_thw"])]
+                row["pixels"] = zlib.crc32(np.concatenate(cut).astype("<f4").tobytes())
+            elif images:
                 values = np.asarray(found["pixel_values"], dtype=np.float32)
                 tiles = values.reshape(-1, *values.shape[-3:])
                 kept = tiles

@@ -45,6 +45,9 @@ PROCESSORS = [
     ("smolvlm", "SmolVLMImageProcessor", dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32})),
     ("smolvlm_whole", "SmolVLMImageProcessor",
      dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32}, do_image_splitting=False)),
+    ("qwen2_vl", "Qwen2VLImageProcessor", dict(patch_size=8, size={"shortest_edge": 256, "longest_edge": 1600})),
+    ("qwen2_vl_small", "Qwen2VLImageProcessor",
+     dict(patch_size=8, min_pixels=4000, max_pixels=9000, merge_size=4, temporal_patch_size=1, image_mean=[0.5] * 3, image_std=[0.5] * 3)),
 ]
 PATCH = 8
 
@@ -103,6 +106,13 @@ def patches(tile):
     return cut.reshape(rows * columns, -1), [rows, columns]
 
 
+def unmerged(values, grid, merge):
+    """Qwen's patches, which stand square by square, row by row."""
+    _, rows, columns = grid
+    squares = values.reshape(rows // merge, columns // merge, merge, merge, -1).transpose(0, 2, 1, 3, 4)
+    return squares.reshape(rows * columns, -1), [int(rows), int(columns)]
+
+
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
     pictures(folder)
@@ -137,10 +147,13 @@ def main(folder):
         described = json.loads(processor.to_json_string())
         files = []
         for file in ["rgb.png", "tall.png", "narrow.png", "wide.png", "rgba.png", "rotated.png", "grey.png"]:
-            values = processor(opened(folder / file), return_tensors="np")["pixel_values"]
-            values = np.asarray(values[0], dtype=np.float32)
-            tiles = values if values.ndim == 4 else values[None]
-            cut = [patches(tile) for tile in tiles]
+            found = processor(opened(folder / file), return_tensors="np")
+            if "image_grid_thw" in found:
+                cut = [unmerged(np.asarray(found["pixel_values"]), found["image_grid_thw"][0], processor.merge_size)]
+            else:
+                values = np.asarray(found["pixel_values"][0], dtype=np.float32)
+                tiles = values if values.ndim == 4 else values[None]
+                cut = [patches(tile) for tile in tiles]
             whole = np.concatenate([each for each, _ in cut]).astype(np.float32)
             files.append({"file": file, "tiles": [size for _, size in cut], "crc": crc(whole),
                           "first": whole[0, :4].tolist()})

@@ -341,7 +341,7 @@ fn rows_and_settings_of_pictures_become_ours() {
     let other = "freeze_vision_tower: false\nfreeze_multi_modal_projector: false\nfreeze_language_model: true\nimage_max_pixels: 3000\n";
     let made = imported(Toolkit::LlamaFactory, &format!("{rows}{other}"));
     assert_eq!(of(&made), [Value::Bool(false), Value::Bool(false), Value::Bool(true)]);
-    assert_eq!(outcome_of(&made, "image_max_pixels").outcome, Outcome::Unsupported);
+    assert_eq!(value(&made, "vision.max_pixels"), 3000);
     let made = imported(Toolkit::Axolotl, "freeze_mm_modules: false\nprocessor_type: AutoProcessor\nimage_size: 512\n");
     assert_eq!(of(&made)[..2], [Value::Bool(false), Value::Bool(false)]);
     assert_eq!(outcome_of(&made, "image_size").outcome, Outcome::Unsupported);

@@ -61,7 +61,7 @@ fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<D
 
 #[test]
 fn ids_and_pixels_are_those_of_the_processors() {
-    for name in ["llava", "gemma3", "smolvlm"] {
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"] {
         let root = tempfile::tempdir().unwrap();
         let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
         model(name, &folder);
@@ -157,9 +157,21 @@ fn whole(fixture: &Fixture, lines: &[&str]) -> String {
 
 #[test]
 fn models_that_see_train_and_answer_from_the_command_line() {
-    for name in ["llava", "gemma3", "smolvlm"] {
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl"] {
         whole(&seeing(name), &[]);
     }
+    // Fewer pixels take fewer tokens.
+    let qwen = seeing("qwen2_5_vl");
+    whole(&qwen, &["data.packing: true", "model.max_seq_len: 96", "train.gradient_checkpointing: true"]);
+    let tokens = |words: &[&str]| {
+        let config = qwen.path("run.yaml").display().to_string();
+        let done = tunesmith(&[&["data", &config, "--json"], words].concat()).output().unwrap();
+        assert!(done.status.success(), "{}", said(&done));
+        let json: Value = serde_json::from_slice(&done.stdout).unwrap();
+        json["pictures"]["train"]["tokens"].clone()
+    };
+    assert_eq!(tokens(&[]), json!([2, 8]));
+    assert_eq!(tokens(&["vision.min_pixels=256", "vision.max_pixels=1024"]), json!([2, 5]));
     let fixture = paired();
     whole(
         &fixture,
@@ -261,6 +273,7 @@ fn kept_features_train_to_the_same_bits_as_the_encoder_that_makes_them() {
         (&seeing("smolvlm"), &["data.packing: true", "model.max_seq_len: 96"]),
         (&seeing("gemma3"), &["tuning.freeze_connector: false"]),
         (&seeing("llava"), &["tuning.lora.lora_dropout: 0.1"]),
+        (&seeing("qwen2_5_vl"), &[]),
     ] {
         let run = |out: &str, cache: &str, more: &str| kept(fixture, out, cache, &[lines, &[more]].concat());
         let each = run("each", "none", "vision.cache_features: false");

@@ -60,6 +60,8 @@ const RECORDED_IF_SET: &[&str] = &[
     "vision.feature_layer",
     "vision.image_token",
     "vision.backend",
+    "vision.min_pixels",
+    "vision.max_pixels",
     "tuning.freeze_vision",
     "tuning.freeze_connector",
     "tuning.freeze_language",

@@ -157,6 +157,10 @@ section! {
         image_token: Option<String> = None;
         /// Whose rounding resizing has.
         backend: ImageBackend = ImageBackend::Torchvision;
+        /// The fewest pixels that a picture is made, where the model's processor sizes pictures by that (Qwen-VL; `null`: as its files say).
+        min_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
+        /// The most pixels that a picture is made, likewise: fewer pixels take fewer tokens.
+        max_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
         /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
         /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
         cache_features: Option<bool> = None;

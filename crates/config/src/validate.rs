@@ -328,6 +328,9 @@ fn vision(resolved: &Resolved) -> Result<()> {
         ("feature_layer", vision.feature_layer.is_some()),
         ("image_token", vision.image_token.is_some()),
     ];
+    if vision.min_pixels.zip(vision.max_pixels).is_some_and(|(least, most)| least > most) {
+        return Err(Error::config("vision.min_pixels is above vision.max_pixels"));
+    }
     if let Some((key, _)) = of_pair.into_iter().find(|(_, set)| *set && vision.encoder.is_none()) {
         return Err(Error::config(format!("vision.{key} is for vision.encoder, which is not set")).hint(
             "name an image encoder, or remove the key: a multimodal model has an encoder and a connector of its own",

@@ -4,7 +4,7 @@ use super::toolkit::Toolkit;
 use std::fmt::Write;
 use std::path::Path;
 use tunesmith_config::foreign::KeyOutcome;
-use tunesmith_config::{Node, parse_yaml};
+use tunesmith_config::{Node, parse_yaml, schema};
 
 /// The longest value that a message shows, in characters.
 const SHOWN: usize = 60;
@@ -42,7 +42,7 @@ pub(super) fn file(
             let _ = writeln!(out, "#   {}   ({})", one.given(), printable(&one.why));
         }
     }
-    for section in ["model", "tuning", "train", "data", "logging", "gen", "eval"] {
+    for section in sections() {
         let prefix = format!("{section}.");
         let own: Vec<(&str, &SettingLine)> =
             lines.iter().filter_map(|line| Some((line.key.strip_prefix(&prefix)?, line))).collect();
@@ -70,6 +70,18 @@ pub(super) fn file(
         }
     }
     out
+}
+
+/// The sections of a configuration, in the order of the documentation.
+fn sections() -> Vec<&'static str> {
+    let mut sections = Vec::new();
+    for option in schema::options() {
+        let section = option.section.split('.').next().unwrap_or_default();
+        if !section.is_empty() && !sections.contains(&section) {
+            sections.push(section);
+        }
+    }
+    sections
 }
 
 fn entry(out: &mut String, depth: usize, key: &str, line: &SettingLine) {

@@ -6,7 +6,7 @@ use super::run_pictures::RunPictures;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
-use tunesmith_config::vision::{Backend, ChatForm, ChatImages, Pairing, Processing, VisionArch, VisionTraining};
+use tunesmith_config::vision::{Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining};
 use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
@@ -88,6 +88,7 @@ impl Sight {
         }
         let vision = VisionArch { training: training(config, &vision), ..vision };
         let processing = Processing { backend, ..Processing::open(&folder)? };
+        let processing = Processing { size: size(config, &processing)?, ..processing };
         let processor = Processor::new(processing, vision.encoder.patch_size);
         let files = PictureFiles::new(
             processor,
@@ -98,6 +99,25 @@ impl Sight {
         )?;
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// The size that pictures get: that of the processor, within the bounds of the configuration.
+fn size(config: &Config, processing: &Processing) -> Result<Size> {
+    let (min, max) = (config.vision.min_pixels, config.vision.max_pixels);
+    let Size::Pixels { least, most, merge } = processing.size else {
+        return match [("min_pixels", min), ("max_pixels", max)].into_iter().find(|(_, pixels)| pixels.is_some()) {
+            None => Ok(processing.size),
+            Some((key, _)) => Err(Error::config(format!(
+                "vision.{key}: {} does not size pictures by their number of pixels",
+                processing.class
+            ))
+            .hint("leave it out: preprocessor_config.json has the size")),
+        };
+    };
+    let (least, most) = (min.map_or(least, |pixels| pixels as u64), max.map_or(most, |pixels| pixels as u64));
+    // One bound alone moves the other one out of its way.
+    let (least, most) = if min.is_some() { (least, most.max(least)) } else { (least.min(most), most) };
+    Ok(Size::Pixels { least, most, merge })
 }
 
 /// The folder that names of pictures are relative to.

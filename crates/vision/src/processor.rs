@@ -64,6 +64,9 @@ impl Processor {
                     steps.push((tile, tile));
                 }
             }
+            Size::Pixels { least, most, merge } => {
+                steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
+            }
         }
         for &(width, height) in &steps {
             if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
@@ -118,9 +121,10 @@ impl Processor {
     fn unfold(&self, picture: &Picture, (x, y): (u32, u32), tile: Tile, patches: &mut Vec<f32>) {
         let tables = self.tables();
         let (patch, width) = (self.patch as usize, picture.width as usize);
-        patches.reserve(tile.rows * tile.columns * patch * patch * 3);
+        let frames = self.processing.frames;
+        patches.reserve(tile.rows * tile.columns * patch * patch * 3 * frames);
         for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
-            for (channel, table) in tables.iter().enumerate() {
+            for (channel, table) in tables.iter().enumerate().flat_map(|of| std::iter::repeat_n(of, frames)) {
                 for line in 0..patch {
                     let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
                     let pixels = picture.rgb[start * 3..(start + patch) * 3].as_chunks::<3>().0;
@@ -147,6 +151,36 @@ impl Processor {
         };
         [0, 1, 2].map(|channel| std::array::from_fn(|byte| value(channel, byte)))
     }
+}
+
+/// The most that a side may be longer than the other where the number of pixels decides.
+const MOST_APART: u32 = 200;
+
+/// The size with sides of multiples of `factor` and a number of pixels within these bounds: `smart_resize` of
+/// `transformers.models.qwen2_vl.image_processing_qwen2_vl`.
+fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Result<(u32, u32)> {
+    let (long, short) = (width.max(height), width.min(height));
+    if f64::from(long) / f64::from(short) > f64::from(MOST_APART) {
+        return Err(Error::data(format!(
+            "the picture has {width} x {height} pixels, one side over {MOST_APART} times the other"
+        ))
+        .hint("leave it out, or cut it"));
+    }
+    let step = factor as f64;
+    let [width, height] = [width, height].map(f64::from);
+    let sides = |of: &dyn Fn(f64) -> f64| [width, height].map(|side| of(side) * step);
+    let near = sides(&|side| (side / step).round_ties_even());
+    let pixels = near[0] * near[1];
+    let [width, height] = if pixels > most as f64 {
+        let beta = (height * width / most as f64).sqrt();
+        sides(&|side| (side / beta / step).floor()).map(|side| side.max(step))
+    } else if pixels < least as f64 {
+        let beta = (least as f64 / (height * width)).sqrt();
+        sides(&|side| (side * beta / step).ceil())
+    } else {
+        near
+    };
+    Ok((width as u32, height as u32))
 }
 
 /// The size at which the longer side is `longest`, and the shorter one in proportion and even.

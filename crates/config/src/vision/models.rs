@@ -205,7 +205,8 @@ fn qwen_vl(source: &Source<'_>, kind: &str, decoder_size: usize) -> Result<Visio
     let deepstack = inner_blocks.into_iter().enumerate().map(deep).collect();
     let sections = sections(source, if third { [24, 20, 20] } else { [16, 24, 24] })?;
     let mrope = Some(Mrope { sections, interleaved: third });
-    Ok(VisionArch { deepstack, mrope, ..whole(encoder, kind, decoder_size) })
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 151_655)?, form: ChatForm::Bare });
+    Ok(VisionArch { deepstack, mrope, chat, ..whole(encoder, kind, decoder_size) })
 }
 
 /// `mrope_section` of the language model.

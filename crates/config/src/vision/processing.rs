@@ -29,6 +29,8 @@ pub struct Processing {
     pub rescale: Option<f64>,
     /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
     pub normalize: Option<[[f32; 3]; 2]>,
+    /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
+    pub frames: usize,
 }
 
 /// The size that a picture gets.
@@ -49,6 +51,15 @@ pub enum Size {
         tile: u32,
         /// Whether it is cut; else it is shown as a whole alone.
         split: bool,
+    },
+    /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
+    Pixels {
+        /// The fewest.
+        least: u64,
+        /// The most.
+        most: u64,
+        /// Patches of a side that become one row of the decoder.
+        merge: u32,
     },
 }
 
@@ -133,6 +144,14 @@ const CLASSES: &[Class] = &[
         normal: OPENAI,
     },
     Class {
+        name: "Qwen2VLImageProcessor",
+        older: "",
+        size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2 },
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: OPENAI,
+    },
+    Class {
         name: "SiglipImageProcessor",
         older: "",
         size: SQUARE,
@@ -212,6 +231,10 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
+        frames: match class.size {
+            Size::Pixels { .. } => source.size_up_to("temporal_patch_size", Some(2), 64)?,
+            _ => 1,
+        },
     })
 }
 
@@ -261,6 +284,22 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    if let Size::Pixels { least, most, merge } = class.size {
+        let area = |source: &Source<'_>, key: &str, default: u64| {
+            source.size_up_to(key, Some(default as usize), MOST * MOST).map(|pixels| pixels as u64)
+        };
+        let [least, most] = match sizes(source, "size") {
+            Some(size) => [area(&size, "shortest_edge", least)?, area(&size, "longest_edge", most)?],
+            None => [least, most],
+        };
+        // Older names, which count if both are there.
+        let (least, most) = (area(source, "min_pixels", least)?, area(source, "max_pixels", most)?);
+        let merge = source.size_up_to("merge_size", Some(merge as usize), 64)? as u32;
+        if least > most {
+            return Err(source.mismatch("size", "no more pixels for shortest_edge than for longest_edge"));
+        }
+        return Ok(Size::Pixels { least, most, merge });
     }
     let Some(found) = sizes(source, "size") else {
         return match (source.get("size"), class.size) {
