@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::alphabet;
+use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::inputs::Inputs;
@@ -17,6 +18,9 @@ use tunesmith_base::files::{self, atomic};
 use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
 use tunesmith_vision::{MAX_BYTES, Picture, Pixels, Processor, Tile};
+
+/// The longest side of a thumbnail, in pixels.
+const THUMBNAIL: u32 = 256;
 
 /// Whether one of the first rows of any file of a configuration shows a picture.
 ///
@@ -131,6 +135,12 @@ impl Pictures for PictureFiles {
             Ok(PictureLook { content: blake3::hash(&bytes).to_hex().to_string(), width, height })
         };
         read().map_err(|error| bad_image(file, error))
+    }
+
+    fn thumbnail(&self, file: &str) -> Result<String> {
+        let small = || Picture::decode(&self.read(file)?)?.thumbnail(THUMBNAIL);
+        let png = small().map_err(|error| bad_image(file, error))?;
+        Ok(format!("data:image/png;base64,{}", STANDARD.encode(png)))
     }
 
     fn chat(&self) -> Option<ChatImages> {

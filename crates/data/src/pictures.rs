@@ -43,6 +43,12 @@ pub trait Pictures: Debug + Send + Sync {
     /// As [`Self::rows`].
     fn look(&self, file: &str) -> Result<PictureLook>;
 
+    /// A small copy of it as a `data:` URI, for reports.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    fn thumbnail(&self, file: &str) -> Result<String>;
+
     /// How chats show pictures; `None` if they stand only in front of captions.
     fn chat(&self) -> Option<ChatImages>;
 
@@ -301,6 +307,10 @@ mod tests {
 
         fn look(&self, file: &str) -> Result<PictureLook> {
             Ok(PictureLook { content: file.to_owned(), width: 1, height: file.len() as u32 })
+        }
+
+        fn thumbnail(&self, file: &str) -> Result<String> {
+            Ok(format!("data:,{file}"))
         }
 
         fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {

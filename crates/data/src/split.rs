@@ -267,6 +267,15 @@ impl Split {
         })
     }
 
+    /// Small copies of the pictures of an example's first sequence, as `data:` URIs.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a picture cannot be read.
+    pub fn thumbnails(&self, index: usize) -> Result<Vec<String>> {
+        let Some(pictures) = &self.pictures else { return Ok(Vec::new()) };
+        self.pictures(index).first().into_iter().flatten().map(|shown| pictures.thumbnail(&shown.file)).collect()
+    }
+
     /// Whether any example shows a picture.
     pub fn has_pictures(&self) -> bool {
         self.sets.iter().any(|set| !set.all_pictures().is_empty())

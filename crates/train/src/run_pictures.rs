@@ -60,6 +60,10 @@ impl Pictures for RunPictures {
         self.files.look(file)
     }
 
+    fn thumbnail(&self, file: &str) -> Result<String> {
+        self.files.thumbnail(file)
+    }
+
     fn chat(&self) -> Option<ChatImages> {
         self.files.chat()
     }

@@ -7,6 +7,9 @@ use tunesmith_eval::AnswerDecoder;
 use tunesmith_model::Model;
 use tunesmith_telemetry::report::Sample;
 
+/// The most bytes of small copies of pictures that a report gets.
+const PICTURE_BYTES: usize = 8 << 20;
+
 /// Held-out rows, each split into the tokens of its prompt and of its reference.
 pub struct Questions<'a> {
     dataset: &'a Dataset,
@@ -76,9 +79,18 @@ impl<'a> Questions<'a> {
         }
         let questions = question::questions(self.dataset.template.as_ref(), &prompts);
         let mut samples = Vec::with_capacity(self.rows.len());
-        let rows = prompts.into_iter().zip(questions).zip(&self.rows);
-        for (((prompt, question), (_, answer)), (before, after)) in rows.zip(before.into_iter().zip(after)) {
-            samples.push(Sample { prompt, question, reference: tokenizer.decode(answer, true)?, before, after });
+        let rows = prompts.into_iter().zip(questions).zip(&self.rows).zip(&self.places);
+        let mut bytes = 0;
+        for ((((prompt, question), (_, answer)), (split, index)), (before, after)) in
+            rows.zip(before.into_iter().zip(after))
+        {
+            let mut pictures = if bytes < PICTURE_BYTES { split.thumbnails(*index)? } else { Vec::new() };
+            bytes += pictures.iter().map(String::len).sum::<usize>();
+            if bytes > PICTURE_BYTES {
+                pictures.clear();
+            }
+            let reference = tokenizer.decode(answer, true)?;
+            samples.push(Sample { prompt, question, pictures, reference, before, after });
         }
         Ok(samples)
     }

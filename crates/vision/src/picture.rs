@@ -1,16 +1,22 @@
 //! From the bytes of a file to pixels. What a file claims of its size is checked before anything is allocated by it.
+use std::borrow::Cow;
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use image::codecs::png::PngEncoder;
 use image::metadata::Orientation;
-use image::{ColorType, DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
+use image::{
+    ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder as _, ImageFormat, ImageReader, Limits, RgbImage,
+};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::vision::{Backend, Resample};
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
 use crate::Picture;
+use crate::resize::resize;
 
 /// The most pixels of a picture: Pillow's `MAX_IMAGE_PIXELS`, from which on it warns of a decompression bomb.
 pub const MAX_PIXELS: u64 = 89_478_485;
@@ -33,6 +39,25 @@ impl Picture {
             let rgb = on_white(picture);
             Ok(Self { width: rgb.width(), height: rgb.height(), rgb: rgb.into_raw() })
         })
+    }
+
+    /// A PNG file of the picture, made so small that no side is longer than `side`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: the encoder fails.
+    pub fn thumbnail(&self, side: u32) -> Result<Vec<u8>> {
+        let longest = self.width.max(self.height);
+        let scaled = |length: u32| (u64::from(length) * u64::from(side) / u64::from(longest)).max(1) as u32;
+        let small = if longest > side {
+            resize(self, scaled(self.width), scaled(self.height), Resample::Bilinear, Backend::Pil)
+        } else {
+            Cow::Borrowed(self)
+        };
+        let mut png = Vec::new();
+        PngEncoder::new(&mut png)
+            .write_image(&small.rgb, small.width, small.height, ExtendedColorType::Rgb8)
+            .map_err(|error| Error::data("a small copy cannot be made").caused_by(error))?;
+        Ok(png)
     }
 
     /// Width and height of a file's picture as [`Self::decode`] gives it, from its header.

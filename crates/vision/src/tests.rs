@@ -128,3 +128,13 @@ fn a_file_that_is_cut_off_or_changed_never_panics() {
         }
     }
 }
+
+#[test]
+fn a_thumbnail_is_a_small_png_of_the_picture() {
+    let picture = Picture { width: 600, height: 200, rgb: [10, 200, 30].repeat(600 * 200) };
+    let small = Picture::decode(&picture.thumbnail(256).unwrap()).unwrap();
+    assert_eq!((small.width, small.height), (256, 85));
+    assert!(small.rgb.as_chunks::<3>().0.iter().all(|pixel| *pixel == [10, 200, 30]));
+    let tiny = Picture { width: 1, height: 2, rgb: vec![1, 2, 3, 4, 5, 6] };
+    assert_eq!(Picture::decode(&tiny.thumbnail(256).unwrap()).unwrap(), tiny);
+}

@@ -47,6 +47,8 @@ pub struct Sample {
     pub prompt: String,
     /// What of it the user asked last ([`tunesmith_data::question::questions`]).
     pub question: String,
+    /// Small copies of the pictures that it shows, as `data:` URIs.
+    pub pictures: Vec<String>,
     /// What the row says the answer is.
     pub reference: String,
     /// The model's answer before training.
@@ -259,8 +261,9 @@ fn samples(page: &mut String, samples: &[Sample]) {
         };
         let _ = writeln!(
             page,
-            "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}</div><div class=\"answers\">\
+            "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}{}</div><div class=\"answers\">\
              <div><small>reference</small>{}</div><div><small>before {}</small>{}</div><div><small>after {}</small>{}</div></div></div>",
+            pictures(&sample.pictures),
             question(&sample.question, &sample.prompt),
             text(&sample.reference),
             mark(&sample.before),
@@ -272,6 +275,12 @@ fn samples(page: &mut String, samples: &[Sample]) {
     if samples.len() > SAMPLES_OPEN {
         page.push_str("</details>\n");
     }
+}
+
+/// Only what is a picture of ours: a report loads nothing.
+fn pictures(uris: &[String]) -> String {
+    let ours = uris.iter().filter(|uri| uri.starts_with("data:image/png;base64,"));
+    ours.map(|uri| format!("<img src=\"{}\" alt=\"picture\">", escape(uri))).collect()
 }
 
 fn text(text: &str) -> String {

@@ -60,6 +60,7 @@ pub(crate) fn example() -> RunReport {
             Sample {
                 prompt: "<|user|>\nReverse: tunesmith\n<|assistant|>\n".into(),
                 question: "Reverse: tunesmith".into(),
+                pictures: vec!["data:image/png;base64,AAAA".into(), "https://example.org/a.png".into()],
                 reference: "htimsenut".into(),
                 before: "The tune".into(),
                 after: "htimsenut".into(),
@@ -67,6 +68,7 @@ pub(crate) fn example() -> RunReport {
             Sample {
                 prompt: "<|user|>\nReverse: \"<b>\"\n<|assistant|>\n".into(),
                 question: "Reverse: \"<b>\"".into(),
+                pictures: Vec::new(),
                 reference: ">b<".into(),
                 before: String::new(),
                 after: ">d<".into(),
@@ -122,6 +124,8 @@ fn the_page_is_whole_self_contained_and_escaped() {
         assert!(!page.contains(absent), "{absent}");
     }
     assert_eq!(exact_matches(&example().samples), (0, 1));
+    let page = render(&example());
+    assert!(page.contains("<img src=\"data:image/png;base64,AAAA\"") && !page.contains("https://example.org"));
     assert_eq!([whole_percent(69, 200), whole_percent(0, 0)], [35, 0]);
 }
 
