@@ -30,6 +30,13 @@ def main():
     rows = [row(number) for number in range(40)]
     with open(os.path.join(args.out, "rows.jsonl"), "w", encoding="utf-8") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    pixels = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/golden/pixels")
+    pictures = []
+    for name, caption in [("rgb.png", "a cat"), ("rgb.jpg", "the sea"), ("rgb.webp", "a tree")]:
+        with open(os.path.join(pixels, name), "rb") as file:
+            # As `datasets` stores a column of pictures: what the file was called, which need not exist.
+            pictures.append(dict(image=dict(bytes=file.read(), path=f"gone/{name}"), caption=caption))
+    pq.write_table(pa.Table.from_pylist(pictures), os.path.join(args.out, "pictures.parquet"), compression="zstd")
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, os.path.join(args.out, "rows.parquet"), row_group_size=16, compression="zstd")
     pq.write_table(table, os.path.join(args.out, "rows_snappy.parquet"), compression="snappy", use_dictionary=True)

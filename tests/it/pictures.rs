@@ -388,6 +388,20 @@ fn the_data_report_tells_copies_leaks_and_answers_that_say_little() {
 }
 
 #[test]
+fn a_column_of_pictures_is_read_from_a_parquet_file() {
+    let fixture = paired();
+    fs::copy(golden("columns/pictures.parquet"), fixture.path("rows.parquet")).unwrap();
+    let rows = format!("data.train_path: {}", fixture.path("rows.parquet").display());
+    let cache = format!("data.cache_dir: {}", fixture.path("cache").display());
+    let config = fixture.config("run", &["train.num_train_epochs: 2", &rows, &cache, &encoder(&fixture)]);
+    let done = tunesmith(&["data", config.to_str().unwrap()]).output().unwrap();
+    assert!(said(&done).contains("pictures, train: 3 files, 45 x 33 pixels"), "{}", said(&done));
+    let done = train(&config, &[]);
+    assert!(done.status.success(), "{}", said(&done));
+    assert_eq!(fs::read_dir(fixture.path("cache/pictures")).unwrap().count(), 3);
+}
+
+#[test]
 fn a_model_that_sees_nothing_says_so() {
     let fixture = Fixture::new();
     write_rows(&fixture.path("train.jsonl"), [json!({"image": picture("rgb.png"), "question": "q", "answer": "a"})]);

@@ -141,6 +141,10 @@ fn in_front(messages: &mut [Value], pictures: usize) -> Result<()> {
     Ok(())
 }
 
+fn is_data(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.starts_with("data:"))
+}
+
 /// What names a picture: a file, or a `data:` URI.
 ///
 /// # Errors
@@ -159,6 +163,10 @@ pub(super) fn reference(value: Value) -> Result<String> {
         Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
         Value::String(name) => Ok(name.strip_prefix("file://").map_or_else(|| name.clone(), str::to_owned)),
         Value::Object(mut fields) => {
+            // A column of pictures as `datasets` stores it: the path beside the bytes only says what the file was called.
+            if let Some(Value::String(bytes)) = fields.get_mut("bytes").filter(|bytes| is_data(bytes)) {
+                return Ok(std::mem::take(bytes));
+            }
             let field = NAMES.iter().find(|field| fields.get(**field).is_some_and(|value| !value.is_null()));
             let Some(field) = field else { return Err(wrong(&Value::Object(fields))) };
             match fields[*field].take() {
@@ -192,6 +200,7 @@ mod tests {
             (json!({"type": "image", "path": "a.png", "bytes": null}), "a.png"),
             (json!({"type": "image", "url": "file:///a.png"}), "/a.png"),
             (json!({"type": "image", "base64": "AAAA"}), "data:;base64,AAAA"),
+            (json!({"type": "image", "image": {"bytes": "data:;base64,AA", "path": "a.png"}}), "data:;base64,AA"),
             (
                 json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
                 "data:image/png;base64,AA",

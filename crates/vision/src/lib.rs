@@ -7,7 +7,7 @@ mod picture;
 mod processor;
 mod resize;
 
-pub use picture::{MAX_BYTES, MAX_PIXELS};
+pub use picture::{MAX_BYTES, MAX_PIXELS, is_picture};
 pub use processor::{Layout, Processor};
 pub use resize::resize;
 

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use image::codecs::png::PngEncoder;
 use image::metadata::Orientation;
 use image::{
-    ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder as _, ImageFormat, ImageReader, Limits, RgbImage,
+    ColorType, DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder as _, ImageFormat, ImageReader, Limits,
+    RgbImage,
 };
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::vision::{Backend, Resample};
@@ -24,6 +25,13 @@ pub const MAX_PIXELS: u64 = 89_478_485;
 const MAX_ALLOC: u64 = MAX_PIXELS * 8;
 /// The most bytes of a picture's file.
 pub const MAX_BYTES: u64 = 256 << 20;
+
+/// Whether bytes begin as a file does that [`Picture::decode`] reads.
+pub fn is_picture(bytes: &[u8]) -> bool {
+    const HEADS: [&[u8]; 6] = [b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*"];
+    let webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
+    webp || HEADS.iter().any(|head| bytes.starts_with(head))
+}
 
 impl Picture {
     /// Decodes a JPEG, PNG, WebP, GIF, BMP or TIFF file. The orientation of its EXIF data is applied, transparent pixels are put

@@ -1,7 +1,7 @@
 //! Columns of a record batch as JSON. A null counts as an absent field; in a list it stays.
 //!
-//! Bytes in UTF-8 become text, because some Parquet writers (older Spark, Impala) do not mark text columns. Of other
-//! bytes, such as images, only the length is passed on. Decimals become numbers. Dates, times, durations and intervals
+//! Bytes in UTF-8 become text, because some Parquet writers (older Spark, Impala) do not mark text columns. A picture's become
+//! a `data:` URI; of other bytes only the length is passed on. Decimals become numbers. Dates, times, durations and intervals
 //! become text, in the forms of arrow-json.
 use std::fmt::{Debug, Display};
 
@@ -21,7 +21,10 @@ use arrow_array::{
 use arrow_schema::{DataType, Fields, IntervalUnit, TimeUnit};
 use serde::Serialize;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_vision::is_picture;
 
 /// Appends the value at an index to a line. Returns false, and appends nothing, if the value is null.
 pub(super) type Encode<'a> = Box<dyn Fn(usize, &mut Vec<u8>) -> bool + 'a>;
@@ -83,10 +86,11 @@ fn column(array: &dyn Array) -> Result<Encode<'_>> {
         DataType::Decimal64(..) => decimal::<Decimal64Type>(array),
         DataType::Decimal128(..) => decimal::<Decimal128Type>(array),
         DataType::Decimal256(..) => decimal::<Decimal256Type>(array),
-        DataType::Binary => text(array).unwrap_or_else(|| length(array.as_binary::<i32>())),
-        DataType::LargeBinary => text(array).unwrap_or_else(|| length(array.as_binary::<i64>())),
-        DataType::BinaryView => text(array)
-            .unwrap_or_else(|| present(array.as_binary_view(), |array, at, out| json(&array.value(at).len(), out))),
+        DataType::Binary => text(array).unwrap_or_else(|| bytes(array.as_binary::<i32>())),
+        DataType::LargeBinary => text(array).unwrap_or_else(|| bytes(array.as_binary::<i64>())),
+        DataType::BinaryView => text(array).unwrap_or_else(|| {
+            present(array.as_binary_view(), |array, at, out| picture_or_length(array.value(at), out))
+        }),
         DataType::FixedSizeBinary(_) => present(array.as_fixed_size_binary(), |array, at, out| {
             let digits: Vec<String> = array.value(at).iter().map(|byte| format!("{byte:02x}")).collect();
             json(&digits.concat(), out);
@@ -198,8 +202,16 @@ fn text(array: &dyn Array) -> Option<Encode<'_>> {
     })
 }
 
-fn length<O: OffsetSizeTrait>(array: &GenericBinaryArray<O>) -> Encode<'_> {
-    present(array, |array, at, out| json(&array.value(at).len(), out))
+fn bytes<O: OffsetSizeTrait>(array: &GenericBinaryArray<O>) -> Encode<'_> {
+    present(array, |array, at, out| picture_or_length(array.value(at), out))
+}
+
+fn picture_or_length(bytes: &[u8], out: &mut Vec<u8>) {
+    if is_picture(bytes) {
+        json(&format!("data:;base64,{}", STANDARD.encode(bytes)), out);
+    } else {
+        json(&bytes.len(), out);
+    }
 }
 
 fn number<T: ArrowPrimitiveType<Native: Serialize>>(array: &dyn Array) -> Encode<'_> {

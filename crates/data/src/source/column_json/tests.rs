@@ -99,7 +99,12 @@ fn every_type() -> Vec<ArrayRef> {
         Arc::new(LargeStringArray::from(vec![Some("a"), None, Some("b")])),
         Arc::new(StringViewArray::from(vec![Some("short"), None, Some("longer than twelve bytes")])),
         Arc::new(BinaryArray::from_opt_vec(vec![Some(b"a"), None, Some(b"")])),
-        Arc::new(LargeBinaryArray::from_opt_vec(vec![Some(b"\xff"), None, Some(b"\xff\xd8")])),
+        Arc::new(LargeBinaryArray::from_opt_vec(vec![
+            Some(b"\xff"),
+            None,
+            Some(b"\xff\xd8"),
+            Some(b"\xff\xd8\xff\xe0"),
+        ])),
         Arc::new(BinaryViewArray::from_iter([Some(b"\xff".as_slice()), None, Some(b"\xff\xd8")])),
         Arc::new(FixedSizeBinaryArray::try_from_sparse_iter_with_size([Some([0, 255]), None].into_iter(), 2).unwrap()),
         Arc::new(TimestampSecondArray::from(vec![Some(1_600_000_000), None, Some(-1), Some(i64::MAX)])),
@@ -193,7 +198,7 @@ Utf8: "é\"\\\n\u0001 😀" | absent | ""
 LargeUtf8: "a" | absent | "b"
 Utf8View: "short" | absent | "longer than twelve bytes"
 Binary: "a" | absent | ""
-LargeBinary: 1 | absent | 2
+LargeBinary: 1 | absent | 2 | "data:;base64,/9j/4A=="
 BinaryView: 1 | absent | 2
 FixedSizeBinary(2): "00ff" | absent
 Timestamp(s): "2020-09-13T12:26:40" | absent | "1969-12-31T23:59:59" | "ERROR: Cast error: Failed to convert 9223372036854775807 to datetime for Timestamp(s)"
@@ -281,7 +286,7 @@ fn bytes_are_text_where_they_are_utf8() {
 
 #[test]
 fn other_bytes_are_only_counted() {
-    let pixels: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"\xff\xd8\xff", b"text"]));
+    let pixels: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"\xff\xd8\xfe", b"text"]));
     assert_eq!(lines(vec![("image", pixels)]), ["{\"image\":3}", "{\"image\":4}"]);
 }
 
