@@ -402,6 +402,24 @@ fn a_column_of_pictures_is_read_from_a_parquet_file() {
 }
 
 #[test]
+fn a_gguf_file_has_the_language_model_or_is_refused() {
+    let fixture = seeing("llava");
+    let export = |words: &[&str]| {
+        let out = fixture.path("out.gguf").display().to_string();
+        let own = ["export", "--gguf", "f32", "--pre-tokenizer", "gpt-2", "--overwrite", "--output", &out];
+        tunesmith(&[&own, words].concat()).output().unwrap()
+    };
+    let model = fixture.path("model").display().to_string();
+    let done = export(&["--base", &model]);
+    assert!(done.status.success() && said(&done).contains("--mmproj"), "{}", said(&done));
+    let config = fixture.config("run", &["train.max_steps: 1", "tuning.freeze_connector: false"]);
+    let trained = train(&config, &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    let refused = export(&[config.to_str().unwrap()]);
+    assert!(refused.status.code() == Some(2) && said(&refused).contains("mmproj"), "{}", said(&refused));
+}
+
+#[test]
 fn a_model_that_sees_nothing_says_so() {
     let fixture = Fixture::new();
     write_rows(&fixture.path("train.jsonl"), [json!({"image": picture("rgb.png"), "question": "q", "answer": "a"})]);
