@@ -46,9 +46,13 @@
 //! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
+//! | recurrent mixers | |
+//! |---|---|
+//! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
+//!
 //! | gated MLP | |
 //! |---|---|
-//! | [`gated_mlp`] | `act(gate) * up`: SiLU, or GELU by tanh |
+//! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
 //! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU` |
 //!
 //! | experts | |
@@ -97,6 +101,7 @@ pub mod adamw_8bit;
 pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
+pub mod causal_conv1d;
 mod cuda;
 pub mod dropout;
 pub mod elementwise;

@@ -29,6 +29,11 @@ pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
                 let bend = S::mul(S::mul(S::splat(0.5), x), S::mul(S::sub(one, S::mul(t, t)), inner));
                 (S::mul(x, half), S::add(half, bend))
             }
+            Gate::Sigmoid => {
+                let s = S::sigmoid(x);
+                (s, S::mul(s, S::sub(one, s)))
+            }
+            Gate::Identity => (x, one),
         }
     }
 }

@@ -1,4 +1,4 @@
-// act(gate) up and its gradients, a thread a pack. The act is SiLU, or GELU by tanh.
+// act(gate) up and its gradients, a thread a pack. The act is SiLU (0), GELU by tanh (1), a sigmoid (2), or none (3).
 #include "dev.cuh"
 
 struct Both {
@@ -19,19 +19,31 @@ static __device__ inline Both gelu_tanh(float x) {
     return {x * half, half + 0.5f * x * ((1.0f - t * t) * inner)};
 }
 
-static __device__ inline Both activate(i32 gelu, float x) { return gelu ? gelu_tanh(x) : silu(x); }
+static __device__ inline Both sigmoid(float x) {
+    float s = 1.0f / (1.0f + expf(-x));
+    return {s, s * (1.0f - s)};
+}
 
-KERNEL TYPED(gated_mlp_forward)(const act* gate, const act* up, act* out, i32 gelu, u64 count) {
+static __device__ inline Both activate(i32 gate, float x) {
+    switch (gate) {
+    case 0: return silu(x);
+    case 1: return gelu_tanh(x);
+    case 2: return sigmoid(x);
+    default: return {x, 1.0f};
+    }
+}
+
+KERNEL TYPED(gated_mlp_forward)(const act* gate, const act* up, act* out, i32 function, u64 count) {
     u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
     if (i >= count) return;
     float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT];
     load_pack(gates, gate, i, count);
     load_pack(ups, up, i, count);
-    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) ups[e] *= activate(gelu, gates[e]).value;
+    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) ups[e] *= activate(function, gates[e]).value;
     store_pack(out, i, count, ups);
 }
 
-KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 gelu, u64 count) {
+KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 function, u64 count) {
     u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
     if (i >= count) return;
     float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT], slopes[Pack<act>::COUNT];
@@ -39,7 +51,7 @@ KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 gelu,
     load_pack(ups, up, i, count);
     load_pack(slopes, d_out, i, count);
     UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
-        Both both = activate(gelu, gates[e]);
+        Both both = activate(function, gates[e]);
         gates[e] = slopes[e] * ups[e] * both.slope;
         ups[e] = slopes[e] * both.value;
     }

@@ -1,4 +1,5 @@
-//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`) or GELU by tanh (`GeGLU`). Shazeer, "GLU
+//! The gated MLP's middle: `out = act(gate) * up`, with SiLU (`SwiGLU`), GELU by tanh (`GeGLU`), a sigmoid (`GLU`), or no
+//! function. Mixers gate their output with it too. Shazeer, "GLU
 //! Variants Improve Transformer", 2020; Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
 mod cpu;
 mod cuda;
@@ -18,6 +19,10 @@ pub enum Gate {
     Silu,
     /// `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
     GeluTanh,
+    /// `1 / (1 + exp(-x))`: the gate of an attention's output.
+    Sigmoid,
+    /// `x`: a product.
+    Identity,
 }
 
 /// `act(gate) * up`, all `[tokens, features]`.

@@ -1,0 +1,216 @@
+//! A task a panel of tokens; for the weights' gradients a task some channels, each of which adds up all tokens.
+//!
+//! A channel's sixteen tokens are a vector; the tokens `j` before (or after) them are a vector too, read across the end of the
+//! panel beside it. Taps out of the token's sequence are multiplied by zero.
+use super::{Conv, MAX_KERNEL};
+use crate::activation::{Activation, LANES};
+use crate::gated_mlp::{Gate, both};
+use crate::par::{self, Shared};
+use crate::simd::{Simd, dispatch};
+use tunesmith_cpu_slice::CpuSlice as _;
+
+/// Channels of a task of [`weight_backward`].
+const CHANNELS: usize = 32;
+
+/// 1 where a tap counts, else 0: `[taps][16 tokens]`.
+type Masks = [[f32; LANES]; MAX_KERNEL];
+
+/// Of the tokens of a panel, as they take from tokens before them.
+fn masks_before(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
+    let mut masks = [[0.0; LANES]; MAX_KERNEL];
+    for (lane, &position) in positions.iter().skip(panel * LANES).take(LANES).enumerate() {
+        for (tap, mask) in masks.iter_mut().enumerate().take(kernel) {
+            mask[lane] = f32::from(u8::from(tap <= position as usize));
+        }
+    }
+    masks
+}
+
+/// Of the tokens of a panel, as tokens after them take from these.
+fn masks_after(kernel: usize, panel: usize, positions: &[u32]) -> Masks {
+    let mut masks = [[0.0; LANES]; MAX_KERNEL];
+    for lane in 0..LANES.min(positions.len() - panel * LANES) {
+        for (tap, mask) in masks.iter_mut().enumerate().take(kernel) {
+            let taker = positions.get(panel * LANES + lane + tap);
+            mask[lane] = f32::from(u8::from(taker.is_some_and(|&position| tap <= position as usize)));
+        }
+    }
+    masks
+}
+
+/// What the kernels read of one panel.
+struct Panel<'a> {
+    /// `[channels][16]`, and of the panel beside it, where there is one.
+    here: &'a [f32],
+    beside: Option<&'a [f32]>,
+    weight: &'a [f32],
+    kernel: usize,
+    masks: &'a Masks,
+}
+
+/// `z` of a channel: `beside` is the panel before.
+///
+/// # Safety
+/// The features of `S`; `panel` has `channel`.
+#[inline(always)]
+unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, bias: f32) -> S::V {
+    let mut tokens = [0.0f32; 2 * LANES];
+    // SAFETY: a panel has 16 floats of each channel, `tokens` 32; `LANES - tap` is 1 to 16, so that a vector ends within them.
+    unsafe {
+        if let Some(before) = panel.beside {
+            S::store(tokens.as_mut_ptr(), S::load(before[channel * LANES..][..LANES].as_ptr()));
+        }
+        let here = S::load(panel.here[channel * LANES..][..LANES].as_ptr());
+        S::store(tokens.as_mut_ptr().add(LANES), here);
+        let weights = &panel.weight[channel * panel.kernel..][..panel.kernel];
+        let mut sum = S::fma(S::splat(weights[panel.kernel - 1]), here, S::splat(bias));
+        for (tap, weight) in weights.iter().rev().enumerate().skip(1) {
+            let earlier = S::mul(S::load(tokens.as_ptr().add(LANES - tap)), S::load(panel.masks[tap].as_ptr()));
+            sum = S::fma(S::splat(*weight), earlier, sum);
+        }
+        sum
+    }
+}
+
+/// # Safety
+/// The features of `S`; `out` holds `channels` vectors.
+#[inline(always)]
+unsafe fn forward_kernel<S: Simd>(panel: &Panel<'_>, bias: Option<&[f32]>, silu: bool, out: *mut f32, channels: usize) {
+    for channel in 0..channels {
+        let bias = bias.map_or(0.0, |bias| bias[channel]);
+        // SAFETY: `channel` is below `channels`.
+        unsafe {
+            let z = convolved::<S>(panel, channel, bias);
+            S::store(out.add(channel * LANES), if silu { both::<S>(Gate::Silu, z).0 } else { z });
+        }
+    }
+}
+
+dispatch! {
+    fn forward_panel = forward_kernel(panel: &Panel<'_>, bias: Option<&[f32]>, silu: bool, out: *mut f32, channels: usize);
+}
+
+/// # Safety
+/// As [`forward_kernel`], with the gradients of `y` in `dz`, which become those of `z`.
+#[inline(always)]
+unsafe fn silu_kernel<S: Simd>(panel: &Panel<'_>, bias: Option<&[f32]>, dz: *mut f32, channels: usize) {
+    for channel in 0..channels {
+        let bias = bias.map_or(0.0, |bias| bias[channel]);
+        // SAFETY: `channel` is below `channels`.
+        unsafe {
+            let (z, place) = (convolved::<S>(panel, channel, bias), dz.add(channel * LANES));
+            S::store(place, S::mul(S::load(place), both::<S>(Gate::Silu, z).1));
+        }
+    }
+}
+
+dispatch! {
+    fn silu_panel = silu_kernel(panel: &Panel<'_>, bias: Option<&[f32]>, dz: *mut f32, channels: usize);
+}
+
+/// The gradient of `x` in a panel of which `dz` is at hand, and that of the panel after it.
+///
+/// # Safety
+/// The features of `S`; `dx` holds `channels` vectors.
+#[inline(always)]
+unsafe fn input_kernel<S: Simd>(panel: &Panel<'_>, dx: *mut f32, channels: usize) {
+    for channel in 0..channels {
+        let mut tokens = [0.0f32; 2 * LANES];
+        // SAFETY: a panel has 16 floats of each channel, `tokens` 32; `tap` is below 16, so that a vector ends within them.
+        unsafe {
+            S::store(tokens.as_mut_ptr(), S::load(panel.here[channel * LANES..][..LANES].as_ptr()));
+            if let Some(after) = panel.beside {
+                S::store(tokens.as_mut_ptr().add(LANES), S::load(after[channel * LANES..][..LANES].as_ptr()));
+            }
+            let mut sum = S::splat(0.0);
+            for (tap, weight) in panel.weight[channel * panel.kernel..][..panel.kernel].iter().rev().enumerate() {
+                let later = S::mul(S::load(tokens.as_ptr().add(tap)), S::load(panel.masks[tap].as_ptr()));
+                sum = S::fma(S::splat(*weight), later, sum);
+            }
+            S::store(dx.add(channel * LANES), sum);
+        }
+    }
+}
+
+dispatch! {
+    fn input_panel = input_kernel(panel: &Panel<'_>, dx: *mut f32, channels: usize);
+}
+
+/// Runs `task` on each panel of `x` with the panel before it, as [`convolved`] reads them.
+fn each_panel(
+    weight: &[f32],
+    kernel: usize,
+    x: &Activation,
+    positions: &[u32],
+    out: &mut Activation,
+    task: impl Fn(&Panel<'_>, *mut f32) + Sync,
+) {
+    let (to, stride) = (out.shared(), out.stride());
+    par::run(x.panels(), |index| {
+        let masks = masks_before(kernel, index, positions);
+        let beside = index.checked_sub(1).map(|before| x.panel(before));
+        let panel = Panel { here: x.panel(index), beside, weight, kernel, masks: &masks };
+        task(&panel, to.get().wrapping_add(index * stride));
+    });
+}
+
+pub(super) fn forward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: &[u32], out: &mut Activation) {
+    let (channels, bias) = (x.features(), conv.bias.map(|bias| bias.cpu_slice()));
+    each_panel(conv.weight.cpu_slice(), kernel, x, positions, out, |panel, out| {
+        // SAFETY: `out` has the shape of `x`, whose panels `each_panel` walks: a task's panel is no other's.
+        unsafe { forward_panel(panel, bias, conv.silu, out, channels) };
+    });
+}
+
+/// Turns the gradient of `y` into that of `z`.
+pub(super) fn silu_backward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: &[u32], dz: &mut Activation) {
+    let (channels, bias) = (x.features(), conv.bias.map(|bias| bias.cpu_slice()));
+    each_panel(conv.weight.cpu_slice(), kernel, x, positions, dz, |panel, dz| {
+        // SAFETY: `dz` has the shape of `x`, as `super::backward` asserts: a task's panel is no other's.
+        unsafe { silu_panel(panel, bias, dz, channels) };
+    });
+}
+
+pub(super) fn input_backward(weight: &[f32], kernel: usize, dz: &Activation, positions: &[u32], dx: &mut Activation) {
+    let (to, stride, channels) = (dx.shared(), dx.stride(), dx.features());
+    par::run(dz.panels(), |index| {
+        let masks = masks_after(kernel, index, positions);
+        let beside = (index + 1 < dz.panels()).then(|| dz.panel(index + 1));
+        let panel = Panel { here: dz.panel(index), beside, weight, kernel, masks: &masks };
+        // SAFETY: `dx` has the shape of `dz`, whose panels these are: a task's panel is no other's.
+        unsafe { input_panel(&panel, to.get().add(index * stride), channels) };
+    });
+}
+
+pub(super) fn weight_backward(
+    kernel: usize,
+    x: &Activation,
+    dz: &Activation,
+    positions: &[u32],
+    d_weight: &mut [f32],
+) {
+    let (channels, out) = (x.features(), Shared(d_weight.as_mut_ptr()));
+    let masks: Vec<Masks> = (0..x.panels()).map(|panel| masks_before(kernel, panel, positions)).collect();
+    par::run(channels.div_ceil(CHANNELS), |task| {
+        for channel in (0..channels).skip(task * CHANNELS).take(CHANNELS) {
+            let mut sums = [[0.0f32; LANES]; MAX_KERNEL];
+            let mut tokens = [0.0f32; 2 * LANES];
+            for (panel, masks) in masks.iter().enumerate() {
+                tokens.copy_within(LANES.., 0);
+                tokens[LANES..].copy_from_slice(&x.panel(panel)[channel * LANES..][..LANES]);
+                let dz = &dz.panel(panel)[channel * LANES..][..LANES];
+                for (tap, (sums, mask)) in sums.iter_mut().zip(masks).enumerate().take(kernel) {
+                    let earlier = &tokens[LANES - tap..][..LANES];
+                    for (((sum, dz), x), mask) in sums.iter_mut().zip(dz).zip(earlier).zip(mask) {
+                        *sum += dz * x * mask;
+                    }
+                }
+            }
+            for (tap, sums) in sums.iter().enumerate().take(kernel) {
+                // SAFETY: `channel` is below `channels`, of each of which `d_weight` has `kernel` places, as `Conv::kernel`
+                // asserts of a tensor of the same size. It is borrowed for writing; no other task has this channel.
+                unsafe { *out.get().add(channel * kernel + kernel - 1 - tap) += sums.iter().sum::<f32>() };
+            }
+        }
+    });
+}

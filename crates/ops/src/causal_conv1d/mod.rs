@@ -1,0 +1,113 @@
+//! A causal depthwise convolution over the tokens of each sequence, as `causal_conv1d` has it
+//! (<https://github.com/Dao-AILab/causal-conv1d>): `z[t, c] = bias[c] + sum_j weight[c, kernel - 1 - j] x[t - j, c]` over the taps
+//! `j < kernel` whose token `t - j` is in the sequence of `t`; `y = z`, or `silu(z)`.
+//!
+//! Tokens before a sequence's first count as zeros, so that rows packed side by side do not see each other.
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use crate::activation::Activation;
+use crate::floats::{Floats, FloatsMut};
+use std::ops::Range;
+use tunesmith_cpu_slice::CpuSlice as _;
+use tunesmith_device::Device;
+
+/// The most taps that a kernel has.
+pub const MAX_KERNEL: usize = 16;
+
+/// The weights of a convolution.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv<'a> {
+    /// `[channels, kernel]`, the last of a channel for the token itself.
+    pub weight: Floats<'a>,
+    /// `[channels]`.
+    pub bias: Option<Floats<'a>>,
+    /// Whether SiLU follows.
+    pub silu: bool,
+}
+
+impl Conv<'_> {
+    /// The number of taps, for so many channels.
+    fn kernel(&self, channels: usize) -> usize {
+        let kernel = self.weight.len() / channels.max(1);
+        assert_eq!(self.weight.len(), channels * kernel, "a kernel for each channel");
+        assert!((1..=MAX_KERNEL).contains(&kernel), "a kernel of 1 to {MAX_KERNEL} taps");
+        assert!(self.bias.is_none_or(|bias| bias.len() == channels), "a bias for each channel");
+        kernel
+    }
+}
+
+/// Of each token its position in its sequence; the sequences lie end to end.
+fn positions(sequences: &[Range<usize>], tokens: usize) -> Vec<u32> {
+    let positions: Vec<u32> = sequences.iter().flat_map(|sequence| 0..sequence.len() as u32).collect();
+    assert_eq!(positions.len(), tokens, "each token is in a sequence");
+    positions
+}
+
+/// `y [tokens, channels]` of `x [tokens, channels]`, whose sequences are these tokens, end to end.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn forward(conv: Conv<'_>, x: &Activation, sequences: &[Range<usize>]) -> Activation {
+    let kernel = conv.kernel(x.features());
+    let mut out = x.like();
+    if !x.is_meta() {
+        let positions = positions(sequences, x.tokens());
+        match x.device() {
+            Device::Cpu => cpu::forward(conv, kernel, x, &positions, &mut out),
+            Device::Cuda(_) => cuda::forward(conv, kernel, x, &positions, &mut out),
+            Device::Meta => {}
+        }
+    }
+    out
+}
+
+/// Where the gradients of trained weights are added: of `weight [channels, kernel]` and `bias [channels]`.
+#[derive(Debug, Default)]
+pub struct Gradients<'a> {
+    /// Of the weight, if it is trained.
+    pub weight: Option<FloatsMut<'a>>,
+    /// Of the bias, if it is trained.
+    pub bias: Option<FloatsMut<'a>>,
+}
+
+/// From `dy [tokens, channels]`, the gradient of [`forward`]'s result, to that of `x`. Adds those of the weights.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn backward(
+    conv: Conv<'_>,
+    x: &Activation,
+    dy: Activation,
+    sequences: &[Range<usize>],
+    gradients: Gradients<'_>,
+) -> Activation {
+    assert_eq!((x.tokens(), x.features()), (dy.tokens(), dy.features()), "both have one shape");
+    let kernel = conv.kernel(x.features());
+    let (mut dx, mut dz) = (x.like(), dy);
+    if x.is_meta() {
+        return dx;
+    }
+    let positions = positions(sequences, x.tokens());
+    match x.device() {
+        Device::Cpu => {
+            if conv.silu {
+                cpu::silu_backward(conv, kernel, x, &positions, &mut dz);
+            }
+            cpu::input_backward(conv.weight.cpu_slice(), kernel, &dz, &positions, &mut dx);
+            if let Some(weight) = gradients.weight {
+                cpu::weight_backward(kernel, x, &dz, &positions, weight.cpu_slice());
+            }
+        }
+        Device::Cuda(_) => cuda::backward(conv, kernel, x, &mut dz, &positions, &mut dx, gradients.weight),
+        Device::Meta => {}
+    }
+    if let Some(bias) = gradients.bias {
+        crate::elementwise::add_bias_backward(&dz, bias);
+    }
+    dx
+}
