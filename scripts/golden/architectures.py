@@ -116,4 +116,37 @@ ARCHITECTURES = {
                                original_max_position_embeddings=32)),
         "BF16",
     ),
+    "qwen3_5": Architecture(
+        "Qwen3_5TextConfig",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, num_hidden_layers=3, head_dim=16, partial_rotary_factor=0.25, tie_word_embeddings=True,
+             layer_types=["linear_attention", "full_attention", "linear_attention"], linear_conv_kernel_dim=4, linear_key_head_dim=12,
+             linear_value_head_dim=10, linear_num_key_heads=2, linear_num_value_heads=4),
+        "BF16",
+    ),
+    "lfm2": Architecture(
+        "Lfm2Config",
+        dict(BASE, norm_eps=1e-5, rope_theta=1e6, num_hidden_layers=4, tie_word_embeddings=True, conv_L_cache=3, conv_bias=False,
+             block_auto_adjust_ff_dim=True, block_multiple_of=8, block_ffn_dim_multiplier=1.1,
+             layer_types=["conv", "full_attention", "conv", "conv"]),
+        "BF16",
+    ),
+    "seed_oss": Architecture(
+        "SeedOssConfig",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e7, head_dim=24, tie_word_embeddings=False, attention_bias=True, attention_out_bias=False,
+             attention_dropout=0.0, residual_dropout=0.0),
+        "BF16",
+    ),
+    "ministral3": Architecture(
+        "Ministral3Config",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=1e6, head_dim=24, tie_word_embeddings=False, sliding_window=None, max_position_embeddings=128,
+             rope_scaling=dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=8, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                               mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
+        "BF16",
+    ),
+    "hunyuan_v1_dense": Architecture(
+        "HunYuanDenseV1Config",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, head_dim=24, tie_word_embeddings=True,
+             rope_scaling=dict(rope_type="dynamic", alpha=1000.0, factor=1.0)),
+        "BF16",
+    ),
 }

@@ -57,12 +57,14 @@ def make_weights(config, seed, stored):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     rng = np.random.default_rng(seed)
     weights = {}
-    # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up.
+    # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
+    # linear attention.
     gemma = config.model_type.startswith("gemma")
+    centred = lambda name: gemma or (config.model_type.startswith("qwen3_5") and "linear_attn" not in name)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
-            value = (0.0 if gemma else 1.0) + 0.2 * noise
+            value = (0.0 if centred(name) else 1.0) + 0.2 * noise
         elif name.endswith(".bias"):
             value = 0.2 * noise
         elif "embed_tokens" in name:
@@ -143,7 +145,9 @@ def token_losses(logits, labels, reduction):
 
 def by_length(model):
     """Whether the rotary frequencies depend on the length, as with `dynamic` and `longrope`."""
-    return (model.config.get_text_config().rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+    rope = model.config.get_text_config().rope_parameters or {}
+    # HunYuan writes "dynamic" where a fixed alpha makes the frequencies those of every length.
+    return rope.get("rope_type") in ("dynamic", "longrope") and not rope.get("alpha")
 
 
 def forget_lengths(model):

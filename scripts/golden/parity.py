@@ -114,7 +114,7 @@ def generation(config, weights, seed, lora):
     prompts = [answer["prompt"] for answer in answers]
     assert len(answers) == 2
     rope = (config.rope_parameters or {}).get("rope_type")
-    if rope == "dynamic":
+    if rope == "dynamic" and by_length(base):
         # With a cache the keys of each length would keep that length's frequencies.
         note = "greedy, no eos, no cache: each token from the whole text so far, turned by the frequencies of its length"
     elif rope == "longrope":

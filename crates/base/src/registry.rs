@@ -103,6 +103,11 @@ macro_rules! families {
             mixtral,
             qwen2_moe,
             qwen3_moe,
+            qwen3_5,
+            lfm2,
+            ministral3,
+            seed_oss,
+            hunyuan_v1_dense,
         }
     };
 }

@@ -5,7 +5,9 @@ pub use super::arch_parts::{
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
-pub use super::rope::{Frequencies, Rope, RopeScaling};
+pub use super::mixers::{DeltaNetSpec, ShortConvSpec};
+pub use super::module_names::ModuleNames;
+pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
@@ -37,6 +39,8 @@ pub const COMPANIONS: [&str; 14] = [
 pub struct Arch {
     /// The family, which fixes the class in Transformers and the format in GGUF.
     pub family: &'static Family,
+    /// What it calls its modules.
+    pub module_names: &'static ModuleNames,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// `intermediate_size` of `config.json`: the width of an MLP whose block does not say otherwise.
@@ -51,12 +55,16 @@ pub struct Arch {
     pub norm_offset: f64,
     /// Norms on queries and keys.
     pub qk_norm: QkNorm,
+    /// Whether these norms follow the rotary embedding.
+    pub qk_norm_after_rope: bool,
     /// One entry for each of the `num_hidden_layers` blocks.
     pub blocks: Vec<BlockSpec>,
     /// The rotary embeddings that [`AttentionSpec::rope`] refers to.
     pub ropes: Vec<Rope>,
     /// Factor on attention scores, before the softmax.
     pub attention_scale: f64,
+    /// How queries of late positions are scaled.
+    pub query_scaling: Option<QueryScaling>,
     /// Soft cap of attention scores: `cap * tanh(score / cap)`.
     pub attention_softcap: Option<f64>,
     /// Soft cap of logits: `cap * tanh(logit / cap)`.
@@ -115,13 +123,18 @@ impl Arch {
         reach.unwrap_or(self.max_position_embeddings)
     }
 
+    /// Name of the tensor of the norm behind the last block.
+    pub fn final_norm(&self) -> String {
+        format!("model.{}.weight", self.module_names.final_norm)
+    }
+
     /// Every tensor of the model in the order of the forward pass. A tied `lm_head.weight` is left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut tensors = vec![tensor(EMBEDDING, &[self.vocab_size, self.hidden_size])];
+        let mut tensors = vec![TensorSpec::new(EMBEDDING, &[self.vocab_size, self.hidden_size])];
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
-        tensors.push(tensor("model.norm.weight", &[self.hidden_size]));
+        tensors.push(TensorSpec::new(&self.final_norm(), &[self.hidden_size]));
         if self.head_tensor() != EMBEDDING {
-            tensors.push(tensor(self.head_tensor(), &[self.outputs(), self.hidden_size]));
+            tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
         tensors
     }
@@ -149,45 +162,6 @@ impl Arch {
     /// padding.
     pub fn padding(&self) -> Option<u32> {
         self.pad_token_id.or_else(|| self.eos_token_ids.first().copied())
-    }
-
-    pub(super) fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
-        let prefix = format!("model.layers.{layer}");
-        let mut tensors = Vec::new();
-        let norm = |tensors: &mut Vec<TensorSpec>, name: Option<&str>, size: usize| {
-            tensors.extend(name.map(|name| tensor(&format!("{prefix}.{name}.weight"), &[size])));
-        };
-        for branch in &self.blocks[layer].branches {
-            norm(&mut tensors, branch.norm, self.hidden_size);
-            for linear in self.part_linears(layer, &branch.part) {
-                tensors.push(tensor(&format!("{}.weight", linear.name), &[linear.out_features, linear.in_features]));
-                if linear.bias {
-                    tensors.push(tensor(&format!("{}.bias", linear.name), &[linear.out_features]));
-                }
-                if let PartSpec::Attention(attention) = &branch.part {
-                    let [query, key] = self.qk_norm_sizes(attention);
-                    // Queries of a block without keys of its own have a norm too.
-                    let last = if attention.kv_from.is_some() { ".q_proj" } else { ".k_proj" };
-                    if linear.name.ends_with(last) {
-                        norm(&mut tensors, query.map(|_| "self_attn.q_norm"), query.unwrap_or_default());
-                        let key = key.filter(|_| attention.kv_from.is_none());
-                        norm(&mut tensors, key.map(|_| "self_attn.k_norm"), key.unwrap_or_default());
-                    }
-                }
-            }
-            if let (PartSpec::Experts, Some(experts)) = (&branch.part, &self.experts) {
-                let hidden = self.hidden_size;
-                tensors.push(tensor(&format!("{prefix}.{}", experts.router()), &[experts.count, hidden]));
-                for expert in 0..experts.count {
-                    let [gate, up, down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
-                    tensors.push(tensor(&gate, &[experts.width, hidden]));
-                    tensors.push(tensor(&up, &[experts.width, hidden]));
-                    tensors.push(tensor(&down, &[hidden, experts.width]));
-                }
-            }
-            norm(&mut tensors, branch.post_norm, self.hidden_size);
-        }
-        tensors
     }
 
     /// Whether a run with pictures trains nothing of the decoder.
@@ -237,113 +211,4 @@ impl Arch {
     pub fn set_norms(&mut self, norms: NormPlacement) {
         self.blocks.iter_mut().for_each(|block| block.set_norms(norms));
     }
-
-    /// The routers of sparse blocks, under their module names in Transformers 5.
-    pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
-        let of = |layer| {
-            let experts = self.experts_of(layer)?;
-            Some(LinearSpec {
-                name: format!("model.layers.{layer}.mlp.gate"),
-                out_features: experts.count,
-                in_features: self.hidden_size,
-                bias: false,
-                layer: Some(layer),
-            })
-        };
-        (0..self.num_hidden_layers).filter_map(of)
-    }
-
-    /// Lengths of the q and k norm weights of a block.
-    fn qk_norm_sizes(&self, attention: &AttentionSpec) -> [Option<usize>; 2] {
-        match self.qk_norm {
-            QkNorm::None => [None; 2],
-            QkNorm::Head => [Some(attention.head_dim); 2],
-            QkNorm::Whole => [Some(attention.query_size()), Some(attention.kv_size())],
-        }
-    }
-
-    /// Every linear module in model order: attention and MLP of each block, then `lm_head` (tied or not) or `score`. Routers and routed
-    /// experts are not among them.
-    pub fn linear_modules(&self) -> Vec<LinearSpec> {
-        let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
-        modules.push(LinearSpec {
-            name: if self.score.is_some() { "score" } else { "lm_head" }.into(),
-            out_features: self.outputs(),
-            in_features: self.hidden_size,
-            bias: false,
-            layer: None,
-        });
-        modules
-    }
-
-    fn layer_linears(&self, layer: usize) -> impl Iterator<Item = LinearSpec> {
-        self.blocks[layer].branches.iter().flat_map(move |branch| self.part_linears(layer, &branch.part))
-    }
-
-    /// The linear modules of a part of block `layer`.
-    fn part_linears(&self, layer: usize, part: &PartSpec) -> Vec<LinearSpec> {
-        let hidden = self.hidden_size;
-        let linears = match part {
-            PartSpec::Attention(attention) => {
-                let (query, key) = (attention.query_size(), attention.kv_size());
-                let mut linears = match (attention.kv_from, self.fused) {
-                    (Some(_), _) => vec![("self_attn.q_proj", query, hidden, self.qkv_bias)],
-                    (None, true) => vec![("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
-                    (None, false) => vec![
-                        ("self_attn.q_proj", query, hidden, self.qkv_bias),
-                        ("self_attn.k_proj", key, hidden, self.qkv_bias),
-                        ("self_attn.v_proj", key, hidden, self.qkv_bias),
-                    ],
-                };
-                linears.push(("self_attn.o_proj", hidden, query, self.o_bias));
-                linears
-            }
-            PartSpec::Mlp { intermediate_size: inner } => {
-                let mut linears = if self.fused {
-                    vec![("mlp.gate_up_proj", 2 * inner, hidden, self.mlp_bias)]
-                } else {
-                    vec![
-                        ("mlp.gate_proj", *inner, hidden, self.mlp_bias),
-                        ("mlp.up_proj", *inner, hidden, self.mlp_bias),
-                    ]
-                };
-                linears.push(("mlp.down_proj", hidden, *inner, self.mlp_bias));
-                linears
-            }
-            PartSpec::Experts => match self.experts.as_ref().and_then(|experts| experts.shared) {
-                Some(SharedExpert { width, gated }) => {
-                    let mut linears = vec![
-                        ("mlp.shared_expert.gate_proj", width, hidden, false),
-                        ("mlp.shared_expert.up_proj", width, hidden, false),
-                        ("mlp.shared_expert.down_proj", hidden, width, false),
-                    ];
-                    if gated {
-                        linears.push(("mlp.shared_expert_gate", 1, hidden, false));
-                    }
-                    linears
-                }
-                None => Vec::new(),
-            },
-        };
-        let spec = |(name, out_features, in_features, bias)| LinearSpec {
-            name: format!("model.layers.{layer}.{name}"),
-            out_features,
-            in_features,
-            bias,
-            layer: Some(layer),
-        };
-        linears.into_iter().map(spec).collect()
-    }
-}
-
-impl TensorSpec {
-    /// Number of elements: the product of the shape.
-    #[allow(clippy::len_without_is_empty)] // no tensor of a checked model is empty
-    pub fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
-
-fn tensor(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.into(), shape: shape.to_vec() }
 }

@@ -1,4 +1,5 @@
 //! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
+use super::mixers::{DeltaNetSpec, ShortConvSpec};
 
 /// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +115,10 @@ pub struct BranchSpec {
 pub enum PartSpec {
     /// Causal self-attention.
     Attention(AttentionSpec),
+    /// Linear attention by the gated delta rule.
+    DeltaNet(DeltaNetSpec),
+    /// A convolution between two gates.
+    ShortConv(ShortConvSpec),
     /// A gated MLP.
     Mlp {
         /// Width of its hidden layer.
@@ -138,6 +143,8 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// An earlier block whose keys and values it takes (Gemma 4); `None`: it computes its own.
     pub kv_from: Option<usize>,
+    /// Whether `q_proj` has a gate beside each head's query, whose sigmoid multiplies the mixed values (Qwen3.5).
+    pub gated: bool,
 }
 
 impl AttentionSpec {
@@ -167,9 +174,20 @@ impl BlockSpec {
         let [before_attention, after_attention, before_mlp, after_mlp] = norms.names();
         for branch in &mut self.branches {
             (branch.norm, branch.post_norm) = match branch.part {
-                PartSpec::Attention(_) => (before_attention, after_attention),
+                PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) => {
+                    (before_attention, after_attention)
+                }
                 PartSpec::Mlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
             };
+        }
+    }
+
+    /// Puts another mixer in the place of attention.
+    pub fn set_mixer(&mut self, mixer: &PartSpec) {
+        for branch in &mut self.branches {
+            if let PartSpec::Attention(_) = branch.part {
+                branch.part = mixer.clone();
+            }
         }
     }
 
@@ -191,7 +209,7 @@ impl BlockSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         self.branches.iter().find_map(|branch| match &branch.part {
             PartSpec::Attention(attention) => Some(attention),
-            PartSpec::Mlp { .. } | PartSpec::Experts => None,
+            _ => None,
         })
     }
 
@@ -199,7 +217,7 @@ impl BlockSpec {
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         self.branches.iter_mut().find_map(|branch| match &mut branch.part {
             PartSpec::Attention(attention) => Some(attention),
-            PartSpec::Mlp { .. } | PartSpec::Experts => None,
+            _ => None,
         })
     }
 }

@@ -2,7 +2,7 @@
 //! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
-use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, HiddenAct, QkNorm, SharedExpert};
+use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, HiddenAct, ModuleNames, QkNorm, SharedExpert};
 use super::family::Family;
 use super::hf_json::{Source, brief};
 use super::vocabulary::TokenRows;
@@ -99,8 +99,9 @@ impl Source<'_> {
         let max_position_embeddings =
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
-        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta)?;
-        if rope.rotary_dim != head_dim && !defaults.partial_rotary {
+        let rope =
+            self.rope(head_dim, max_position_embeddings, defaults.theta, defaults.partial_rotary.unwrap_or(1.0))?;
+        if rope.rotary_dim != head_dim && defaults.partial_rotary.is_none() {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
                 .hint("the class in Transformers always rotates whole heads: remove the key"));
@@ -113,20 +114,24 @@ impl Source<'_> {
             window: None,
             rope: Some(0),
             kv_from: None,
+            gated: false,
         };
         Ok(Arch {
             family,
+            module_names: &ModuleNames::LLAMA,
             hidden_size,
             intermediate_size,
             num_hidden_layers,
             vocab_size: self.size("vocab_size", None)?,
-            rms_norm_eps: self.positive("rms_norm_eps", defaults.eps)?,
+            rms_norm_eps: self.positive(defaults.eps_key, defaults.eps)?,
             norm_offset: 0.0,
             qk_norm: QkNorm::None,
+            qk_norm_after_rope: false,
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
             experts: None,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
+            query_scaling: None,
             attention_softcap: None,
             logit_softcap: None,
             embedding_scale: 1.0,
@@ -218,7 +223,12 @@ impl Source<'_> {
     }
 
     /// A list with one entry for each block; `None` where the key is absent.
-    fn layer_list<T>(&self, key: &str, arch: &Arch, read: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
+    pub(super) fn layer_list<T>(
+        &self,
+        key: &str,
+        arch: &Arch,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let values = value.as_array().ok_or_else(|| self.mismatch(key, "a list"))?;
         let layers = arch.num_hidden_layers;
@@ -311,13 +321,15 @@ pub(super) struct Defaults {
     /// Base of the rotary embedding, `rope_theta`.
     pub theta: f64,
     pub eps: f64,
+    /// The key of `eps`.
+    pub eps_key: &'static str,
     pub tied: bool,
     pub pad: Option<u32>,
     /// The key that names the activation.
     pub activation_key: &'static str,
     pub activation: HiddenAct,
-    /// Whether the class supports `partial_rotary_factor`.
-    pub partial_rotary: bool,
+    /// `partial_rotary_factor`; `None` where the class does not read it.
+    pub partial_rotary: Option<f64>,
 }
 
 impl Default for Defaults {
@@ -328,11 +340,12 @@ impl Default for Defaults {
             context: 32_768,
             theta: 1e4,
             eps: 1e-6,
+            eps_key: "rms_norm_eps",
             tied: false,
             pad: None,
             activation_key: "hidden_act",
             activation: HiddenAct::Silu,
-            partial_rotary: false,
+            partial_rotary: None,
         }
     }
 }

@@ -98,6 +98,23 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+/// A factor on queries that grows with the position: `1 + beta ln(1 + floor(position / original_max_position_embeddings))`.
+/// Llama 4 has it, and Ministral 3.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryScaling {
+    /// How fast it grows.
+    pub beta: f64,
+    /// Context length of the pretraining: below it the factor is 1.
+    pub original_max_position_embeddings: usize,
+}
+
+impl QueryScaling {
+    /// The factor at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        1.0 + self.beta as f32 * (1.0 + (position / self.original_max_position_embeddings) as f32).ln()
+    }
+}
+
 /// The rotation of one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {

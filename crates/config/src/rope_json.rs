@@ -17,8 +17,16 @@ struct Around {
 
 impl Source<'_> {
     /// The rotary embedding of blocks with full attention.
-    pub(super) fn rope(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Rope> {
-        let around = self.around(head_dim, max_position_embeddings, theta)?;
+    /// `partial` is the share of a head that turns where the file does not say it.
+    pub(super) fn rope(
+        &self,
+        head_dim: usize,
+        max_position_embeddings: usize,
+        theta: f64,
+        partial: f64,
+    ) -> Result<Rope> {
+        let mut around = self.around(head_dim, max_position_embeddings, theta)?;
+        around.partial = self.positive("partial_rotary_factor", partial)?;
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.read_rope(&around),
             None => Source::empty(self.origin).read_rope(&around),
@@ -68,6 +76,14 @@ impl Source<'_> {
         }
     }
 
+    /// A number among the rope parameters; `None` where it is absent.
+    pub(super) fn rope_number(&self, key: &str) -> Result<Option<f64>> {
+        match self.rope_entry("full_attention")? {
+            Some(entry) => entry.optional_positive(key, None),
+            None => Ok(None),
+        }
+    }
+
     fn is_nested(&self) -> bool {
         self.map.values().any(Value::is_object)
     }
@@ -113,7 +129,7 @@ impl Source<'_> {
             },
             "yarn" => {
                 let original = context()?;
-                let factor = required("factor")?;
+                let factor = self.positive("factor", stretch(original))?;
                 let (beta_fast, beta_slow) = (self.positive("beta_fast", 32.0)?, self.positive("beta_slow", 1.0)?);
                 let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
                 let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));

@@ -23,3 +23,29 @@ pub struct LinearSpec {
     /// Index of the decoder block, from 0; `None` for `lm_head`.
     pub layer: Option<usize>,
 }
+
+impl TensorSpec {
+    /// A tensor of that name and shape.
+    pub fn new(name: &str, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec() }
+    }
+
+    /// Number of elements: the product of the shape.
+    #[allow(clippy::len_without_is_empty)] // no tensor of a checked model is empty
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it is a matrix that a product takes, which may be kept in 16 bits. The weight of a depthwise convolution,
+    /// `[channels, 1, kernel]`, is a list of vectors.
+    pub fn is_matrix(shape: &[usize]) -> bool {
+        shape.len() > 1 && !matches!(shape, [_, 1, _])
+    }
+}
+
+impl LinearSpec {
+    /// Name of its weight.
+    pub fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+}

@@ -242,7 +242,15 @@ pub fn is_beside(plain: &str) -> bool {
 
 /// Whether a tensor or module belongs to the decoder; `plain` is its name in a plain language model.
 pub fn is_decoders(plain: &str) -> bool {
-    let parts = ["model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head", "score"];
+    let parts = [
+        "model.embed_tokens",
+        "model.layers",
+        "model.norm",
+        "model.embedding_norm",
+        "model.rotary_emb",
+        "lm_head",
+        "score",
+    ];
     parts.iter().any(|part| plain.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 

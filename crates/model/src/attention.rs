@@ -1,7 +1,7 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o. An
 //! attention may take its keys and values from an earlier one.
 use super::grads::Grads;
-use super::linear::{self, Linear};
+use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::projections::Projections;
@@ -9,6 +9,7 @@ use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::elementwise;
+use tunesmith_ops::gated_mlp::{self, Gate};
 
 #[derive(Debug)]
 pub struct Attention {
@@ -17,6 +18,10 @@ pub struct Attention {
     pub q_norm: Option<(Norm, usize)>,
     /// The same for k.
     pub k_norm: Option<(Norm, usize)>,
+    /// Whether these norms follow the rotary embedding.
+    pub norms_after_rope: bool,
+    /// Whether the first projection has a gate beside each head's query.
+    pub gated: bool,
     pub o: Linear,
     pub heads: Heads,
     /// Scale, cap and window of the scores.
@@ -47,8 +52,10 @@ pub struct Saved<T = Activation> {
     /// What the norm on q needs: its input and `rstd`.
     q_raw: Option<(T, Activation)>,
     k_raw: Option<(T, Activation)>,
-    /// The mixed values, which `o` takes.
-    pub mixed: T,
+    /// The mixed values.
+    mixed: T,
+    /// What multiplies them, once it went through a sigmoid.
+    gate: Option<T>,
     lse: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
 }
@@ -63,11 +70,15 @@ impl<T> Saved<T> {
             q_raw: raw(self.q_raw),
             k_raw: raw(self.k_raw),
             mixed: f(self.mixed),
+            gate: self.gate.map(f),
             lse: self.lse,
             extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
         }
     }
 }
+
+/// What a norm on queries or keys needs in backward: its input and `rstd`.
+type Raw = Option<(Activation, Activation)>;
 
 /// The gradients of what the projections gave.
 #[derive(Debug)]
@@ -131,7 +142,66 @@ impl Attention {
         }
     }
 
-    /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
+    /// Norm and rotary embedding of queries or keys, in their place; returns what the norm's backward needs.
+    fn turn(&self, norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation, rows: &Rows) -> Raw {
+        let before = if self.norms_after_rope { None } else { normed(norm, pass, x) };
+        if let Some(rope) = self.rope {
+            rows.ropes[rope].forward(x, self.heads.head_dim, 0);
+        }
+        if self.norms_after_rope { normed(norm, pass, x) } else { before }
+    }
+
+    /// From the gradient of [`Attention::turn`]'s result to that of its input.
+    fn turn_backward(
+        &self,
+        norm: Option<&(Norm, usize)>,
+        pass: &Pass<'_>,
+        raw: &Raw,
+        mut d: Activation,
+        rows: &Rows,
+        grads: &mut Grads<'_>,
+    ) -> Activation {
+        if self.norms_after_rope {
+            d = norm_backward(norm, pass, raw.as_ref(), d, grads);
+        }
+        if let Some(rope) = self.rope {
+            rows.ropes[rope].backward(&mut d, self.heads.head_dim, 0);
+        }
+        if self.norms_after_rope { d } else { norm_backward(norm, pass, raw.as_ref(), d, grads) }
+    }
+
+    /// What `o` takes, if that is not [`Saved::mixed`] itself.
+    fn gated(saved: &Saved) -> Option<Activation> {
+        saved.gate.as_ref().map(|gate| gated_mlp::forward(Gate::Sigmoid, gate, &saved.mixed))
+    }
+
+    /// The output of `o` on what was mixed, as `last` computes it.
+    pub fn output<T>(&self, saved: &Saved, last: impl FnOnce(&Linear, &Activation) -> T) -> T {
+        let gated = Self::gated(saved);
+        last(&self.o, gated.as_ref().unwrap_or(&saved.mixed))
+    }
+
+    /// From the gradient of `o`'s output to those of the mixed values and of their gate.
+    pub fn backward_output(
+        &self,
+        pass: &Pass<'_>,
+        saved: &mut Saved,
+        extra: Option<&linear::Saved>,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> (Activation, Option<Activation>) {
+        let gated = Self::gated(saved);
+        let input = gated.as_ref().unwrap_or(&saved.mixed);
+        let mut d_input = input.like();
+        self.o.backward(pass, &Input::new(input), extra, dy, Some((&mut d_input, false)), grads);
+        let Some(mut gate) = saved.gate.take() else { return (d_input, None) };
+        drop(gated);
+        let mut d_mixed = saved.mixed.copy();
+        gated_mlp::backward(Gate::Sigmoid, &mut gate, &mut d_mixed, &d_input);
+        (d_mixed, Some(gate))
+    }
+
+    /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, and what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> Saved {
         let spans = rows.outputs.spans(self.how.window);
         self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, None, spans, self.heads, self.how))
@@ -158,38 +228,42 @@ impl Attention {
                 (q, None, extra)
             }
         };
-        let q_raw = normed(self.q_norm.as_ref(), pass, &mut q);
-        if let Some(rope) = self.rope {
-            rows.ropes[rope].forward(&mut q, self.heads.head_dim, 0);
+        let gate = if self.gated {
+            let [query, gate] = q.split_halves(self.heads.head_dim);
+            q = query;
+            Some(gate)
+        } else {
+            None
+        };
+        let q_raw = self.turn(self.q_norm.as_ref(), pass, &mut q, rows);
+        if let Some(factors) = &rows.query_factors {
+            elementwise::scale_tokens(&mut q, factors);
         }
         let Some([mut k, v]) = own else {
             let found = shared.get(self.kv_layer());
             let (mixed, lse) = mix(&q, &found[0], &found[1]);
-            return Saved { q, kv: None, q_raw, k_raw: None, mixed, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
         };
-        let k_raw = normed(self.k_norm.as_ref(), pass, &mut k);
-        if let Some(rope) = self.rope {
-            all.ropes[rope].forward(&mut k, self.heads.head_dim, 0);
-        }
+        let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
         if self.shares {
             let found = shared.put(self.layer, k, v);
             let (mixed, lse) = mix(&q, &found[0], &found[1]);
-            return Saved { q, kv: None, q_raw, k_raw, mixed, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
         }
         let (mixed, lse) = mix(&q, &k, &v);
-        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
     }
 
-    /// From `d_mixed`, the gradient of the mixed values, to that of q, k and v as the projections gave them.
+    /// From the gradients of the mixed values and of their gate to those of q, k and v as the projections gave them.
     pub fn backward_mix(
         &self,
         pass: &Pass<'_>,
         saved: Saved,
-        d_mixed: Activation,
+        (d_mixed, d_gate): (Activation, Option<Activation>),
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
     ) -> (Projected, Vec<Option<linear::Saved>>) {
-        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra } = saved;
+        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, .. } = saved;
         let shared = match (&kv, self.shares) {
             (Some(_), _) => None,
             (None, true) => Some(rows.shared.take(self.layer)),
@@ -201,23 +275,22 @@ impl Attention {
             attention::backward(forward, &d_mixed, rows.outputs.spans(self.how.window), self.heads, self.how, None)
         };
         drop((d_mixed, mixed, lse, q, kv, shared));
-        if let Some(rope) = self.rope {
-            rows.outputs.ropes[rope].backward(&mut dq, self.heads.head_dim, 0);
+        if let Some(factors) = &rows.outputs.query_factors {
+            elementwise::scale_tokens(&mut dq, factors);
+        }
+        dq = self.turn_backward(self.q_norm.as_ref(), pass, &q_raw, dq, rows.outputs, grads);
+        if let Some(d_gate) = d_gate {
+            dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
         }
         let Qkv::Own(_) = &self.qkv else {
             rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
-            let dq = norm_backward(self.q_norm.as_ref(), pass, q_raw.as_ref(), dq, grads);
             return (Projected::Query(dq), extra);
         };
         if let Some([others_dk, others_dv]) = rows.shared.take_gradients(self.layer) {
             elementwise::add(&mut dk, &others_dk);
             elementwise::add(&mut dv, &others_dv);
         }
-        if let Some(rope) = self.rope {
-            rows.all.ropes[rope].backward(&mut dk, self.heads.head_dim, 0);
-        }
-        dq = norm_backward(self.q_norm.as_ref(), pass, q_raw.as_ref(), dq, grads);
-        dk = norm_backward(self.k_norm.as_ref(), pass, k_raw.as_ref(), dk, grads);
+        dk = self.turn_backward(self.k_norm.as_ref(), pass, &k_raw, dk, rows.all, grads);
         (Projected::Own([dq, dk, dv]), extra)
     }
 

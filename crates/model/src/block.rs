@@ -3,8 +3,9 @@
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`: two branches.
 //! Families differ in the parts, in where the norms are, and in how a branch joins the stream
 //! ([`tunesmith_config::arch::BlockSpec`]).
-use super::branch::{self, Attend, Branch, Part};
+use super::branch::{self, Branch, Part};
 use super::grads::Grads;
+use super::mixers::Mixing;
 use super::moe::Moe;
 use super::pass::{BlockRows, Pass};
 use super::weight::Weight;
@@ -13,7 +14,7 @@ use tunesmith_ops::route::Routing;
 
 #[derive(Debug)]
 pub struct Block {
-    /// In order; at most one is attention.
+    /// In order; at most one is a mixer, in which tokens take from others.
     pub branches: Vec<Branch>,
 }
 
@@ -61,7 +62,7 @@ impl Block {
     pub fn experts(&self) -> Option<&Moe> {
         self.branches.iter().find_map(|branch| match &branch.part {
             Part::Experts(moe) => Some(&**moe),
-            Part::Attention(_) | Part::Mlp(_) | Part::Plain(_) => None,
+            _ => None,
         })
     }
 
@@ -73,12 +74,12 @@ impl Block {
         x: &Activation,
         rows: BlockRows<'_>,
         whole: bool,
-        attend: &mut Attend<'_>,
+        mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
         let mut saved = Saved { branches: Vec::with_capacity(self.branches.len()), inputs: Vec::new() };
         let mut stream: Option<Activation> = None;
         for branch in &self.branches {
-            let (y, kept) = branch.forward(pass, stream.as_ref().unwrap_or(x), rows, whole, attend);
+            let (y, kept) = branch.forward(pass, stream.as_ref().unwrap_or(x), rows, whole, mixing);
             saved.branches.push(kept);
             saved.inputs.extend(stream.replace(y));
         }

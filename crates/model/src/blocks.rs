@@ -2,9 +2,10 @@
 //! forms: for evaluation, for text that grows, and forward and backward for training.
 use super::attention::Attention;
 use super::block::{Block, Saved};
-use super::branch::{Attend, Part};
+use super::branch::Part;
 use super::grads::Grads;
 use super::kept::Kept;
+use super::mixers::{Mixing, OverBatch};
 use super::moe::Moe;
 use super::params::Params;
 use super::pass::{BlockRows, Layout, Pass};
@@ -98,11 +99,6 @@ fn fetched((x, saved): KeptOfBlock) -> KeptOfBlock {
     (x.fetched(), saved.map(|saved| saved.map(&Kept::fetched)))
 }
 
-/// Attention over the batch.
-fn over_batch(attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> super::attention::Saved {
-    attention.forward(pass, h, rows)
-}
-
 impl Blocks {
     /// `blocks` have the segments from `first_segment` on. Backward goes down to the lowest that trains, or to the first
     /// where `trains_below`.
@@ -135,8 +131,14 @@ impl Blocks {
         let branches = self.all.iter().flat_map(|block| &block.branches);
         branches.filter_map(|branch| match &branch.part {
             Part::Attention(attention) => Some(&**attention),
-            Part::Mlp(_) | Part::Plain(_) | Part::Experts(_) => None,
+            _ => None,
         })
+    }
+
+    /// The mixers that keep a state, in order.
+    pub fn recurrent(&self) -> impl Iterator<Item = &Part> {
+        let parts = self.all.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
+        parts.filter(|part| matches!(part, Part::DeltaNet(_) | Part::ShortConv(_)))
     }
 
     /// The blocks with experts: their numbers and the experts.
@@ -179,10 +181,10 @@ impl Blocks {
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank that has a share of the weights is gone.
     pub fn forward(&self, walk: &Walk<'_>, pass: &Pass<'_>, x: Activation) -> Result<Activation> {
-        self.forward_by(walk, pass, x, &mut over_batch)
+        self.forward_by(walk, pass, x, &mut OverBatch)
     }
 
-    /// As [`Blocks::forward`], with `attend` in the place of attention over the batch.
+    /// As [`Blocks::forward`], with `mixing` in the place of mixers over the batch.
     ///
     /// # Errors
     /// As [`Blocks::forward`].
@@ -191,11 +193,11 @@ impl Blocks {
         walk: &Walk<'_>,
         pass: &Pass<'_>,
         mut x: Activation,
-        attend: &mut Attend<'_>,
+        mixing: &mut dyn Mixing,
     ) -> Result<Activation> {
         for (index, block) in self.all.iter().enumerate() {
             let rows = self.rows(walk, index);
-            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, attend).0;
+            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, mixing).0;
             x = walk.add(index, self.at(walk, index, pass, forward)?);
         }
         Ok(self.pick(walk, x))
@@ -221,7 +223,7 @@ impl Blocks {
             // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
             let whole = policy == Policy::None && (self.narrow.is_none() || is_last);
             let rows = self.rows(walk, index);
-            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut over_batch);
+            let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut OverBatch);
             let (y, saved) = self.at(walk, index, pass, forward)?;
             let y = walk.add(index, y);
             if let (Some(routing), true) = (saved.routing(), loads) {
@@ -282,7 +284,7 @@ impl Blocks {
             let dx = self.at(walk, index, pass, |pass| {
                 let saved = match saved {
                     Some(saved) => saved.map(&Kept::restore),
-                    None => block.forward(pass, &x, rows, false, &mut over_batch).1,
+                    None => block.forward(pass, &x, rows, false, &mut OverBatch).1,
                 };
                 block.backward(pass, &x, saved, dy, rows, want_dx, grads)
             })?;

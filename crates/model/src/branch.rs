@@ -1,12 +1,15 @@
 //! A branch of a block: a norm, the part that computes, and how its output joins the residual stream.
 use super::attention::{self, Attention};
+use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
+use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass};
 use super::plain_mlp::{self, PlainMlp};
+use super::short_conv::{self, ShortConv};
 use super::weight::Weight;
 use tunesmith_device::FloatBuffer;
 use tunesmith_ops::activation::Activation;
@@ -26,8 +29,10 @@ pub struct Branch {
 /// What a branch computes.
 #[derive(Debug)]
 pub enum Part {
-    /// The only part in which a token sees others.
+    /// The only part that can give an output for some tokens only.
     Attention(Box<Attention>),
+    DeltaNet(Box<DeltaNet>),
+    ShortConv(Box<ShortConv>),
     Mlp(Box<Mlp>),
     /// Of an encoder.
     Plain(Box<PlainMlp>),
@@ -62,9 +67,6 @@ impl Gained {
     }
 }
 
-/// How an attention computes its mixed values from the branch's normed input: over the batch, or over what caches hold.
-pub type Attend<'a> = dyn FnMut(&Attention, &Pass<'_>, &Activation, BlockRows<'_>) -> attention::Saved + 'a;
-
 /// What a norm behind a branch needs in backward: its input and `rstd`; or what factors were multiplied with.
 type Raw<T = Activation> = Option<(T, Option<Activation>)>;
 
@@ -83,6 +85,10 @@ pub struct Saved<T = Activation> {
 enum PartSaved<T> {
     /// With what its output projection keeps.
     Attention(attention::Saved<T>, Option<linear::Saved<T>>),
+    /// Likewise.
+    DeltaNet(delta_net::Saved<T>, Option<linear::Saved<T>>),
+    /// Likewise.
+    ShortConv(short_conv::Saved<T>, Option<linear::Saved<T>>),
     /// With what `down` keeps, and what it took, where that is kept.
     Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     /// Likewise.
@@ -99,6 +105,8 @@ impl<T> Saved<T> {
             rstd: self.rstd,
             part: match self.part {
                 PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
+                PartSaved::DeltaNet(saved, out) => PartSaved::DeltaNet(saved.map(f), extra(out)),
+                PartSaved::ShortConv(saved, out) => PartSaved::ShortConv(saved.map(f), extra(out)),
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
                 PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
@@ -110,8 +118,8 @@ impl<T> Saved<T> {
     /// Which experts the tokens went to, in a branch of experts.
     pub const fn routing(&self) -> Option<&Routing> {
         match &self.part {
-            PartSaved::Attention(..) | PartSaved::Mlp(..) | PartSaved::Plain(..) => None,
             PartSaved::Experts(saved) => Some(&saved.routing),
+            _ => None,
         }
     }
 }
@@ -200,6 +208,8 @@ impl Branch {
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let part = match &mut self.part {
             Part::Attention(attention) => attention.weights_mut(),
+            Part::DeltaNet(part) => part.weights_mut(),
+            Part::ShortConv(part) => part.weights_mut(),
             Part::Mlp(mlp) => mlp.weights_mut().collect(),
             Part::Plain(mlp) => mlp.weights_mut().collect(),
             Part::Experts(moe) => moe.weights_mut(),
@@ -212,6 +222,8 @@ impl Branch {
     pub fn trains(&self) -> bool {
         let part = match &self.part {
             Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
+            Part::DeltaNet(part) => part.trains(),
+            Part::ShortConv(part) => part.trains(),
             Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Part::Plain(mlp) => mlp.linears().any(Linear::trains),
             Part::Experts(moe) => moe.linears().any(Linear::trains),
@@ -231,18 +243,31 @@ impl Branch {
         x: &Activation,
         rows: BlockRows<'_>,
         whole: bool,
-        attend: &mut Attend<'_>,
+        mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
         let (h, rstd) = self.norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
         let input = h.as_ref().unwrap_or(x);
         match &self.part {
             Part::Attention(attention) => {
-                let saved = attend(attention, pass, input, rows);
+                let saved = mixing.attention(attention, pass, input, rows);
                 let normed = h.filter(|_| whole);
                 let picked = rows.outputs.picked.as_ref().map(|picked| x.gather(picked));
                 let stream = picked.as_ref().unwrap_or(x);
-                let (y, extra, raw) = self.join.forward(pass, &attention.o, &saved.mixed, stream);
+                let last = |o: &Linear, mixed: &Activation| self.join.forward(pass, o, mixed, stream);
+                let (y, extra, raw) = attention.output(&saved, last);
                 (y, Saved { normed, rstd, part: PartSaved::Attention(saved, extra), raw })
+            }
+            Part::DeltaNet(part) => {
+                let saved = mixing.delta_net(part, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
+                (y, Saved { normed, rstd, part: PartSaved::DeltaNet(saved, extra), raw })
+            }
+            Part::ShortConv(part) => {
+                let (saved, middle) = mixing.short_conv(part, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &middle, x);
+                (y, Saved { normed, rstd, part: PartSaved::ShortConv(saved, extra), raw })
             }
             Part::Mlp(mlp) => {
                 let saved = mlp.forward(pass, input);
@@ -285,15 +310,33 @@ impl Branch {
         let d_last = self.join.backward(pass, raw, &dy, grads);
         let d_part = d_last.as_ref().unwrap_or(&dy);
         let dh = match (&self.part, part) {
-            (Part::Attention(attention), PartSaved::Attention(saved, extra)) => {
-                let mut d_mixed = saved.mixed.like();
-                let input = Input::new(&saved.mixed);
-                attention.o.backward(pass, &input, extra.as_ref(), d_part, Some((&mut d_mixed, false)), grads);
-                drop((input, d_last));
+            (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {
+                let d_mixed = attention.backward_output(pass, &mut saved, extra.as_ref(), d_part, grads);
+                drop(d_last);
                 let (projected, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let h = h.as_ref().unwrap_or(x);
                 attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?
+            }
+            (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
+                let middle = part.middle(pass, &saved);
+                let mut d_middle = middle.like();
+                let to = Some((&mut d_middle, false));
+                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
+                drop((middle, d_last));
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                let (h, sequences) = (h.as_ref().unwrap_or(x), rows.all.sequences());
+                part.backward(pass, h, saved, &d_middle, &sequences, want_dh, grads)?
+            }
+            (Part::ShortConv(part), PartSaved::ShortConv(saved, extra)) => {
+                let sequences = rows.all.sequences();
+                let middle = part.middle(pass, &saved, &sequences);
+                let mut d_middle = middle.like();
+                let to = Some((&mut d_middle, false));
+                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
+                drop((middle, d_last));
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                part.backward(pass, h.as_ref().unwrap_or(x), saved, &d_middle, &sequences, want_dh, grads)?
             }
             (Part::Mlp(mlp), PartSaved::Mlp(mut saved, extra, middle)) => {
                 mlp.backward_down(pass, &mut saved, middle, extra.as_ref(), d_part, grads);
@@ -316,7 +359,7 @@ impl Branch {
         };
         let picked = match &self.part {
             Part::Attention(_) => rows.outputs.picked.as_ref(),
-            Part::Mlp(_) | Part::Plain(_) | Part::Experts(_) => None,
+            _ => None,
         };
         let mut dx = want_dx.then(|| match picked {
             Some(picked) => dy.scatter(picked, x.tokens()),

@@ -1,7 +1,6 @@
 //! Builds a [`Model`]: reads or draws every tensor, and puts blocks together.
 use super::adapters::{self, Method, Placement};
 use super::attach::Module;
-use super::attention::{Attention, Qkv};
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
@@ -25,19 +24,15 @@ use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{
-    Arch, AttentionSpec, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, QkNorm, ScoreHead, SharedExpert,
-};
+use tunesmith_config::arch::{Arch, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, ScoreHead, SharedExpert};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
-use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_mlp::Gate;
-use tunesmith_ops::spans::Window;
 
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
-    arch: &'a Arch,
+    pub(super) arch: &'a Arch,
     /// By module: the adapter that it gets, and that adapter's number.
     placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
@@ -200,7 +195,7 @@ impl Builder<'_> {
             blocks.push(block);
         }
         self.tensors.params.begin_segment();
-        let norm = self.tensors.norm("model.norm.weight")?;
+        let norm = self.tensors.norm(&arch.final_norm())?;
         let head = if arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             embedding.clone()
@@ -296,7 +291,7 @@ impl Builder<'_> {
     }
 
     /// The linear module of that name, taken out of `linears`.
-    fn named(&mut self, name: &str, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Linear> {
+    pub(super) fn named(&mut self, name: &str, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Linear> {
         let spec = linears.remove(name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
         self.linear(&spec)
     }
@@ -307,7 +302,7 @@ impl Builder<'_> {
         Ok(Block { branches: branches.collect::<Result<_>>()? })
     }
 
-    fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
+    pub(super) fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
         self.tensors.norm(&format!("model.layers.{layer}.{name}.weight"))
     }
 
@@ -320,6 +315,8 @@ impl Builder<'_> {
         let norm = spec.norm.map(|name| self.norm(layer, name)).transpose()?;
         let part = match &spec.part {
             PartSpec::Attention(attention) => Part::Attention(Box::new(self.attention(layer, attention, linears)?)),
+            PartSpec::DeltaNet(spec) => Part::DeltaNet(Box::new(self.delta_net(layer, spec, linears)?)),
+            PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
             PartSpec::Mlp { .. } => Part::Mlp(Box::new(self.mlp(layer, linears)?)),
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
@@ -335,65 +332,21 @@ impl Builder<'_> {
         Ok(Branch { norm, part, join })
     }
 
-    fn attention(
-        &mut self,
-        layer: usize,
-        spec: &AttentionSpec,
-        linears: &mut BTreeMap<String, LinearSpec>,
-    ) -> Result<Attention> {
-        let arch = self.arch;
-        let mut linear =
-            |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.self_attn.{name}"), linears);
-        let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
-        let qkv = match spec.kv_from {
-            Some(block) => Qkv::Shared(Projections::apart([linear(self, "q_proj")?]), attention_number(arch, block)),
-            None if arch.fused => {
-                let features = [spec.query_size(), spec.kv_size(), spec.kv_size()];
-                Qkv::Own(Projections::fused(linear(self, "qkv_proj")?, features))
-            }
-            None => {
-                let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
-                Qkv::Own(Projections::apart([q, k, linear(self, "v_proj")?]))
-            }
-        };
-        let groups = match arch.qk_norm {
-            QkNorm::None => None,
-            QkNorm::Head => Some([heads.query, heads.kv]),
-            QkNorm::Whole => Some([1, 1]),
-        };
-        let mut norm = |name: &str, groups| Ok::<_, Error>((self.norm(layer, &format!("self_attn.{name}"))?, groups));
-        let q_norm = groups.map(|[query, _]| norm("q_norm", query)).transpose()?;
-        let own_keys = groups.filter(|_| spec.kv_from.is_none());
-        let k_norm = own_keys.map(|[_, key]| norm("k_norm", key)).transpose()?;
-        let how = Scores {
-            scale: arch.attention_scale as f32,
-            softcap: arch.attention_softcap.map(|cap| cap as f32),
-            window: spec.window.map(Window::Sliding),
-        };
-        let o = linear(self, "o_proj")?;
-        let shares = arch.attentions().any(|other| other.kv_from == Some(layer));
-        let number = attention_number(arch, layer);
-        Ok(Attention { qkv, q_norm, k_norm, o, heads, how, rope: spec.rope, layer: number, shares })
-    }
-
     fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
-        let mut linear = |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.mlp.{name}"), linears);
+        let (mlp, [to_gate, to_up, to_down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
+        let mut linear =
+            |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
         let gate_up = if self.arch.fused {
             let module = linear(self, "gate_up_proj")?;
             let features = [module.out_features / 2; 2];
             Projections::fused(module, features)
         } else {
-            let gate = linear(self, "gate_proj")?;
-            Projections::apart([gate, linear(self, "up_proj")?])
+            let gate = linear(self, to_gate)?;
+            Projections::apart([gate, linear(self, to_up)?])
         };
-        let down = linear(self, "down_proj")?;
+        let down = linear(self, to_down)?;
         Ok(Mlp { gate_up, down, gate: gate(self.arch) })
     }
-}
-
-/// The number of the attention of a block, counted over the blocks that have one.
-fn attention_number(arch: &Arch, block: usize) -> usize {
-    arch.blocks[..block].iter().filter(|block| block.attention().is_some()).count()
 }
 
 fn gate(arch: &Arch) -> Gate {

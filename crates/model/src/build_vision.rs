@@ -106,6 +106,8 @@ impl Builder<'_> {
             qkv: Qkv::Own(projections),
             q_norm: None,
             k_norm: None,
+            norms_after_rope: false,
+            gated: false,
             o: next(),
             heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),
             how: Scores { scale, softcap: None, window: window(spec, layer) },

@@ -51,15 +51,22 @@ pub fn is_norm_or_bias(name: &str) -> bool {
     module.is_some_and(is_norm) || is_bias(name)
 }
 
+/// As Hugging Face's `Trainer` finds them: `dt_bias` too.
 fn is_bias(name: &str) -> bool {
-    name.rsplit('.').next() == Some("bias")
+    name.ends_with("bias")
 }
 
 /// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
 /// the model's `initializer_range`.
 pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
-    if name.ends_with("norm.weight") {
+    if name.ends_with(".linear_attn.norm.weight") || name.ends_with(".dt_bias") {
+        vec![1.0; count]
+    } else if name.ends_with("norm.weight") {
         vec![1.0 - arch.norm_offset as f32; count]
+    } else if name.ends_with(".A_log") {
+        // The logarithm of a rate between 0.01 and 16.
+        let rates = Stream::new(seed, name).uniforms(1.0, count);
+        rates.into_iter().map(|rate| (0.01 + 7.995 * (rate + 1.0)).ln()).collect()
     } else if is_bias(name) {
         vec![0.0; count]
     } else {

@@ -34,11 +34,16 @@ impl Norm {
     /// `h` of `x [tokens, groups * features]`, and what backward needs beside `x`: `rstd [tokens, groups]`, or of a
     /// `LayerNorm` mean and `rstd`, `[tokens, 2]`.
     pub fn forward(&self, pass: &Pass<'_>, x: &Activation, groups: usize) -> (Activation, Activation) {
-        let stats = match &self.bias {
+        let stats = self.stats(x, groups);
+        (self.again(pass, x, &stats), stats)
+    }
+
+    /// What backward needs beside `x`, and [`Norm::again`] too.
+    pub fn stats(&self, x: &Activation, groups: usize) -> Activation {
+        match &self.bias {
             Some(_) => layer_norm::stats(x, self.eps),
             None => rms_norm::stats(x, groups, self.eps),
-        };
-        (self.again(pass, x, &stats), stats)
+        }
     }
 
     /// `h` from what [`Norm::forward`] kept.

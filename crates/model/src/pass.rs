@@ -6,7 +6,7 @@ use super::values::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use tunesmith_config::arch::{self, Frequencies};
+use tunesmith_config::arch::{self, Frequencies, QueryScaling};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::dropout::{Dropout, key};
 use tunesmith_ops::rope::Rope;
@@ -57,12 +57,26 @@ pub struct Rows {
     by_window: Vec<(Option<Window>, Vec<Span>)>,
     /// Rotary tables of the queries, one for each of the architecture's rules.
     pub ropes: Vec<Rope>,
+    /// What each query is multiplied by behind its rotation, where that differs from 1.
+    pub query_factors: Option<Vec<f32>>,
 }
 
 impl Rows {
     /// Keys and queries of each sequence in a layer with this window.
     pub fn spans(&self, window: Option<Window>) -> &[Span] {
         self.by_window.iter().find(|(of, _)| *of == window).map_or(&self.spans, |(_, spans)| spans)
+    }
+
+    /// The rows of each sequence, end to end.
+    pub fn sequences(&self) -> Vec<Range<usize>> {
+        self.spans.iter().map(Span::query_tokens).collect()
+    }
+
+    /// From here on queries are scaled by their positions.
+    fn scale_queries(&mut self, scaling: QueryScaling) {
+        let positions = self.spans.iter().flat_map(|span| &span.positions);
+        let factors: Vec<f32> = positions.map(|&position| scaling.factor(position)).collect();
+        self.query_factors = Some(factors).filter(|factors| factors.iter().any(|&factor| factor != 1.0));
     }
 
     /// From here on each query in one of the `images` of its span sees all of that image.
@@ -132,9 +146,11 @@ impl Layout {
             ropes: ropes.iter().map(|rope| rope.gather(rows)).collect(),
             spans: row_spans(cu_seqlens, rows),
             by_window: Vec::new(),
+            query_factors: None,
             picked: Some(rows.to_vec()),
         };
-        let all = Rows { picked: None, spans: full_spans(cu_seqlens), by_window: Vec::new(), ropes };
+        let all =
+            Rows { picked: None, spans: full_spans(cu_seqlens), by_window: Vec::new(), query_factors: None, ropes };
         Self { all, last, shared: SharedKeyValues::default() }
     }
 
@@ -174,8 +190,9 @@ impl Layout {
         // A token of each: the last rows are all rows.
         let picked = (end > rows.len()).then(|| rows.clone());
         let ropes_of_last = ropes.iter().map(|rope| rope.gather(&rows)).collect();
-        let last = Rows { ropes: ropes_of_last, spans: spans(true), by_window: Vec::new(), picked };
-        let all = Rows { picked: None, spans: spans(false), by_window: Vec::new(), ropes };
+        let last =
+            Rows { ropes: ropes_of_last, spans: spans(true), by_window: Vec::new(), query_factors: None, picked };
+        let all = Rows { picked: None, spans: spans(false), by_window: Vec::new(), query_factors: None, ropes };
         Self { all, last, shared: SharedKeyValues::default() }
     }
 }
@@ -192,9 +209,20 @@ impl Layout {
             spans: full(cu_seqlens),
             by_window: windows.iter().map(|(window, parts)| (Some(*window), full(parts))).collect(),
             ropes: rope.into_iter().collect(),
+            query_factors: None,
         };
         // Every block of an encoder gives an output for every token.
         Self { all: rows(rope), last: rows(None), shared: SharedKeyValues::default() }
+    }
+
+    /// From here on queries are scaled by their positions, where the architecture says so.
+    #[must_use]
+    pub fn scaling(mut self, scaling: Option<QueryScaling>) -> Self {
+        if let Some(scaling) = scaling {
+            self.all.scale_queries(scaling);
+            self.last.scale_queries(scaling);
+        }
+        self
     }
 
     /// From here on each token of an image sees all of it, in layers with these windows too. `images` has those of each

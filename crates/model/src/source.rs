@@ -13,7 +13,7 @@ use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, LinearSpec, SCORE, is_beside};
+use tunesmith_config::arch::{Arch, LinearSpec, SCORE, TensorSpec, is_beside};
 use tunesmith_config::{Config, Dtype};
 use tunesmith_device::{Array, Device, FloatBuffer, Floats};
 use tunesmith_ops::quant::encode;
@@ -191,7 +191,7 @@ impl Tensors<'_> {
             let matrix = encode::quantize_there(whole.view(), width, format, double)?;
             return Ok(Weight::Quantized(Arc::new(matrix)));
         }
-        Ok(Weight::Frozen(if shape.len() > 1 && self.source.config.model.dtype == Dtype::Bfloat16 {
+        Ok(Weight::Frozen(if TensorSpec::is_matrix(shape) && self.source.config.model.dtype == Dtype::Bfloat16 {
             Array::<bf16>::zeros(device, count).into()
         } else {
             FloatBuffer::zeros(device, count).into()
@@ -209,7 +209,7 @@ impl Tensors<'_> {
         }
         let Source { weights, stack, config, .. } = self.source;
         let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
-        let narrow = shape.len() > 1
+        let narrow = TensorSpec::is_matrix(shape)
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,

@@ -49,6 +49,7 @@
 //! | recurrent mixers | |
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
+//! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
 //!
 //! | gated MLP | |
 //! |---|---|
@@ -108,6 +109,7 @@ pub mod elementwise;
 pub mod ema;
 pub mod embedding;
 pub mod feature_scale;
+pub mod gated_delta_rule;
 pub mod gated_mlp;
 pub mod gemm;
 #[cfg(test)]

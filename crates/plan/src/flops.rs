@@ -10,7 +10,7 @@
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
-use tunesmith_config::arch::{Arch, LinearSpec};
+use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PartSpec};
 
 /// Operations of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -75,6 +75,10 @@ impl Costs {
                 if job.policy(block) == Policy::Full && block >= lowest && block + 1 < blocks { 1.0 } else { 0.0 };
             costs.token.useful += 2.0 * passed * (1.0 + back) + 2.0 * weights(Some(block)) + 6.0 * adapters;
             costs.token.again += again * 2.0 * (passed + adapters);
+            // A token reads a state, changes it and reads it again; backward does about twice as much, behind a second pass forward.
+            let state = 2.0 * 3.0 * states(spec);
+            costs.token.useful += state * (1.0 + 2.0 * back);
+            costs.token.again += state * (back + again);
             let Some(attention) = spec.attention() else { continue };
             let width = attention.query_size() as f64;
             let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
@@ -108,6 +112,15 @@ impl Costs {
         }
         sum
     }
+}
+
+/// Numbers of the states of a block with linear attention.
+fn states(block: &BlockSpec) -> f64 {
+    let of = |branch: &BranchSpec| match &branch.part {
+        PartSpec::DeltaNet(spec) => (spec.value_size() * spec.key_dim) as f64,
+        _ => 0.0,
+    };
+    block.branches.iter().map(of).sum()
 }
 
 /// How many numbers of each matrix a token passes.

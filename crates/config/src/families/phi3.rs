@@ -17,7 +17,7 @@ pub(super) static FAMILY: Family = Family {
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults =
-        Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: true, ..Defaults::default() };
+        Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: Some(1.0), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     arch.fused = true;
     let window = source.window(None)?;

@@ -2,11 +2,16 @@
 //! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
 use super::Model;
 use super::pictures::{Placed, put};
-use crate::attention::Attention;
+use crate::attention::{self as mixed, Attention};
 use crate::blocks::Walk;
+use crate::delta_net::{self, DeltaNet};
+use crate::mixers::Mixing;
 use crate::pass::{BlockRows, Layout, Pass};
 use crate::positions::Positions;
+use crate::recurrent::{self, Recurrent};
+use crate::short_conv::{self, ShortConv};
 use crate::vision::Splice;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
@@ -16,6 +21,7 @@ use tunesmith_device::memory;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
+use tunesmith_ops::causal_conv1d::Conv;
 use tunesmith_ops::par;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
@@ -24,6 +30,8 @@ pub struct TextCache {
     tokens: Vec<u32>,
     /// Of each attention, in the order of the blocks.
     layers: Vec<KeyValues>,
+    /// Of each mixer that keeps a state, in the order of the blocks.
+    recurrent: Vec<Recurrent>,
     /// Its pictures, in the order of their rows.
     images: Vec<Shown>,
     /// How many tokens were read first: in a model whose prompts are read both ways, they are the prompt.
@@ -61,21 +69,23 @@ impl TextCache {
         &self.tokens
     }
 
-    /// Bytes of keys and values.
+    /// Bytes of keys and values, and of states.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(KeyValues::bytes).sum()
+        let states: usize = self.recurrent.iter().map(Recurrent::bytes).sum();
+        states + self.layers.iter().map(KeyValues::bytes).sum::<usize>()
     }
 
     /// Gives up what it holds but its pictures, and returns its tokens: what has to be read again.
     pub fn give_up(&mut self) -> Vec<u32> {
         self.layers.iter_mut().for_each(KeyValues::clear);
+        self.recurrent.fill(Recurrent::default());
         std::mem::take(&mut self.tokens)
     }
 
     /// Goes back to the first `length` tokens, and forgets pictures that reach beyond; says whether it can: a sliding window may
-    /// have given up what they need, or a prompt that was read both ways would be cut.
+    /// have given up what they need, a state does not go back, or a prompt that was read both ways would be cut.
     pub fn truncate(&mut self, length: usize) -> bool {
-        if length < self.prompt {
+        if length < self.prompt || (length < self.tokens.len() && !self.recurrent.is_empty()) {
             return false;
         }
         self.tokens.truncate(length);
@@ -122,6 +132,7 @@ impl Model {
         TextCache {
             tokens: Vec::new(),
             layers: self.blocks.attentions().map(of).collect(),
+            recurrent: self.blocks.recurrent().map(|_| Recurrent::default()).collect(),
             images: Vec::new(),
             prompt: 0,
         }
@@ -171,10 +182,11 @@ impl Model {
             }
             if self.turns_otherwise(start, cache.tokens.len()) {
                 cache.layers = self.cache().layers;
+                cache.recurrent.fill(Recurrent::default());
                 start = 0;
             }
-            let TextCache { tokens, layers, images, prompt } = &mut **cache;
-            growth.push(Growth { layers, tokens, images, prompt: *prompt, start });
+            let TextCache { tokens, layers, recurrent, images, prompt } = &mut **cache;
+            growth.push(Growth { layers, recurrent, tokens, images, prompt: *prompt, start });
         }
         if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
@@ -247,42 +259,13 @@ impl Model {
         let single = positions.iter().all(|range| range.len() == 1);
         let turned = self.positions_of(texts);
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes, turned.as_ref());
+        let layout = layout.scaling(self.arch.query_scaling);
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
         let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
         let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added: added.as_ref() };
-        let mut attend = |attention: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>| {
-            let (layer, heads, how) = (attention.kv_layer(), attention.heads, attention.how);
-            let owns = layer == attention.layer;
-            attention.forward_by(pass, h, rows, |q, k, v| {
-                let mut start = 0;
-                for text in texts.iter_mut() {
-                    let count = text.fresh().len();
-                    if owns {
-                        text.layers[layer].append(k, v, start, count);
-                    }
-                    start += count;
-                }
-                let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.layers[layer]).collect();
-                let mixed = if single {
-                    (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
-                } else if fresh {
-                    attention::forward(q, k, v, None, rows.outputs.spans(how.window), heads, how)
-                } else {
-                    let pool = Pool::on(self.device());
-                    pool.set_number(k.number());
-                    let (k, v) = KeyValues::concat(&pool, &caches);
-                    attention::forward(q, &k, &v, None, rows.outputs.spans(how.window), heads, how)
-                };
-                if owns && !attention.shares {
-                    for text in texts.iter_mut() {
-                        text.layers[layer].trim();
-                    }
-                }
-                mixed
-            })
-        };
-        let x = self.blocks.forward_by(&walk, &pass, x, &mut attend)?;
+        let mut caches = OverCaches { texts: &mut *texts, single, fresh };
+        let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
             for text in texts.iter_mut() {
                 text.layers[shared.layer].trim();
@@ -295,6 +278,7 @@ impl Model {
 /// A text in a walk: what its blocks hold reaches to `start`.
 struct Growth<'a> {
     layers: &'a mut [KeyValues],
+    recurrent: &'a mut [Recurrent],
     tokens: &'a [u32],
     images: &'a [Shown],
     /// Where its tokens see each other, the first of them.
@@ -321,5 +305,78 @@ impl Growth<'_> {
             return std::iter::once(self.start..self.prompt).collect();
         }
         self.shown().map(|(run, _)| run).collect()
+    }
+}
+
+/// Mixers over what the texts' caches hold, which then hold the new tokens too.
+struct OverCaches<'a, 't> {
+    texts: &'a mut [Growth<'t>],
+    /// Whether each text goes on by one token.
+    single: bool,
+    /// Whether no text had one before.
+    fresh: bool,
+}
+
+impl OverCaches<'_, '_> {
+    /// How many new tokens each text has, and what it keeps in the recurrent mixer of that number.
+    fn recurrent(&mut self, number: usize) -> (Vec<usize>, Vec<&mut Recurrent>) {
+        let counts = self.texts.iter().map(|text| text.fresh().len()).collect();
+        (counts, self.texts.iter_mut().map(|text| &mut text.recurrent[number]).collect())
+    }
+}
+
+impl Mixing for OverCaches<'_, '_> {
+    fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mixed::Saved {
+        let (layer, heads, how) = (part.kv_layer(), part.heads, part.how);
+        let owns = layer == part.layer;
+        part.forward_by(pass, h, rows, |q, k, v| {
+            let mut start = 0;
+            for text in self.texts.iter_mut() {
+                let count = text.fresh().len();
+                if owns {
+                    text.layers[layer].append(k, v, start, count);
+                }
+                start += count;
+            }
+            let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.layers[layer]).collect();
+            let mixed = if self.single {
+                (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
+            } else if self.fresh {
+                attention::forward(q, k, v, None, rows.outputs.spans(how.window), heads, how)
+            } else {
+                let pool = Pool::on(k.device());
+                pool.set_number(k.number());
+                let (k, v) = KeyValues::concat(&pool, &caches);
+                attention::forward(q, &k, &v, None, rows.outputs.spans(how.window), heads, how)
+            };
+            if owns && !part.shares {
+                for text in self.texts.iter_mut() {
+                    text.layers[layer].trim();
+                }
+            }
+            mixed
+        })
+    }
+
+    fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, _: BlockRows<'_>) -> delta_net::Saved {
+        let (counts, texts) = self.recurrent(part.number);
+        let texts = RefCell::new(texts);
+        let convolve = |conv: Conv<'_>, x: &Activation| {
+            recurrent::convolve(conv, part.kernel, x, &counts, &mut texts.borrow_mut())
+        };
+        part.forward_by(pass, h, convolve, |inputs| {
+            recurrent::rule(inputs, part.heads, h.device(), &counts, &mut texts.borrow_mut())
+        })
+    }
+
+    fn short_conv(
+        &mut self,
+        part: &ShortConv,
+        pass: &Pass<'_>,
+        h: &Activation,
+        _: BlockRows<'_>,
+    ) -> (short_conv::Saved, Activation) {
+        let (counts, mut texts) = self.recurrent(part.number);
+        part.forward_by(pass, h, |conv, x| recurrent::convolve(conv, part.kernel, x, &counts, &mut texts))
     }
 }

@@ -75,6 +75,7 @@ impl Model {
     pub(super) fn layout(&self, batch: &Batch, rows: &[usize]) -> Layout {
         let positions = self.positions(batch);
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes, positions.as_ref());
+        let layout = layout.scaling(self.arch.query_scaling);
         if self.has_prefix() {
             return layout.showing(&prefixes(batch), &self.windows());
         }

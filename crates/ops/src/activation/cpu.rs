@@ -35,6 +35,26 @@ pub(super) fn side_by_side(parts: &[&Activation], out: &mut Activation) {
     }
 }
 
+pub(super) fn split_halves(x: &Activation, width: usize, halves: &mut [Activation; 2]) {
+    let width = width * LANES;
+    for (which, half) in halves.iter_mut().enumerate() {
+        let to = half.data_mut().chunks_exact_mut(width);
+        to.zip(x.data().chunks_exact(2 * width)).for_each(|(to, pair)| {
+            to.copy_from_slice(&pair[which * width..][..width]);
+        });
+    }
+}
+
+pub(super) fn join_halves(halves: [&Activation; 2], width: usize, out: &mut Activation) {
+    let width = width * LANES;
+    for (which, half) in halves.into_iter().enumerate() {
+        let to = out.data_mut().chunks_exact_mut(2 * width);
+        to.zip(half.data().chunks_exact(width)).for_each(|(pair, from)| {
+            pair[which * width..][..width].copy_from_slice(from);
+        });
+    }
+}
+
 pub(super) fn from_rows(rows: &[f32], out: &mut Activation) {
     for (token, row) in rows.chunks_exact(out.features()).enumerate() {
         out.set_row(token, row);

@@ -129,18 +129,42 @@ pub(super) fn to_rows(x: &Activation, rows: &mut [f32]) {
 }
 
 fn copy_columns(from: &Activation, first: usize, to: &mut Activation, to_first: usize, width: usize) {
-    let (tokens, features, to_features) = (from.tokens(), from.features(), to.features());
+    let (features, to_features) = (from.features(), to.features());
+    copy_blocks((from, features, first), (to, to_features, to_first), from.tokens(), width);
+}
+
+/// Copies `width` numbers of each of `count` rows from one to the other, whose rows have these widths and begin there.
+fn copy_blocks(
+    (from, features, first): (&Activation, usize, usize),
+    (to, to_features, to_first): (&mut Activation, usize, usize),
+    count: usize,
+    width: usize,
+) {
     let args = [
         from.into(),
         Arg::count(features),
         Arg::count(first),
-        to.into(),
+        (&mut *to).into(),
         Arg::count(to_features),
         Arg::count(to_first),
-        Arg::count(tokens),
+        Arg::count(count),
         Arg::count(width),
     ];
-    cuda::launch(from.device(), KERNELS.same(&[from, to]), "activation_columns", Grid::items(tokens * width), &args);
+    cuda::launch(from.device(), KERNELS.same(&[from, to]), "activation_columns", Grid::items(count * width), &args);
+}
+
+pub(super) fn split_halves(x: &Activation, width: usize, halves: &mut [Activation; 2]) {
+    let pairs = x.tokens() * x.features() / (2 * width);
+    for (which, half) in halves.iter_mut().enumerate() {
+        copy_blocks((x, 2 * width, which * width), (half, width, 0), pairs, width);
+    }
+}
+
+pub(super) fn join_halves(halves: [&Activation; 2], width: usize, out: &mut Activation) {
+    let pairs = out.tokens() * out.features() / (2 * width);
+    for (which, half) in halves.into_iter().enumerate() {
+        copy_blocks((half, width, 0), (out, 2 * width, which * width), pairs, width);
+    }
 }
 
 pub(super) fn columns(x: &Activation, columns: Range<usize>, out: &mut Activation) {

@@ -229,6 +229,34 @@ impl Activation {
         out
     }
 
+    /// Of each `2 width` features the first half, and the last: `[tokens, features / 2]` each.
+    #[must_use]
+    pub fn split_halves(&self, width: usize) -> [Self; 2] {
+        assert!(self.features.is_multiple_of(2 * width), "features in pairs of {width}");
+        let mut halves = [0, 1].map(|_| self.pool.typed(self.tokens, self.features / 2, self.number));
+        match self.device() {
+            Device::Cpu => cpu::split_halves(self, width, &mut halves),
+            Device::Cuda(_) => cuda::split_halves(self, width, &mut halves),
+            Device::Meta => {}
+        }
+        halves
+    }
+
+    /// The reverse of [`Activation::split_halves`].
+    #[must_use]
+    pub fn join_halves(halves: [&Self; 2], width: usize) -> Self {
+        let [first, last] = halves;
+        assert_eq!((first.tokens, first.features), (last.tokens, last.features), "both have one shape");
+        assert!(first.features.is_multiple_of(width), "features in parts of {width}");
+        let mut out = first.pool.typed(first.tokens, 2 * first.features, first.number);
+        match out.device() {
+            Device::Cpu => cpu::join_halves(halves, width, &mut out),
+            Device::Cuda(_) => cuda::join_halves(halves, width, &mut out),
+            Device::Meta => {}
+        }
+        out
+    }
+
     /// The value of one feature of one token.
     pub(crate) fn at(&self, token: usize, feature: usize) -> f32 {
         self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
@@ -341,7 +369,7 @@ impl Activation {
     }
 
     /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
-    pub(crate) fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
+    pub fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
         assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
         match self.device() {
             Device::Cpu => cpu::scatter_add(self, rows, factors, from),

@@ -83,3 +83,19 @@ fn what_lies_outside_is_refused() {
         assert_eq!(x.gather(&[36]).row(0), x.row(36));
     });
 }
+
+#[test]
+fn halves_of_pairs_come_apart_and_together() {
+    crate::testing::each_engine(|engine| {
+        let (tokens, width, pairs) = (21, 3, 4);
+        let features = 2 * width * pairs;
+        let rows: Vec<f32> = (0..tokens * features).map(|at| at as f32).collect();
+        let x = Activation::from_rows(&engine.pool(), &rows, features);
+        let halves = x.split_halves(width);
+        for (which, half) in halves.iter().enumerate() {
+            let own = rows.chunks_exact(width).skip(which).step_by(2).flatten().copied();
+            assert!(half.to_rows().into_iter().eq(own));
+        }
+        assert_eq!(Activation::join_halves([&halves[0], &halves[1]], width).to_rows(), rows);
+    });
+}

@@ -182,13 +182,7 @@ pub(super) fn input_backward(weight: &[f32], kernel: usize, dz: &Activation, pos
     });
 }
 
-pub(super) fn weight_backward(
-    kernel: usize,
-    x: &Activation,
-    dz: &Activation,
-    positions: &[u32],
-    d_weight: &mut [f32],
-) {
+pub(super) fn weight_backward(kernel: usize, x: &Activation, dz: &Activation, positions: &[u32], d_weight: &mut [f32]) {
     let (channels, out) = (x.features(), Shared(d_weight.as_mut_ptr()));
     let masks: Vec<Masks> = (0..x.panels()).map(|panel| masks_before(kernel, panel, positions)).collect();
     par::run(channels.div_ceil(CHANNELS), |task| {
@@ -207,8 +201,8 @@ pub(super) fn weight_backward(
                 }
             }
             for (tap, sums) in sums.iter().enumerate().take(kernel) {
-                // SAFETY: `channel` is below `channels`, of each of which `d_weight` has `kernel` places, as `Conv::kernel`
-                // asserts of a tensor of the same size. It is borrowed for writing; no other task has this channel.
+                // SAFETY: `channel` is below `channels`, of each of which `d_weight` has `kernel` places, as `super::backward`
+                // asserts. It is borrowed for writing; no other task has this channel.
                 unsafe { *out.get().add(channel * kernel + kernel - 1 - tap) += sums.iter().sum::<f32>() };
             }
         }

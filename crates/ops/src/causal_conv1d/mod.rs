@@ -66,16 +66,8 @@ pub fn forward(conv: Conv<'_>, x: &Activation, sequences: &[Range<usize>]) -> Ac
     out
 }
 
-/// Where the gradients of trained weights are added: of `weight [channels, kernel]` and `bias [channels]`.
-#[derive(Debug, Default)]
-pub struct Gradients<'a> {
-    /// Of the weight, if it is trained.
-    pub weight: Option<FloatsMut<'a>>,
-    /// Of the bias, if it is trained.
-    pub bias: Option<FloatsMut<'a>>,
-}
-
-/// From `dy [tokens, channels]`, the gradient of [`forward`]'s result, to that of `x`. Adds those of the weights.
+/// From `dy [tokens, channels]`, the gradient of [`forward`]'s result, to those of `x` and of `z`. Adds that of the weight to
+/// `d_weight [channels, kernel]`, if given; that of the bias is the sum of `dz` over tokens.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -84,13 +76,14 @@ pub fn backward(
     x: &Activation,
     dy: Activation,
     sequences: &[Range<usize>],
-    gradients: Gradients<'_>,
-) -> Activation {
+    d_weight: Option<FloatsMut<'_>>,
+) -> (Activation, Activation) {
     assert_eq!((x.tokens(), x.features()), (dy.tokens(), dy.features()), "both have one shape");
     let kernel = conv.kernel(x.features());
+    assert!(d_weight.as_ref().is_none_or(|d| d.len() == conv.weight.len()), "a gradient for each weight");
     let (mut dx, mut dz) = (x.like(), dy);
     if x.is_meta() {
-        return dx;
+        return (dx, dz);
     }
     let positions = positions(sequences, x.tokens());
     match x.device() {
@@ -99,15 +92,12 @@ pub fn backward(
                 cpu::silu_backward(conv, kernel, x, &positions, &mut dz);
             }
             cpu::input_backward(conv.weight.cpu_slice(), kernel, &dz, &positions, &mut dx);
-            if let Some(weight) = gradients.weight {
-                cpu::weight_backward(kernel, x, &dz, &positions, weight.cpu_slice());
+            if let Some(d_weight) = d_weight {
+                cpu::weight_backward(kernel, x, &dz, &positions, d_weight.cpu_slice());
             }
         }
-        Device::Cuda(_) => cuda::backward(conv, kernel, x, &mut dz, &positions, &mut dx, gradients.weight),
+        Device::Cuda(_) => cuda::backward(conv, kernel, x, &mut dz, &positions, &mut dx, d_weight),
         Device::Meta => {}
     }
-    if let Some(bias) = gradients.bias {
-        crate::elementwise::add_bias_backward(&dz, bias);
-    }
-    dx
+    (dx, dz)
 }

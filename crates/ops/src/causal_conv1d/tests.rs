@@ -23,9 +23,8 @@ fn equals_its_definition_and_its_finite_differences() {
             near("y", &y.to_rows(), &value(&f64s(&x), &f64s(&weight), &f64s(&bias)), 1e-5);
             let (mut d_weight, mut d_bias) =
                 (engine.array(&vec![0.0; weight.len()]), engine.array(&vec![0.0; channels]));
-            let gradients =
-                Gradients { weight: Some(d_weight.view_mut()), bias: with_bias.then(|| d_bias.view_mut()) };
-            let dx = backward(conv, &xa, dy.copy(), &SEQUENCES, gradients);
+            let (dx, dz) = backward(conv, &xa, dy.copy(), &SEQUENCES, Some(d_weight.view_mut()));
+            crate::elementwise::add_bias_backward(&dz, d_bias.view_mut());
             let loss = |y: Vec<f64>| y.iter().zip(&seed).map(|(y, &s)| y * f64::from(s)).sum::<f64>();
             check_gradient("x", &x, &dx.to_rows(), |x| loss(value(x, &f64s(&weight), &f64s(&bias))));
             check_gradient("weight", &weight, &d_weight.read(), |weight| loss(value(&f64s(&x), weight, &f64s(&bias))));

@@ -14,6 +14,14 @@ pub fn scale(x: &mut Activation, factor: f32) {
     map(x, |x| x * factor, One { factor, addend: 0.0 });
 }
 
+/// `x[t, j] *= factors[t]`, `factors [tokens]`.
+///
+/// # Panics
+/// If there is not a factor for each token.
+pub fn scale_tokens(x: &mut Activation, factors: &[f32]) {
+    x.times(factors);
+}
+
 /// `factor x`.
 #[must_use]
 pub fn scaled(x: &Activation, factor: f32) -> Activation {

@@ -35,7 +35,7 @@ impl Span {
     }
 
     /// The rows that hold its queries.
-    pub(super) const fn query_tokens(&self) -> Range<usize> {
+    pub const fn query_tokens(&self) -> Range<usize> {
         self.query_start..self.query_start + self.positions.len()
     }
 

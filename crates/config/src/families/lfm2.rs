@@ -1,0 +1,86 @@
+//! LFM2: most blocks have a convolution over three tokens between two gates in the place of attention.
+use crate::arch::{Arch, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
+use crate::decoder_json::Defaults;
+use crate::family::Family;
+use crate::hf_json::Source;
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "lfm2",
+    class_name: "Lfm2ForCausalLM",
+    models: "LFM2 350M, 700M, 1.2B and 2.6B, LFM2.5",
+    features: "short convolutions between gates in most blocks, attention with norms on each head of q and k in the others",
+    sparse: false,
+    classifier: None,
+    gguf: None,
+};
+
+/// The most tokens that a convolution looks at.
+const MAX_KERNEL: usize = 16;
+
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults {
+        kv_heads: Some(8),
+        context: 128_000,
+        theta: 1e6,
+        eps: 1e-5,
+        eps_key: "norm_eps",
+        tied: true,
+        pad: Some(0),
+        ..Defaults::default()
+    };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    arch.tie_word_embeddings = source.flag("tie_embedding", arch.tie_word_embeddings)?;
+    arch.module_names = &ModuleNames::LFM2;
+    arch.qk_norm = QkNorm::Head;
+    let width = mlp_width(source)?;
+    arch.intermediate_size = width;
+    let kernel = source.size_up_to("conv_L_cache", Some(3), MAX_KERNEL)?;
+    let mixer = PartSpec::ShortConv(ShortConvSpec { kernel, bias: source.flag("conv_bias", false)? });
+    let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
+        Some("conv") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
+    })?;
+    let attends = match source.get("full_attn_idxs") {
+        Some(_) => source.indexes("full_attn_idxs", &[])?,
+        None => (0..arch.num_hidden_layers).collect(),
+    };
+    for (layer, block) in arch.blocks.iter_mut().enumerate() {
+        if kinds.as_ref().map_or_else(|| !attends.contains(&layer), |kinds| kinds[layer]) {
+            block.set_mixer(&mixer);
+        }
+        for branch in &mut block.branches {
+            branch.norm = Some(match &mut branch.part {
+                PartSpec::Mlp { intermediate_size } => {
+                    *intermediate_size = width;
+                    "ffn_norm"
+                }
+                _ => "operator_norm",
+            });
+        }
+    }
+    Ok(arch)
+}
+
+/// The width of the MLPs, which the file gives before it is cut to two thirds and rounded up.
+fn mlp_width(source: &Source<'_>) -> Result<usize> {
+    let key = if source.has("block_ff_dim") { "block_ff_dim" } else { "intermediate_size" };
+    let width = source.size(key, Some(12_288))?;
+    if !source.flag("block_auto_adjust_ff_dim", true)? {
+        return Ok(width);
+    }
+    let multiple = source.size("block_multiple_of", Some(256))?;
+    let factor = match source.get("block_ffn_dim_multiplier") {
+        None if source.has("block_ffn_dim_multiplier") => None,
+        _ => Some(source.positive("block_ffn_dim_multiplier", 1.0)?),
+    };
+    // As the class does it: without a factor the width is not rounded.
+    let width = 2 * width / 3;
+    let width = factor.map_or(width, |factor| ((factor * width as f64) as usize).div_ceil(multiple) * multiple);
+    if (1..=crate::hf_json::MAX_SIZE).contains(&width) {
+        Ok(width)
+    } else {
+        Err(source.error(format!("{key} gives MLPs of width {width}, expected at most {}", crate::hf_json::MAX_SIZE)))
+    }
+}

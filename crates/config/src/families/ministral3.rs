@@ -1,0 +1,41 @@
+//! Ministral 3: Mistral whose queries are scaled by their position.
+use crate::arch::{Arch, QueryScaling, RopeScaling};
+use crate::decoder_json::Defaults;
+use crate::family::Family;
+use crate::hf_json::Source;
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "ministral3",
+    class_name: "Ministral3ForCausalLM",
+    models: "Ministral 3 3B, 8B and 14B",
+    features: "queries scaled by their position beyond the original context, an optional sliding window",
+    sparse: false,
+    classifier: Some("Ministral3ForSequenceClassification"),
+    gguf: None,
+};
+
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        context: 262_144,
+        theta: 1e6,
+        eps: 1e-5,
+        pad: Some(11),
+        ..Defaults::default()
+    };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let window = source.window(None)?;
+    arch.attentions_mut().for_each(|attention| attention.window = window);
+    arch.query_scaling = match source.rope_number("llama_4_scaling_beta")? {
+        Some(beta) => {
+            let RopeScaling::Yarn { original_max_position_embeddings, .. } = arch.ropes[0].scaling else {
+                return Err(source.not_yet("llama_4_scaling_beta with a rope_type other than yarn"));
+            };
+            Some(QueryScaling { beta, original_max_position_embeddings })
+        }
+        None => return Err(source.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs")),
+    };
+    Ok(arch)
+}

@@ -1,0 +1,139 @@
+//! Linear attention by the gated delta rule (Qwen3.5): a convolution with SiLU over q, k and v, the rule, a norm on each head, a
+//! gate, and an output projection.
+use super::grads::Grads;
+use super::linear::{self, Linear};
+use super::norm::Norm;
+use super::pass::Pass;
+use super::projections::Projections;
+use super::weight::Weight;
+use std::ops::Range;
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::causal_conv1d::{self, Conv};
+use tunesmith_ops::elementwise;
+use tunesmith_ops::gated_delta_rule::{self, Gradients, Heads, Inputs};
+use tunesmith_ops::gated_mlp::{self, Gate};
+
+#[derive(Debug)]
+pub struct DeltaNet {
+    /// To q, k and v side by side, and to z, b and a.
+    pub in_proj: Projections<4>,
+    /// Of the convolution, `[features of q, k and v, 1, kernel]`.
+    pub conv: Weight,
+    /// `[value heads]`.
+    pub a_log: Weight,
+    /// `[value heads]`.
+    pub dt_bias: Weight,
+    /// On each head of the rule's output.
+    pub norm: Norm,
+    pub out_proj: Linear,
+    pub heads: Heads,
+    pub kernel: usize,
+    /// Its number among the model's recurrent mixers, from 0: where caches hold its state.
+    pub number: usize,
+}
+
+/// What forward keeps for backward.
+#[derive(Debug)]
+pub struct Saved<T = Activation> {
+    /// q, k and v before the convolution, and z, b and a.
+    projected: [T; 4],
+    /// The rule's output.
+    o: T,
+    /// Of the norm on it.
+    rstd: Activation,
+    extra: Vec<Option<linear::Saved<T>>>,
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        let extra = self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect();
+        Saved { projected: self.projected.map(f), o: f(self.o), rstd: self.rstd, extra }
+    }
+}
+
+impl DeltaNet {
+    /// Every weight of the base, without those of adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let linears = self.in_proj.linears_mut().chain([&mut self.out_proj]).flat_map(Linear::weights_mut);
+        let own = [&mut self.conv, &mut self.a_log, &mut self.dt_bias];
+        linears.chain(own).chain(self.norm.weights_mut()).collect()
+    }
+
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.in_proj.linears().chain([&self.out_proj])
+    }
+
+    /// Whether anything in it is trained.
+    pub fn trains(&self) -> bool {
+        let own = [&self.conv, &self.a_log, &self.dt_bias].into_iter().any(Weight::trains);
+        own || self.norm.trains() || self.linears().any(Linear::trains)
+    }
+
+    /// Over sequences of a batch.
+    pub fn forward(&self, pass: &Pass<'_>, h: &Activation, sequences: &[Range<usize>]) -> Saved {
+        let convolve = |conv: Conv<'_>, x: &Activation| causal_conv1d::forward(conv, x, sequences);
+        self.forward_by(pass, h, convolve, |inputs| gated_delta_rule::forward(inputs, self.heads, sequences, None))
+    }
+
+    /// With `convolve` and `rule` in the place of convolution and rule over a batch.
+    pub fn forward_by(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        convolve: impl FnOnce(Conv<'_>, &Activation) -> Activation,
+        rule: impl FnOnce(Inputs<'_>) -> Activation,
+    ) -> Saved {
+        let (projected, extra) = self.in_proj.forward(pass, h, None);
+        let [raw, _, b, a] = &projected;
+        let conv = self.conv.view(pass.values);
+        let qkv = convolve(Conv { weight: conv.vector(), bias: None, silu: true }, raw);
+        let (a_log, dt_bias) = (self.a_log.view(pass.values), self.dt_bias.view(pass.values));
+        let o = rule(Inputs { qkv: &qkv, b, a, a_log: a_log.vector(), dt_bias: dt_bias.vector() });
+        drop(qkv);
+        let rstd = self.norm.stats(&o, self.heads.value);
+        Saved { projected, o, rstd, extra }
+    }
+
+    /// What `out_proj` takes.
+    pub fn middle(&self, pass: &Pass<'_>, saved: &Saved) -> Activation {
+        let normed = self.norm.again(pass, &saved.o, &saved.rstd);
+        gated_mlp::forward(Gate::Silu, &saved.projected[1], &normed)
+    }
+
+    /// From `d_middle`, the gradient of what `out_proj` takes, to that of `h`, or none if `want_dh` is false.
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        saved: Saved,
+        d_middle: &Activation,
+        sequences: &[Range<usize>],
+        want_dh: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        let Saved { projected: [raw, mut z, b, a], o, rstd, extra } = saved;
+        let mut normed = self.norm.again(pass, &o, &rstd);
+        gated_mlp::backward(Gate::Silu, &mut z, &mut normed, d_middle);
+        let mut d_o = o.like();
+        self.norm.backward(pass, &o, &rstd, &normed, Some((&mut d_o, false)), grads);
+        drop((normed, o, rstd));
+        let conv = self.conv.view(pass.values);
+        let conv = Conv { weight: conv.vector(), bias: None, silu: true };
+        let qkv = causal_conv1d::forward(conv, &raw, sequences);
+        let (a_log, dt_bias) = (self.a_log.view(pass.values), self.dt_bias.view(pass.values));
+        let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log: a_log.vector(), dt_bias: dt_bias.vector() };
+        let d = gated_delta_rule::backward(inputs, self.heads, sequences, &d_o);
+        drop((qkv, d_o, b, a));
+        let Gradients { qkv: d_qkv, b: d_b, a: d_a, a_log: d_a_log } = d;
+        for (weight, by_token) in [(&self.a_log, &d_a_log), (&self.dt_bias, &d_a)] {
+            if let Some(range) = weight.trained() {
+                elementwise::add_bias_backward(by_token, grads.at(range));
+            }
+        }
+        let d_weight = self.conv.trained().map(|range| grads.at(range));
+        let (d_raw, dz) = causal_conv1d::backward(conv, &raw, d_qkv, sequences, d_weight);
+        drop((raw, dz));
+        self.in_proj.backward(pass, h, &extra, [d_raw, z, d_b, d_a], None, want_dh, grads)
+    }
+}

@@ -1,0 +1,55 @@
+//! How the parts of a block compute in which a token takes from others: over a batch, or from what caches hold.
+use super::attention::{self, Attention};
+use super::delta_net::{self, DeltaNet};
+use super::pass::{BlockRows, Pass};
+use super::short_conv::{self, ShortConv};
+use tunesmith_ops::activation::Activation;
+
+/// Computes mixers on a branch's normed input `h [tokens, hidden]`.
+pub trait Mixing {
+    /// What an attention mixes.
+    fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>)
+    -> attention::Saved;
+
+    /// What a gated delta rule gives.
+    fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved;
+
+    /// What a convolution between gates gives, and what its output projection takes.
+    fn short_conv(
+        &mut self,
+        part: &ShortConv,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> (short_conv::Saved, Activation);
+}
+
+/// Over the sequences of a batch.
+#[derive(Debug)]
+pub struct OverBatch;
+
+impl Mixing for OverBatch {
+    fn attention(
+        &mut self,
+        part: &Attention,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> attention::Saved {
+        part.forward(pass, h, rows)
+    }
+
+    fn delta_net(&mut self, part: &DeltaNet, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> delta_net::Saved {
+        part.forward(pass, h, &rows.all.sequences())
+    }
+
+    fn short_conv(
+        &mut self,
+        part: &ShortConv,
+        pass: &Pass<'_>,
+        h: &Activation,
+        rows: BlockRows<'_>,
+    ) -> (short_conv::Saved, Activation) {
+        part.forward(pass, h, &rows.all.sequences())
+    }
+}

@@ -1,0 +1,91 @@
+//! What a text keeps in a mixer that goes on from a state: a convolution's last inputs, and the state of a gated delta rule.
+use std::ops::Range;
+use std::sync::Arc;
+use tunesmith_device::Device;
+use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::causal_conv1d::{self, Conv};
+use tunesmith_ops::gated_delta_rule::{self, Heads, Inputs, State};
+
+/// Of one text in one mixer. A copy shares its memory until one of both goes on.
+#[derive(Debug, Clone, Default)]
+pub struct Recurrent {
+    /// The last inputs of the convolution, at most one fewer than its kernel has taps: `[tokens, channels]`.
+    last: Option<Arc<Activation>>,
+    /// Behind the last token.
+    state: Option<Arc<State>>,
+}
+
+impl Recurrent {
+    /// Bytes of its numbers.
+    pub fn bytes(&self) -> usize {
+        let last =
+            self.last.as_ref().map_or(0, |last| last.tokens() * last.features() * last.number().bytes() as usize);
+        last + self.state.as_ref().map_or(0, |state| state.bytes())
+    }
+
+    fn kept(&self) -> usize {
+        self.last.as_ref().map_or(0, |last| last.tokens())
+    }
+}
+
+/// The tokens of texts that go on by so many each, end to end.
+fn sequences(counts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let next = |count: usize| {
+        end += count;
+        end - count..end
+    };
+    counts.map(next).collect()
+}
+
+fn pool_like(x: &Activation) -> Arc<Pool> {
+    let pool = Pool::on(x.device());
+    pool.set_number(x.number());
+    pool
+}
+
+/// The convolution of `x [tokens, channels]`: `counts[i]` tokens of each text, that go on from what the text keeps.
+pub fn convolve(
+    conv: Conv<'_>,
+    kernel: usize,
+    x: &Activation,
+    counts: &[usize],
+    texts: &mut [&mut Recurrent],
+) -> Activation {
+    let kept: Vec<usize> = texts.iter().map(|text| text.kept()).collect();
+    let whole = sequences(kept.iter().zip(counts).map(|(kept, count)| kept + count));
+    let new: Vec<usize> = whole.iter().zip(&kept).flat_map(|(rows, kept)| rows.start + kept..rows.end).collect();
+    let joined = kept.iter().any(|&kept| kept > 0).then(|| {
+        let mut joined = pool_like(x).act(whole.last().map_or(0, |rows| rows.end), x.features());
+        joined.zero();
+        for (text, rows) in texts.iter().zip(&whole) {
+            if let Some(last) = &text.last {
+                let rows: Vec<usize> = (rows.start..rows.start + last.tokens()).collect();
+                joined.scatter_add(&rows, None, last);
+            }
+        }
+        joined.scatter_add(&new, None, x);
+        joined
+    });
+    let inputs = joined.as_ref().unwrap_or(x);
+    let y = causal_conv1d::forward(conv, inputs, &whole);
+    for (text, rows) in texts.iter_mut().zip(&whole) {
+        let last: Vec<usize> = (rows.end - rows.len().min(kernel - 1)..rows.end).collect();
+        text.last = (!last.is_empty()).then(|| Arc::new(inputs.gather_to(&pool_like(x), &last)));
+    }
+    if joined.is_some() { y.gather_to(x.pool(), &new) } else { y }
+}
+
+/// The gated delta rule over `counts[i]` tokens of each text, that go on from its state.
+pub fn rule(
+    inputs: Inputs<'_>,
+    heads: Heads,
+    device: Device,
+    counts: &[usize],
+    texts: &mut [&mut Recurrent],
+) -> Activation {
+    let new = || Arc::new(State::new(device, heads));
+    let mut states: Vec<&mut State> =
+        texts.iter_mut().map(|text| Arc::make_mut(text.state.get_or_insert_with(new))).collect();
+    gated_delta_rule::forward(inputs, heads, &sequences(counts.iter().copied()), Some(&mut states))
+}

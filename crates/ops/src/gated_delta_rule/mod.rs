@@ -1,0 +1,150 @@
+//! The gated delta rule: linear attention with a state `S [key_dim, value_dim]` of each value head, which decays and is corrected
+//! token by token. Yang et al., "Gated Delta Networks", 2024 (<https://arxiv.org/abs/2412.06464>); the formulas are those of
+//! `torch_recurrent_gated_delta_rule` in Transformers' Qwen3.5.
+//!
+//! For a token with the inputs `q`, `k`, `v`, `b`, `a` of a value head:
+//! - `q̂ = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim)`, `k̂ = k / sqrt(sum k^2 + 1e-6)`;
+//! - `beta = sigmoid(b)`, `g = -exp(A_log) softplus(a + dt_bias)`;
+//! - `T = exp(g) S`, `u = beta (v - T' k̂)`, `S' = T + k̂ u'`, `o = S'' q̂`.
+//!
+//! Backward, from the last token to the first, with `c = beta du`: `dS' += q̂ do'`, `dq̂ = S' do`, `du = dS'' k̂`, `dv = c`,
+//! `dbeta = du (v - T' k̂)`, `dk̂ = dS' u - T c`, `dT = dS' - k̂ c'`, `dg = sum dT T`, `dS = exp(g) dT`.
+//!
+//! States are kept in float32 whatever the type of activations. Each sequence begins with a state of zeros, or goes on from one
+//! that is given.
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod reference;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use crate::activation::Activation;
+use crate::floats::Floats;
+pub use state::State;
+use std::ops::Range;
+use tunesmith_device::Device;
+
+/// Added to the sum of squares under the root of `q̂` and `k̂`.
+const NORM_EPS: f32 = 1e-6;
+
+/// How many heads of which widths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Heads of q and k.
+    pub key: usize,
+    /// Heads of v, of b and a, and of the output; a multiple of `key`: successive ones share a key head.
+    pub value: usize,
+    /// Width of a head of q and k.
+    pub key_dim: usize,
+    /// Width of a head of v and of the output.
+    pub value_dim: usize,
+}
+
+impl Heads {
+    /// Features of q, and of k.
+    pub const fn keys(&self) -> usize {
+        self.key * self.key_dim
+    }
+
+    /// Features of v, and of the output.
+    pub const fn values(&self) -> usize {
+        self.value * self.value_dim
+    }
+
+    /// Value heads that share a key head.
+    const fn group(&self) -> usize {
+        self.value / self.key
+    }
+}
+
+/// What the rule is applied to.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// q, k and v side by side, `[tokens, 2 key * key_dim + value * value_dim]`.
+    pub qkv: &'a Activation,
+    /// `b`, `[tokens, value]`.
+    pub b: &'a Activation,
+    /// `a`, `[tokens, value]`.
+    pub a: &'a Activation,
+    /// `A_log`, `[value]`.
+    pub a_log: Floats<'a>,
+    /// `dt_bias`, `[value]`.
+    pub dt_bias: Floats<'a>,
+}
+
+impl Inputs<'_> {
+    fn check(&self, heads: Heads, sequences: &[Range<usize>]) {
+        let (tokens, value) = (self.qkv.tokens(), heads.value);
+        assert!(heads.key > 0 && heads.value.is_multiple_of(heads.key), "value heads are a multiple of key heads");
+        assert_eq!(self.qkv.features(), 2 * heads.keys() + heads.values(), "q, k and v of all heads");
+        for gate in [self.a, self.b] {
+            assert_eq!((gate.tokens(), gate.features()), (tokens, value), "a and b of each token and value head");
+        }
+        assert_eq!((self.a_log.len(), self.dt_bias.len()), (value, value), "constants of each value head");
+        let mut end = 0;
+        for sequence in sequences {
+            assert!(sequence.start == end && sequence.end >= end, "sequences lie end to end");
+            end = sequence.end;
+        }
+        assert_eq!(end, tokens, "each token is in a sequence");
+    }
+}
+
+/// The outputs `[tokens, value * value_dim]`. With `states`, one for each sequence, a sequence goes on from its state, which
+/// then becomes the one behind its last token.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn forward(
+    inputs: Inputs<'_>,
+    heads: Heads,
+    sequences: &[Range<usize>],
+    states: Option<&mut [&mut State]>,
+) -> Activation {
+    inputs.check(heads, sequences);
+    if let Some(states) = &states {
+        assert_eq!(states.len(), sequences.len(), "a state for each sequence");
+        assert!(states.iter().all(|state| state.heads() == heads), "states of these heads");
+    }
+    let mut out = inputs.qkv.pool().act(inputs.qkv.tokens(), heads.values());
+    match inputs.qkv.device() {
+        Device::Cpu => cpu::forward(inputs, heads, sequences, states, &mut out),
+        Device::Cuda(_) => cuda::forward(inputs, heads, sequences, states, &mut out),
+        Device::Meta => drop(cpu::Normed::new(inputs.qkv, heads)),
+    }
+    out
+}
+
+/// The gradients of [`forward`]'s activations.
+#[derive(Debug)]
+pub struct Gradients {
+    /// Of q, k and v side by side.
+    pub qkv: Activation,
+    /// Of `b`.
+    pub b: Activation,
+    /// Of `a`; that of `dt_bias` is its sum over tokens.
+    pub a: Activation,
+    /// `[tokens, value]` in float32: that of `A_log` is its sum over tokens.
+    pub a_log: Activation,
+}
+
+/// From `dy [tokens, value * value_dim]`, the gradient of [`forward`]'s outputs over sequences that began with zeros, to those of
+/// its inputs.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn backward(inputs: Inputs<'_>, heads: Heads, sequences: &[Range<usize>], dy: &Activation) -> Gradients {
+    inputs.check(heads, sequences);
+    assert_eq!((dy.tokens(), dy.features()), (inputs.qkv.tokens(), heads.values()), "a gradient for each output");
+    let Inputs { qkv, b, a, .. } = inputs;
+    let a_log = a.pool().act_f32(a.tokens(), heads.value);
+    let mut d = Gradients { qkv: qkv.like(), b: b.like(), a: a.like(), a_log };
+    match qkv.device() {
+        Device::Cpu => cpu::backward(inputs, heads, sequences, dy, &mut d),
+        Device::Cuda(_) => cuda::backward(inputs, heads, sequences, dy, &mut d),
+        Device::Meta => drop(cpu::scratch(inputs, heads)),
+    }
+    d
+}
