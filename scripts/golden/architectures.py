@@ -23,6 +23,8 @@ class Architecture:
     shard: str | None = None
     # The adapter's settings besides rank and alpha; without them, every linear layer gets an adapter.
     lora: dict = field(default_factory=dict)
+    # Whether the gradients of all weights are stored: of those that no adapter reaches.
+    full: bool = False
 
 
 ARCHITECTURES = {
@@ -118,10 +120,12 @@ ARCHITECTURES = {
     ),
     "qwen3_5": Architecture(
         "Qwen3_5TextConfig",
-        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, num_hidden_layers=3, head_dim=16, partial_rotary_factor=0.25, tie_word_embeddings=True,
+        # The norm behind the rule makes small outputs large, with their rounding: a larger eps keeps it small.
+        dict(BASE, rms_norm_eps=1e-3, rope_theta=1e6, num_hidden_layers=3, head_dim=16, partial_rotary_factor=0.25, tie_word_embeddings=True,
              layer_types=["linear_attention", "full_attention", "linear_attention"], linear_conv_kernel_dim=4, linear_key_head_dim=12,
              linear_value_head_dim=10, linear_num_key_heads=2, linear_num_value_heads=4),
         "BF16",
+        full=True,
     ),
     "lfm2": Architecture(
         "Lfm2Config",
@@ -129,6 +133,7 @@ ARCHITECTURES = {
              block_auto_adjust_ff_dim=True, block_multiple_of=8, block_ffn_dim_multiplier=1.1,
              layer_types=["conv", "full_attention", "conv", "conv"]),
         "BF16",
+        full=True,
     ),
     "seed_oss": Architecture(
         "SeedOssConfig",
@@ -148,5 +153,17 @@ ARCHITECTURES = {
         dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, head_dim=24, tie_word_embeddings=True,
              rope_scaling=dict(rope_type="dynamic", alpha=1000.0, factor=1.0)),
         "BF16",
+        full=True,
+    ),
+    "gpt_oss": Architecture(
+        "GptOssConfig",
+        # The clamp is low enough to cut some values.
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=150000.0, head_dim=24, tie_word_embeddings=False, intermediate_size=32, num_local_experts=6,
+             num_experts_per_tok=3, sliding_window=6, layer_types=["sliding_attention", "full_attention"], attention_bias=True,
+             swiglu_limit=0.7, swiglu_alpha=1.3, output_router_logits=True, router_aux_loss_coef=0.02,
+             rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0,
+                               truncate=False)),
+        "BF16",
+        full=True,
     ),
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/golden/generate: beam search, stopping and sampling as in Transformers' generate, on the models of tests/golden/a.
 
-    python3 scripts/golden/generate.py --out tests/golden/generate
+    python3 scripts/golden/generate.py --out tests/golden/generate [--only NAME ...]
 
 Every beam search runs in float64 too, and is stored only if both agree, so that no near tie decides it.
 """
@@ -121,12 +121,17 @@ def sampling():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="+", choices=[*ARCHITECTURES], metavar="NAME", help="the others stay as they are")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)
     versions = dict(torch=torch.__version__, transformers=transformers.__version__, peft=peft.__version__, python=sys.version.split()[0])
-    found = {name: beams(name, place) for place, name in enumerate(ARCHITECTURES)}
+    found = {}
+    if args.only:
+        with open(f"{args.out}/beams.json", encoding="utf-8") as file:
+            found = json.load(file)["families"]
+    found |= {name: beams(name, place) for place, name in enumerate(ARCHITECTURES) if not args.only or name in args.only}
     with open(f"{args.out}/beams.json", "w", encoding="utf-8") as out:
         json.dump(dict(versions=versions, max_new_tokens=NEW_TOKENS, families=found), out, separators=(",", ":"))
     dump(dict(versions=versions, cases=sampling()), f"{args.out}/sampling.json")

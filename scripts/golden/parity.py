@@ -5,7 +5,7 @@
     python3 scripts/golden/parity.py --out tests/golden/a [--only NAME ...]
 
 Per architecture: the model, a forward pass with and without an adapter, the adapter's gradients, twenty training steps, and
-greedy generation. The same runs in float64 give the tolerances (tolerances.json).
+greedy generation; of some also the gradients of every weight of the model. The same runs in float64 give the tolerances (tolerances.json).
 """
 import argparse
 import json
@@ -160,7 +160,8 @@ def architecture(name, seed, rows, out):
     (base, tuned, grads, trace, final), (base64, tuned64, grads64, trace64, final64) = runs
     if gaps:
         tolerances["smallest_router_gap"] = min(gaps)
-    if config.model_type != "gemma2":  # its soft cap on the scores is not in PyTorch's own attention
+    # Gemma 2's soft cap on the scores and gpt-oss's sinks are not in PyTorch's own attention.
+    if config.model_type not in ("gemma2", "gpt_oss"):
         with torch.no_grad():
             sdpa = forward(build(config, weights, attention="sdpa"), *batch)
         tolerances["sdpa_vs_eager_logits"] = difference(sdpa[0][valid], base[0][valid])
@@ -171,6 +172,10 @@ def architecture(name, seed, rows, out):
         tensors |= {f"logits_{side}": logits[row.long(), position.long()], f"nll_{side}": losses, f"loss_{side}": loss.reshape(1)}
     save_tensors(tensors, f"{folder}/forward.safetensors")
     save_tensors(grads, f"{folder}/lora_grads.safetensors")
+    if ARCHITECTURES[name].full:
+        model = build(config, weights)
+        forward(model, *batch, backward=True)
+        save_tensors(gradients(model), f"{folder}/full_grads.safetensors")
     hyper = dict(lr=LEARNING_RATE, betas=[0.9, 0.999], eps=1e-8, weight_decay=WEIGHT_DECAY, warmup=WARMUP, steps=STEPS, schedule="cosine",
                  clip=1.0, micro_batch=MICRO_BATCH, grad_accum=GRAD_ACCUM, data="data.json", order="sequential")
     dump(dict(hyper=hyper, steps=beside_float64(trace, trace64)), f"{folder}/trace.json")

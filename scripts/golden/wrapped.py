@@ -43,19 +43,27 @@ MODELS = {
         dict(depth=1, hidden_size=16, intermediate_size=32, num_heads=2, patch_size=8, out_hidden_size=64, fullatt_block_indexes=[0]),
         dict(image_token_id=511, video_token_id=510, vision_start_token_id=509, vision_end_token_id=508),
     ),
+    "qwen3_5": (
+        "Qwen3_5Config",
+        "qwen3_5",
+        dict(depth=1, hidden_size=16, intermediate_size=32, num_heads=2, patch_size=8, out_hidden_size=64, num_position_embeddings=16),
+        dict(image_token_id=511, video_token_id=510, vision_start_token_id=509, vision_end_token_id=508),
+    ),
 }
 # What the class of a language model is called where text_config names it.
 TEXTS = {
     "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma": "GemmaConfig", "gemma2": "Gemma2Config",
     "gemma3_text": "Gemma3TextConfig", "mistral": "MistralConfig", "phi3": "Phi3Config", "smollm3": "SmolLM3Config", "olmo2": "Olmo2Config",
     "olmo3": "Olmo3Config", "granite": "GraniteConfig", "qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig",
-    "qwen3_vl_text": "Qwen3VLTextConfig",
+    "qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "lfm2": "Lfm2Config", "ministral3": "Ministral3Config",
+    "hunyuan_v1_dense": "HunYuanDenseV1Config",
 }
 WRAPPERS = {
     "gemma3": "Gemma3Config", "llava": "LlavaConfig", "llava_next": "LlavaNextConfig", "llava_next_video": "LlavaNextVideoConfig",
     "llava_onevision": "LlavaOnevisionConfig", "vipllava": "VipLlavaConfig", "video_llava": "VideoLlavaConfig", "mistral3": "Mistral3Config",
     "paligemma": "PaliGemmaConfig", "idefics2": "Idefics2Config", "idefics3": "Idefics3Config", "smolvlm": "SmolVLMConfig",
     "internvl": "InternVLConfig", "qwen2_vl": "Qwen2VLConfig", "qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig",
+    "qwen3_5": "Qwen3_5Config",
 }
 
 
@@ -108,7 +116,9 @@ def logits_of(model, ids, mask):
 def adapted(model, init):
     """PEFT's adapter on the language model's linear layers, with the values of tests/golden/a."""
     base = text_base(model)
-    pattern = base.replace(".", r"\.") + r"layers\.\d+\..*_proj"
+    # Qwen3.5's linear attention has modules such as in_proj_qkv.
+    further = r"(_\w+)?" if model.config.model_type == "qwen3_5" else ""
+    pattern = base.replace(".", r"\.") + r"layers\.\d+\..*_proj" + further
     model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=pattern, task_type="CAUSAL_LM"))
     values = load_file(f"{init}/adapter_model.safetensors")
     own = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}

@@ -2,7 +2,7 @@
 //! them, one part a block. No family of `config.json` has all of it; the description does.
 use crate::generate::check_cache;
 use crate::parity::{golden, recipe};
-use tunesmith::config::arch::{Arch, BlockSpec, BranchSpec, Experts, PartSpec, SharedExpert};
+use tunesmith::config::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, PartSpec, SharedExpert};
 use tunesmith::config::{Checkpointing, Config, Mode};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::model::Model;
@@ -62,7 +62,10 @@ fn mixed(arch: &mut Arch) {
         normalised: true,
         shared: Some(SharedExpert { width: 40, gated: false }),
         balance: None,
-        mixtral: false,
+        names: ExpertNames::Qwen,
+        clamp: None,
+        biased: false,
+        mxfp4: false,
     });
 }
 

@@ -17,7 +17,7 @@ use tunesmith::device::memory;
 use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
-use tunesmith::model::weights::WeightFiles;
+use tunesmith::model::weights::{StackedTensor, WeightFiles};
 use tunesmith::optim::{AdamW, Betas, Optimizer, OptimizerPlan, Schedule};
 use tunesmith::parallel::ParallelPlan;
 use tunesmith::parallel::optimizer::{self, slots};
@@ -303,6 +303,37 @@ pub fn check_passes(family: &str) -> Model {
     model
 }
 
+/// The gradients of all weights, where they are stored.
+fn check_full_gradients(family: &str) {
+    let stored = golden(family).join("full_grads.safetensors");
+    if stored.is_file() {
+        let mut config = Config::default();
+        config.tuning.mode = Mode::Full;
+        let (mut model, stored) = (load(family, &config), tensors(&stored));
+        let specs = model.params.specs.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice()));
+        let stacked = StackedTensor::of(specs);
+        let parts: usize = stacked.iter().map(|it| it.experts.iter().map(Vec::len).sum::<usize>()).sum();
+        let expected = model.params.specs.len() - parts + stacked.len();
+        assert_eq!(stored.len(), expected, "{family}: a gradient for each tensor");
+        let (of_experts, plain): (Tensors, Tensors) =
+            stored.into_iter().partition(|(name, _)| stacked.iter().any(|it| it.name == *name));
+        check_gradients(&mut model, &Forward::read(family).batch(), &plain);
+        // Those of experts lie stacked in the file.
+        let gradient = |name: &String| {
+            let spec = model.params.find(name).unwrap_or_else(|| panic!("{name}"));
+            model.params.grads().slice(spec.range()).read()
+        };
+        for tensor in &stacked {
+            let expert = |parts: &Vec<String>| tensor.joined(&parts.iter().map(gradient).collect::<Vec<_>>());
+            let found: Vec<f32> = tensor.experts.iter().flat_map(expert).collect();
+            let (shape, expected) = &of_experts[&tensor.name];
+            assert_eq!(shape, &tensor.shape, "{}", tensor.name);
+            let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            close(&tensor.name, &found, expected, GRADIENT * largest);
+        }
+    }
+}
+
 /// Twenty steps, and the adapter after them.
 pub fn check_training(family: &str, model: &mut Model) {
     let dir = golden(family);
@@ -313,6 +344,7 @@ pub fn check_training(family: &str, model: &mut Model) {
 fn check_family(family: &str) {
     let dir = golden(family);
     let mut model = check_passes(family);
+    check_full_gradients(family);
     check_training(family, &mut model);
     let trace = json(&dir.join("trace.json"));
 

@@ -100,7 +100,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [Case<'_>; 12] = [
+    let cases: [Case<'_>; 15] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -113,6 +113,9 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("llama", &full, Sharding::FullShard, &[2]),
         ("qwen2", &full, Sharding::FullShard, &[4]),
         ("qwen3_moe", &full, Sharding::ShardGradOp, &[3]),
+        ("qwen3_5", &bf16, Sharding::FullShard, &[3]),
+        ("qwen3_5", &full, Sharding::FullShard, &[2]),
+        ("lfm2", &nf4, Sharding::ShardGradOp, &[2]),
     ];
     for (family, base, how, machines) in cases {
         let mut config = config(family, base);

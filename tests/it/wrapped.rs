@@ -16,7 +16,7 @@ use tunesmith::model::weights::WeightFiles;
 type Raw = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
 /// The wrapped models.
-const MODELS: [&str; 5] = ["gemma3", "llava", "mistral3", "idefics3", "qwen2_5_vl"];
+const MODELS: [&str; 6] = ["gemma3", "llava", "mistral3", "idefics3", "qwen2_5_vl", "qwen3_5"];
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/wrapped").join(path)
@@ -137,13 +137,17 @@ fn adapters_of_peft_fit_in_both_namings() {
         assert!(older.keys().all(|name| name.contains(".language_model.model.")));
         write(&old.path().join(peft::WEIGHTS_FILE), &older);
         let mut config = json(&adapter.join(peft::CONFIG_FILE));
-        config["target_modules"] = r"language_model\.model\.layers\.\d+\..*_proj".into();
+        config["target_modules"] = r"language_model\.model\.layers\.\d+\..*_proj(_\w+)?".into();
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
         assert_eq!(LoadedAdapter::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
         let vision = "base_model.model.vision_tower.layers.0.self_attn.q_proj";
 
         // What PEFT's all-linear has put on the vision tower too, and left as it was for want of images.
-        config["target_modules"] = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
+        let mut targets = vec!["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+        if name == "qwen3_5" {
+            targets.extend(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]);
+        }
+        config["target_modules"] = json!(targets);
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
         let some = |shape: [usize; 2], byte: u8| {
             (safetensors::Dtype::F32, shape.to_vec(), vec![byte; 4 * shape[0] * shape[1]])
@@ -247,8 +251,8 @@ fn what_cannot_be_trained_inside_is_refused_by_name() {
     };
     for (config, words) in [
         (
-            json!({ "model_type": "mistral3", "text_config": { "model_type": "ministral3" } }),
-            &["ministral3", "mistral3", "gemma3_text"][..],
+            json!({ "model_type": "mistral3", "text_config": { "model_type": "mistral4" } }),
+            &["mistral4", "mistral3", "gemma3_text"][..],
         ),
         (
             json!({ "model_type": "gemma4", "text_config": { "model_type": "gemma4_text" } }),

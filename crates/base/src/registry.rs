@@ -108,6 +108,7 @@ macro_rules! families {
             ministral3,
             seed_oss,
             hunyuan_v1_dense,
+            gpt_oss,
         }
     };
 }

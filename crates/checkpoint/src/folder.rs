@@ -1,6 +1,6 @@
 //! Writes model folders for Transformers: `config.json`, `model.safetensors`, and copies of the tokenizer's files.
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
-use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
+use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Wrapping, write_floats, write_numbers_by};
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
@@ -88,10 +88,13 @@ pub fn stage(
 ) -> Result<()> {
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
-    stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest)
+    let names = tensors.iter().map(|(name, shape, _)| (name.as_str(), shape.as_slice()));
+    let stacked =
+        StackedTensor::of(names.chain(rest.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))));
+    stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest, &stacked)
 }
 
-/// Writes `tensors` and the fetched tensors of `rest` into one file.
+/// Writes `tensors` and the fetched tensors of `rest` into one file, those that `stacked` has parts of as it says.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal
@@ -102,32 +105,54 @@ pub(crate) fn stage_weights(
     wrapping: Option<&Wrapping>,
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &LazyTensors<'_>,
+    stacked: &[StackedTensor],
 ) -> Result<()> {
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let plain: BTreeMap<String, &str> = rest.tensors.iter().map(|(name, _)| (stored(name), name.as_str())).collect();
-    let here =
-        tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32((*values).into())));
+    let parts: BTreeSet<&str> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).map(String::as_str).collect();
+    let alone = |name: &str| !parts.contains(name);
+    let here = tensors
+        .iter()
+        .filter(|(name, ..)| alone(name))
+        .map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32((*values).into())));
     let later = rest
         .tensors
         .iter()
+        .filter(|(name, _)| alone(name))
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
     let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
     // What was trained of an encoder or a connector is among the tensors.
     beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
-    let numbers: Vec<_> = here.chain(later).chain(beside).collect();
+    let of_experts = stacked
+        .iter()
+        .map(|it| (it.name.clone(), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
+    let numbers: Vec<_> = here.chain(later).chain(of_experts).chain(beside).collect();
+    let values = |name: &str| match tensors.iter().find(|(own, ..)| own == name) {
+        Some((_, _, values)) => Ok(values.to_vec()),
+        None => (rest.fetch)(name),
+    };
     let mut failed = None;
     let failure = RefCell::new(&mut failed);
     let written = staging.write(file, |writer| {
         let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match wrapping {
             Some(wrapping) if wrapping.has(name) => wrapping.write(name, numbers, writer),
             _ => {
+                let fetch = |name: &str| {
+                    values(name).map_err(|error| {
+                        let message = error.to_string();
+                        **failure.borrow_mut() = Some(error);
+                        io::Error::other(message)
+                    })
+                };
+                if let Some(stacked) = stacked.iter().find(|it| it.name == name) {
+                    for expert in &stacked.experts {
+                        let parts = expert.iter().map(|part| fetch(part)).collect::<io::Result<Vec<_>>>()?;
+                        write_floats(writer, &stacked.joined(&parts), Dtype::F32)?;
+                    }
+                    return Ok(());
+                }
                 let name = plain.get(name).ok_or(io::ErrorKind::NotFound)?;
-                let values = (rest.fetch)(name).map_err(|error| {
-                    let message = error.to_string();
-                    **failure.borrow_mut() = Some(error);
-                    io::Error::other(message)
-                })?;
-                write_floats(writer, &values, Dtype::F32)
+                write_floats(writer, &fetch(name)?, Dtype::F32)
             }
         };
         write_numbers_by(writer, &numbers, &write, &[("format", "pt")])

@@ -218,7 +218,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
-            Weights::Part => folder::stage_weights(staging, PART, None, &tensors, rest)?,
+            Weights::Part => folder::stage_weights(staging, PART, None, &tensors, rest, &[])?,
         }
         staging.write(OPTIMIZER, |writer| match &snapshot.shared {
             Some(shared) => shared.write_to(writer),

@@ -1,7 +1,8 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm, SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm,
+    SharedExpert,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
@@ -88,6 +89,8 @@ pub struct Arch {
     pub tie_word_embeddings: bool,
     /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
     pub separated: bool,
+    /// Whether each query head has a sink, a logit that joins the softmax's denominator only (gpt-oss).
+    pub sinks: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.

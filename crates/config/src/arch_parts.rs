@@ -63,8 +63,34 @@ pub struct Experts {
     pub shared: Option<SharedExpert>,
     /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
     pub balance: Option<f64>,
-    /// Whether tensors are named as in Mixtral (`block_sparse_moe`).
-    pub mixtral: bool,
+    /// What their tensors are called.
+    pub names: ExpertNames,
+    /// The constants of gpt-oss's activation; `None`: that of the other MLPs.
+    pub clamp: Option<Clamp>,
+    /// Whether router, gate, up and down have biases.
+    pub biased: bool,
+    /// Whether `config.json` says that the files hold their matrices in MXFP4.
+    pub mxfp4: bool,
+}
+
+/// What tensors of experts are called within a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertNames {
+    /// `mlp.gate`, `mlp.experts.0.gate_proj`.
+    Qwen,
+    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`.
+    Mixtral,
+    /// `mlp.router`, and experts as Qwen's, which its files hold stacked, transposed, and with gate and up in turn.
+    GptOss,
+}
+
+/// gpt-oss's activation: `(up + 1) g sigmoid(alpha g)`, where `g` is the gate cut at `limit`, and `up` is cut at both sides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clamp {
+    /// Factor within the sigmoid (`swiglu_alpha`).
+    pub alpha: f64,
+    /// Where gate and up are cut (`swiglu_limit`).
+    pub limit: f64,
 }
 
 /// An MLP beside the experts of a block: every token goes through it, and its output is added to theirs.
@@ -79,16 +105,38 @@ pub struct SharedExpert {
 impl Experts {
     /// Tensor names of an expert's gate, up and down projections, within the block.
     pub fn names(&self, expert: usize) -> [String; 3] {
-        if self.mixtral {
-            ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}.weight"))
-        } else {
-            ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj.weight"))
+        self.modules(expert).map(|module| format!("{module}.weight"))
+    }
+
+    /// Tensor names of their biases, where they have some.
+    pub fn bias_names(&self, expert: usize) -> Option<[String; 3]> {
+        self.biased.then(|| self.modules(expert).map(|module| format!("{module}.bias")))
+    }
+
+    fn modules(&self, expert: usize) -> [String; 3] {
+        match self.names {
+            ExpertNames::Mixtral => ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}")),
+            ExpertNames::Qwen | ExpertNames::GptOss => {
+                ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj"))
+            }
         }
     }
 
     /// Tensor name of the router, within the block.
     pub const fn router(&self) -> &'static str {
-        if self.mixtral { "block_sparse_moe.gate.weight" } else { "mlp.gate.weight" }
+        match self.names {
+            ExpertNames::Qwen => "mlp.gate.weight",
+            ExpertNames::Mixtral => "block_sparse_moe.gate.weight",
+            ExpertNames::GptOss => "mlp.router.weight",
+        }
+    }
+
+    /// Module name of the router in Transformers 5, within the block.
+    pub const fn router_module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::Qwen | ExpertNames::Mixtral => "mlp.gate",
+            ExpertNames::GptOss => "mlp.router",
+        }
     }
 }
 

@@ -67,14 +67,23 @@ impl Arch {
             PartSpec::Experts => {
                 if let Some(experts) = &self.experts {
                     tensors.add(experts.router(), &[experts.count, hidden]);
+                    if experts.biased {
+                        tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
+                    }
                     for expert in 0..experts.count {
                         let [gate, up, down] = experts.names(expert);
                         tensors.add(&gate, &[experts.width, hidden]);
                         tensors.add(&up, &[experts.width, hidden]);
                         tensors.add(&down, &[hidden, experts.width]);
+                        if let Some([gate, up, down]) = experts.bias_names(expert) {
+                            tensors.add(&gate, &[experts.width]);
+                            tensors.add(&up, &[experts.width]);
+                            tensors.add(&down, &[hidden]);
+                        }
                     }
                 }
             }
+            PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
             PartSpec::Attention(_) | PartSpec::Mlp { .. } => {}
         }
         if let Some(norm) = branch.post_norm {
@@ -87,10 +96,10 @@ impl Arch {
         let of = |layer| {
             let experts = self.experts_of(layer)?;
             Some(LinearSpec {
-                name: format!("model.layers.{layer}.mlp.gate"),
+                name: format!("model.layers.{layer}.{}", experts.router_module()),
                 out_features: experts.count,
                 in_features: self.hidden_size,
-                bias: false,
+                bias: experts.biased,
                 layer: Some(layer),
             })
         };

@@ -2,7 +2,7 @@
 //! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
-use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, HiddenAct, ModuleNames, QkNorm, SharedExpert};
+use super::arch::{Arch, AttentionSpec, BlockSpec, ExpertNames, Experts, HiddenAct, ModuleNames, QkNorm, SharedExpert};
 use super::family::Family;
 use super::hf_json::{Source, brief};
 use super::vocabulary::TokenRows;
@@ -18,7 +18,7 @@ impl Source<'_> {
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
-        self.refuse_quantization()?;
+        self.refuse_quantization(family)?;
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
@@ -31,13 +31,16 @@ impl Source<'_> {
         }
     }
 
-    /// Refuses a quantized base unless bitsandbytes quantized it. The tensors are checked when the weights are opened.
-    fn refuse_quantization(&self) -> Result<()> {
+    /// Refuses a quantized base unless bitsandbytes quantized it, or it is gpt-oss's own. The tensors are checked when the weights are opened.
+    fn refuse_quantization(&self, family: &Family) -> Result<()> {
         let Some(found) = self.get("quantization_config") else { return Ok(()) };
         let method = found.get("quant_method");
         let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
-        let ours = method.and_then(Value::as_str) == Some("bitsandbytes");
-        if ours && (on("load_in_4bit") || on("load_in_8bit")) {
+        let name = method.and_then(Value::as_str);
+        if name == Some("bitsandbytes") && (on("load_in_4bit") || on("load_in_8bit")) {
+            return Ok(());
+        }
+        if name == Some("mxfp4") && family.model_type == "gpt_oss" {
             return Ok(());
         }
         let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
@@ -141,6 +144,7 @@ impl Source<'_> {
             activation: self.activation(defaults.activation_key, defaults.activation)?,
             fused: false,
             tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
+            sinks: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
@@ -296,7 +300,18 @@ impl Source<'_> {
         } else {
             None
         };
-        Ok(Experts { count, per_token, width, normalised: true, shared: None, balance, mixtral: false })
+        Ok(Experts {
+            count,
+            per_token,
+            width,
+            normalised: true,
+            shared: None,
+            balance,
+            names: ExpertNames::Qwen,
+            clamp: None,
+            biased: false,
+            mxfp4: false,
+        })
     }
 }
 

@@ -38,7 +38,7 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
-    /// Quantization of the base model's matrices, in bitsandbytes' formats or FP8.
+    /// Quantization of the base model's matrices, in bitsandbytes' formats, FP8, or MXFP4.
     Quantization {
         /// As in the checkpoint; `nf4` with `tuning.mode: qlora`.
         Auto = "auto",
@@ -53,6 +53,9 @@ choices! {
         /// 8 bits a number, as floating point (E4M3), with a scale for each row. With `train.bf16` a GPU whose tensor cores
         /// take FP8 multiplies in it, and keeps each matrix twice.
         Fp8 = "fp8",
+        /// 4 bits a number, as floating point with a power of two for each 32: as gpt-oss's checkpoints hold their experts. Other
+        /// matrices stay as they are.
+        Mxfp4 = "mxfp4",
     };
 
     /// Which kernels compute.

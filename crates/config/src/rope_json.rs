@@ -1,5 +1,5 @@
 //! Rotary positions in `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters` (5).
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::arch::{Arch, Rope, RopeScaling};
 use super::hf_json::{Source, brief};
@@ -76,6 +76,16 @@ impl Source<'_> {
         }
     }
 
+    /// The same file, with these rope parameters (a JSON object) if it has none.
+    pub(super) fn with_rope(&self, parameters: &str) -> Self {
+        let mut map = self.map.clone();
+        if ["rope_scaling", "rope_parameters"].iter().all(|key| self.get(key).is_none()) {
+            let parameters: Map<String, Value> = serde_json::from_str(parameters).unwrap_or_default();
+            map.insert("rope_parameters".into(), parameters.into());
+        }
+        Self { origin: self.origin, map, prefix: self.prefix.clone() }
+    }
+
     /// A number among the rope parameters; `None` where it is absent.
     pub(super) fn rope_number(&self, key: &str) -> Result<Option<f64>> {
         match self.rope_entry("full_attention")? {
@@ -129,7 +139,11 @@ impl Source<'_> {
             },
             "yarn" => {
                 let original = context()?;
-                let factor = self.positive("factor", stretch(original))?;
+                // Null is what the two contexts give; without the key Transformers fails.
+                let factor = match self.has("factor") {
+                    true => self.positive("factor", stretch(original))?,
+                    false => required("factor")?,
+                };
                 let (beta_fast, beta_slow) = (self.positive("beta_fast", 32.0)?, self.positive("beta_slow", 1.0)?);
                 let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
                 let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));

@@ -168,6 +168,14 @@ pub static WRAPPERS: &[Wrapper] = &[
         text_ties: false,
         ..LLAVA
     },
+    Wrapper {
+        model_type: "qwen3_5",
+        class_name: "Qwen3_5ForConditionalGeneration",
+        models: "Qwen3.5 0.8B to 27B, Qwen3.6 and Qwen3.8 27B",
+        text: "qwen3_5_text",
+        text_ties: false,
+        ..LLAVA
+    },
 ];
 
 impl PartialEq for Wrapper {

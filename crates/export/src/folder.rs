@@ -1,6 +1,6 @@
 //! Writes a merged model as a folder that Transformers loads, one tensor at a time.
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
+use tunesmith_model::weights::{Dtype, Numbers, Parts, StackedTensor, Wrapping, write_floats, write_numbers_by};
 
 /// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +37,10 @@ pub struct FolderSettings<'a> {
 enum Planned {
     /// A tensor of the merged model, and its dtype in the file (before quantization).
     Merged(TensorSpec, Dtype),
+    /// A tensor of all experts of a block.
+    Stacked(StackedTensor, Dtype),
+    /// Experts in MXFP4, as the base has them.
+    Stored(String, Vec<usize>, Numbers<'static>),
     /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
 }
@@ -59,8 +63,23 @@ impl FolderSettings<'_> {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
-        let of_model = merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec));
-        let of_model = of_model.map(|(dtype, spec)| Planned::Merged(spec, dtype));
+        let tensors = merged.arch.tensors();
+        let stacked = StackedTensor::of(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
+        if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
+            return Err(Error::config("not yet: gpt-oss's experts in bitsandbytes' formats")
+                .hint("leave out --quantize: experts in MXFP4 stay so"));
+        }
+        let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
+        let of_model: Vec<Planned> = (tensors.iter().filter(|spec| !parts.contains(&spec.name)))
+            .map(|spec| Planned::Merged(spec.clone(), of(spec)))
+            .collect();
+        let stored = if keeps_mxfp4(merged, self.dtype) { merged.weights.stacked_mxfp4() } else { Vec::new() };
+        let is_stored = |it: &StackedTensor| stored.iter().any(|(name, ..)| *name == format!("{}_blocks", it.name));
+        let experts: Vec<Planned> = (stacked.iter().filter(|it| !is_stored(it)))
+            .map(|it| Planned::Stacked(it.clone(), expert_dtype(it, &dtype).unwrap_or(plain)))
+            .collect();
+        let stored = stored.into_iter().map(|(name, shape, numbers)| Planned::Stored(name, shape, numbers));
+        let of_model = of_model.into_iter().chain(experts).chain(stored);
         let changed = merged.changed_beside();
         let mut changed: BTreeMap<String, TensorSpec> = match wrapping {
             Some(wrapping) => changed.into_iter().map(|spec| (wrapping.stored_name(&spec.name), spec)).collect(),
@@ -90,9 +109,21 @@ impl FolderSettings<'_> {
             Planned::Merged(spec, dtype) => self
                 .quantized(&spec.name)
                 .map_or((spec.len() * dtype.bytes()) as u64, |requantization| requantization.bytes(spec)),
-            Planned::Beside(_, _, numbers) => numbers.bytes(),
+            Planned::Stacked(it, dtype) => (it.shape.iter().product::<usize>() * dtype.bytes()) as u64,
+            Planned::Stored(_, _, numbers) | Planned::Beside(_, _, numbers) => numbers.bytes(),
         }
     }
+}
+
+/// The dtype of a stacked tensor in the base.
+fn expert_dtype(stacked: &StackedTensor, dtype: &dyn Fn(&str) -> Option<Dtype>) -> Option<Dtype> {
+    dtype(stacked.experts.first()?.first()?)
+}
+
+/// Whether experts that the base has in MXFP4 are copied: nothing is merged into them, and no other dtype is asked for.
+fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
+    let changed = |spec: &TensorSpec| spec.name.contains(".mlp.experts.") && merged.changes(&spec.name);
+    dtype.is_none() && !merged.arch.tensors().iter().any(changed)
 }
 
 /// Writes the folder `target`.
@@ -181,11 +212,18 @@ fn write_shard(
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
+    let mut stacks: BTreeMap<&str, &StackedTensor> = BTreeMap::new();
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
-            Planned::Beside(name, shape, beside) => {
-                numbers.push((name.clone(), shape.clone(), *beside));
+            Planned::Stacked(stacked, dtype) => {
+                let count = stacked.shape.iter().product();
+                numbers.push((stacked.name.clone(), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
+                stacks.insert(&stacked.name, stacked);
+                continue;
+            }
+            Planned::Stored(name, shape, kept) | Planned::Beside(name, shape, kept) => {
+                numbers.push((name.clone(), shape.clone(), *kept));
                 continue;
             }
         };
@@ -203,14 +241,30 @@ fn write_shard(
         .collect::<Result<_>>()?;
     numbers.extend(parts.iter().flat_map(Parts::tensors));
     let failed = RefCell::new(None);
+    let shapes: BTreeMap<String, TensorSpec> = if stacks.is_empty() {
+        BTreeMap::new()
+    } else {
+        merged.arch.tensors().into_iter().map(|spec| (spec.name.clone(), spec)).collect()
+    };
+    let values = |name: &str, spec: &TensorSpec, dtype: Dtype| {
+        merged.values(spec).and_then(|values| fits(name, values, dtype)).map_err(|error| {
+            let message = error.to_string();
+            failed.replace(Some(error));
+            io::Error::other(message)
+        })
+    };
     let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match (specs.get(name), numbers) {
-        (Some(spec), Numbers::Fetched(_, dtype)) => {
-            let values = merged.values(spec).and_then(|values| fits(name, values, dtype)).map_err(|error| {
-                let message = error.to_string();
-                failed.replace(Some(error));
-                io::Error::other(message)
-            })?;
-            write_floats(writer, &values, dtype)
+        (Some(spec), Numbers::Fetched(_, dtype)) => write_floats(writer, &values(name, spec, dtype)?, dtype),
+        (None, Numbers::Fetched(_, dtype)) if stacks.contains_key(name) => {
+            for expert in &stacks[name].experts {
+                let specs = expert.iter().filter_map(|part| shapes.get(part));
+                let parts = specs.map(|spec| values(&spec.name, spec, dtype)).collect::<io::Result<Vec<_>>>()?;
+                write_floats(writer, &stacks[name].joined(&parts), dtype)?;
+            }
+            Ok(())
+        }
+        (None, Numbers::Elsewhere(..)) if merged.weights.is_stacked_mxfp4(name) => {
+            merged.weights.write_stacked_mxfp4(name, writer)
         }
         _ => wrapping.map_or(Err(io::ErrorKind::NotFound.into()), |wrapping| wrapping.write(name, numbers, writer)),
     };
@@ -234,8 +288,10 @@ fn config(merged: &Merged, form: &FolderSettings<'_>) -> Result<Value> {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);
         }
-        // The base's quantization does not apply to the written weights.
-        map.remove("quantization_config");
+        // The base's quantization does not apply to the written weights, unless its experts are copied.
+        if merged.weights.stacked_mxfp4().is_empty() || !keeps_mxfp4(merged, form.dtype) {
+            map.remove("quantization_config");
+        }
         if let Some(requantization) = form.requantization {
             let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();
             map.insert("quantization_config".into(), requantization.config_json(beside));

@@ -184,6 +184,11 @@ impl Merged {
         source.values(&spec.name, spec.len())
     }
 
+    /// Whether the adapter changes a tensor.
+    pub fn changes(&self, name: &str) -> bool {
+        self.stack.changes(name)
+    }
+
     /// Tensors of encoder and connector that the adapter changes.
     pub fn changed_beside(&self) -> Vec<TensorSpec> {
         let tensors = self.arch.vision.iter().flat_map(|vision| vision.tensors());

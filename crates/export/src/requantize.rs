@@ -74,6 +74,7 @@ impl Requantization {
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
+            Format::Mxfp4 => len.div_ceil(2) + len.div_ceil(32),
             Format::Int8 | Format::Fp8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
             Format::Nf4 | Format::Fp4 => {
                 let blocks = len.div_ceil(BLOCK as u64);

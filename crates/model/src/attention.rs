@@ -5,10 +5,11 @@ use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
 use super::projections::Projections;
-use super::weight::Weight;
+use super::weight::{View, Weight};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::elementwise;
+use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct Attention {
     pub norms_after_rope: bool,
     /// Whether the first projection has a gate beside each head's query.
     pub gated: bool,
+    /// A logit of each query head that joins the softmax's denominator only.
+    pub sinks: Option<Weight>,
     pub o: Linear,
     pub heads: Heads,
     /// Scale, cap and window of the scores.
@@ -118,7 +121,8 @@ impl Attention {
             Qkv::Shared(projections, _) => projections.linears_mut().collect(),
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
-        qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
+        let linears = qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut);
+        linears.chain(norms).chain(&mut self.sinks).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -129,9 +133,10 @@ impl Attention {
         qkv.into_iter().chain([&self.o])
     }
 
-    /// Whether a norm on q or k is trained.
+    /// Whether a norm on q or k is trained, or the sinks.
     pub fn trains_norms(&self) -> bool {
-        self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
+        let sinks = self.sinks.as_ref().is_some_and(Weight::trains);
+        sinks || self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
     }
 
     /// The number of the attention that computes its keys and values.
@@ -204,20 +209,22 @@ impl Attention {
     /// The mixed values `[rows, query heads * v_head_dim]` of `h [tokens, hidden]`, and what backward needs.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> Saved {
         let spans = rows.outputs.spans(self.how.window);
-        self.forward_by(pass, h, rows, |q, k, v| attention::forward(q, k, v, None, spans, self.heads, self.how))
+        self.forward_by(pass, h, rows, |q, k, v, sinks| attention::forward(q, k, v, sinks, spans, self.heads, self.how))
     }
 
-    /// As [`Attention::forward`], with `mix` in the place of attention over the batch: from queries, keys and values to
+    /// As [`Attention::forward`], with `mix` in the place of attention over the batch: from queries, keys, values and sinks to
     /// the mixed values and their log-sum-exp.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
         h: &Activation,
         rows: BlockRows<'_>,
-        mix: impl FnOnce(&Activation, &Activation, &Activation) -> (Activation, Activation),
+        mix: impl FnOnce(&Activation, &Activation, &Activation, Option<Floats<'_>>) -> (Activation, Activation),
     ) -> Saved {
         let BlockRows { all, outputs: rows, shared } = rows;
         let picked = rows.picked.as_deref();
+        let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
+        let sinks = sinks.as_ref().map(View::vector);
         let (mut q, own, extra) = match &self.qkv {
             Qkv::Own(projections) => {
                 let ([q, k, v], extra) = projections.forward(pass, h, picked);
@@ -241,16 +248,16 @@ impl Attention {
         }
         let Some([mut k, v]) = own else {
             let found = shared.get(self.kv_layer());
-            let (mixed, lse) = mix(&q, &found[0], &found[1]);
+            let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
             return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
         };
         let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
         if self.shares {
             let found = shared.put(self.layer, k, v);
-            let (mixed, lse) = mix(&q, &found[0], &found[1]);
+            let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
             return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
         }
-        let (mixed, lse) = mix(&q, &k, &v);
+        let (mixed, lse) = mix(&q, &k, &v, sinks);
         Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
     }
 
@@ -271,8 +278,11 @@ impl Attention {
         };
         let (mut dq, mut dk, mut dv) = {
             let [k, v] = kv.as_ref().or(shared.as_deref()).expect("keys and values are with it or shared");
-            let forward = attention::Saved { q: &q, k, v, sinks: None, o: &mixed, lse: &lse };
-            attention::backward(forward, &d_mixed, rows.outputs.spans(self.how.window), self.heads, self.how, None)
+            let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
+            let sinks = sinks.as_ref().map(View::vector);
+            let forward = attention::Saved { q: &q, k, v, sinks, o: &mixed, lse: &lse };
+            let d_sinks = self.sinks.as_ref().and_then(Weight::trained).map(|range| grads.at(range));
+            attention::backward(forward, &d_mixed, rows.outputs.spans(self.how.window), self.heads, self.how, d_sinks)
         };
         drop((d_mixed, mixed, lse, q, kv, shared));
         if let Some(factors) = &rows.outputs.query_factors {

@@ -24,7 +24,9 @@ use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, BranchSpec, Experts, HiddenAct, LinearSpec, PartSpec, ScoreHead, SharedExpert};
+use tunesmith_config::arch::{
+    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, ScoreHead, SharedExpert,
+};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
@@ -246,12 +248,16 @@ impl Builder<'_> {
     }
 
     fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
-        let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
+        let (prefix, hidden) = (format!("model.layers.{layer}"), self.arch.hidden_size);
+        let gate = match experts.clamp {
+            Some(Clamp { alpha, limit }) => Gate::Clamped { alpha: alpha as f32, limit: limit as f32 },
+            None => gate(self.arch),
+        };
         let router = LinearSpec {
             name: format!("{prefix}.{}", experts.router().trim_end_matches(".weight")),
             out_features: experts.count,
             in_features: hidden,
-            bias: false,
+            bias: experts.biased,
             layer: Some(layer),
         };
         let router = self.linear(&router)?;
@@ -263,16 +269,25 @@ impl Builder<'_> {
         for expert in 0..experts.count {
             let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
             let width = experts.width;
-            let linear = |weight, adapter, [out_features, in_features]: [usize; 2]| Linear {
+            let linear = |weight, bias, adapter, [out_features, in_features]: [usize; 2]| Linear {
                 weight,
-                bias: None,
+                bias,
                 out_features,
                 in_features,
                 adapter,
             };
             let gate_up = self.tensors.joined([&to_gate, &to_up], &[width, hidden])?;
-            let gate_up = linear(gate_up, gate_up_adapters.next(), [2 * width, hidden]);
-            let down = linear(self.tensors.weight(&to_down)?, down_adapters.next(), [hidden, width]);
+            let down = self.tensors.weight(&to_down)?;
+            let [gate_up_bias, down_bias] = match experts.bias_names(expert) {
+                Some(names) => {
+                    let [of_gate, of_up, of_down] = names.map(|name| format!("{prefix}.{name}"));
+                    let joined = self.tensors.joined([&of_gate, &of_up], &[width])?;
+                    [Some(joined), Some(self.tensors.weight(&of_down)?)]
+                }
+                None => [None, None],
+            };
+            let gate_up = linear(gate_up, gate_up_bias, gate_up_adapters.next(), [2 * width, hidden]);
+            let down = linear(down, down_bias, down_adapters.next(), [hidden, width]);
             parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
         }
         let shared = match experts.shared {

@@ -60,6 +60,8 @@ impl Builder<'_> {
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: spec.window.map(Window::Sliding),
         };
+        let sinks = format!("model.layers.{layer}.self_attn.sinks");
+        let sinks = arch.sinks.then(|| self.tensors.weight(&sinks)).transpose()?;
         let o = linear(self, arch.module_names.o_proj)?;
         let shares = arch.attentions().any(|other| other.kv_from == Some(layer));
         let number = attention_number(arch, layer);
@@ -69,6 +71,7 @@ impl Builder<'_> {
             k_norm,
             norms_after_rope: arch.qk_norm_after_rope,
             gated: spec.gated,
+            sinks,
             o,
             heads,
             how,

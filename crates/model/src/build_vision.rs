@@ -108,6 +108,7 @@ impl Builder<'_> {
             k_norm: None,
             norms_after_rope: false,
             gated: false,
+            sinks: None,
             o: next(),
             heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),
             how: Scores { scale, softcap: None, window: window(spec, layer) },

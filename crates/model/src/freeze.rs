@@ -1,7 +1,7 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words;
-use tunesmith_config::arch::{Arch, SCORE};
+use tunesmith_config::arch::{Arch, ExpertNames, SCORE};
 use tunesmith_config::{FreezeConfig, Pattern, nearest};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -88,10 +88,15 @@ fn second_name(arch: &Arch, name: &str) -> Option<String> {
     let experts = arch.experts_of(layer.parse().ok()?)?;
     let own = rest.replace("block_sparse_moe.", "mlp.");
     let Some((_, matrix)) = own.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) else {
-        return (experts.mixtral && own != rest).then(|| format!("model.layers.{layer}.{own}"));
+        return (experts.names == ExpertNames::Mixtral && own != rest).then(|| format!("model.layers.{layer}.{own}"));
     };
     let [_, _, down] = experts.names(0);
-    let stacked = if down.ends_with(matrix) { "down_proj" } else { "gate_up_proj" };
+    let stacked = match matrix.strip_suffix(".bias") {
+        Some("down_proj") => "down_proj_bias",
+        Some(_) => "gate_up_proj_bias",
+        None if down.ends_with(matrix) => "down_proj",
+        None => "gate_up_proj",
+    };
     Some(format!("model.layers.{layer}.mlp.experts.{stacked}"))
 }
 

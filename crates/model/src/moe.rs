@@ -156,10 +156,14 @@ impl Moe {
             let Some(one) = one else { continue };
             let dy = routing.combine_backward(expert, dy, &self.pool);
             let x = routing.dispatch(expert, h, &self.pool);
+            let mlp = &self.experts[expert];
             let factors = |d_middle: &Activation, middle: &Activation| {
                 routing.set_weight_gradient(expert, d_middle, middle, &mut d_weights);
+                if let Some(bias) = &mlp.down.bias {
+                    routing.add_bias_gradient(expert, &dy, bias.view(pass.values).vector(), &mut d_weights);
+                }
             };
-            let dx = Self::one_backward(pass, &self.experts[expert], &x, one, &dy, factors, grads);
+            let dx = Self::one_backward(pass, mlp, &x, one, &dy, factors, grads);
             routing.dispatch_backward(expert, &dx, &mut dh);
         }
         if let (Some((mlp, to_gate)), Some(shared)) = (&self.shared, shared) {

@@ -30,9 +30,15 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         Quantization::Fp4 => Some(Format::Fp4),
         Quantization::Int8 => Some(Format::Int8),
         Quantization::Fp8 => Some(Format::Fp8),
+        Quantization::Mxfp4 => Some(Format::Mxfp4),
     };
     let Some(wanted) = wanted else { return Ok(None) };
-    if let Some(stored) = stored.filter(|stored| *stored != wanted) {
+    if wanted == Format::Mxfp4 && weights.is_some() && stored != Some(wanted) {
+        return Err(Error::config("model.quantization: mxfp4, and the checkpoint holds nothing in that format")
+            .hint("set model.quantization: nf4, which codes a checkpoint while it is loaded"));
+    }
+    // Experts in MXFP4 stay so beside matrices in another format.
+    if let Some(stored) = stored.filter(|stored| *stored != wanted && *stored != Format::Mxfp4) {
         let (wanted, stored) = (wanted.name(), stored.name());
         return Err(Error::config(format!("model.quantization: {wanted}, the checkpoint is quantized as {stored}"))
             .hint(format!("set model.quantization: {stored}, or none to dequantize it")));
@@ -96,6 +102,22 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
 }
 
+/// The matrices that the checkpoint has in MXFP4, and that a run of this configuration keeps so. Without files `config.json` says
+/// whether its experts are.
+///
+/// # Errors
+/// As [`matrices`].
+pub fn stored_mxfp4(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeSet<String>> {
+    let has = |name: &String| match weights {
+        Some(files) => files.format_of(name) == Some(Format::Mxfp4),
+        None => arch.experts.is_some_and(|experts| experts.mxfp4) && name.contains(".experts."),
+    };
+    if config.model.quantization == Quantization::None {
+        return Ok(BTreeSet::new());
+    }
+    Ok(matrices(arch, &config.model.quantization_skip_modules)?.into_iter().filter(has).collect())
+}
+
 /// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
 /// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
 ///
@@ -132,6 +154,8 @@ pub fn keep(
 pub(super) struct Quantizer<'a> {
     how: Option<How>,
     matrices: BTreeSet<String>,
+    /// Those that the checkpoint has in MXFP4.
+    stored: BTreeSet<String>,
     cache: Option<Cache<'a>>,
     /// What a user should know.
     notes: RefCell<Vec<String>>,
@@ -151,18 +175,22 @@ impl<'a> Quantizer<'a> {
             Some(_) => matrices(arch, &config.model.quantization_skip_modules)?,
             None => BTreeSet::new(),
         };
-        Ok(Self { how, matrices, cache, notes: RefCell::default(), requantized: Cell::new(0) })
+        let stored = stored_mxfp4(arch, config, weights)?;
+        Ok(Self { how, matrices, stored, cache, notes: RefCell::default(), requantized: Cell::new(0) })
     }
 
     /// Quantizes nothing.
     pub(super) fn none() -> Self {
         let (notes, requantized) = (RefCell::default(), Cell::new(0));
-        Self { how: None, matrices: BTreeSet::new(), cache: None, notes, requantized }
+        Self { how: None, matrices: BTreeSet::new(), stored: BTreeSet::new(), cache: None, notes, requantized }
     }
 
     /// How a tensor is quantized, if it is.
     pub(super) fn how(&self, name: &str) -> Option<How> {
-        self.how.filter(|_| self.matrices.contains(name))
+        if self.stored.contains(name) {
+            return Some(How { format: Format::Mxfp4, double: false });
+        }
+        self.how.filter(|how| how.format != Format::Mxfp4 && self.matrices.contains(name))
     }
 
     /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's. `values` makes them, on the

@@ -19,6 +19,7 @@ impl How {
             Format::Fp4 => Quantization::Fp4,
             Format::Int8 => Quantization::Int8,
             Format::Fp8 => Quantization::Fp8,
+            Format::Mxfp4 => Quantization::Mxfp4,
         }
     }
 
@@ -44,7 +45,7 @@ impl Held {
     pub fn describe(held: Option<&Self>) -> String {
         let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
         match format {
-            Format::Int8 | Format::Fp8 => format!("{}, but for {skip:?}", format.name()),
+            Format::Int8 | Format::Fp8 | Format::Mxfp4 => format!("{}, but for {skip:?}", format.name()),
             Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
         }
     }
@@ -56,7 +57,7 @@ impl Held {
         }
         let (how, skip) = text.split_once(", but for ")?;
         let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
-        let formats = [Format::Nf4, Format::Fp4, Format::Int8, Format::Fp8];
+        let formats = [Format::Nf4, Format::Fp4, Format::Int8, Format::Fp8, Format::Mxfp4];
         let format = formats.into_iter().find(|format| format.name() == name)?;
         let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
         (Self::describe(Some(&held)) == text).then_some(Some(held))
@@ -70,8 +71,13 @@ mod tests {
     #[test]
     fn a_stamp_s_words_are_read_back() {
         let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
-        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false), (Format::Fp8, false)]
-        {
+        for (format, double) in [
+            (Format::Nf4, true),
+            (Format::Fp4, false),
+            (Format::Int8, false),
+            (Format::Fp8, false),
+            (Format::Mxfp4, false),
+        ] {
             let held = Held { how: How { format, double }, skip: skip.clone() };
             assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
         }

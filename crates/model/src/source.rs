@@ -267,8 +267,8 @@ impl Tensors<'_> {
         if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
     }
 
-    /// The two matrices of an expert that lie side by side in Transformers 5, as one.
-    pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize; 2]) -> Result<Weight> {
+    /// The two matrices, or biases, of an expert that lie side by side in Transformers 5, as one.
+    pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize]) -> Result<Weight> {
         let [first, second] = names;
         if self.trained.contains(first) && self.trained.contains(second) {
             // One after the other in the flat buffer: their ranges are one.

@@ -3,6 +3,7 @@
 mod format;
 mod open;
 mod quantized;
+mod stacked;
 mod wrapping;
 mod write;
 
@@ -23,6 +24,7 @@ use format::{CHUNK_BYTES, Entry};
 pub use format::{Dtype, first_non_finite};
 use quantized::QuantizedTensor;
 pub use quantized::{Parts, config_json};
+pub use stacked::StackedTensor;
 pub use wrapping::Wrapping;
 pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write_safetensors, write_safetensors_to};
 
@@ -37,6 +39,8 @@ pub struct WeightFiles {
     entries: BTreeMap<String, Entry>,
     /// The matrices in 4 or 8 bits, by name.
     quantized: BTreeMap<String, QuantizedTensor>,
+    /// Tensors of all experts of a block, whose parts are in `entries`.
+    stacked: BTreeMap<String, Entry>,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -64,7 +68,14 @@ impl WeightFiles {
     }
 
     const fn empty() -> Self {
-        Self { files: Vec::new(), entries: BTreeMap::new(), quantized: BTreeMap::new(), naming: None, others: None }
+        Self {
+            files: Vec::new(),
+            entries: BTreeMap::new(),
+            quantized: BTreeMap::new(),
+            stacked: BTreeMap::new(),
+            naming: None,
+            others: None,
+        }
     }
 
     /// The files, in the order of their names.
@@ -107,6 +118,12 @@ impl WeightFiles {
     pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
         let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
+        if let Some(view) = entry.view {
+            self.read_view(entry, dtype, view, first, out).map_err(|error| self.unread(entry, name, &error))?;
+            let mut finite = Finite::new(first);
+            finite.check(out);
+            return self.refuse_non_finite(entry, name, &finite);
+        }
         let (mut rest, mut finite) = (out, Finite::new(first));
         self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
@@ -220,6 +237,12 @@ impl WeightFiles {
     fn read_bf16_part_into(&self, name: &str, first: usize, out: &mut [bf16]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
         let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
+        if entry.view.is_some() {
+            let mut wide = vec![0.0; out.len()];
+            self.read_part_into(name, first, &mut wide)?;
+            out.convert_from_f32_slice(&wide);
+            return Ok(());
+        }
         let (mut rest, mut wide, mut finite) = (out, Vec::new(), Finite::new(first));
         self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
@@ -276,7 +299,10 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let hashes: Vec<_> = self.entries.par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();
+        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name);
+        let whole = self.entries.iter().filter(|(name, entry)| !parts(name, entry));
+        let all: Vec<_> = whole.chain(&self.stacked).collect();
+        let hashes: Vec<_> = all.into_par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();
         let mut all = blake3::Hasher::new();
         for hash in hashes {
             all.update(hash?.as_bytes());

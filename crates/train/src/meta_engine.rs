@@ -69,6 +69,8 @@ impl OnGpu {
         }
         config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
         config.model.quantization = match (base.quantized, config.model.quantization) {
+            (None | Some(Storage::Mxfp4), _) if !base.stored_mxfp4.is_empty() => Quantization::Mxfp4,
+            (Some(Storage::Mxfp4), _) => Quantization::Mxfp4,
             (None | Some(Storage::F32 | Storage::Bf16), _) => Quantization::None,
             (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
             (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,

@@ -15,6 +15,10 @@ pub(super) static FAMILY: Family = Family {
     gguf: None,
 };
 
+/// The rope parameters of a file without any.
+const YARN: &str = r#"{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1}"#;
+
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults {
         kv_heads: Some(8),
@@ -25,6 +29,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         pad: Some(11),
         ..Defaults::default()
     };
+    let source = &source.with_rope(YARN);
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     let window = source.window(None)?;
     arch.attentions_mut().for_each(|attention| attention.window = window);

@@ -1,5 +1,5 @@
 //! Mixtral: Mistral with experts in every block, two of them a token.
-use crate::arch::{Arch, BlockSpec, Experts};
+use crate::arch::{Arch, BlockSpec, ExpertNames, Experts};
 use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
@@ -24,7 +24,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         "intermediate_size",
         ExpertDefaults { count: 8, per_token: 2, width: 14_336 },
     )?;
-    arch.experts = Some(Experts { mixtral: true, ..experts });
+    arch.experts = Some(Experts { names: ExpertNames::Mixtral, ..experts });
     arch.attentions_mut().for_each(|attention| attention.window = window);
     arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
     Ok(arch)

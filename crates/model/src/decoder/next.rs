@@ -329,7 +329,7 @@ impl Mixing for OverCaches<'_, '_> {
     fn attention(&mut self, part: &Attention, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mixed::Saved {
         let (layer, heads, how) = (part.kv_layer(), part.heads, part.how);
         let owns = layer == part.layer;
-        part.forward_by(pass, h, rows, |q, k, v| {
+        part.forward_by(pass, h, rows, |q, k, v, sinks| {
             let mut start = 0;
             for text in self.texts.iter_mut() {
                 let count = text.fresh().len();
@@ -340,14 +340,14 @@ impl Mixing for OverCaches<'_, '_> {
             }
             let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.layers[layer]).collect();
             let mixed = if self.single {
-                (attention::decode(q, &caches, None, heads, how), q.pool().act(0, 0))
+                (attention::decode(q, &caches, sinks, heads, how), q.pool().act(0, 0))
             } else if self.fresh {
-                attention::forward(q, k, v, None, rows.outputs.spans(how.window), heads, how)
+                attention::forward(q, k, v, sinks, rows.outputs.spans(how.window), heads, how)
             } else {
                 let pool = Pool::on(k.device());
                 pool.set_number(k.number());
                 let (k, v) = KeyValues::concat(&pool, &caches);
-                attention::forward(q, &k, &v, None, rows.outputs.spans(how.window), heads, how)
+                attention::forward(q, &k, &v, sinks, rows.outputs.spans(how.window), heads, how)
             };
             if owns && !part.shares {
                 for text in self.texts.iter_mut() {

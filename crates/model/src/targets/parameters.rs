@@ -10,7 +10,7 @@ use crate::adapters::{Method, Placement, Targets};
 use crate::names::{ends_with_module, peft_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TargetModules;
-use tunesmith_config::arch::{Arch, LinearSpec};
+use tunesmith_config::arch::{Arch, ExpertNames, LinearSpec};
 
 /// A parameter that gets an adapter.
 pub(super) struct Parameter {
@@ -162,6 +162,13 @@ impl Targets {
             let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
             let down = spec(format!("{module}.down_proj"), hidden, experts.width);
             let (has_gate_up, has_down) = (wanted(&gate_up.name) || by_gate, wanted(&down.name) || by_down);
+            if (has_gate_up || has_down) && experts.names == ExpertNames::GptOss {
+                return Err(Error::config(format!(
+                    "{}.target_parameters: not yet: adapters on gpt-oss's experts, which are stored transposed",
+                    self.section
+                ))
+                .hint("target_modules: auto adapts its attention, as PEFT's all-linear does"));
+            }
             // PEFT holds the adapters of a block's two stacked matrices in two wrappers, the outer for the last.
             let experts = Some(experts.count);
             if has_gate_up {

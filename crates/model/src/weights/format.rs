@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use super::stacked::View;
 use tunesmith_base::error::{Error, Result};
 
 /// The format's own limit of a header.
@@ -96,6 +97,8 @@ pub(super) struct Entry {
     /// Bytes from the start of the file.
     pub(super) begin: u64,
     pub(super) end: u64,
+    /// Which numbers of these bytes it has, where they are not all, in order.
+    pub(super) view: Option<View>,
 }
 
 impl Entry {
@@ -177,7 +180,7 @@ pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> 
         if needs.is_none() || (bytes.is_some() && needs != Some(end - begin)) {
             return Err(fail(format!("tensor {name:?} ({dtype} {shape:?}) claims {} bytes", end - begin)));
         }
-        entries.push((name, Entry { file: number, dtype, shape, begin: start + begin, end: start + end }));
+        entries.push((name, Entry { file: number, dtype, shape, begin: start + begin, end: start + end, view: None }));
     }
     entries.sort_by_key(|(_, entry)| (entry.begin, entry.end));
     let mut at = start;

@@ -50,6 +50,7 @@ impl WeightFiles {
             weights.unwrap_model()?;
         }
         weights.find_quantized()?;
+        weights.unstack();
         weights.check(expected, &origin)?;
         Ok(weights)
     }

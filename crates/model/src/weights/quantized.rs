@@ -9,6 +9,7 @@
 //! ```
 use super::WeightFiles;
 use super::format::Entry;
+use super::stacked::MxTensor;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -27,6 +28,7 @@ pub(super) enum QuantizedTensor {
     /// With the name of the tensor that says it.
     Four(State, String),
     Eight(Vec<usize>),
+    Mx(MxTensor),
 }
 
 impl QuantizedTensor {
@@ -34,6 +36,7 @@ impl QuantizedTensor {
         match self {
             Self::Four(state, _) => &state.shape,
             Self::Eight(shape) => shape,
+            Self::Mx(tensor) => tensor.shape(),
         }
     }
 }
@@ -100,6 +103,7 @@ impl WeightFiles {
     pub(super) fn companions(&self) -> BTreeSet<String> {
         let beside = |(name, quantized): (&String, &QuantizedTensor)| -> Vec<String> {
             match quantized {
+                QuantizedTensor::Mx(_) => Vec::new(),
                 QuantizedTensor::Four(_, state) => {
                     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"];
                     let parts = parts.into_iter().map(|part| format!("{name}.{part}"));
@@ -144,6 +148,7 @@ impl WeightFiles {
             QuantizedTensor::Four(state, _) if state.quant_type == "fp4" => Format::Fp4,
             QuantizedTensor::Four(..) => Format::Nf4,
             QuantizedTensor::Eight(_) => Format::Int8,
+            QuantizedTensor::Mx(_) => Format::Mxfp4,
         })
     }
 
@@ -162,6 +167,10 @@ impl WeightFiles {
                 let scales = self.scales(name, state, len)?;
                 let format = if state.quant_type == "fp4" { Format::Fp4 } else { Format::Nf4 };
                 Four::new(format, codes, len, state.blocksize, table, scales).map(Quantized::Four)
+            }
+            QuantizedTensor::Mx(tensor) => {
+                let read = self.read_mxfp4(tensor);
+                read.map_err(|error| self.misfit(name, "cannot be read").caused_by(error))?
             }
             QuantizedTensor::Eight(shape) => {
                 let module = name.trim_end_matches(".weight");

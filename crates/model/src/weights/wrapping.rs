@@ -106,6 +106,7 @@ impl WeightFiles {
     pub fn open_saved(path: &Path) -> Result<Self> {
         let mut weights = Self::open_file(path)?;
         weights.unwrap_model()?;
+        weights.unstack();
         Ok(weights)
     }
 

@@ -101,7 +101,8 @@ pub(super) fn backward(
     let (ends, parts) = (ends(&inputs, sequences), heads.value * slices(heads));
     let at_a_time = sequences.len().min(AT_A_TIME);
     let mut checkpoints = FloatBuffer::zeros(device, tokens.div_ceil(CHUNK) * parts * heads.key_dim * SLICE);
-    let mut history = FloatBuffer::zeros(device, at_a_time * parts * (CHUNK + 1) * heads.key_dim * SLICE);
+    // As much for one sequence: what a pass takes does not depend on how many it has.
+    let mut history = FloatBuffer::zeros(device, AT_A_TIME * parts * (CHUNK + 1) * heads.key_dim * SLICE);
     let mut d_keys = pool.act_f32(tokens, parts * 2 * heads.key_dim);
     let mut d_gates = pool.act_f32(tokens, parts * 2);
     let args = [

@@ -34,7 +34,43 @@ pub(crate) unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
                 (s, S::mul(s, S::sub(one, s)))
             }
             Gate::Identity => (x, one),
+            Gate::Clamped { alpha, limit } => {
+                let (alpha, x) = (S::splat(alpha), S::min(x, S::splat(limit)));
+                let s = S::sigmoid(S::mul(alpha, x));
+                let bend = S::mul(S::mul(alpha, x), S::sub(one, s));
+                (S::mul(x, s), S::mul(s, S::add(one, bend)))
+            }
         }
+    }
+}
+
+/// What multiplies `act(gate)`.
+///
+/// # Safety
+/// The features of `S`.
+#[inline(always)]
+unsafe fn factor<S: Simd>(act: Gate, up: S::V) -> S::V {
+    // SAFETY: registers only; the caller has the features of `S`.
+    unsafe {
+        match act {
+            Gate::Clamped { limit, .. } => S::add(S::splat(1.0), S::max(S::min(up, S::splat(limit)), S::splat(-limit))),
+            _ => up,
+        }
+    }
+}
+
+/// The gradients where gate and up are not cut, and 0 elsewhere.
+///
+/// # Safety
+/// The features of `S`.
+#[inline(always)]
+unsafe fn uncut<S: Simd>(act: Gate, (gate, up): (S::V, S::V), (d_gate, d_up): (S::V, S::V)) -> (S::V, S::V) {
+    // SAFETY: registers only; the caller has the features of `S`.
+    unsafe {
+        let Gate::Clamped { limit, .. } = act else { return (d_gate, d_up) };
+        let (limit, none) = (S::splat(limit), S::splat(0.0));
+        let size = S::max(up, S::sub(none, up));
+        (S::if_gt(gate, limit, none, d_gate), S::if_gt(size, limit, none, d_up))
     }
 }
 
@@ -45,7 +81,8 @@ unsafe fn forward_kernel<S: Simd>(act: Gate, gate: *const f32, up: *const f32, o
     // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
-            S::store(out.add(at), S::mul(both::<S>(act, S::load(gate.add(at))).0, S::load(up.add(at))));
+            let up = factor::<S>(act, S::load(up.add(at)));
+            S::store(out.add(at), S::mul(both::<S>(act, S::load(gate.add(at))).0, up));
         }
     }
 }
@@ -63,8 +100,10 @@ unsafe fn backward_kernel<S: Simd>(act: Gate, gate: *mut f32, up: *mut f32, d_ou
         for at in (0..vectors * LANES).step_by(LANES) {
             let (g, u, d) = (S::load(gate.add(at)), S::load(up.add(at)), S::load(d_out.add(at)));
             let (value, slope) = both::<S>(act, g);
-            S::store(gate.add(at), S::mul(S::mul(d, u), slope));
-            S::store(up.add(at), S::mul(d, value));
+            let gradients = (S::mul(S::mul(d, factor::<S>(act, u)), slope), S::mul(d, value));
+            let (d_gate, d_up) = uncut::<S>(act, (g, u), gradients);
+            S::store(gate.add(at), d_gate);
+            S::store(up.add(at), d_up);
         }
     }
 }

@@ -1,4 +1,5 @@
-// act(gate) up and its gradients, a thread a pack. The act is SiLU (0), GELU by tanh (1), a sigmoid (2), or none (3).
+// act(gate) up and its gradients, a thread a pack. The act is SiLU (0), GELU by tanh (1), a sigmoid (2), none (3), or
+// that of gpt-oss (4): gate and up cut at a limit, and one added to up.
 #include "dev.cuh"
 
 struct Both {
@@ -24,26 +25,36 @@ static __device__ inline Both sigmoid(float x) {
     return {s, s * (1.0f - s)};
 }
 
-static __device__ inline Both activate(i32 gate, float x) {
+static __device__ inline Both clamped(float x, float alpha, float limit) {
+    x = fminf(x, limit);
+    float s = 1.0f / (1.0f + expf(-alpha * x));
+    return {x * s, s * (1.0f + alpha * x * (1.0f - s))};
+}
+
+static __device__ inline Both activate(i32 gate, float x, float alpha, float limit) {
     switch (gate) {
     case 0: return silu(x);
     case 1: return gelu_tanh(x);
     case 2: return sigmoid(x);
-    default: return {x, 1.0f};
+    case 3: return {x, 1.0f};
+    default: return clamped(x, alpha, limit);
     }
 }
 
-KERNEL TYPED(gated_mlp_forward)(const act* gate, const act* up, act* out, i32 function, u64 count) {
+// What multiplies the gate.
+static __device__ inline float factor(i32 function, float up, float limit) { return function == 4 ? 1.0f + fminf(fmaxf(up, -limit), limit) : up; }
+
+KERNEL TYPED(gated_mlp_forward)(const act* gate, const act* up, act* out, i32 function, float alpha, float limit, u64 count) {
     u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
     if (i >= count) return;
     float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT];
     load_pack(gates, gate, i, count);
     load_pack(ups, up, i, count);
-    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) ups[e] *= activate(function, gates[e]).value;
+    UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) ups[e] = activate(function, gates[e], alpha, limit).value * factor(function, ups[e], limit);
     store_pack(out, i, count, ups);
 }
 
-KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 function, u64 count) {
+KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 function, float alpha, float limit, u64 count) {
     u64 i = (u64(blockIdx.x) * blockDim.x + threadIdx.x) * Pack<act>::COUNT;
     if (i >= count) return;
     float gates[Pack<act>::COUNT], ups[Pack<act>::COUNT], slopes[Pack<act>::COUNT];
@@ -51,9 +62,10 @@ KERNEL TYPED(gated_mlp_backward)(act* gate, act* up, const act* d_out, i32 funct
     load_pack(ups, up, i, count);
     load_pack(slopes, d_out, i, count);
     UNROLL for (u32 e = 0; e < Pack<act>::COUNT; e++) {
-        Both both = activate(function, gates[e]);
-        gates[e] = slopes[e] * ups[e] * both.slope;
-        ups[e] = slopes[e] * both.value;
+        Both both = activate(function, gates[e], alpha, limit);
+        bool cut = function == 4 && gates[e] > limit, up_cut = function == 4 && fabsf(ups[e]) > limit;
+        gates[e] = cut ? 0.0f : slopes[e] * factor(function, ups[e], limit) * both.slope;
+        ups[e] = up_cut ? 0.0f : slopes[e] * both.value;
     }
     store_pack(gate, i, count, gates);
     store_pack(up, i, count, ups);

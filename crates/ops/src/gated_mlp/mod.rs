@@ -13,7 +13,7 @@ pub(crate) use cpu::both;
 use tunesmith_device::Device;
 
 /// What the gate goes through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// SiLU, `x sigmoid(x)`: Llama, Qwen.
     Silu,
@@ -23,6 +23,14 @@ pub enum Gate {
     Sigmoid,
     /// `x`: a product.
     Identity,
+    /// `out = (up + 1) g sigmoid(alpha g)` with `g = min(gate, limit)` and `up` within `±limit`: gpt-oss. What is cut has no
+    /// gradient.
+    Clamped {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Where gate and up are cut.
+        limit: f32,
+    },
 }
 
 /// `act(gate) * up`, all `[tokens, features]`.

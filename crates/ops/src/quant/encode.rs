@@ -1,6 +1,6 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2: on every device the same bytes.
 use super::rule::Rule;
-use super::{Eight, Format, Four, Nested, Quantized, Scales, cpu, cuda, map};
+use super::{E2M1, Eight, Format, Four, MX_BLOCK, Nested, Quantized, Scales, cpu, cuda, map};
 use crate::floats::Floats;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -40,7 +40,43 @@ pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: 
     match format {
         Format::Nf4 | Format::Fp4 => four_there(values, format, BLOCK, double).map(Quantized::Four),
         Format::Int8 | Format::Fp8 => eight_there(values, format, width).map(Quantized::Eight),
+        Format::Mxfp4 => mxfp4(values, width).map(Quantized::Four),
     }
+}
+
+/// Codes a matrix in MXFP4, on the host: a scale is the power of two that brings the largest magnitude of its 32 numbers below 8, as
+/// the format's document says it.
+fn mxfp4(values: Floats<'_>, width: usize) -> Result<Four> {
+    if !width.is_multiple_of(MX_BLOCK) {
+        return Err(Error::model(format!("rows of {width} numbers, expected a multiple of {MX_BLOCK} for mxfp4")));
+    }
+    let device = values.device();
+    let host = if device.only_counts() { vec![0.0; values.len()] } else { values.read() };
+    let (mut codes, mut scales) = (Vec::with_capacity(host.len() / 2), Vec::with_capacity(host.len() / MX_BLOCK));
+    for block in host.chunks_exact(MX_BLOCK) {
+        let largest = block.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        if !block.iter().all(|value| value.is_finite()) {
+            return Err(odd());
+        }
+        // The exponent of the largest code, 6, is 2.
+        let exponent = if largest == 0.0 { -127 } else { largest.log2().floor() as i32 - 2 };
+        let exponent = exponent.clamp(-127, 125);
+        let scale = 2.0f32.powi(exponent);
+        codes.extend(block.chunks_exact(2).map(|pair| e2m1(pair[0] / scale) | e2m1(pair[1] / scale) << 4));
+        scales.push((exponent + 127) as u8);
+    }
+    Four::mxfp4(codes, scales).map(|four| four.to(device)).map_err(Error::model)
+}
+
+/// The code of the nearest value; of two as near, the one whose mantissa is even.
+fn e2m1(value: f32) -> u8 {
+    let size = value.abs();
+    let above = |code: &usize| {
+        let bound = f32::midpoint(E2M1[*code], E2M1[code + 1]);
+        size > bound || (size == bound && code % 2 == 1)
+    };
+    let code = (0..7).take_while(above).count() as u8;
+    if value < 0.0 { code | 8 } else { code }
 }
 
 pub(super) fn four_there(values: Floats<'_>, format: Format, block: usize, double: bool) -> Result<Four> {

@@ -11,6 +11,9 @@
 //! for it multiply the codes. They sum along a matrix's rows only, so a copy of its transpose, coded by its own rows, lies
 //! beside it there.
 //!
+//! **MXFP4** (Open Compute Project, "Microscaling Formats", 2023): 4 bits, `e2m1(code) * 2^(scale - 127)` with a byte of scale for
+//! each 32 numbers of a row. gpt-oss's files hold its experts so; nothing here codes it.
+//!
 //! [`encode`] makes them, where the numbers are; [`Quantized::widen`] gives a stretch of the numbers back. Codes, scales and
 //! numbers are the same to the bit on every device.
 mod cpu;
@@ -46,7 +49,16 @@ pub enum Format {
     Int8,
     /// 8 bits of floating point ([`fp8`]), a scale for each row.
     Fp8,
+    /// 4 bits as floating point ([`E2M1`]), with a power of two for each 32 numbers of a row: the Open Compute Project's MX format.
+    Mxfp4,
 }
+
+/// What the codes of MXFP4 mean: sign, two bits of exponent, one of mantissa.
+pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+/// Numbers that share a scale in MXFP4.
+pub const MX_BLOCK: usize = 32;
+/// The largest exponent of a scale in MXFP4 with which every code is finite.
+const MX_LARGEST: u8 = 252;
 
 impl Format {
     /// The word of configurations and of `quant_type`.
@@ -56,6 +68,7 @@ impl Format {
             Self::Fp4 => "fp4",
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 }
@@ -208,6 +221,23 @@ impl Four {
         Self::of(format, codes.into(), len, block, table, scales)
     }
 
+    /// A matrix in MXFP4: two codes a byte, the first in the **low** half, and of each 32 numbers the exponent of their scale,
+    /// `2^(scale - 127)`.
+    ///
+    /// # Errors
+    /// In words: sizes that do not fit, or a scale that is no number.
+    pub fn mxfp4(mut codes: Vec<u8>, scales: Vec<u8>) -> Result<Self, String> {
+        if let Some(scale) = scales.iter().find(|&&scale| scale > MX_LARGEST) {
+            return Err(format!("a scale of {scale}, expected at most {MX_LARGEST}"));
+        }
+        codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
+        let map = std::array::from_fn(|scale| 2.0f32.powi(scale.min(usize::from(MX_LARGEST)) as i32 - 127));
+        let (len, block) = (2 * codes.len(), scales.len());
+        // The exponents are the codes of nested scales, whose one factor is 1.
+        let nested = Nested { codes: scales.into(), map: Arc::new(map), absmax: vec![1.0].into(), block, offset: 0.0 };
+        Self::new(Format::Mxfp4, codes, len, MX_BLOCK, E2M1, Scales::Nested(nested))
+    }
+
     /// As [`Four::new`], on any device.
     fn of(
         format: Format,
@@ -275,13 +305,19 @@ impl Four {
     }
 
     /// `self` and then `below`, as one matrix; nothing where they are quantized differently or `self` ends within a block.
-    /// Scales that were quantized are widened, since their offsets differ.
+    /// Scales that were quantized are widened, since their offsets differ; those of MXFP4 do not.
     fn joined(&self, below: &Self) -> Option<Self> {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {
             codes: self.codes.joined(&below.codes),
             len: self.len + below.len,
-            scales: Scales::Plain(self.scales.wide().joined(&below.scales.wide())),
+            scales: match (&self.scales, &below.scales) {
+                (Scales::Nested(above), Scales::Nested(below)) if self.format == Format::Mxfp4 => {
+                    let (codes, block) = (above.codes.joined(&below.codes), above.block + below.block);
+                    Scales::Nested(Nested { codes, block, ..above.clone() })
+                }
+                _ => Scales::Plain(self.scales.wide().joined(&below.scales.wide())),
+            },
             lookup: self.lookup.clone(),
             ..*self
         })

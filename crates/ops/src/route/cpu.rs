@@ -45,6 +45,20 @@ pub(super) fn set_weight_gradient(
     }
 }
 
+/// As [`set_weight_gradient`], added to what is there.
+pub(super) fn add_weight_gradient(
+    routing: &Routing,
+    expert: usize,
+    dy: &Activation,
+    biases: &Activation,
+    gradient: &mut [f32],
+) {
+    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(weights, dy, biases)) {
+        gradient[token * count + expert] += d;
+    }
+}
+
 /// Turns the gradient of the weights `[tokens, experts]` into that of the logits.
 pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<&[f32]>) {
     let count = routing.experts.len();

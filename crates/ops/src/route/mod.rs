@@ -13,6 +13,8 @@ mod reference;
 mod tests;
 
 use crate::activation::{Activation, LANES, Pool};
+use crate::elementwise;
+use crate::floats::Floats;
 use std::sync::Arc;
 use tunesmith_device::Device;
 
@@ -127,6 +129,19 @@ impl Routing {
             // The memory of a product that nobody reads.
             device if device.only_counts() => drop(d_middle.dot(middle)),
             Device::Cpu | Device::Cuda(_) => cpu::set_weight_gradient(self, expert, d_middle, middle, &mut to.0),
+            Device::Meta => {}
+        }
+    }
+
+    /// Adds what a bias `b [features]` of an expert's output adds to the gradient of its weights: `d_out · b`. `dy [its tokens,
+    /// features]` is `w d_out`.
+    pub fn add_bias_gradient(&self, expert: usize, dy: &Activation, bias: Floats<'_>, to: &mut WeightGradients) {
+        let mut biases = dy.like();
+        biases.zero();
+        elementwise::add_bias(&mut biases, bias);
+        match dy.device() {
+            device if device.only_counts() => drop(dy.dot(&biases)),
+            Device::Cpu | Device::Cuda(_) => cpu::add_weight_gradient(self, expert, dy, &biases, &mut to.0),
             Device::Meta => {}
         }
     }

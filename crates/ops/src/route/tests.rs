@@ -6,11 +6,20 @@ const TOKENS: usize = 21;
 const EXPERTS: usize = 5;
 const FEATURES: usize = 3;
 
-/// Experts that multiply a token by `expert + 1`: `out = sum_e w_e (e + 1) x`, times `seed`, summed.
+/// An expert's bias.
+fn bias(expert: usize) -> Vec<f32> {
+    numbers(20 + expert as u64, FEATURES)
+}
+
+/// Experts that multiply a token by `expert + 1` and add a bias: `out = sum_e w_e ((e + 1) x + b_e)`, times `seed`, summed.
 fn objective(logits: &[f64], x: &[f64], seed: &[f32], per_token: usize, normalised: bool) -> f64 {
     let w = reference::weights(logits, EXPERTS, per_token, normalised);
-    let factor = |token: usize| (0..EXPERTS).map(|e| w[token * EXPERTS + e] * (e + 1) as f64).sum::<f64>();
-    x.iter().zip(seed).enumerate().map(|(at, (x, &seed))| factor(at / FEATURES) * x * f64::from(seed)).sum()
+    let biases: Vec<Vec<f32>> = (0..EXPERTS).map(bias).collect();
+    let out = |at: usize, x: f64| -> f64 {
+        let of = |e: usize| w[at / FEATURES * EXPERTS + e] * ((e + 1) as f64 * x + f64::from(biases[e][at % FEATURES]));
+        (0..EXPERTS).map(of).sum()
+    };
+    x.iter().zip(seed).enumerate().map(|(at, (&x, &seed))| out(at, x) * f64::from(seed)).sum()
 }
 
 #[test]
@@ -35,11 +44,15 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
                 let middle = routing.dispatch(expert, &xa, &own);
                 let mut y = middle.copy();
                 crate::elementwise::scale(&mut y, factor);
+                let bias = engine.array(&bias(expert));
+                crate::elementwise::add_bias(&mut y, bias.view());
                 routing.combine(expert, &y, &mut out);
                 // The gradient of the tokens is here also that of what the weight's gradient is found with.
                 let mut d_middle = routing.combine_backward(expert, &d_out, &own);
+                let dy = d_middle.copy();
                 crate::elementwise::scale(&mut d_middle, factor);
                 routing.set_weight_gradient(expert, &d_middle, &middle, &mut d_weights);
+                routing.add_bias_gradient(expert, &dy, bias.view(), &mut d_weights);
                 routing.dispatch_backward(expert, &d_middle, &mut dx);
             }
             let found: f64 = out.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();

@@ -24,6 +24,8 @@ pub enum Storage {
     Int8,
     /// As [`Storage::Int8`], in floating point.
     Fp8,
+    /// Four bits a number, and a byte for each 32.
+    Mxfp4,
 }
 
 impl Storage {
@@ -37,13 +39,14 @@ impl Storage {
                 let blocks = numbers.div_ceil(64);
                 numbers.div_ceil(2) + if double { blocks + 4 * blocks.div_ceil(256) + 4 } else { 4 * blocks }
             }
+            Self::Mxfp4 => numbers.div_ceil(2) + numbers.div_ceil(32),
             Self::Int8 | Self::Fp8 => numbers + 4 * numbers / shape.last().map_or(1, |&size| size.max(1) as u64),
         }
     }
 
     /// Whether its numbers are dequantized before they are multiplied.
     pub(crate) const fn is_quantized(self) -> bool {
-        matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8)
+        matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8 | Self::Mxfp4)
     }
 
     /// The name in tables, such as `bf16`.
@@ -55,6 +58,7 @@ impl Storage {
             Self::FourBit { double: false } => "4 bit",
             Self::Int8 => "int8",
             Self::Fp8 => "FP8",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 }
@@ -68,6 +72,8 @@ pub struct Base {
     pub quantized: Option<Storage>,
     /// The names of the tensors that `quantized` applies to.
     pub quantized_tensors: Arc<BTreeSet<String>>,
+    /// The names of the tensors that the checkpoint has in MXFP4, and that stay so.
+    pub stored_mxfp4: Arc<BTreeSet<String>>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
@@ -200,11 +206,13 @@ impl Job<'_> {
         let has_rows = !self.arch.rows_of(&spec.name).is_empty();
         if self.trained.tensors.contains(&spec.name) {
             None
-        } else if spec.shape.len() < 2 || base.wide.contains(module) || has_rows {
+        } else if !TensorSpec::is_matrix(&spec.shape) || base.wide.contains(module) || has_rows {
             Some(Storage::F32)
+        } else if base.stored_mxfp4.contains(&spec.name) {
+            Some(Storage::Mxfp4)
         } else {
-            let quantized = base.quantized.filter(|_| base.quantized_tensors.contains(&spec.name));
-            Some(quantized.unwrap_or(base.matrices))
+            let named = |storage: &Storage| *storage != Storage::Mxfp4 && base.quantized_tensors.contains(&spec.name);
+            Some(base.quantized.filter(named).unwrap_or(base.matrices))
         }
     }
 

@@ -1,0 +1,263 @@
+//! Experts that a file holds stacked, one tensor for all of a block: each expert's part gets the name that it has here.
+//!
+//! gpt-oss's are transposed, and gate and up lie in turn (`E` experts, hidden size `H`, width `I`):
+//!
+//! ```text
+//! mlp.experts.gate_up_proj [E, H, 2I]          gate i in column 2i, up i in column 2i + 1
+//! mlp.experts.gate_up_proj_bias [E, 2I]        likewise
+//! mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
+//! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
+//! ```
+use super::format::Entry;
+use super::quantized::QuantizedTensor;
+use super::{Dtype, Numbers, WeightFiles};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
+
+/// Which numbers of a stretch of a file are those of a tensor, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct View {
+    /// The place of the first one.
+    first: usize,
+    /// From a row to the next.
+    row: usize,
+    /// From a column to the next.
+    column: usize,
+}
+
+/// An expert's rows of a matrix in MXFP4.
+#[derive(Debug, Clone)]
+pub(super) struct MxTensor {
+    /// `[rows, columns]` of the expert's matrix.
+    shape: [usize; 2],
+    /// Its bytes of codes, and of scales.
+    codes: Entry,
+    scales: Entry,
+    /// Its first row, and how many further on the next is.
+    first: usize,
+    step: usize,
+}
+
+impl MxTensor {
+    pub(super) const fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+}
+
+/// The stacked tensors of a block's experts, by the end of their names; of each what an expert's parts are called, and the first
+/// column or row of a part and the step to the next.
+const STACKED: [(&str, &[(&str, usize, usize)]); 4] = [
+    ("gate_up_proj", &[("gate_proj.weight", 0, 2), ("up_proj.weight", 1, 2)]),
+    ("down_proj", &[("down_proj.weight", 0, 1)]),
+    ("gate_up_proj_bias", &[("gate_proj.bias", 0, 2), ("up_proj.bias", 1, 2)]),
+    ("down_proj_bias", &[("down_proj.bias", 0, 1)]),
+];
+
+/// An expert's stretch of a tensor of so many.
+fn stretch(entry: &Entry, expert: usize, count: usize, shape: Vec<usize>) -> Entry {
+    let bytes = (entry.end - entry.begin) / count as u64;
+    let begin = entry.begin + bytes * expert as u64;
+    Entry { begin, end: begin + bytes, shape, ..entry.clone() }
+}
+
+/// Whether the tensor of that name is one of gpt-oss's stacked ones, by the name in its files.
+fn is_stacked(name: &str) -> bool {
+    let end = name.rsplit_once(".mlp.experts.").map(|(_, end)| end);
+    let end = end.map(|end| end.trim_end_matches("_blocks").trim_end_matches("_scales"));
+    end.is_some_and(|end| STACKED.iter().any(|(name, _)| *name == end))
+}
+
+/// More experts than any model has in a block.
+const MAX_EXPERTS: usize = 1 << 16;
+
+/// The block of a tensor of its experts, and what follows `mlp.experts.`.
+fn of_experts(name: &str) -> Option<(&str, &str)> {
+    name.rsplit_once(".mlp.experts.")
+}
+
+impl WeightFiles {
+    /// Gives the parts of gpt-oss's stacked tensors names of their own. What has no such shape stays as it is.
+    pub(super) fn unstack(&mut self) {
+        let stacked: Vec<String> = self.entries.keys().filter(|name| is_stacked(name)).cloned().collect();
+        for name in stacked {
+            let Some((block, end)) = of_experts(&name) else { continue };
+            if !self.entries.contains_key(&format!("{block}.mlp.router.weight")) {
+                continue;
+            }
+            let experts = format!("{block}.mlp.experts");
+            let parts = |plain: &str| STACKED.iter().find(|(of, _)| *of == plain).map(|(_, parts)| *parts);
+            let found = match (end.strip_suffix("_blocks"), end.strip_suffix("_scales")) {
+                (Some(plain), _) => parts(plain).is_some_and(|parts| self.unstack_mxfp4(&experts, plain, parts)),
+                // Goes with the codes.
+                (None, Some(plain)) => self.stacked.contains_key(&format!("{experts}.{plain}_blocks")),
+                (None, None) => parts(end).is_some_and(|parts| self.unstack_plain(&name, &experts, parts)),
+            };
+            if let Some(entry) = self.entries.remove(&name).filter(|_| found) {
+                self.stacked.insert(name, entry);
+            }
+        }
+    }
+
+    fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[(&str, usize, usize)]) -> bool {
+        let Some(entry) = self.entries.get(name).cloned() else { return false };
+        let (count, step) = (entry.shape.first().copied().unwrap_or_default(), parts.len());
+        // A matrix is transposed; a bias is a row.
+        let (shape, row, column) = match entry.shape[1..] {
+            [columns, width] if width.is_multiple_of(step) => (vec![width / step, columns], step, width),
+            [width] if width.is_multiple_of(step) => (vec![width / step], step, 0),
+            _ => return false,
+        };
+        if !(1..=MAX_EXPERTS).contains(&count) {
+            return false;
+        }
+        for expert in 0..count {
+            for &(part, first, _) in parts {
+                let own = stretch(&entry, expert, count, shape.clone());
+                let view = Some(View { first, row, column });
+                self.entries.insert(format!("{experts}.{expert}.{part}"), Entry { view, ..own });
+            }
+        }
+        true
+    }
+
+    fn unstack_mxfp4(&mut self, experts: &str, plain: &str, parts: &[(&str, usize, usize)]) -> bool {
+        let entry = |end: &str| self.entries.get(&format!("{experts}.{plain}_{end}")).cloned();
+        let (Some(codes), Some(scales)) = (entry("blocks"), entry("scales")) else { return false };
+        let &[count, all, blocks, bytes] = codes.shape.as_slice() else { return false };
+        let fits = scales.shape == [count, all, blocks] && bytes == MX_BLOCK / 2 && all.is_multiple_of(parts.len());
+        let are_bytes = codes.dtype == "U8" && scales.dtype == "U8";
+        if !fits || !are_bytes || !(1..=MAX_EXPERTS).contains(&count) {
+            return false;
+        }
+        let shape = [all / parts.len(), blocks * MX_BLOCK];
+        for expert in 0..count {
+            for &(part, first, step) in parts {
+                let [codes, scales] = [&codes, &scales].map(|entry| stretch(entry, expert, count, shape.to_vec()));
+                let name = format!("{experts}.{expert}.{part}");
+                let tensor = MxTensor { shape, codes: codes.clone(), scales, first, step };
+                self.quantized.insert(name.clone(), QuantizedTensor::Mx(tensor));
+                self.entries.insert(name, codes);
+            }
+        }
+        true
+    }
+
+    /// Fills `out` with the numbers of a view from `first` on.
+    pub(super) fn read_view(
+        &self,
+        entry: &Entry,
+        dtype: Dtype,
+        view: View,
+        first: usize,
+        out: &mut [f32],
+    ) -> io::Result<()> {
+        let (size, columns) = (dtype.bytes(), if entry.shape.len() > 1 { entry.shape[1] } else { 1 });
+        let mut stretch = Vec::with_capacity((entry.end - entry.begin) as usize);
+        self.chunks(entry, |bytes| stretch.extend_from_slice(bytes))?;
+        let mut own = vec![0; size * out.len()];
+        for (index, to) in own.chunks_exact_mut(size).enumerate() {
+            let (row, column) = ((first + index) / columns, (first + index) % columns);
+            let from = size * (view.first + row * view.row + column * view.column);
+            to.copy_from_slice(&stretch[from..from + size]);
+        }
+        dtype.widen(&own, out);
+        Ok(())
+    }
+
+    /// The stacked tensors in MXFP4, codes and scales, for [`WeightFiles::write_stacked_mxfp4`].
+    pub fn stacked_mxfp4(&self) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
+        let stored = self.stacked.iter().filter(|(name, _)| self.is_stacked_mxfp4(name));
+        stored.map(|(name, entry)| (name.clone(), entry.shape.clone(), Numbers::Elsewhere(entry.len(), "U8"))).collect()
+    }
+
+    /// Whether it is one of [`WeightFiles::stacked_mxfp4`].
+    pub fn is_stacked_mxfp4(&self, name: &str) -> bool {
+        self.stacked.contains_key(name) && (name.ends_with("_blocks") || name.ends_with("_scales"))
+    }
+
+    /// Writes the bytes of one of [`WeightFiles::stacked_mxfp4`], 1 MiB at a time.
+    ///
+    /// # Errors
+    /// The file's or the writer's.
+    pub fn write_stacked_mxfp4(&self, name: &str, writer: &mut dyn Write) -> io::Result<()> {
+        let entry = self.stacked.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let mut written = Ok(());
+        self.chunks(entry, |bytes| {
+            if written.is_ok() {
+                written = writer.write_all(bytes);
+            }
+        })?;
+        written
+    }
+
+    /// Whether a tensor is an expert's part of a matrix in MXFP4.
+    pub(super) fn is_mxfp4(&self, name: &str) -> bool {
+        matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_)))
+    }
+
+    /// A matrix in MXFP4 as it is stored.
+    pub(super) fn read_mxfp4(&self, tensor: &MxTensor) -> io::Result<Result<Quantized, String>> {
+        let rows = |entry: &Entry, width: usize| {
+            let mut all = Vec::with_capacity((entry.end - entry.begin) as usize);
+            self.chunks(entry, |bytes| all.extend_from_slice(bytes))?;
+            let own = all.chunks_exact(width).skip(tensor.first).step_by(tensor.step);
+            Ok::<_, io::Error>(own.flatten().copied().collect::<Vec<u8>>())
+        };
+        let [_, columns] = tensor.shape;
+        let (codes, scales) = (rows(&tensor.codes, columns / 2)?, rows(&tensor.scales, columns / MX_BLOCK)?);
+        Ok(Four::mxfp4(codes, scales).map(Quantized::Four))
+    }
+}
+
+/// A stacked tensor that is to be written.
+#[derive(Debug, Clone)]
+pub struct StackedTensor {
+    /// Its name in files of Transformers.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Vec<usize>,
+    /// Of each expert the names of its parts here.
+    pub experts: Vec<Vec<String>>,
+}
+
+impl StackedTensor {
+    /// The stacked tensors that gpt-oss's files have in the place of some of `tensors`, which are names and shapes.
+    pub fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
+        let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
+        let blocks = shapes.keys().filter_map(|name| name.strip_suffix(".mlp.router.weight"));
+        let tensor = |(block, (end, parts)): (&str, &(&str, &[(&str, usize, usize)]))| {
+            let names = |expert: usize| -> Vec<String> {
+                parts.iter().map(|(part, ..)| format!("{block}.mlp.experts.{expert}.{part}")).collect()
+            };
+            let experts: Vec<Vec<String>> = (0..)
+                .map(names)
+                .take_while(|names| names.iter().all(|name| shapes.contains_key(name.as_str())))
+                .collect();
+            let first = shapes.get(experts.first()?.first()?.as_str())?;
+            let shape = match **first {
+                [rows, columns] => vec![experts.len(), columns, parts.len() * rows],
+                [width] => vec![experts.len(), parts.len() * width],
+                _ => return None,
+            };
+            Some(Self { name: format!("{block}.mlp.experts.{end}"), shape, experts })
+        };
+        blocks.flat_map(|block| STACKED.iter().map(move |stacked| (block, stacked))).filter_map(tensor).collect()
+    }
+
+    /// One expert's numbers as they are stored, given those of its parts.
+    pub fn joined(&self, parts: &[Vec<f32>]) -> Vec<f32> {
+        let width = self.shape.last().copied().unwrap_or(1);
+        let mut out = vec![0.0; parts.iter().map(Vec::len).sum()];
+        // Each part is `[width / parts, columns]`, or a bias of one column.
+        let columns = out.len() / width.max(1);
+        for (first, part) in parts.iter().enumerate() {
+            for (row, values) in part.chunks_exact(columns).enumerate() {
+                for (column, value) in values.iter().enumerate() {
+                    out[column * width + row * parts.len() + first] = *value;
+                }
+            }
+        }
+        out
+    }
+}
