@@ -1,9 +1,10 @@
 //! `tunesmith models`: lists the supported model families, or describes a model folder.
 use super::terminal::{print, print_exact};
 use crate::config::FAMILIES;
-use crate::config::arch::{Arch, QkNorm, TensorSpec, WRAPPERS};
+use crate::config::arch::{Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
 use crate::words::count;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -103,6 +104,15 @@ fn describe(arch: &Arch) -> String {
     if still > 0 {
         line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
     }
+    for (what, text) in mixers(arch) {
+        line(what, text);
+    }
+    if let Some(experts) = &arch.experts {
+        let sparse = (0..arch.num_hidden_layers).filter(|&layer| arch.experts_of(layer).is_some()).count();
+        let format = if experts.mxfp4 { ", stored in MXFP4" } else { "" };
+        let Experts { count, per_token, width, .. } = experts;
+        line("experts", format!("{count}, {per_token} a token, {width} wide, in {sparse} blocks{format}"));
+    }
     for (index, rope) in arch.ropes.iter().enumerate() {
         let width = arch.attentions().find(|it| it.rope == Some(index)).map_or(rope.rotary_dim, |it| it.head_dim);
         line("rotary", format!("base {}, {} of {width} features, {}", rope.theta, rope.rotary_dim, rope.scaling));
@@ -110,10 +120,16 @@ fn describe(arch: &Arch) -> String {
     if arch.qk_norm != QkNorm::None {
         line("norms on q and k", if arch.qk_norm == QkNorm::Head { "a head" } else { "all heads" }.to_string());
     }
+    // Blocks differ: each module once, by its name and shape.
+    let mut seen = BTreeSet::new();
+    let new = |module: &LinearSpec| {
+        let name = module.name.rsplit('.').next().unwrap_or_default().to_owned();
+        module.layer.is_some() && seen.insert((name, module.out_features, module.in_features))
+    };
     let modules: Vec<String> = arch
         .linear_modules()
         .into_iter()
-        .filter(|module| module.layer == Some(0))
+        .filter(new)
         .map(|module| {
             format!(
                 "{} [{}, {}]",
@@ -125,4 +141,29 @@ fn describe(arch: &Arch) -> String {
         .collect();
     line("linear modules", modules.join(", "));
     out
+}
+
+/// The mixers that stand in the place of attention, and in how many blocks.
+fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
+    let branches = || arch.blocks.iter().flat_map(|block| &block.branches);
+    let (mut deltas, mut convolutions) = (0, 0);
+    let (mut delta, mut kernel) = (String::new(), 0);
+    for branch in branches() {
+        match &branch.part {
+            PartSpec::DeltaNet(spec) => {
+                deltas += 1;
+                delta = format!(
+                    "{} value heads of {}, {} key heads of {}",
+                    spec.value_heads, spec.value_dim, spec.key_heads, spec.key_dim
+                );
+            }
+            PartSpec::ShortConv(spec) => (convolutions, kernel) = (convolutions + 1, spec.kernel),
+            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::Experts => {}
+        }
+    }
+    let all = arch.num_hidden_layers;
+    let delta = (deltas > 0).then(|| ("linear attention", format!("{delta}, in {deltas} of {all} blocks")));
+    let convolution =
+        (convolutions > 0).then(|| ("convolution", format!("over {kernel} tokens, in {convolutions} of {all} blocks")));
+    delta.into_iter().chain(convolution).collect()
 }

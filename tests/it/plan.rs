@@ -79,7 +79,10 @@ fn modes() -> Vec<(String, String)> {
 #[test]
 fn buffers_are_predicted_to_the_byte() {
     let families =
-        ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "smollm3", "olmo2", "granite", "phi3"];
+        [
+            "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "smollm3", "olmo2", "granite", "phi3", "qwen3_5",
+            "lfm2", "ministral3", "seed_oss", "hunyuan_v1_dense",
+        ];
     let mut count = 0;
     for family in families {
         let arch = arch(family);
@@ -168,7 +171,7 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
 
 #[test]
 fn experts_are_predicted_as_if_they_were_used_alike() {
-    for family in ["mixtral", "qwen2_moe", "qwen3_moe"] {
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"] {
         let arch = arch(family);
         for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {
             let batch = batch(arch.vocab_size, &[600, 500], 5);

@@ -90,7 +90,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let arch = shape(&request.shape)?;
     let mut config = request.config.clone();
     config.tuning.mode = Mode::Freeze;
-    config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
+    config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
     let model = Model::load(&arch, None, &config)?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;
     let weight_bytes = weight_bytes(&arch, if narrow { 2.0 } else { 4.0 });

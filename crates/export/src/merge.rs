@@ -200,7 +200,7 @@ impl Merged {
     /// # Errors
     /// As [`Merged::values`].
     pub fn model(&self) -> Result<Model> {
-        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.stack)
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(&self.arch), &self.stack)
     }
 }
 
@@ -218,10 +218,10 @@ pub fn dequantized() -> ModelConfig {
 
 /// A configuration to load a model without training it: the only trainable tensor is the smallest. Quantized matrices are
 /// dequantized.
-fn frozen_config() -> Config {
+fn frozen_config(arch: &Arch) -> Config {
     let mut config = Config { model: dequantized(), ..Config::default() };
     config.tuning.mode = Mode::Freeze;
-    config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
+    config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
     config
 }
 
@@ -233,7 +233,7 @@ pub fn plain_model(dir: &Path, vision: Option<Arc<VisionArch>>) -> Result<Model>
     let mut arch = Arch::from_dir(dir)?;
     let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
     arch.vision = vision;
-    Model::load(&arch, Some(&weights), &frozen_config())
+    Model::load(&arch, Some(&weights), &frozen_config(&arch))
 }
 
 const ROWS: usize = 4;

@@ -10,7 +10,6 @@ use half::{bf16, f16};
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use super::stacked::View;
 use tunesmith_base::error::{Error, Result};
 
 /// The format's own limit of a header.
@@ -85,6 +84,17 @@ impl Dtype {
             }
         }
     }
+}
+
+/// Which numbers of a stretch of a file are those of a tensor, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct View {
+    /// The place of the first one.
+    pub(super) first: usize,
+    /// From a row to the next.
+    pub(super) row: usize,
+    /// From a column to the next.
+    pub(super) column: usize,
 }
 
 /// Where a tensor lies and what it is.

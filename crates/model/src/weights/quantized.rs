@@ -9,7 +9,6 @@
 //! ```
 use super::WeightFiles;
 use super::format::Entry;
-use super::stacked::MxTensor;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -38,6 +37,25 @@ impl QuantizedTensor {
             Self::Eight(shape) => shape,
             Self::Mx(tensor) => tensor.shape(),
         }
+    }
+}
+
+/// An expert's rows of a matrix in MXFP4.
+#[derive(Debug, Clone)]
+pub(super) struct MxTensor {
+    /// `[rows, columns]` of the expert's matrix.
+    pub(super) shape: [usize; 2],
+    /// Its bytes of codes, and of scales.
+    pub(super) codes: Entry,
+    pub(super) scales: Entry,
+    /// Its first row, and how many further on the next is.
+    pub(super) first: usize,
+    pub(super) step: usize,
+}
+
+impl MxTensor {
+    pub(super) const fn shape(&self) -> &[usize] {
+        &self.shape
     }
 }
 

@@ -8,42 +8,12 @@
 //! mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
 //! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
 //! ```
-use super::format::Entry;
-use super::quantized::QuantizedTensor;
+use super::format::{Entry, View};
+use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
-
-/// Which numbers of a stretch of a file are those of a tensor, in its order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct View {
-    /// The place of the first one.
-    first: usize,
-    /// From a row to the next.
-    row: usize,
-    /// From a column to the next.
-    column: usize,
-}
-
-/// An expert's rows of a matrix in MXFP4.
-#[derive(Debug, Clone)]
-pub(super) struct MxTensor {
-    /// `[rows, columns]` of the expert's matrix.
-    shape: [usize; 2],
-    /// Its bytes of codes, and of scales.
-    codes: Entry,
-    scales: Entry,
-    /// Its first row, and how many further on the next is.
-    first: usize,
-    step: usize,
-}
-
-impl MxTensor {
-    pub(super) const fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-}
 
 /// The stacked tensors of a block's experts, by the end of their names; of each what an expert's parts are called, and the first
 /// column or row of a part and the step to the next.
