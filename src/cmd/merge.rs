@@ -123,6 +123,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
+    if merged.model.weights.wrapping().is_some_and(|wrapping| wrapping.predicts_ahead()) {
+        text.push_str(
+            "note: mtp.*, the heads that predict several tokens at once, are copied as they were: decode without them\n",
+        );
+    }
     let class = merged.model.arch.auto_class();
     let _ = writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{}\")", output.display());
     terminal::print(&text)

@@ -107,11 +107,14 @@ fn a_merge_copies_experts_that_nothing_changes() {
     assert!(!fs::read_to_string(wide.join("config.json")).unwrap().contains("mxfp4"));
 }
 
+/// Changes shape and bytes of the tensor of that name.
+type Change = dyn Fn(&str, &mut Vec<usize>, &mut Vec<u8>);
+
 #[test]
 fn damaged_experts_are_refused_by_name() {
     let file = fs::read(golden("model/model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&file).unwrap();
-    let refused = |change: &dyn Fn(&str, &mut Vec<usize>, &mut Vec<u8>)| {
+    let refused = |change: &Change| {
         let dir = tempfile::tempdir().unwrap();
         fs::copy(golden("model/config.json"), dir.path().join("config.json")).unwrap();
         let mut all = Vec::new();

@@ -78,11 +78,24 @@ fn modes() -> Vec<(String, String)> {
 
 #[test]
 fn buffers_are_predicted_to_the_byte() {
-    let families =
-        [
-            "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "smollm3", "olmo2", "granite", "phi3", "qwen3_5",
-            "lfm2", "ministral3", "seed_oss", "hunyuan_v1_dense",
-        ];
+    let families = [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "mistral",
+        "smollm3",
+        "olmo2",
+        "granite",
+        "phi3",
+        "qwen3_5",
+        "lfm2",
+        "ministral3",
+        "seed_oss",
+        "hunyuan_v1_dense",
+    ];
     let mut count = 0;
     for family in families {
         let arch = arch(family);

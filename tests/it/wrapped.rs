@@ -243,6 +243,24 @@ fn a_head_beside_the_embedding_is_its_own_where_it_differs() {
 }
 
 #[test]
+fn heads_that_predict_ahead_stay_as_they_are() {
+    let (dir, _) = model("qwen3_5", true);
+    let file = dir.path().join("model.safetensors");
+    let mut raw = read(&file);
+    let head = raw["model.language_model.norm.weight"].clone();
+    raw.insert("mtp.norm.weight".into(), head);
+    write(&file, &raw);
+    let arch = Arch::from_dir(dir.path()).unwrap();
+    let weights = WeightFiles::open_model(dir.path(), &arch, &arch.tensors()).unwrap();
+    let wrapping = weights.wrapping().unwrap();
+    assert!(wrapping.predicts_ahead() && wrapping.has("mtp.norm.weight"));
+    let (plain, _) = model("llava", true);
+    let arch = Arch::from_dir(plain.path()).unwrap();
+    let weights = WeightFiles::open_model(plain.path(), &arch, &arch.tensors()).unwrap();
+    assert!(!weights.wrapping().unwrap().predicts_ahead());
+}
+
+#[test]
 fn what_cannot_be_trained_inside_is_refused_by_name() {
     let refused = |config: Value| {
         let error = Arch::from_json(&config.to_string(), Path::new("some/config.json")).expect_err("must be refused");

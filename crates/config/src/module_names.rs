@@ -36,6 +36,6 @@ impl ModuleNames {
         mlp: "feed_forward",
         projections: ["w1", "w3", "w2"],
     };
-    /// HunYuan's.
+    /// `HunYuan`'s.
     pub const HUNYUAN: Self = Self { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Self::LLAMA };
 }

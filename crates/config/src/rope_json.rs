@@ -140,10 +140,8 @@ impl Source<'_> {
             "yarn" => {
                 let original = context()?;
                 // Null is what the two contexts give; without the key Transformers fails.
-                let factor = match self.has("factor") {
-                    true => self.positive("factor", stretch(original))?,
-                    false => required("factor")?,
-                };
+                let factor =
+                    if self.has("factor") { self.positive("factor", stretch(original))? } else { required("factor")? };
                 let (beta_fast, beta_slow) = (self.positive("beta_fast", 32.0)?, self.positive("beta_slow", 1.0)?);
                 let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
                 let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));

@@ -67,7 +67,7 @@ impl FolderSettings<'_> {
         let stacked = StackedTensor::of(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
             return Err(Error::config("not yet: gpt-oss's experts in bitsandbytes' formats")
-                .hint("leave out --quantize: experts in MXFP4 stay so"));
+                .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
         let of_model: Vec<Planned> = (tensors.iter().filter(|spec| !parts.contains(&spec.name)))

@@ -1,5 +1,5 @@
 //! gpt-oss: experts with biases and a clamped activation in every block, sinks in the attention, a window in every other block.
-use crate::arch::{Arch, Clamp, ExpertNames, Experts};
+use crate::arch::{Arch, BlockSpec, Clamp, ExpertNames, Experts};
 use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::Family;
 use crate::hf_json::Source;
@@ -51,6 +51,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             ExpertDefaults { count: 128, per_token: 4, width: 2880 },
         )?
     });
-    arch.blocks.iter_mut().for_each(|block| block.set_experts());
+    arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
     Ok(arch)
 }

@@ -25,6 +25,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         theta: 1e6,
         eps: 1e-5,
         eps_key: "norm_eps",
+        // Its class has no key for it.
+        activation_key: "",
         tied: true,
         pad: Some(0),
         ..Defaults::default()

@@ -15,9 +15,15 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
 
+/// A part of an expert: its name, its first column or row in the stacked tensor, and the step to the next.
+type Part = (&'static str, usize, usize);
+
+/// A stacked tensor, by the end of its name, and what an expert has of it.
+type Stacked = (&'static str, &'static [Part]);
+
 /// The stacked tensors of a block's experts, by the end of their names; of each what an expert's parts are called, and the first
 /// column or row of a part and the step to the next.
-const STACKED: [(&str, &[(&str, usize, usize)]); 4] = [
+const STACKED: [Stacked; 4] = [
     ("gate_up_proj", &[("gate_proj.weight", 0, 2), ("up_proj.weight", 1, 2)]),
     ("down_proj", &[("down_proj.weight", 0, 1)]),
     ("gate_up_proj_bias", &[("gate_proj.bias", 0, 2), ("up_proj.bias", 1, 2)]),
@@ -69,7 +75,7 @@ impl WeightFiles {
         }
     }
 
-    fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[(&str, usize, usize)]) -> bool {
+    fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[Part]) -> bool {
         let Some(entry) = self.entries.get(name).cloned() else { return false };
         let (count, step) = (entry.shape.first().copied().unwrap_or_default(), parts.len());
         // A matrix is transposed; a bias is a row.
@@ -91,7 +97,7 @@ impl WeightFiles {
         true
     }
 
-    fn unstack_mxfp4(&mut self, experts: &str, plain: &str, parts: &[(&str, usize, usize)]) -> bool {
+    fn unstack_mxfp4(&mut self, experts: &str, plain: &str, parts: &[Part]) -> bool {
         let entry = |end: &str| self.entries.get(&format!("{experts}.{plain}_{end}")).cloned();
         let (Some(codes), Some(scales)) = (entry("blocks"), entry("scales")) else { return false };
         let &[count, all, blocks, bytes] = codes.shape.as_slice() else { return false };
@@ -196,11 +202,11 @@ impl StackedTensor {
     pub fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
         let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
         let blocks = shapes.keys().filter_map(|name| name.strip_suffix(".mlp.router.weight"));
-        let tensor = |(block, (end, parts)): (&str, &(&str, &[(&str, usize, usize)]))| {
+        let tensor = |(block, (end, parts)): (&str, &Stacked)| {
             let names = |expert: usize| -> Vec<String> {
                 parts.iter().map(|(part, ..)| format!("{block}.mlp.experts.{expert}.{part}")).collect()
             };
-            let experts: Vec<Vec<String>> = (0..)
+            let experts: Vec<Vec<String>> = (0..MAX_EXPERTS)
                 .map(names)
                 .take_while(|names| names.iter().all(|name| shapes.contains_key(name.as_str())))
                 .collect();

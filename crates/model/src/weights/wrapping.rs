@@ -33,6 +33,11 @@ impl Wrapping {
         self.others.entries.contains_key(stored)
     }
 
+    /// Whether there are heads that predict several tokens at once (`mtp.*`), which know the model as it was.
+    pub fn predicts_ahead(&self) -> bool {
+        self.others.entries.keys().any(|name| name.starts_with("mtp."))
+    }
+
     /// Bytes of the tensors beside the language model.
     pub fn bytes(&self) -> u64 {
         self.others.entries.values().map(|entry| entry.end - entry.begin).sum()

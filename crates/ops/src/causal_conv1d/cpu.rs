@@ -4,6 +4,7 @@
 //! panel beside it. Taps out of the token's sequence are multiplied by zero.
 use super::{Conv, MAX_KERNEL};
 use crate::activation::{Activation, LANES};
+use crate::floats::Floats;
 use crate::gated_mlp::{Gate, both};
 use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
@@ -155,7 +156,7 @@ fn each_panel(
 }
 
 pub(super) fn forward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: &[u32], out: &mut Activation) {
-    let (channels, bias) = (x.features(), conv.bias.map(|bias| bias.cpu_slice()));
+    let (channels, bias) = (x.features(), conv.bias.map(Floats::cpu_slice));
     each_panel(conv.weight.cpu_slice(), kernel, x, positions, out, |panel, out| {
         // SAFETY: `out` has the shape of `x`, whose panels `each_panel` walks: a task's panel is no other's.
         unsafe { forward_panel(panel, bias, conv.silu, out, channels) };
@@ -164,7 +165,7 @@ pub(super) fn forward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: 
 
 /// Turns the gradient of `y` into that of `z`.
 pub(super) fn silu_backward(conv: Conv<'_>, kernel: usize, x: &Activation, positions: &[u32], dz: &mut Activation) {
-    let (channels, bias) = (x.features(), conv.bias.map(|bias| bias.cpu_slice()));
+    let (channels, bias) = (x.features(), conv.bias.map(Floats::cpu_slice));
     each_panel(conv.weight.cpu_slice(), kernel, x, positions, dz, |panel, dz| {
         // SAFETY: `dz` has the shape of `x`, as `super::backward` asserts: a task's panel is no other's.
         unsafe { silu_panel(panel, bias, dz, channels) };

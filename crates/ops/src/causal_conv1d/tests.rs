@@ -40,5 +40,5 @@ fn equals_its_definition_and_its_finite_differences() {
 fn tokens_without_a_sequence_are_refused() {
     let x = Activation::from_rows(&Pool::new(), &[0.0; 6], 2);
     let conv = Conv { weight: [1.0; 4][..].into(), bias: None, silu: false };
-    let _ = forward(conv, &x, &[0..2]);
+    let _ = forward(conv, &x, std::slice::from_ref(&(0..2)));
 }

@@ -34,7 +34,9 @@ pub(super) fn forward(rows: &Rows<'_>, heads: Heads, sequences: &[Range<usize>])
                 let x = rows.a[token * value + head] + rows.dt_bias[head];
                 let decay = (-rows.a_log[head].exp() * x.exp().ln_1p()).exp();
                 for j in 0..value_dim {
-                    state.iter_mut().for_each(|row| row[j] *= decay);
+                    for row in &mut state {
+                        row[j] *= decay;
+                    }
                     let found: f64 = state.iter().zip(&k).map(|(row, k)| row[j] * k).sum();
                     let u = beta * (v[j] - found);
                     state.iter_mut().zip(&k).for_each(|(row, k)| row[j] += k * u);

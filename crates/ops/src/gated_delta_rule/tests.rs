@@ -76,7 +76,8 @@ fn check(engine: Engine, case: &Case) {
         let (qkv, b, a) = (qkv.gather(&tokens), b.gather(&tokens), a.gather(&tokens));
         let inputs = Inputs { qkv: &qkv, b: &b, a: &a, ..inputs };
         let mut copy = state.clone();
-        parts.extend(forward(inputs, heads, &[0..tokens.len()], Some(&mut [&mut copy])).to_rows());
+        parts
+            .extend(forward(inputs, heads, std::slice::from_ref(&(0..tokens.len())), Some(&mut [&mut copy])).to_rows());
         state = copy;
     }
     near("parts", &parts, &expected[last.start * heads.values()..], 2e-5);

@@ -230,7 +230,9 @@ impl Four {
         if let Some(scale) = scales.iter().find(|&&scale| scale > MX_LARGEST) {
             return Err(format!("a scale of {scale}, expected at most {MX_LARGEST}"));
         }
-        codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
+        for pair in &mut codes {
+            *pair = pair.rotate_left(4);
+        }
         let map = std::array::from_fn(|scale| 2.0f32.powi(scale.min(usize::from(MX_LARGEST)) as i32 - 127));
         let (len, block) = (2 * codes.len(), scales.len());
         // The exponents are the codes of nested scales, whose one factor is 1.

@@ -70,8 +70,10 @@ unsafe fn forward_kernel<S: Simd>(chunk: &Forward<'_>, out: &mut Block, miss: &m
                     sum[1] = S::fma(query, high, sum[1]);
                 }
             }
-            for half in 0..2 {
-                let sum = S::add(S::add(sums[0][half], sums[1][half]), S::add(sums[2][half], sums[3][half]));
+            let [first, second, third, fourth] = sums;
+            let pairs = first.into_iter().zip(second).zip(third).zip(fourth);
+            for (half, (((first, second), third), fourth)) in pairs.enumerate() {
+                let sum = S::add(S::add(first, second), S::add(third, fourth));
                 S::store(out[token].as_mut_ptr().add(half * LANES), sum);
             }
         }

@@ -65,8 +65,7 @@ pub(super) fn forward(
 ) {
     let (normed, own) = (Normed::new(inputs.qkv, heads), group_floats(heads));
     let states: Option<Vec<Shared<f32>>> = states.map(|states| {
-        let first = |state: &mut &mut State| Shared(state.floats.view_mut().cpu_slice().as_mut_ptr());
-        states.iter_mut().map(first).collect()
+        states.iter_mut().map(|state| Shared(state.floats.view_mut().cpu_slice().as_mut_ptr())).collect()
     });
     let (to, stride) = (out.shared(), out.stride());
     par::run(sequences.len() * heads.value, |task| {
