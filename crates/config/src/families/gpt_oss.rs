@@ -36,20 +36,13 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let window = source.window(Some(128))?;
     source.layer_windows(&mut arch, window, |layer| layer % 2 == 0)?;
     let key = if source.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
-    let clamp = Clamp {
-        alpha: source.positive("swiglu_alpha", 1.702)?,
-        limit: source.positive("swiglu_limit", 7.0)?,
-    };
+    let clamp = Clamp { alpha: source.positive("swiglu_alpha", 1.702)?, limit: source.positive("swiglu_limit", 7.0)? };
     arch.experts = Some(Experts {
         names: ExpertNames::GptOss,
         clamp: Some(clamp),
         biased: true,
         mxfp4: source.get("quantization_config").is_some_and(|found| found["quant_method"] == "mxfp4"),
-        ..source.experts(
-            key,
-            "intermediate_size",
-            ExpertDefaults { count: 128, per_token: 4, width: 2880 },
-        )?
+        ..source.experts(key, "intermediate_size", ExpertDefaults { count: 128, per_token: 4, width: 2880 })?
     });
     arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
     Ok(arch)

@@ -40,7 +40,9 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             };
             Some(QueryScaling { beta, original_max_position_embeddings })
         }
-        None => return Err(source.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs")),
+        None => {
+            return Err(source.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs"));
+        }
     };
     Ok(arch)
 }
