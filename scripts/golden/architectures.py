@@ -1,4 +1,4 @@
-"""The tiny models of the parity goldens. A model's position decides its seed, so add new ones at the end."""
+"""The tiny models of the parity goldens. `place` decides a model's seed: where it stands in the list, or a number of its own."""
 from dataclasses import dataclass, field
 
 BASE = dict(
@@ -25,6 +25,8 @@ class Architecture:
     lora: dict = field(default_factory=dict)
     # Whether the gradients of all weights are stored: of those that no adapter reaches.
     full: bool = False
+    # Its number among all models, which no other one has; without it, its position in the list. New models name theirs.
+    number: int | None = None
 
 
 ARCHITECTURES = {
@@ -167,3 +169,13 @@ ARCHITECTURES = {
         full=True,
     ),
 }
+
+
+def place(name):
+    """The number of an architecture that its seeds are made from."""
+    number = ARCHITECTURES[name].number
+    return list(ARCHITECTURES).index(name) if number is None else number
+
+
+NUMBERS = [place(name) for name in ARCHITECTURES]
+assert len(set(NUMBERS)) == len(NUMBERS), "two architectures have one number"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
 
-from architectures import ARCHITECTURES, BASE
+from architectures import ARCHITECTURES, BASE, place
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 IGNORE = -100

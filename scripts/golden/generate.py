@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers.generation import logits_process as processors
 
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, place
 from common import SEED, build, by_length, configuration, dump, float64, forget_lengths, make_weights, with_lora
 
 NEW_TOKENS = 14
@@ -47,16 +47,16 @@ def search(model, prompt, eos, settings):
     return tokens, float(found.sequences_scores[0])
 
 
-def beams(name, place):
+def beams(name):
     """For each setting a prompt, the ids that end an answer, and the answer of base and adapter."""
     architecture, config = ARCHITECTURES[name], configuration(name)
-    weights = make_weights(config, SEED + 10 * place, architecture.stored)
+    weights = make_weights(config, SEED + 10 * place(name), architecture.stored)
     config.output_router_logits = False  # generate can't, with a cache
-    cases, sides, seed = [], {}, 7000 + 1000 * place
+    cases, sides, seed = [], {}, 7000 + 1000 * place(name)
     for double in (False, True):
         with float64(double):
             sides["base", double] = build(config, weights, double).eval()
-            sides["lora", double] = with_lora(config, weights, SEED + 10 * place + 2, double, **architecture.lora).eval()
+            sides["lora", double] = with_lora(config, weights, SEED + 10 * place(name) + 2, double, **architecture.lora).eval()
     for number, settings in enumerate(SEARCHES):
         for attempt in range(60):
             rng = np.random.default_rng(seed + 100 * number + attempt)
@@ -131,7 +131,7 @@ def main():
     if args.only:
         with open(f"{args.out}/beams.json", encoding="utf-8") as file:
             found = json.load(file)["families"]
-    found |= {name: beams(name, place) for place, name in enumerate(ARCHITECTURES) if not args.only or name in args.only}
+    found |= {name: beams(name) for name in ARCHITECTURES if not args.only or name in args.only}
     with open(f"{args.out}/beams.json", "w", encoding="utf-8") as out:
         json.dump(dict(versions=versions, max_new_tokens=NEW_TOKENS, families=found), out, separators=(",", ":"))
     dump(dict(versions=versions, cases=sampling()), f"{args.out}/sampling.json")

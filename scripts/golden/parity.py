@@ -214,9 +214,9 @@ def main():
     tolerances["versions"] = dict(
         torch=torch.__version__, transformers=transformers.__version__, peft=peft.__version__, numpy=np.__version__, python=sys.version.split()[0]
     )
-    for index, name in enumerate(ARCHITECTURES):
+    for name in ARCHITECTURES:
         if not args.only or name in args.only:
-            tolerances[name] = architecture(name, SEED + 10 * index, rows, args.out)
+            tolerances[name] = architecture(name, SEED + 10 * place(name), rows, args.out)
     if not args.only or "variants" in args.only:
         tolerances["variants"] = variants.make(f"{args.out}/variants", rows)
     dump(tolerances, path)
