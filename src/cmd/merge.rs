@@ -17,7 +17,7 @@ use crate::files::disk::RealDisk;
 use crate::files::output::check_output_folder;
 use crate::files::temporary;
 use crate::model::quantize::{Held, How};
-use crate::model::weights::Dtype;
+use crate::model::weights::{Dtype, Stacking};
 use crate::ops::quant::Format;
 use crate::plan::human_bytes;
 use crate::words::count;
@@ -88,6 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
                 template: template.as_deref(),
                 own_head: None,
                 wrapping: None,
+                stacking: Stacking::NONE,
             };
             crate::checkpoint::folder::stage_companions(staging, source)
         })?;

@@ -35,8 +35,7 @@ fn list() -> String {
     for family in FAMILIES {
         let _ = writeln!(out, "{:12}  {}\n{:12}  {}", family.model_type, family.models, "", family.features);
     }
-    let _ =
-        writeln!(out, "\nThe text of multimodal models, where their language model is one of these (without experts):");
+    let _ = writeln!(out, "\nThe text of multimodal models, where their language model is one of these:");
     for wrapper in WRAPPERS {
         let _ = writeln!(out, "{:16}  {}", wrapper.model_type, wrapper.models);
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::FAMILIES;
 use tunesmith::config::arch::{Arch, HiddenAct, QkNorm, RopeScaling};
-use tunesmith::model::weights::StackedTensor;
+use tunesmith::model::weights::WeightFiles;
 
 use crate::parity::families;
 
@@ -78,7 +78,8 @@ fn the_tensors_are_those_of_the_golden_files() {
             }
         }
         let specs = arch.tensors();
-        let stacked = StackedTensor::of(specs.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
+        let files = WeightFiles::open(&model_dir(name), &specs).unwrap();
+        let stacked = files.stacking().again(specs.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         let parts: Vec<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
         let alone = specs.iter().filter(|spec| !parts.contains(&&spec.name));
         let mut expected: Vec<_> = alone.map(|spec| (spec.name.clone(), spec.shape.clone())).collect();

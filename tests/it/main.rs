@@ -25,6 +25,7 @@ mod machine;
 mod memory;
 mod merge;
 mod metrics;
+mod mixtures;
 mod mxfp4;
 mod objective;
 mod optim;

@@ -95,6 +95,7 @@ fn buffers_are_predicted_to_the_byte() {
         "ministral3",
         "seed_oss",
         "hunyuan_v1_dense",
+        "glm4",
     ];
     let mut count = 0;
     for family in families {
@@ -185,7 +186,18 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
 
 #[test]
 fn experts_are_predicted_as_if_they_were_used_alike() {
-    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"] {
+    for family in [
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gpt_oss",
+        "glm4_moe",
+        "qwen3_5_moe",
+        "qwen3_next",
+        "lfm2_moe",
+        "afmoe",
+        "minimax_m2",
+    ] {
         let arch = arch(family);
         for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {
             let batch = batch(arch.vocab_size, &[600, 500], 5);

@@ -109,6 +109,13 @@ macro_rules! families {
             seed_oss,
             hunyuan_v1_dense,
             gpt_oss,
+            qwen3_5_moe,
+            qwen3_next,
+            lfm2_moe,
+            glm4_moe,
+            glm4,
+            afmoe,
+            minimax_m2,
         }
     };
 }

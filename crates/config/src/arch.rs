@@ -1,12 +1,12 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm,
-    SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, GateSpec, HiddenAct, NormPlacement, PartSpec,
+    QkNorm, RouterSpec, SharedExpert,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
-pub use super::mixers::{DeltaNetSpec, ShortConvSpec};
+pub use super::mixers::{DeltaNetNames, DeltaNetSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
 pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};
@@ -81,10 +81,13 @@ pub struct Arch {
     pub logit_scale: f64,
     /// Activation on the gate of the MLP.
     pub activation: HiddenAct,
-    /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
+    /// Whether q, k and v are one module, `qkv_proj` (Phi-3).
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
+    /// Whether files may hold heads that predict further tokens, `mtp.*` or blocks behind the last one, which are neither run nor
+    /// trained.
+    pub predicts_ahead: bool,
     /// Whether `lm_head` shares the embedding's matrix.
     pub tie_word_embeddings: bool,
     /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
@@ -140,6 +143,11 @@ impl Arch {
             tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
         tensors
+    }
+
+    /// The tensors that can be trained: all but those that Transformers has as buffers.
+    pub fn parameters(&self) -> Vec<TensorSpec> {
+        self.tensors().into_iter().filter(|spec| !self.is_buffer(&spec.name)).collect()
     }
 
     /// Rows of the head: `vocab_size`, or the outputs of the classification head.

@@ -59,6 +59,8 @@ pub struct Experts {
     pub width: usize,
     /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
     pub normalised: bool,
+    /// What else the router does.
+    pub router: RouterSpec,
     /// The MLP beside the experts, which every token goes through; `None` without one.
     pub shared: Option<SharedExpert>,
     /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
@@ -73,13 +75,43 @@ pub struct Experts {
     pub mxfp4: bool,
 }
 
+/// How a router scores experts and chooses among them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterSpec {
+    /// Whether scores are sigmoids of the logits; else their softmax.
+    pub sigmoid: bool,
+    /// Whether a buffer, which is never trained, is added to the scores for the choice ([`Experts::choice_bias`]).
+    pub choice_bias: bool,
+    /// Number of groups of experts, and how many of them a token may go to (`n_group`, `topk_group`).
+    pub groups: Option<(usize, usize)>,
+    /// Added to the sum that normalised weights are divided by.
+    pub eps: f64,
+    /// Factor on all weights (`routed_scaling_factor`).
+    pub scale: f64,
+}
+
+impl RouterSpec {
+    /// A softmax, and the largest probabilities.
+    pub const SOFTMAX: Self = Self { sigmoid: false, choice_bias: false, groups: None, eps: 0.0, scale: 1.0 };
+    /// A sigmoid each, and a bias for the choice.
+    pub const SIGMOID: Self = Self { sigmoid: true, choice_bias: true, ..Self::SOFTMAX };
+}
+
 /// What tensors of experts are called within a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertNames {
-    /// `mlp.gate`, `mlp.experts.0.gate_proj`.
+    /// `mlp.gate`, `mlp.experts.0.gate_proj`, `mlp.shared_expert`.
     Qwen,
     /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`.
     Mixtral,
+    /// As Qwen's, with `mlp.gate.e_score_correction_bias` and `mlp.shared_experts` (`DeepSeek`, GLM).
+    DeepSeek,
+    /// `feed_forward.gate`, `feed_forward.experts.0.w1`, `feed_forward.expert_bias`.
+    Lfm2,
+    /// As Qwen's, with `mlp.router.gate`, `mlp.expert_bias` and `mlp.shared_experts`.
+    Afmoe,
+    /// As Mixtral's, with `block_sparse_moe.e_score_correction_bias`.
+    MiniMax,
     /// `mlp.router`, and experts as Qwen's, which its files hold stacked, transposed, and with gate and up in turn.
     GptOss,
 }
@@ -114,28 +146,68 @@ impl Experts {
     }
 
     fn modules(&self, expert: usize) -> [String; 3] {
-        match self.names {
-            ExpertNames::Mixtral => ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}")),
-            ExpertNames::Qwen | ExpertNames::GptOss => {
-                ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj"))
+        let projections = match self.names {
+            ExpertNames::Mixtral | ExpertNames::Lfm2 | ExpertNames::MiniMax => ["w1", "w3", "w2"],
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Afmoe => {
+                ["gate_proj", "up_proj", "down_proj"]
             }
+        };
+        projections.map(|name| format!("{}.experts.{expert}.{name}", self.feed()))
+    }
+
+    /// The module of router and experts, within the block.
+    pub const fn feed(&self) -> &'static str {
+        match self.names {
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp",
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe",
+            ExpertNames::Lfm2 => "feed_forward",
+        }
+    }
+
+    /// The module of the experts in Transformers 5, within the block.
+    pub const fn module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::Lfm2 => "feed_forward.experts",
+            _ => "mlp.experts",
         }
     }
 
     /// Tensor name of the router, within the block.
     pub const fn router(&self) -> &'static str {
         match self.names {
-            ExpertNames::Qwen => "mlp.gate.weight",
-            ExpertNames::Mixtral => "block_sparse_moe.gate.weight",
+            ExpertNames::Qwen | ExpertNames::DeepSeek => "mlp.gate.weight",
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.gate.weight",
             ExpertNames::GptOss => "mlp.router.weight",
+            ExpertNames::Lfm2 => "feed_forward.gate.weight",
+            ExpertNames::Afmoe => "mlp.router.gate.weight",
         }
     }
 
     /// Module name of the router in Transformers 5, within the block.
     pub const fn router_module(&self) -> &'static str {
         match self.names {
-            ExpertNames::Qwen | ExpertNames::Mixtral => "mlp.gate",
+            ExpertNames::Qwen | ExpertNames::Mixtral | ExpertNames::DeepSeek | ExpertNames::MiniMax => "mlp.gate",
             ExpertNames::GptOss => "mlp.router",
+            ExpertNames::Lfm2 => "feed_forward.gate",
+            ExpertNames::Afmoe => "mlp.router.gate",
+        }
+    }
+
+    /// Tensor name of the buffer that is added to the scores for the choice, `[experts]`, within the block.
+    pub fn choice_bias(&self) -> Option<&'static str> {
+        self.router.choice_bias.then_some(match self.names {
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.e_score_correction_bias",
+            ExpertNames::Lfm2 => "feed_forward.expert_bias",
+            ExpertNames::Afmoe => "mlp.expert_bias",
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek => "mlp.gate.e_score_correction_bias",
+        })
+    }
+
+    /// Module of the MLP beside the experts, within the block.
+    pub const fn shared_module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp.shared_experts",
+            _ => "mlp.shared_expert",
         }
     }
 }
@@ -191,8 +263,19 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// An earlier block whose keys and values it takes (Gemma 4); `None`: it computes its own.
     pub kv_from: Option<usize>,
-    /// Whether `q_proj` has a gate beside each head's query, whose sigmoid multiplies the mixed values (Qwen3.5).
-    pub gated: bool,
+    /// Where the gate comes from whose sigmoid multiplies the mixed values.
+    pub gate: GateSpec,
+}
+
+/// Where the gate on an attention's mixed values comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateSpec {
+    /// There is none.
+    None,
+    /// `q_proj` has it beside each head's query (Qwen3.5).
+    Beside,
+    /// From `gate_proj`, which is as wide as the queries (`AFMoE`).
+    Own,
 }
 
 impl AttentionSpec {

@@ -1,7 +1,7 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
-    TensorSpec,
+    Arch, AttentionSpec, BranchSpec, DeltaNetNames, DeltaNetSpec, Experts, GateSpec, LinearSpec, PartSpec, QkNorm,
+    SharedExpert, ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -70,6 +70,9 @@ impl Arch {
                     if experts.biased {
                         tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
                     }
+                    if let Some(name) = experts.choice_bias() {
+                        tensors.add(name, &[experts.count]);
+                    }
                     for expert in 0..experts.count {
                         let [gate, up, down] = experts.names(expert);
                         tensors.add(&gate, &[experts.width, hidden]);
@@ -89,6 +92,17 @@ impl Arch {
         if let Some(norm) = branch.post_norm {
             tensors.add(&format!("{norm}.weight"), &[hidden]);
         }
+    }
+
+    /// Whether the tensor is a buffer in Transformers, which no run trains.
+    pub fn is_buffer(&self, tensor: &str) -> bool {
+        let bias = self.experts.as_ref().and_then(Experts::choice_bias);
+        bias.is_some_and(|bias| tensor.strip_suffix(bias).is_some_and(|block| block.ends_with('.')))
+    }
+
+    /// Whether there are such tensors.
+    pub fn has_buffers(&self) -> bool {
+        self.experts.as_ref().is_some_and(|experts| experts.choice_bias().is_some())
     }
 
     /// The routers of sparse blocks, under their module names in Transformers 5.
@@ -154,7 +168,7 @@ impl Arch {
 
     fn attention_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
         let (hidden, mixed, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let query = if attention.gated { 2 * mixed } else { mixed };
+        let query = if attention.gate == GateSpec::Beside { 2 * mixed } else { mixed };
         let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
         let mut linears = match (attention.kv_from, self.fused) {
             (Some(_), _) => vec![of("q_proj", query, hidden, self.qkv_bias)],
@@ -165,6 +179,9 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
+        if attention.gate == GateSpec::Own {
+            linears.push(of("gate_proj", mixed, hidden, false));
+        }
         linears.push(of(self.module_names.o_proj, hidden, mixed, self.o_bias));
         linears
     }
@@ -172,26 +189,21 @@ impl Arch {
     fn mlp_linears(&self, inner: usize) -> Vec<Linear> {
         let (hidden, mlp, [gate, up, down]) = (self.hidden_size, self.module_names.mlp, self.module_names.projections);
         let of = |name: &str, out, inputs| (format!("{mlp}.{name}"), out, inputs, self.mlp_bias);
-        if self.fused {
-            vec![of("gate_up_proj", 2 * inner, hidden), of(down, hidden, inner)]
-        } else {
-            vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)]
+        match self.module_names.gate_up {
+            Some(gate_up) => vec![of(gate_up, 2 * inner, hidden), of(down, hidden, inner)],
+            None => vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)],
         }
     }
 
     fn shared_expert_linears(&self) -> Vec<Linear> {
-        let Some(SharedExpert { width, gated }) = self.experts.as_ref().and_then(|experts| experts.shared) else {
-            return Vec::new();
-        };
+        let experts = self.experts.as_ref().and_then(|experts| Some((experts.shared?, experts.shared_module())));
+        let Some((SharedExpert { width, gated }, module)) = experts else { return Vec::new() };
         let hidden = self.hidden_size;
-        let of = |name: &str, out, inputs| (format!("mlp.{name}"), out, inputs, false);
-        let mut linears = vec![
-            of("shared_expert.gate_proj", width, hidden),
-            of("shared_expert.up_proj", width, hidden),
-            of("shared_expert.down_proj", hidden, width),
-        ];
+        let of = |name: &str, out, inputs| (format!("{module}{name}"), out, inputs, false);
+        let mut linears =
+            vec![of(".gate_proj", width, hidden), of(".up_proj", width, hidden), of(".down_proj", hidden, width)];
         if gated {
-            linears.push(of("shared_expert_gate", 1, hidden));
+            linears.push(of("_gate", 1, hidden));
         }
         linears
     }
@@ -199,13 +211,21 @@ impl Arch {
 
 fn delta_net_linears(spec: &DeltaNetSpec, hidden: usize) -> Vec<Linear> {
     let of = |name: &str, out, inputs| (format!("linear_attn.{name}"), out, inputs, false);
-    vec![
-        of("in_proj_qkv", spec.qkv_size(), hidden),
-        of("in_proj_z", spec.value_size(), hidden),
-        of("in_proj_b", spec.value_heads, hidden),
-        of("in_proj_a", spec.value_heads, hidden),
-        of("out_proj", hidden, spec.value_size()),
-    ]
+    let (heads, value) = (spec.value_heads, spec.value_size());
+    match spec.names {
+        DeltaNetNames::Qwen => vec![
+            of("in_proj_qkv", spec.qkv_size(), hidden),
+            of("in_proj_z", value, hidden),
+            of("in_proj_b", heads, hidden),
+            of("in_proj_a", heads, hidden),
+            of("out_proj", hidden, value),
+        ],
+        DeltaNetNames::QwenNext => vec![
+            of("in_proj_qkvz", spec.qkv_size() + value, hidden),
+            of("in_proj_ba", 2 * heads, hidden),
+            of("out_proj", hidden, value),
+        ],
+    }
 }
 
 fn short_conv_linears(spec: &ShortConvSpec, hidden: usize) -> Vec<Linear> {

@@ -96,6 +96,13 @@ impl<'a> Source<'a> {
         if (1..=most).contains(&found) { Ok(found) } else { Err(expected()) }
     }
 
+    /// A whole number from 0 on.
+    pub(super) fn count(&self, key: &str, default: usize) -> Result<usize> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let found = value.as_u64().and_then(|value| usize::try_from(value).ok());
+        found.ok_or_else(|| self.mismatch(key, "a whole number"))
+    }
+
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             Some(value) => value.as_bool().ok_or_else(|| self.mismatch(key, "true or false")),

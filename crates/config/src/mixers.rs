@@ -9,9 +9,21 @@ pub struct ShortConvSpec {
     pub bias: bool,
 }
 
+/// What the modules of linear attention are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaNetNames {
+    /// `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`, `conv1d`, `norm`, `out_proj`.
+    Qwen,
+    /// As [`DeltaNetNames::Qwen`], with `in_proj_qkvz` and `in_proj_ba`, whose rows are in groups: of each head of keys q and k, then
+    /// v and z of its heads of values; and b and a of these (Qwen3-Next).
+    QwenNext,
+}
+
 /// Linear attention by the gated delta rule, behind a convolution (Qwen3.5).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeltaNetSpec {
+    /// What its modules are called.
+    pub names: DeltaNetNames,
     /// Heads of q and k.
     pub key_heads: usize,
     /// Heads of v; a multiple of `key_heads`.

@@ -13,6 +13,8 @@ pub struct ModuleNames {
     pub k_norm: &'static str,
     /// The MLP.
     pub mlp: &'static str,
+    /// The one module that gives gate and up, where they have one.
+    pub gate_up: Option<&'static str>,
     /// Its gate, up and down projections.
     pub projections: [&'static str; 3],
 }
@@ -25,8 +27,11 @@ impl ModuleNames {
         q_norm: "q_norm",
         k_norm: "k_norm",
         mlp: "mlp",
+        gate_up: None,
         projections: ["gate_proj", "up_proj", "down_proj"],
     };
+    /// Phi-3's.
+    pub const PHI3: Self = Self { gate_up: Some("gate_up_proj"), ..Self::LLAMA };
     /// LFM2's.
     pub const LFM2: Self = Self {
         final_norm: "embedding_norm",
@@ -35,6 +40,7 @@ impl ModuleNames {
         k_norm: "k_layernorm",
         mlp: "feed_forward",
         projections: ["w1", "w3", "w2"],
+        ..Self::LLAMA
     };
     /// `HunYuan`'s.
     pub const HUNYUAN: Self = Self { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Self::LLAMA };

@@ -193,7 +193,7 @@ impl Source<'_> {
                     .hint("supported: \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\", \"llama3\""));
             }
         };
-        Ok(Rope { theta, rotary_dim, scaling })
+        Ok(Rope { theta, rotary_dim, interleaved: false, scaling })
     }
 
     fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>> {

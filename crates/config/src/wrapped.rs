@@ -176,6 +176,14 @@ pub static WRAPPERS: &[Wrapper] = &[
         text_ties: false,
         ..LLAVA
     },
+    Wrapper {
+        model_type: "qwen3_5_moe",
+        class_name: "Qwen3_5MoeForConditionalGeneration",
+        models: "Qwen3.5 35B-A3B, 122B-A10B and 397B-A17B, Qwen3.6 35B-A3B",
+        text: "qwen3_5_moe_text",
+        text_ties: false,
+        ..LLAVA
+    },
 ];
 
 impl PartialEq for Wrapper {

@@ -13,7 +13,9 @@ use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_model::weights::{Dtype, Numbers, Parts, StackedTensor, Wrapping, write_floats, write_numbers_by};
+use tunesmith_model::weights::{
+    Dtype, Numbers, Parts, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by,
+};
 
 /// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
@@ -64,9 +66,10 @@ impl FolderSettings<'_> {
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
         let tensors = merged.arch.tensors();
-        let stacked = StackedTensor::of(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
+        let stacked =
+            merged.weights.stacking().again(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
-            return Err(Error::config("not yet: gpt-oss's experts in bitsandbytes' formats")
+            return Err(Error::config("not yet: experts that the base holds stacked, in bitsandbytes' formats")
                 .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
@@ -161,6 +164,7 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
                 template: form.template,
                 own_head: None,
                 wrapping: None,
+                stacking: Stacking::NONE,
             },
         )?;
         if let Some(card) = form.card {
@@ -212,14 +216,14 @@ fn write_shard(
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
-    let mut stacks: BTreeMap<&str, &StackedTensor> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, &StackedTensor> = BTreeMap::new();
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
             Planned::Stacked(stacked, dtype) => {
                 let count = stacked.shape.iter().product();
-                numbers.push((stacked.name.clone(), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
-                stacks.insert(&stacked.name, stacked);
+                numbers.push((stored(&stacked.name), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
+                stacks.insert(stored(&stacked.name), stacked);
                 continue;
             }
             Planned::Stored(name, shape, kept) | Planned::Beside(name, shape, kept) => {

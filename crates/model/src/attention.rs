@@ -21,8 +21,8 @@ pub struct Attention {
     pub k_norm: Option<(Norm, usize)>,
     /// Whether these norms follow the rotary embedding.
     pub norms_after_rope: bool,
-    /// Whether the first projection has a gate beside each head's query.
-    pub gated: bool,
+    /// What multiplies the mixed values, once it went through a sigmoid.
+    pub gate: OutputGate,
     /// A logit of each query head that joins the softmax's denominator only.
     pub sinks: Option<Weight>,
     pub o: Linear,
@@ -46,6 +46,26 @@ pub enum Qkv {
     Shared(Projections<1>, usize),
 }
 
+/// Where the gate on the mixed values comes from.
+#[derive(Debug)]
+pub enum OutputGate {
+    /// There is none.
+    None,
+    /// The first projection has it beside each head's query.
+    Beside,
+    /// A projection of its own.
+    Own(Projections<1>),
+}
+
+impl OutputGate {
+    const fn own(&self) -> Option<&Projections<1>> {
+        match self {
+            Self::Own(projection) => Some(projection),
+            Self::None | Self::Beside => None,
+        }
+    }
+}
+
 /// What forward keeps for backward; sums and roots of sums stay in f32.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
@@ -59,6 +79,8 @@ pub struct Saved<T = Activation> {
     mixed: T,
     /// What multiplies them, once it went through a sigmoid.
     gate: Option<T>,
+    /// Of the gate's own projection.
+    gate_extra: Vec<Option<linear::Saved<T>>>,
     lse: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
 }
@@ -67,6 +89,8 @@ impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let raw = |raw: Option<(T, Activation)>| raw.map(|(input, rstd)| (f(input), rstd));
+        let of_modules =
+            |all: Vec<Option<linear::Saved<T>>>| all.into_iter().map(|it| it.map(|it| it.map(f))).collect();
         Saved {
             q: f(self.q),
             kv: self.kv.map(|kv| kv.map(f)),
@@ -74,8 +98,9 @@ impl<T> Saved<T> {
             k_raw: raw(self.k_raw),
             mixed: f(self.mixed),
             gate: self.gate.map(f),
+            gate_extra: of_modules(self.gate_extra),
             lse: self.lse,
-            extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
+            extra: of_modules(self.extra),
         }
     }
 }
@@ -91,6 +116,10 @@ pub enum Projected {
     /// Of queries alone.
     Query(Activation),
 }
+
+/// The gradient of a gate that has a projection of its own, and what that needs.
+#[derive(Debug)]
+pub struct OfGate(Activation, Vec<Option<linear::Saved>>);
 
 /// `x` normed in its place; returns what backward needs.
 fn normed(norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation) -> Option<(Activation, Activation)> {
@@ -121,7 +150,12 @@ impl Attention {
             Qkv::Shared(projections, _) => projections.linears_mut().collect(),
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
-        let linears = qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut);
+        let gate = match &mut self.gate {
+            OutputGate::Own(projection) => Some(projection),
+            OutputGate::None | OutputGate::Beside => None,
+        };
+        let gate = gate.into_iter().flat_map(Projections::linears_mut);
+        let linears = qkv.into_iter().chain(gate).chain([&mut self.o]).flat_map(Linear::weights_mut);
         linears.chain(norms).chain(&mut self.sinks).collect()
     }
 
@@ -130,7 +164,7 @@ impl Attention {
             Qkv::Own(projections) => projections.linears().collect(),
             Qkv::Shared(projections, _) => projections.linears().collect(),
         };
-        qkv.into_iter().chain([&self.o])
+        qkv.into_iter().chain(self.gate.own().into_iter().flat_map(Projections::linears)).chain([&self.o])
     }
 
     /// Whether a norm on q or k is trained, or the sinks.
@@ -235,12 +269,17 @@ impl Attention {
                 (q, None, extra)
             }
         };
-        let gate = if self.gated {
-            let [query, gate] = q.split_halves(self.heads.head_dim);
-            q = query;
-            Some(gate)
-        } else {
-            None
+        let (gate, gate_extra) = match &self.gate {
+            OutputGate::None => (None, Vec::new()),
+            OutputGate::Beside => {
+                let [query, gate] = q.split_halves(self.heads.head_dim);
+                q = query;
+                (Some(gate), Vec::new())
+            }
+            OutputGate::Own(projection) => {
+                let ([gate], extra) = projection.forward(pass, h, picked);
+                (Some(gate), extra)
+            }
         };
         let q_raw = self.turn(self.q_norm.as_ref(), pass, &mut q, rows);
         if let Some(factors) = &rows.query_factors {
@@ -249,16 +288,16 @@ impl Attention {
         let Some([mut k, v]) = own else {
             let found = shared.get(self.kv_layer());
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, gate_extra, lse, extra };
         };
         let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
         if self.shares {
             let found = shared.put(self.layer, k, v);
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, gate_extra, lse, extra };
         }
         let (mixed, lse) = mix(&q, &k, &v, sinks);
-        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, gate_extra, lse, extra }
     }
 
     /// From the gradients of the mixed values and of their gate to those of q, k and v as the projections gave them.
@@ -269,8 +308,8 @@ impl Attention {
         (d_mixed, d_gate): (Activation, Option<Activation>),
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> (Projected, Vec<Option<linear::Saved>>) {
-        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, .. } = saved;
+    ) -> (Projected, Option<OfGate>, Vec<Option<linear::Saved>>) {
+        let Saved { q, kv, q_raw, k_raw, mixed, gate_extra, lse, extra, .. } = saved;
         let shared = match (&kv, self.shares) {
             (Some(_), _) => None,
             (None, true) => Some(rows.shared.take(self.layer)),
@@ -289,22 +328,27 @@ impl Attention {
             elementwise::scale_tokens(&mut dq, factors);
         }
         dq = self.turn_backward(self.q_norm.as_ref(), pass, &q_raw, dq, rows.outputs, grads);
-        if let Some(d_gate) = d_gate {
-            dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
-        }
+        let of_gate = match d_gate {
+            Some(d_gate) if self.gate.own().is_some() => Some(OfGate(d_gate, gate_extra)),
+            Some(d_gate) => {
+                dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
+                None
+            }
+            None => None,
+        };
         let Qkv::Own(_) = &self.qkv else {
             rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
-            return (Projected::Query(dq), extra);
+            return (Projected::Query(dq), of_gate, extra);
         };
         if let Some([others_dk, others_dv]) = rows.shared.take_gradients(self.layer) {
             elementwise::add(&mut dk, &others_dk);
             elementwise::add(&mut dv, &others_dv);
         }
         dk = self.turn_backward(self.k_norm.as_ref(), pass, &k_raw, dk, rows.all, grads);
-        (Projected::Own([dq, dk, dv]), extra)
+        (Projected::Own([dq, dk, dv]), of_gate, extra)
     }
 
-    /// From the gradients of q, k and v to that of `h [tokens, hidden]`, or none if `want_dh` is false.
+    /// From the gradients of q, k, v and the gate to that of `h [tokens, hidden]`, or none if `want_dh` is false.
     ///
     /// # Panics
     /// If the gradients are another attention's.
@@ -312,14 +356,14 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Activation,
-        projected: Projected,
+        (projected, gate): (Projected, Option<OfGate>),
         extra: &[Option<linear::Saved>],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
         let picked = rows.picked.as_deref();
-        match (&self.qkv, projected) {
+        let mut dh = match (&self.qkv, projected) {
             (Qkv::Own(projections), Projected::Own(all)) => {
                 projections.backward(pass, h, extra, all, picked, want_dh, grads)
             }
@@ -327,6 +371,13 @@ impl Attention {
                 projections.backward(pass, h, extra, [query], picked, want_dh, grads)
             }
             _ => unreachable!("an attention's gradients are of its own projections"),
+        };
+        if let (Some(projection), Some(OfGate(d_gate, extra))) = (self.gate.own(), gate) {
+            let of_gate = projection.backward(pass, h, &extra, [d_gate], picked, want_dh, grads);
+            if let (Some(dh), Some(of_gate)) = (&mut dh, of_gate) {
+                elementwise::add(dh, &of_gate);
+            }
         }
+        dh
     }
 }

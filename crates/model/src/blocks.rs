@@ -227,7 +227,7 @@ impl Blocks {
             let (y, saved) = self.at(walk, index, pass, forward)?;
             let y = walk.add(index, y);
             if let (Some(routing), true) = (saved.routing(), loads) {
-                trace.loads.push(routing.load().collect());
+                trace.loads.push(routing.load());
             }
             let saved = (policy != Policy::Full || is_last).then_some(saved);
             let input = std::mem::replace(&mut x, y);

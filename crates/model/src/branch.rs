@@ -313,10 +313,10 @@ impl Branch {
             (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {
                 let d_mixed = attention.backward_output(pass, &mut saved, extra.as_ref(), d_part, grads);
                 drop(d_last);
-                let (projected, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
+                let (projected, gate, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let h = h.as_ref().unwrap_or(x);
-                attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?
+                attention.backward_projections(pass, h, (projected, gate), &extra, rows.outputs, want_dh, grads)?
             }
             (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
                 let middle = part.middle(pass, &saved);

@@ -25,12 +25,13 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, ScoreHead, SharedExpert,
+    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, RouterSpec, ScoreHead, SharedExpert,
 };
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
+use tunesmith_ops::route::{Groups, Router, Scores};
 
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
@@ -109,7 +110,7 @@ impl Model {
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
             Mode::Full | Mode::Freeze if arch.freezes_language() => {}
-            Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
+            Mode::Full => trained.extend(arch.parameters().into_iter().map(|tensor| tensor.name)),
             Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
             _ => {
                 let targets = Targets::of(&config.tuning);
@@ -261,7 +262,7 @@ impl Builder<'_> {
             layer: Some(layer),
         };
         let router = self.linear(&router)?;
-        let module = format!("{prefix}.mlp.experts");
+        let module = format!("{prefix}.{}", experts.module());
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
@@ -292,17 +293,18 @@ impl Builder<'_> {
         }
         let shared = match experts.shared {
             Some(SharedExpert { gated, .. }) => {
-                let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
-                let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
-                let down = linear("shared_expert.down_proj")?;
-                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down, gate };
-                Some((mlp, gated.then(|| linear("shared_expert_gate")).transpose()?))
+                let module = experts.shared_module();
+                let mut linear = |name: &str| self.named(&format!("{prefix}.{module}{name}"), linears);
+                let (to_gate, to_up) = (linear(".gate_proj")?, linear(".up_proj")?);
+                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down: linear(".down_proj")?, gate };
+                Some((mlp, gated.then(|| linear("_gate")).transpose()?))
             }
             None => None,
         };
-        let (per_token, normalised) = (experts.per_token, experts.normalised);
+        let choice = experts.choice_bias().filter(|_| !self.tensors.only_counts());
+        let choice = choice.map(|name| self.tensors.values(&format!("{prefix}.{name}"), experts.count)).transpose()?;
         let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
-        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
+        Ok(Moe { router, experts: parts, shared, how: how(experts), choice, pool })
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -351,8 +353,8 @@ impl Builder<'_> {
         let (mlp, [to_gate, to_up, to_down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
-        let gate_up = if self.arch.fused {
-            let module = linear(self, "gate_up_proj")?;
+        let gate_up = if let Some(gate_up) = self.arch.module_names.gate_up {
+            let module = linear(self, gate_up)?;
             let features = [module.out_features / 2; 2];
             Projections::fused(module, features)
         } else {
@@ -361,6 +363,18 @@ impl Builder<'_> {
         };
         let down = linear(self, to_down)?;
         Ok(Mlp { gate_up, down, gate: gate(self.arch) })
+    }
+}
+
+/// How the router of these experts chooses.
+fn how(experts: &Experts) -> Router {
+    let RouterSpec { sigmoid, groups, eps, scale, .. } = experts.router;
+    Router {
+        per_token: experts.per_token,
+        scores: if sigmoid { Scores::Sigmoid } else { Scores::Softmax },
+        groups: groups.map(|(count, chosen)| Groups { count, chosen }),
+        normalised: experts.normalised.then_some(eps as f32),
+        scale: scale as f32,
     }
 }
 

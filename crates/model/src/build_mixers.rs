@@ -1,14 +1,16 @@
 //! Builds the parts of blocks in which tokens take from others.
-use super::attention::{Attention, Qkv};
+use super::attention::{Attention, OutputGate, Qkv};
 use super::build::Builder;
-use super::delta_net::DeltaNet;
+use super::delta_net::{DeltaNet, InProj};
 use super::linear::Linear;
 use super::norm::Norm;
 use super::projections::Projections;
 use super::short_conv::ShortConv;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, AttentionSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, ShortConvSpec};
+use tunesmith_config::arch::{
+    Arch, AttentionSpec, DeltaNetNames, DeltaNetSpec, GateSpec, LinearSpec, PartSpec, QkNorm, ShortConvSpec,
+};
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_delta_rule;
 use tunesmith_ops::spans::Window;
@@ -60,6 +62,11 @@ impl Builder<'_> {
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: spec.window.map(Window::Sliding),
         };
+        let gate = match spec.gate {
+            GateSpec::None => OutputGate::None,
+            GateSpec::Beside => OutputGate::Beside,
+            GateSpec::Own => OutputGate::Own(Projections::apart([linear(self, "gate_proj")?])),
+        };
         let sinks = format!("model.layers.{layer}.self_attn.sinks");
         let sinks = arch.sinks.then(|| self.tensors.weight(&sinks)).transpose()?;
         let o = linear(self, arch.module_names.o_proj)?;
@@ -70,7 +77,7 @@ impl Builder<'_> {
             q_norm,
             k_norm,
             norms_after_rope: arch.qk_norm_after_rope,
-            gated: spec.gated,
+            gate,
             sinks,
             o,
             heads,
@@ -94,16 +101,25 @@ impl Builder<'_> {
     ) -> Result<DeltaNet> {
         let mixer = format!("model.layers.{layer}.linear_attn");
         let mut linear = |this: &mut Self, name: &str| this.of_mixer(&mixer, name, linears);
-        let (qkv, z) = (linear(self, "in_proj_qkv")?, linear(self, "in_proj_z")?);
-        let (b, a) = (linear(self, "in_proj_b")?, linear(self, "in_proj_a")?);
+        let in_proj = match spec.names {
+            DeltaNetNames::Qwen => {
+                let (qkv, z) = (linear(self, "in_proj_qkv")?, linear(self, "in_proj_z")?);
+                let (b, a) = (linear(self, "in_proj_b")?, linear(self, "in_proj_a")?);
+                InProj::Joined(Projections::apart([qkv, z, b, a]))
+            }
+            DeltaNetNames::QwenNext => {
+                let qkvz = linear(self, "in_proj_qkvz")?;
+                InProj::Grouped(Projections::apart([qkvz, linear(self, "in_proj_ba")?]))
+            }
+        };
         let mut weight = |name: &str| self.tensors.weight(&format!("{mixer}.{name}"));
         let (conv, a_log, dt_bias) = (weight("conv1d.weight")?, weight("A_log")?, weight("dt_bias")?);
         // Its gain is the weight itself, also where those of other norms count from 1.
         let norm = Norm { offset: 0.0, ..self.tensors.norm(&format!("{mixer}.norm.weight"))? };
         let out_proj = self.of_mixer(&mixer, "out_proj", linears)?;
-        let &DeltaNetSpec { key_heads: key, value_heads: value, key_dim, value_dim, kernel } = spec;
+        let &DeltaNetSpec { key_heads: key, value_heads: value, key_dim, value_dim, kernel, .. } = spec;
         Ok(DeltaNet {
-            in_proj: Projections::apart([qkv, z, b, a]),
+            in_proj,
             conv,
             a_log,
             dt_bias,

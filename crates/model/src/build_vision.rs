@@ -1,5 +1,5 @@
 //! Builds encoder and connector from the tensors of a model that is being built.
-use super::attention::{Attention, Qkv};
+use super::attention::{Attention, OutputGate, Qkv};
 use super::block::Block;
 use super::blocks::Blocks;
 use super::branch::{Branch, Gained, Join, Part};
@@ -107,7 +107,7 @@ impl Builder<'_> {
             q_norm: None,
             k_norm: None,
             norms_after_rope: false,
-            gated: false,
+            gate: OutputGate::None,
             sinks: None,
             o: next(),
             heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),

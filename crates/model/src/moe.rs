@@ -8,7 +8,7 @@ use super::weight::Weight;
 use std::sync::Arc;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
-use tunesmith_ops::route::{Routing, SigmoidGate, route};
+use tunesmith_ops::route::{Router, Routing, SigmoidGate, route};
 
 #[derive(Debug)]
 pub struct Moe {
@@ -17,10 +17,10 @@ pub struct Moe {
     pub experts: Vec<Mlp>,
     /// The MLP beside the experts that every token goes through, and the module whose sigmoid its output is multiplied by.
     pub shared: Option<(Mlp, Option<Linear>)>,
-    /// How many experts a token goes through.
-    pub per_token: usize,
-    /// The weights of a token's experts are made to sum to 1.
-    pub normalised: bool,
+    /// How a token's experts are chosen.
+    pub how: Router,
+    /// What is added to each expert's score for that choice, which is never trained.
+    pub choice: Option<Vec<f32>>,
     /// Where experts' activations come from, which are of very different lengths.
     pub pool: Arc<Pool>,
 }
@@ -86,7 +86,7 @@ impl Moe {
     /// `[rows, hidden]` to the same.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (logits, router) = self.router.forward(pass, h, None);
-        let routing = route(&logits, self.per_token, self.normalised);
+        let routing = route(&logits, self.choice.as_deref(), self.how);
         drop(logits);
         let mut out = h.like();
         out.zero();

@@ -24,7 +24,7 @@ use format::{CHUNK_BYTES, Entry};
 pub use format::{Dtype, first_non_finite};
 use quantized::QuantizedTensor;
 pub use quantized::{Parts, config_json};
-pub use stacked::StackedTensor;
+pub use stacked::{StackedTensor, Stacking};
 pub use wrapping::Wrapping;
 pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write_safetensors, write_safetensors_to};
 
@@ -41,6 +41,8 @@ pub struct WeightFiles {
     quantized: BTreeMap<String, QuantizedTensor>,
     /// Tensors of all experts of a block, whose parts are in `entries`.
     stacked: BTreeMap<String, Entry>,
+    /// Which of these have their rows as they are.
+    stacking: Stacking,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -67,12 +69,13 @@ impl WeightFiles {
         self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
     }
 
-    const fn empty() -> Self {
+    fn empty() -> Self {
         Self {
             files: Vec::new(),
             entries: BTreeMap::new(),
             quantized: BTreeMap::new(),
             stacked: BTreeMap::new(),
+            stacking: Stacking::default(),
             naming: None,
             others: None,
         }
@@ -299,7 +302,7 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name);
+        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name) || self.is_of_rows(name);
         let whole = self.entries.iter().filter(|(name, entry)| !parts(name, entry));
         let all: Vec<_> = whole.chain(&self.stacked).collect();
         let hashes: Vec<_> = all.into_par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();

@@ -1,5 +1,5 @@
 //! Qwen3.5, text: three of four blocks have linear attention by the gated delta rule, the others attention with a gate on its output.
-use crate::arch::{Arch, DeltaNetSpec, PartSpec, QkNorm};
+use crate::arch::{Arch, DeltaNetNames, DeltaNetSpec, GateSpec, PartSpec, QkNorm};
 use crate::decoder_json::Defaults;
 use crate::family::Family;
 use crate::hf_json::Source;
@@ -21,16 +21,24 @@ const MAX_KERNEL: usize = 16;
 /// Bound of the width of a head of keys: a GPU keeps 64 columns of a state in its shared memory.
 const MAX_KEY_DIM: usize = 256;
 
+pub(super) fn defaults() -> Defaults {
+    Defaults { kv_heads: Some(4), head_dim: Some(256), partial_rotary: Some(0.25), ..Defaults::default() }
+}
+
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults =
-        Defaults { kv_heads: Some(4), head_dim: Some(256), partial_rotary: Some(0.25), ..Defaults::default() };
-    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let mut arch = source.decoder(&FAMILY, &defaults())?;
+    mixers(source, &mut arch, DeltaNetNames::Qwen)?;
+    Ok(arch)
+}
+
+/// Both kinds of attention, and the norms.
+pub(super) fn mixers(source: &Source<'_>, arch: &mut Arch, names: DeltaNetNames) -> Result<()> {
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Head;
     arch.norm_offset = 1.0;
-    arch.attentions_mut().for_each(|attention| attention.gated = true);
-    let mixer = PartSpec::DeltaNet(source.delta_net()?);
-    let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
+    arch.attentions_mut().for_each(|attention| attention.gate = GateSpec::Beside);
+    let mixer = PartSpec::DeltaNet(DeltaNetSpec { names, ..source.delta_net()? });
+    let kinds = source.layer_list("layer_types", arch, |kind| match kind.as_str() {
         Some("linear_attention") => Some(true),
         Some("full_attention") => Some(false),
         _ => None,
@@ -41,13 +49,14 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             block.set_mixer(&mixer);
         }
     }
-    Ok(arch)
+    Ok(())
 }
 
 impl Source<'_> {
     /// The `linear_*` keys.
     fn delta_net(&self) -> Result<DeltaNetSpec> {
         let spec = DeltaNetSpec {
+            names: DeltaNetNames::Qwen,
             key_heads: self.size("linear_num_key_heads", Some(16))?,
             value_heads: self.size("linear_num_value_heads", Some(32))?,
             key_dim: self.size_up_to("linear_key_head_dim", Some(128), MAX_KEY_DIM)?,

@@ -40,7 +40,7 @@ impl Model {
     pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
         let experts = self.blocks.experts().map(|(index, moe)| {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
-            moe.pool.counts((tokens * moe.per_token).div_ceil(moe.experts.len()).max(1))
+            moe.pool.counts((tokens * moe.how.per_token).div_ceil(moe.experts.len()).max(1))
         });
         let idle = self.idle_bytes()[0];
         let bytes = memory::live(self.device()).saturating_sub(idle);

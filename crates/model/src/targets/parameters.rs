@@ -2,7 +2,7 @@
 //! `target_parameters`. For `LoRA` it also knows the names that routers and experts had as modules of Transformers 4,
 //! which older adapters and settings use: in a list, an expression, or behind `all-linear`.
 //!
-//! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice
+//! PEFT 0.21 does that for Mixtral, Qwen3-MoE, and those that Transformers reads as one of them. The joined matrix of gate and up then has twice the rank and twice
 //! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
 //! MLP.
 use super::rules::Rules;
@@ -38,8 +38,10 @@ impl Parameter {
 /// The former names of a model's router, and of an expert's gate, up and down; none where PEFT does not know them.
 fn former(arch: &Arch) -> Option<[&'static str; 4]> {
     match arch.family.model_type {
-        "mixtral" => Some(["gate", "w1", "w3", "w2"]),
-        "qwen3_moe" => Some(["gate", "gate_proj", "up_proj", "down_proj"]),
+        "mixtral" | "minimax_m2" => Some(["gate", "w1", "w3", "w2"]),
+        "qwen3_moe" | "qwen3_next" | "glm4_moe" | "glm4_moe_lite" | "deepseek_v3" | "afmoe" => {
+            Some(["gate", "gate_proj", "up_proj", "down_proj"])
+        }
         _ => None,
     }
 }
@@ -131,7 +133,7 @@ impl Targets {
                 continue;
             };
             let block = format!("model.layers.{layer}");
-            let (module, hidden) = (format!("{block}.mlp.experts"), arch.hidden_size);
+            let (module, hidden) = (format!("{block}.{}", experts.module()), arch.hidden_size);
             let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
                 Some(former) => former.map(|name| self.forms(&block, name).iter().any(|form| rules.names(form))),
                 None => [false; 4],
@@ -183,9 +185,13 @@ impl Targets {
             Some((target, _)) => Err(Error::config(format!(
                 "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
             ))
-            .hint(
-                "those of a model with experts are mlp.experts.gate_up_proj, mlp.experts.down_proj and mlp.gate.weight",
-            )),
+            .hint(match &arch.experts {
+                Some(experts) => {
+                    let (module, router) = (experts.module(), experts.router_module());
+                    format!("beside the weights of linear modules there are {module}.gate_up_proj, {module}.down_proj and {router}.weight")
+                }
+                None => "name the weights of linear modules, such as self_attn.q_proj.weight".to_owned(),
+            })),
             None => Ok(found),
         }
     }

@@ -24,19 +24,19 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`], naming file, tensor, what was found and what was expected.
     pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, false)
+        Self::open_part(dir, expected, None)
     }
 
     /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
-    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]).
+    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]), as do heads that predict ahead.
     ///
     /// # Errors
     /// As there.
     pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, arch.wrapper.is_some())
+        Self::open_part(dir, expected, Some(arch))
     }
 
-    fn open_part(dir: &Path, expected: &[TensorSpec], wrapped: bool) -> Result<Self> {
+    fn open_part(dir: &Path, expected: &[TensorSpec], arch: Option<&Arch>) -> Result<Self> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let (mut weights, origin) = if single.exists() {
@@ -46,8 +46,11 @@ impl WeightFiles {
         } else {
             return Err(no_weights(dir));
         };
-        if wrapped {
+        if arch.is_some_and(|arch| arch.wrapper.is_some()) {
             weights.unwrap_model()?;
+        }
+        if let Some(arch) = arch.filter(|arch| arch.predicts_ahead) {
+            weights.set_ahead_aside(arch.num_hidden_layers)?;
         }
         weights.find_quantized()?;
         weights.unstack();

@@ -33,9 +33,10 @@ impl Wrapping {
         self.others.entries.contains_key(stored)
     }
 
-    /// Whether there are heads that predict several tokens at once (`mtp.*`), which know the model as it was.
+    /// Whether there are heads that predict several tokens at once, which know the model as it was: `mtp.*`, or blocks behind the
+    /// last one.
     pub fn predicts_ahead(&self) -> bool {
-        self.others.entries.keys().any(|name| name.starts_with("mtp."))
+        self.others.entries.keys().any(|name| name.starts_with("mtp.") || block_of(name).is_some())
     }
 
     /// Bytes of the tensors beside the language model.
@@ -97,6 +98,11 @@ impl Wrapping {
     }
 }
 
+/// The number of the block that a tensor belongs to, by its name in a plain language model.
+fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
 /// What all of a tensor's names beside the language model have in common: checkpoints have the tower with and without
 /// `vision_model.`, and the whole with and without `model.`.
 fn plain_beside(name: &str) -> String {
@@ -139,6 +145,27 @@ impl WeightFiles {
                 None => others.insert(name, entry),
             };
         }
+        self.put_aside(others)
+    }
+
+    /// Takes out heads that predict several tokens at once, of a model with so many blocks: `mtp.*`, and blocks behind the last one.
+    pub(super) fn set_ahead_aside(&mut self, blocks: usize) -> Result<()> {
+        let ahead = |name: &str| name.starts_with("mtp.") || block_of(name).is_some_and(|block| block >= blocks);
+        let names: Vec<String> = self.entries.keys().filter(|name| ahead(name)).cloned().collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut others = self.others.take().map(|others| others.entries.clone()).unwrap_or_default();
+        for name in names {
+            if let Some(entry) = self.entries.remove(&name) {
+                others.insert(self.stored_name(&name), entry);
+            }
+        }
+        self.put_aside(others)
+    }
+
+    /// Keeps entries that are no part of the language model.
+    fn put_aside(&mut self, others: BTreeMap<String, Entry>) -> Result<()> {
         let open = |(path, file): &(PathBuf, File)| {
             let file = file.try_clone().map_err(|error| Error::io("open", path, &error))?;
             Ok((path.clone(), file))
