@@ -49,6 +49,11 @@ def configuration(name):
     return getattr(transformers, architecture.kind)(**copy.deepcopy(architecture.arguments))
 
 
+def is_choice_bias(name):
+    """Whether it is what a router adds to its scores to choose experts, and nothing trains."""
+    return name.endswith(("e_score_correction_bias", "expert_bias"))
+
+
 def make_weights(config, seed, stored):
     """name -> float32 tensor, in sorted name order, each value exactly representable in the stored dtype.
 
@@ -60,13 +65,17 @@ def make_weights(config, seed, stored):
     # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
     # linear attention.
     gemma = config.model_type.startswith("gemma")
-    centred = lambda name: gemma or (config.model_type.startswith("qwen3_5") and "linear_attn" not in name)
-    for name, parameter in sorted(model.named_parameters()):
+    centred = lambda name: gemma or (config.model_type.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name)
+    # Buffers that a router adds to its scores for the choice alone are in the files too.
+    named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if is_choice_bias(name))]
+    for name, parameter in sorted(named):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
             value = (0.0 if centred(name) else 1.0) + 0.2 * noise
         elif name.endswith(".bias"):
             value = 0.2 * noise
+        elif is_choice_bias(name):
+            value = 0.3 * noise
         elif "embed_tokens" in name:
             value = noise * 0.08 if gemma else noise * (0.4 if config.tie_word_embeddings else 1.0)
         elif "lm_head" in name:
@@ -265,13 +274,30 @@ def watch_routers(model):
     """Returns a list that collects the gaps between the last chosen and the first rejected expert. A small gap may go either way elsewhere."""
     gaps = []
 
-    def note(router, _, output):
-        best = output[0].detach().softmax(-1).topk(router.top_k + 1).values
+    def gap(scores, count):
+        best = scores.topk(count + 1).values
         gaps.append(float((best[:, -2] - best[:, -1]).min()))
 
-    for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
-            module.register_forward_hook(note)
+    def note(router, bias, output):
+        logits, chosen = output[0].detach(), router.top_k
+        if bias is None:
+            return gap(logits.softmax(-1), chosen)
+        scores = logits.sigmoid() + bias
+        groups, kept = getattr(router, "num_group", 1), getattr(router, "topk_group", 1)
+        if kept < groups:
+            of_groups = scores.view(len(scores), groups, -1).topk(2).values.sum(-1)
+            gap(of_groups, kept)
+            others = torch.ones_like(of_groups).scatter(1, of_groups.topk(kept).indices, 0.0).bool()
+            scores = scores.masked_fill(others.repeat_interleave(scores.shape[1] // groups, 1), -torch.inf)
+        gap(scores, chosen)
+
+    for name, module in model.named_modules():
+        if type(module).__name__.lower().endswith(("topkrouter", "tokenchoicerouter")):
+            # The bias is the router's, or of the module that holds it.
+            holders = (module, model.get_submodule(name.rsplit(".", 1)[0]))
+            biases = [value for holder in holders for value in (*holder._buffers.items(), *holder._parameters.items()) if is_choice_bias(value[0])]
+            bias = biases[0][1].detach() if biases else None
+            module.register_forward_hook(lambda router, _, output, bias=bias: note(router, bias, output))
     return gaps
 
 

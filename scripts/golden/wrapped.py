@@ -56,14 +56,14 @@ TEXTS = {
     "gemma3_text": "Gemma3TextConfig", "mistral": "MistralConfig", "phi3": "Phi3Config", "smollm3": "SmolLM3Config", "olmo2": "Olmo2Config",
     "olmo3": "Olmo3Config", "granite": "GraniteConfig", "qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig",
     "qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "lfm2": "Lfm2Config", "ministral3": "Ministral3Config",
-    "hunyuan_v1_dense": "HunYuanDenseV1Config",
+    "hunyuan_v1_dense": "HunYuanDenseV1Config", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
 }
 WRAPPERS = {
     "gemma3": "Gemma3Config", "llava": "LlavaConfig", "llava_next": "LlavaNextConfig", "llava_next_video": "LlavaNextVideoConfig",
     "llava_onevision": "LlavaOnevisionConfig", "vipllava": "VipLlavaConfig", "video_llava": "VideoLlavaConfig", "mistral3": "Mistral3Config",
     "paligemma": "PaliGemmaConfig", "idefics2": "Idefics2Config", "idefics3": "Idefics3Config", "smolvlm": "SmolVLMConfig",
     "internvl": "InternVLConfig", "qwen2_vl": "Qwen2VLConfig", "qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig",
-    "qwen3_5": "Qwen3_5Config",
+    "qwen3_5": "Qwen3_5Config", "qwen3_5_moe": "Qwen3_5MoeConfig",
 }
 
 
