@@ -188,7 +188,7 @@ ARCHITECTURES = {
              moe_intermediate_size=24, shared_expert_intermediate_size=40, output_router_logits=True, router_aux_loss_coef=0.02),
         "BF16",
         full=True,
-        number=311,
+        number=319,
     ),
     "qwen3_next": Architecture(
         "Qwen3NextConfig",
