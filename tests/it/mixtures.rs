@@ -74,7 +74,9 @@ fn stacked_experts_are_those_of_their_parts_and_written_as_they_were_read() {
         let tensors = tensors_of(&arch, &weights);
         let root = tempfile::tempdir().unwrap();
         let dirs = ["apart", "stacked"].map(|name| root.path().join(name));
-        dirs.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+        for dir in &dirs {
+            std::fs::create_dir(dir).unwrap();
+        }
         let config = json(&golden(family).join("model/config.json"));
         write(&dirs[0], &config, &tensors);
         let together = stacked(&arch, tensors.clone());

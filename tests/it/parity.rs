@@ -309,7 +309,11 @@ fn check_full_gradients(family: &str) {
     if stored.is_file() {
         let mut config = Config::default();
         config.tuning.mode = Mode::Full;
-        let (mut model, stored) = (load(family, &config), tensors(&stored));
+        let (mut model, mut stored) = (load(family, &config), tensors(&stored));
+        if model.params.specs.iter().any(|spec| spec.name.contains(".block_sparse_moe.")) {
+            // Transformers has another name for what its files call so.
+            stored = stored.into_iter().map(|(name, it)| (name.replace(".mlp.", ".block_sparse_moe."), it)).collect();
+        }
         let specs = model.params.specs.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice()));
         // Transformers holds experts stacked, whatever the files have.
         let stacked: Vec<StackedTensor> =

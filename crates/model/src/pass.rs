@@ -1,6 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
-use super::positions::Positions;
+use super::positions::{Positions, pairing};
 use super::shared_kv::SharedKeyValues;
 use super::values::Values;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tunesmith_config::arch::{self, Frequencies, QueryScaling};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::dropout::{Dropout, key};
-use tunesmith_ops::rope::{Pairing, Rope};
+use tunesmith_ops::rope::Rope;
 use tunesmith_ops::spans::{Mask, Span, Window, full_spans, row_spans};
 
 /// One walk over the segments.
@@ -264,9 +264,4 @@ fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
         (&found.inv_freq, found.attention_factor)
     })
     .paired(pairing(rule))
-}
-
-/// Which features a rule turns together.
-pub fn pairing(rule: &arch::Rope) -> Pairing {
-    if rule.interleaved { Pairing::Interleaved } else { Pairing::Half }
 }

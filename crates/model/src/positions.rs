@@ -1,11 +1,10 @@
 //! Positions of several components: a text's tokens are counted, the rows of an image have a time, a row and a column.
-use super::pass::pairing;
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_config::arch::{Frequencies, Rope as Rule};
 use tunesmith_config::vision::Mrope;
 use tunesmith_ops::activation::Pool;
-use tunesmith_ops::rope::{Rope, interleaved_sections, sections};
+use tunesmith_ops::rope::{Pairing, Rope, interleaved_sections, sections};
 
 /// Positions of the tokens of a walk, text after text.
 #[derive(Debug)]
@@ -64,6 +63,11 @@ impl Positions {
         let of: Vec<&[u32]> = self.of.iter().map(Vec::as_slice).collect();
         Rope::with_components(pool, &of, &self.components, parts).paired(pairing(rule))
     }
+}
+
+/// Which features a rule turns together.
+pub fn pairing(rule: &Rule) -> Pairing {
+    if rule.interleaved { Pairing::Interleaved } else { Pairing::Half }
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let width = source.size("moe_intermediate_size", Some(512))?;
     let defaults = Defaults { kv_heads: Some(2), intermediate: Some(width), ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
+    // It has no MLP of another width, whatever the file says.
+    arch.intermediate_size = width;
     mixers(source, &mut arch, DeltaNetNames::Qwen)?;
     if !source.flag("norm_topk_prob", true)? {
         return Err(source.not_yet("norm_topk_prob false").hint("the class in Transformers does not read it"));

@@ -56,7 +56,7 @@ impl Targets {
         let Some(former) = self.former(arch) else { return Vec::new() };
         let sparse = (0..arch.num_hidden_layers).filter(|&layer| arch.experts_of(layer).is_some());
         let of = |layer| former.map(|name| self.forms(&format!("model.layers.{layer}"), name)).concat();
-        sparse.flat_map(of).collect()
+        sparse.flat_map(of).chain(arch.routers().map(|router| router.name)).collect()
     }
 
     /// The forms that a former name may be written in, in a block; in a list PEFT looks at the last part alone.
@@ -135,7 +135,10 @@ impl Targets {
             let block = format!("model.layers.{layer}");
             let (module, hidden) = (format!("{block}.{}", experts.module()), arch.hidden_size);
             let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
-                Some(former) => former.map(|name| self.forms(&block, name).iter().any(|form| rules.names(form))),
+                Some(former) => former.map(|name| {
+                    let itself = name == former[0] && rules.names(&router.name);
+                    itself || self.forms(&block, name).iter().any(|form| rules.names(form))
+                }),
                 None => [false; 4],
             };
             if by_gate != by_up {
