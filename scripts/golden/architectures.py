@@ -8,6 +8,10 @@ BASE = dict(
 LLAMA3_ROPE = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
 )
+GEMMA4_ROPE = dict(
+    sliding_attention=dict(rope_type="default", rope_theta=1e4),
+    full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25),
+)
 ATTENTION, DENSE = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
@@ -167,6 +171,49 @@ ARCHITECTURES = {
                                truncate=False)),
         "BF16",
         full=True,
+    ),
+    # As E2B: per-layer embeddings, the last blocks without keys of their own and with MLPs twice as wide.
+    "gemma4_e2b": Architecture(
+        "Gemma4TextConfig",
+        dict(BASE, rms_norm_eps=1e-06, num_hidden_layers=5, head_dim=16, global_head_dim=24, sliding_window=6, intermediate_size=72,
+             layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+             num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=12, vocab_size_per_layer_input=512,
+             final_logit_softcapping=2.0, tie_word_embeddings=True, rope_parameters=GEMMA4_ROPE),
+        "BF16",
+        full=True,
+        number=300,
+    ),
+    # As 31B: full attention with fewer key heads, whose values are the keys before their norm.
+    "gemma4_31b": Architecture(
+        "Gemma4TextConfig",
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=3, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+             sliding_window=6, layer_types=["sliding_attention", "full_attention", "full_attention"], hidden_size_per_layer_input=0,
+             final_logit_softcapping=2.0, tie_word_embeddings=True, rope_parameters=GEMMA4_ROPE),
+        "BF16",
+        shard="150KB",
+        full=True,
+        number=301,
+    ),
+    # As 26B-A4B: experts beside the MLP of each block.
+    "gemma4_a4b": Architecture(
+        "Gemma4TextConfig",
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+             sliding_window=6, layer_types=["sliding_attention", "full_attention"], hidden_size_per_layer_input=0, intermediate_size=48,
+             enable_moe_block=True, num_experts=6, top_k_experts=3, moe_intermediate_size=24, final_logit_softcapping=2.0,
+             tie_word_embeddings=True, rope_parameters=GEMMA4_ROPE),
+        "BF16",
+        # The router is a module, and the experts are parameters.
+        lora=dict(target_modules=ATTENTION + DENSE + ["router.proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"]),
+        full=True,
+        number=302,
+    ),
+    "gemma4_unified": Architecture(
+        "Gemma4UnifiedTextConfig",
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=3, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+             sliding_window=6, layer_types=["sliding_attention", "sliding_attention", "full_attention"], final_logit_softcapping=30.0,
+             tie_word_embeddings=False, rope_parameters=GEMMA4_ROPE),
+        "BF16",
+        number=303,
     ),
 }
 

@@ -58,15 +58,21 @@ def make_weights(config, seed, stored):
     rng = np.random.default_rng(seed)
     weights = {}
     # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
-    # linear attention.
-    gemma = config.model_type.startswith("gemma")
-    centred = lambda name: gemma or (config.model_type.startswith("qwen3_5") and "linear_attn" not in name)
+    # linear attention, and Gemma 4 has none.
+    gemma, fourth = config.model_type.startswith("gemma"), config.model_type.startswith("gemma4")
+    centred = lambda name: (gemma and not fourth) or (config.model_type.startswith("qwen3_5") and "linear_attn" not in name)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
             value = (0.0 if centred(name) else 1.0) + 0.2 * noise
+            # Gemma 4 leaves the scale of scores to these.
+            value *= 0.5 if fourth and name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         elif name.endswith(".bias"):
             value = 0.2 * noise
+        elif name.endswith((".router.scale", ".per_expert_scale")):
+            value = 1.0 + 0.2 * noise
+        elif "embed_tokens_per_layer" in name:
+            value = noise * 0.3
         elif "embed_tokens" in name:
             value = noise * 0.08 if gemma else noise * (0.4 if config.tie_word_embeddings else 1.0)
         elif "lm_head" in name:
@@ -74,6 +80,11 @@ def make_weights(config, seed, stored):
         else:
             value = noise * (1.2 / math.sqrt(parameter.shape[-1]))
         weights[name] = value.to(DTYPES[stored]).to(torch.float32)
+    # Gemma 4 has a factor for each block that is no parameter.
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith(".layer_scalar"):
+            noise = torch.from_numpy(rng.standard_normal(tuple(buffer.shape), dtype=np.float32))
+            weights[name] = (0.9 + 0.2 * noise).to(DTYPES[stored]).to(torch.float32)
     return weights
 
 
@@ -266,11 +277,14 @@ def watch_routers(model):
     gaps = []
 
     def note(router, _, output):
-        best = output[0].detach().softmax(-1).topk(router.top_k + 1).values
+        # Gemma 4's gives probabilities.
+        gemma = type(router).__name__.startswith("Gemma4")
+        probabilities, top_k = (output[0], router.config.top_k_experts) if gemma else (output[0].softmax(-1), router.top_k)
+        best = probabilities.detach().topk(top_k + 1).values
         gaps.append(float((best[:, -2] - best[:, -1]).min()))
 
     for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
+        if type(module).__name__.endswith(("TopKRouter", "Gemma4TextRouter")):
             module.register_forward_hook(note)
     return gaps
 

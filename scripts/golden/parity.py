@@ -43,7 +43,8 @@ def save_model(name, config, weights, folder):
                 "sliding_window", "use_sliding_window", "layer_types", "no_rope_layers", "max_window_layers"):
         if key in written and key not in older:
             older[key] = written[key]
-    older.setdefault("rope_scaling", None)
+    if "rope_parameters" not in older:  # A family without an older spelling.
+        older.setdefault("rope_scaling", None)
     older["torch_dtype"] = str(DTYPES[architecture.stored]).removeprefix("torch.")
     older["transformers_version"] = "4.51.0"
     dump(dict(sorted(older.items())), f"{folder}/config_v4.json")

@@ -104,6 +104,13 @@ fn describe(arch: &Arch) -> String {
     if still > 0 {
         line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
     }
+    let shared = arch.attentions().filter(|attention| attention.kv_from.is_some()).count();
+    if shared > 0 {
+        line("keys and values", format!("of earlier blocks in {shared} of {} blocks", arch.num_hidden_layers));
+    }
+    if let Some(own) = &arch.per_layer {
+        line("embeddings", format!("{} wide for each block, of {} tokens", own.width, own.vocab_size));
+    }
     for (what, text) in mixers(arch) {
         line(what, text);
     }
@@ -124,7 +131,7 @@ fn describe(arch: &Arch) -> String {
     let mut seen = BTreeSet::new();
     let new = |module: &LinearSpec| {
         let name = module.name.rsplit('.').next().unwrap_or_default().to_owned();
-        module.layer.is_some() && seen.insert((name, module.out_features, module.in_features))
+        !module.is_head() && seen.insert((name, module.out_features, module.in_features))
     };
     let modules: Vec<String> = arch
         .linear_modules()
@@ -158,7 +165,11 @@ fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
                 );
             }
             PartSpec::ShortConv(spec) => (convolutions, kernel) = (convolutions + 1, spec.kernel),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::Experts => {}
+            PartSpec::Attention(_)
+            | PartSpec::Mlp { .. }
+            | PartSpec::Experts
+            | PartSpec::MlpAndExperts { .. }
+            | PartSpec::PerLayer => {}
         }
     }
     let all = arch.num_hidden_layers;

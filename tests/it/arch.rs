@@ -154,6 +154,78 @@ fn unsupported_features_are_refused_by_name() {
     refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
 }
 
+/// As the files on the hub have them, which Transformers 5 writes otherwise.
+fn with_global_keys(name: &str) -> Value {
+    let mut value = config(name, "config.json");
+    value.as_object_mut().unwrap().remove("per_layer_config").unwrap();
+    let old = config(name, "config_v4.json");
+    for key in ["global_head_dim", "num_global_key_value_heads"] {
+        value[key] = old[key].clone();
+    }
+    value
+}
+
+#[test]
+fn gemma_4_is_read_as_its_class_reads_it() {
+    let arch = Arch::from_dir(&model_dir("gemma4_e2b")).unwrap();
+    let of = |arch: &Arch| {
+        let of = |it: &tunesmith::config::arch::AttentionSpec| (it.head_dim, it.num_kv_heads, it.kv_from, it.k_eq_v);
+        arch.attentions().map(of).collect::<Vec<_>>()
+    };
+    let expected = [(16, None), (24, None), (16, None), (16, Some(2)), (24, Some(1))];
+    assert_eq!(of(&arch), expected.map(|(width, from)| (width, 2, from, false)));
+    let spec = arch.per_layer.unwrap();
+    assert_eq!((spec.vocab_size, spec.width, arch.layer_scalar), (512, 12, true));
+    let frequencies = arch.ropes[0].frequencies(0).inv_freq;
+    assert_eq!((frequencies.len(), frequencies.iter().filter(|&&it| it > 0.0).count()), (12, 3));
+    let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
+    assert!(names.contains(&"model.layers.4.layer_scalar".to_owned()));
+    assert!(!names.iter().any(|name| name.contains("layers.4.self_attn.k_")));
+    assert!(!arch.parameters().iter().any(|spec| spec.name.ends_with("layer_scalar")));
+    for name in ["gemma4_e2b", "gemma4_31b", "gemma4_a4b", "gemma4_unified"] {
+        let arch = Arch::from_dir(&model_dir(name)).unwrap();
+        assert_eq!(parse(&with_global_keys(name)).unwrap(), arch, "{name}");
+        // The class makes the last block one with full attention.
+        let mut value = with_global_keys(name);
+        *value["layer_types"].as_array_mut().unwrap().last_mut().unwrap() = json!("sliding_attention");
+        assert_eq!(parse(&value).unwrap(), arch, "{name}");
+    }
+    let large = Arch::from_dir(&model_dir("gemma4_31b")).unwrap();
+    assert_eq!(of(&large)[..2], [(16, 2, None, false), (32, 1, None, true)]);
+    // Without keys as values the class does not look at their number.
+    let mut value = with_global_keys("gemma4_31b");
+    value["attention_k_eq_v"] = json!(false);
+    assert_eq!(of(&parse(&value).unwrap())[1], (32, 2, None, false));
+}
+
+#[test]
+fn what_gemma_4_s_class_does_not_do_is_refused_by_name() {
+    let e2b = "gemma4_e2b";
+    refused(e2b, &[("use_bidirectional_attention", json!("all"))], &["not yet", "use_bidirectional_attention", "all"]);
+    refused(e2b, &[("rope_theta", json!(1e4))], &["rope_theta is", "rope_parameters"]);
+    refused(e2b, &[("rope_scaling", json!({"rope_type": "linear", "factor": 2.0}))], &["rope_scaling"]);
+    let plain = json!({"rope_type": "default", "rope_theta": 1e4});
+    refused(e2b, &[("rope_parameters", plain.clone())], &["rope_parameters is", "full_attention"]);
+    let half = json!({"full_attention": plain});
+    refused(e2b, &[("rope_parameters", half)], &["sliding_attention"]);
+    refused(e2b, &[("num_kv_shared_layers", json!(6))], &["num_kv_shared_layers is 6", "at most 5"]);
+    refused(e2b, &[("num_kv_shared_layers", json!(4))], &["num_kv_shared_layers is 4", "full_attention"]);
+    refused(e2b, &[("vocab_size_per_layer_input", json!(511))], &["vocab_size_per_layer_input is 511", "512"]);
+    refused(e2b, &[("hidden_size_per_layer_input", json!(-1))], &["hidden_size_per_layer_input is -1"]);
+    refused(e2b, &[("hidden_size_per_layer_input", json!(1 << 23))], &["hidden_size_per_layer_input"]);
+    refused(e2b, &[("per_layer_config", json!({"1": {"head_dim": 24}}))], &["per_layer_config"]);
+    let uneven = json!({"1": {"head_dim": 24}, "4": {"head_dim": 32}});
+    refused(e2b, &[("per_layer_config", uneven)], &["per_layer_config"]);
+    let other = json!({"1": {"num_attention_heads": 2}, "4": {"num_attention_heads": 2}});
+    refused(e2b, &[("per_layer_config", other)], &["not yet", "num_attention_heads"]);
+    let odd = json!({"1": {"head_dim": 25}, "4": {"head_dim": 25}});
+    refused(e2b, &[("per_layer_config", odd)], &["per_layer_config.head_dim is 25"]);
+    refused(e2b, &[("attention_dropout", json!(0.1))], &["attention_dropout"]);
+    refused("gemma4_a4b", &[("top_k_experts", json!(7))], &["6 experts, 7 of them a token"]);
+    refused("gemma4_a4b", &[("num_experts", json!(null))], &["num_experts is null"]);
+    refused("gemma4_unified", &[("num_experts", json!(4))], &["num_experts is 4", "no experts"]);
+}
+
 #[test]
 fn keys_that_a_class_does_not_read_change_nothing() {
     let with = |name: &str, key: &str, to: Value| {

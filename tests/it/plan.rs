@@ -95,6 +95,9 @@ fn buffers_are_predicted_to_the_byte() {
         "ministral3",
         "seed_oss",
         "hunyuan_v1_dense",
+        "gemma4_e2b",
+        "gemma4_31b",
+        "gemma4_unified",
     ];
     let mut count = 0;
     for family in families {
@@ -185,7 +188,7 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
 
 #[test]
 fn experts_are_predicted_as_if_they_were_used_alike() {
-    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"] {
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "gemma4_a4b"] {
         let arch = arch(family);
         for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {
             let batch = batch(arch.vocab_size, &[600, 500], 5);

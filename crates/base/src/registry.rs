@@ -109,6 +109,8 @@ macro_rules! families {
             seed_oss,
             hunyuan_v1_dense,
             gpt_oss,
+            gemma4,
+            gemma4_unified,
         }
     };
 }

@@ -78,7 +78,7 @@ impl Watcher for Clock {
 fn weight_bytes(arch: &Arch, each: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
     // The modules of the blocks, and the head, which is a matrix of its own or the embedding.
-    let linears: f64 = arch.linear_modules().iter().filter(|linear| linear.layer.is_some()).map(of).sum();
+    let linears: f64 = arch.linear_modules().iter().filter(|linear| !linear.is_head()).map(of).sum();
     each * (linears + (arch.vocab_size * arch.hidden_size) as f64)
 }
 

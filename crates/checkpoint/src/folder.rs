@@ -125,7 +125,7 @@ pub(crate) fn stage_weights(
     beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
     let of_experts = stacked
         .iter()
-        .map(|it| (it.name.clone(), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
+        .map(|it| (stored(&it.name), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
     let numbers: Vec<_> = here.chain(later).chain(of_experts).chain(beside).collect();
     let values = |name: &str| match tensors.iter().find(|(own, ..)| own == name) {
         Some((_, _, values)) => Ok(values.to_vec()),
@@ -144,7 +144,7 @@ pub(crate) fn stage_weights(
                         io::Error::other(message)
                     })
                 };
-                if let Some(stacked) = stacked.iter().find(|it| it.name == name) {
+                if let Some(stacked) = stacked.iter().find(|it| stored(&it.name) == name) {
                     for expert in &stacked.experts {
                         let parts = expert.iter().map(|part| fetch(part)).collect::<io::Result<Vec<_>>>()?;
                         write_floats(writer, &stacked.joined(&parts), Dtype::F32)?;

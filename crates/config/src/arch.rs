@@ -1,8 +1,8 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm,
-    SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, HiddenAct, NormPlacement, PartSpec,
+    PerLayerSpec, QkNorm, SharedExpert,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
@@ -15,6 +15,15 @@ pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plai
 
 use super::vision::VisionArch;
 use std::sync::Arc;
+
+/// End of the name of the number that a block's output is multiplied by.
+pub const LAYER_SCALAR: &str = ".layer_scalar";
+/// Tensor name of the table of embeddings for each block, `[per_layer.vocab_size, num_hidden_layers * per_layer.width]`.
+pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
+/// Module name of the projection from the embedding to those of each block.
+pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+/// Tensor name of the norm on what it gives, `[per_layer.width]`.
+pub const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
 
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
@@ -85,6 +94,10 @@ pub struct Arch {
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
+    /// Embeddings of each block; `None` without them.
+    pub per_layer: Option<PerLayerSpec>,
+    /// Whether each block's output is multiplied by a number of its file, which is not trained (Gemma 4).
+    pub layer_scalar: bool,
     /// Whether `lm_head` shares the embedding's matrix.
     pub tie_word_embeddings: bool,
     /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
@@ -134,12 +147,18 @@ impl Arch {
     /// Every tensor of the model in the order of the forward pass. A tied `lm_head.weight` is left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![TensorSpec::new(EMBEDDING, &[self.vocab_size, self.hidden_size])];
+        tensors.extend(self.per_layer_tensors());
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
         tensors.push(TensorSpec::new(&self.final_norm(), &[self.hidden_size]));
         if self.head_tensor() != EMBEDDING {
             tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
         tensors
+    }
+
+    /// The tensors that can be trained: all but those that Transformers has as buffers.
+    pub fn parameters(&self) -> Vec<TensorSpec> {
+        self.tensors().into_iter().filter(|spec| !spec.name.ends_with(LAYER_SCALAR)).collect()
     }
 
     /// Rows of the head: `vocab_size`, or the outputs of the classification head.

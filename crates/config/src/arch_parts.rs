@@ -1,6 +1,16 @@
 //! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
 use super::mixers::{DeltaNetSpec, ShortConvSpec};
 
+/// Embeddings that each block has for itself, beside those of the stream (Gemma 4): a block gates its own, projects them and adds
+/// them to the stream. They are the sum of a table's row and of a projection of the stream's embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PerLayerSpec {
+    /// Rows of the table, at least as many as the vocabulary has.
+    pub vocab_size: usize,
+    /// Width of a block's own.
+    pub width: usize,
+}
+
 /// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlacement {
@@ -82,6 +92,8 @@ pub enum ExpertNames {
     Mixtral,
     /// `mlp.router`, and experts as Qwen's, which its files hold stacked, transposed, and with gate and up in turn.
     GptOss,
+    /// `router.proj`, a module, and `experts.0.gate_proj`, which its files hold stacked.
+    Gemma4,
 }
 
 /// gpt-oss's activation: `(up + 1) g sigmoid(alpha g)`, where `g` is the gate cut at `limit`, and `up` is cut at both sides.
@@ -116,8 +128,8 @@ impl Experts {
     fn modules(&self, expert: usize) -> [String; 3] {
         match self.names {
             ExpertNames::Mixtral => ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}")),
-            ExpertNames::Qwen | ExpertNames::GptOss => {
-                ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj"))
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::Gemma4 => {
+                ["gate", "up", "down"].map(|name| format!("{}.{expert}.{name}_proj", self.module()))
             }
         }
     }
@@ -128,6 +140,7 @@ impl Experts {
             ExpertNames::Qwen => "mlp.gate.weight",
             ExpertNames::Mixtral => "block_sparse_moe.gate.weight",
             ExpertNames::GptOss => "mlp.router.weight",
+            ExpertNames::Gemma4 => "router.proj.weight",
         }
     }
 
@@ -136,6 +149,15 @@ impl Experts {
         match self.names {
             ExpertNames::Qwen | ExpertNames::Mixtral => "mlp.gate",
             ExpertNames::GptOss => "mlp.router",
+            ExpertNames::Gemma4 => "router.proj",
+        }
+    }
+
+    /// Module name of the experts in Transformers 5, within the block: it holds their stacked matrices.
+    pub const fn module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::Gemma4 => "experts",
+            ExpertNames::Qwen | ExpertNames::Mixtral | ExpertNames::GptOss => "mlp.experts",
         }
     }
 }
@@ -174,6 +196,14 @@ pub enum PartSpec {
     },
     /// The mixture of experts [`super::arch::Arch::experts`], with an MLP beside it where that has a shared one.
     Experts,
+    /// An MLP and, beside it, the mixture of experts, with a norm on the output of each. Experts and router have norms of their own
+    /// on the stream, where the MLP has the branch's (Gemma 4).
+    MlpAndExperts {
+        /// Width of the MLP's hidden layer.
+        intermediate_size: usize,
+    },
+    /// The block's own embeddings [`super::arch::Arch::per_layer`], gated by the stream (Gemma 4).
+    PerLayer,
 }
 
 /// The attention of a block.
@@ -193,6 +223,10 @@ pub struct AttentionSpec {
     pub kv_from: Option<usize>,
     /// Whether `q_proj` has a gate beside each head's query, whose sigmoid multiplies the mixed values (Qwen3.5).
     pub gated: bool,
+    /// Whether values have a norm without weights (Gemma 4).
+    pub v_norm: bool,
+    /// Whether values are the keys before their norm, so that there is no `v_proj` (Gemma 4).
+    pub k_eq_v: bool,
 }
 
 impl AttentionSpec {
@@ -225,7 +259,8 @@ impl BlockSpec {
                 PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) => {
                     (before_attention, after_attention)
                 }
-                PartSpec::Mlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
+                PartSpec::Mlp { .. } | PartSpec::Experts | PartSpec::MlpAndExperts { .. } => (before_mlp, after_mlp),
+                PartSpec::PerLayer => (branch.norm, branch.post_norm),
             };
         }
     }
@@ -250,7 +285,8 @@ impl BlockSpec {
 
     /// Whether it has a mixture of experts.
     pub fn has_experts(&self) -> bool {
-        self.branches.iter().any(|branch| branch.part == PartSpec::Experts)
+        let are = |part: &PartSpec| matches!(part, PartSpec::Experts | PartSpec::MlpAndExperts { .. });
+        self.branches.iter().any(|branch| are(&branch.part))
     }
 
     /// Its attention, if it has one.

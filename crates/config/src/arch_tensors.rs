@@ -1,7 +1,7 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
-    TensorSpec,
+    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, ExpertNames, LinearSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM,
+    PER_LAYER_PROJECTION, PartSpec, QkNorm, SharedExpert, ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -25,7 +25,33 @@ impl Arch {
         for branch in &self.blocks[layer].branches {
             self.branch_tensors(layer, branch, &mut tensors);
         }
+        if self.layer_scalar {
+            tensors.add("layer_scalar", &[1]);
+        }
         tensors.all
+    }
+
+    /// Those of the embeddings for each block.
+    pub(super) fn per_layer_tensors(&self) -> Vec<TensorSpec> {
+        let (Some(spec), Some(projection)) = (&self.per_layer, self.per_layer_projection()) else { return Vec::new() };
+        let all = projection.out_features;
+        vec![
+            TensorSpec::new(PER_LAYER_EMBEDDING, &[spec.vocab_size, all]),
+            TensorSpec::new(&projection.weight(), &[all, self.hidden_size]),
+            TensorSpec::new(PER_LAYER_NORM, &[spec.width]),
+        ]
+    }
+
+    /// The module that projects the embedding to those of each block.
+    fn per_layer_projection(&self) -> Option<LinearSpec> {
+        let spec = self.per_layer.as_ref()?;
+        Some(LinearSpec {
+            name: PER_LAYER_PROJECTION.into(),
+            out_features: self.num_hidden_layers * spec.width,
+            in_features: self.hidden_size,
+            bias: false,
+            layer: None,
+        })
     }
 
     fn branch_tensors(&self, layer: usize, branch: &BranchSpec, tensors: &mut Tensors) {
@@ -64,37 +90,50 @@ impl Arch {
                     tensors.add("conv.conv.bias", &[hidden]);
                 }
             }
-            PartSpec::Experts => {
-                if let Some(experts) = &self.experts {
-                    tensors.add(experts.router(), &[experts.count, hidden]);
-                    if experts.biased {
-                        tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
-                    }
-                    for expert in 0..experts.count {
-                        let [gate, up, down] = experts.names(expert);
-                        tensors.add(&gate, &[experts.width, hidden]);
-                        tensors.add(&up, &[experts.width, hidden]);
-                        tensors.add(&down, &[hidden, experts.width]);
-                        if let Some([gate, up, down]) = experts.bias_names(expert) {
-                            tensors.add(&gate, &[experts.width]);
-                            tensors.add(&up, &[experts.width]);
-                            tensors.add(&down, &[hidden]);
-                        }
-                    }
+            PartSpec::Experts => self.expert_tensors(tensors),
+            PartSpec::MlpAndExperts { .. } => {
+                for norm in ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"] {
+                    tensors.add(&format!("{norm}.weight"), &[hidden]);
                 }
+                tensors.add("router.scale", &[hidden]);
+                tensors.add("router.per_expert_scale", &[self.experts.as_ref().map_or(0, |experts| experts.count)]);
+                self.expert_tensors(tensors);
+                tensors.add("post_feedforward_layernorm_2.weight", &[hidden]);
             }
             PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } => {}
+            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PerLayer => {}
         }
         if let Some(norm) = branch.post_norm {
             tensors.add(&format!("{norm}.weight"), &[hidden]);
         }
     }
 
-    /// The routers of sparse blocks, under their module names in Transformers 5.
+    /// Those of a block's router and experts, but for a router that is a linear module.
+    fn expert_tensors(&self, tensors: &mut Tensors) {
+        let (Some(experts), hidden) = (&self.experts, self.hidden_size) else { return };
+        if experts.names != ExpertNames::Gemma4 {
+            tensors.add(experts.router(), &[experts.count, hidden]);
+        }
+        if experts.biased {
+            tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
+        }
+        for expert in 0..experts.count {
+            let [gate, up, down] = experts.names(expert);
+            tensors.add(&gate, &[experts.width, hidden]);
+            tensors.add(&up, &[experts.width, hidden]);
+            tensors.add(&down, &[hidden, experts.width]);
+            if let Some([gate, up, down]) = experts.bias_names(expert) {
+                tensors.add(&gate, &[experts.width]);
+                tensors.add(&up, &[experts.width]);
+                tensors.add(&down, &[hidden]);
+            }
+        }
+    }
+
+    /// The routers of sparse blocks, under their module names in Transformers 5, but for those that are linear modules.
     pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
         let of = |layer| {
-            let experts = self.experts_of(layer)?;
+            let experts = self.experts_of(layer).filter(|experts| experts.names != ExpertNames::Gemma4)?;
             Some(LinearSpec {
                 name: format!("model.layers.{layer}.{}", experts.router_module()),
                 out_features: experts.count,
@@ -115,10 +154,11 @@ impl Arch {
         }
     }
 
-    /// Every linear module in model order: attention and MLP of each block, then `lm_head` (tied or not) or `score`. Routers and routed
-    /// experts are not among them.
+    /// Every linear module in model order: the projection of embeddings for each block, attention and MLP of each block, then `lm_head`
+    /// (tied or not) or `score`. Routed experts are not among them, nor most routers, which are parameters.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
-        let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
+        let mut modules: Vec<_> = self.per_layer_projection().into_iter().collect();
+        modules.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)));
         modules.push(LinearSpec {
             name: if self.score.is_some() { "score" } else { "lm_head" }.into(),
             out_features: self.outputs(),
@@ -141,6 +181,13 @@ impl Arch {
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
             PartSpec::Mlp { intermediate_size } => self.mlp_linears(*intermediate_size),
             PartSpec::Experts => self.shared_expert_linears(),
+            PartSpec::MlpAndExperts { intermediate_size } => {
+                let mut linears = self.mlp_linears(*intermediate_size);
+                let experts = self.experts.as_ref().map_or(0, |experts| experts.count);
+                linears.push(("router.proj".into(), experts, self.hidden_size, false));
+                linears
+            }
+            PartSpec::PerLayer => self.per_layer_linears(),
         };
         let spec = |(name, out_features, in_features, bias)| LinearSpec {
             name: format!("model.layers.{layer}.{name}"),
@@ -165,6 +212,9 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
+        if attention.k_eq_v && attention.kv_from.is_none() {
+            linears.truncate(2);
+        }
         linears.push(of(self.module_names.o_proj, hidden, mixed, self.o_bias));
         linears
     }
@@ -177,6 +227,14 @@ impl Arch {
         } else {
             vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)]
         }
+    }
+
+    fn per_layer_linears(&self) -> Vec<Linear> {
+        let (hidden, width) = (self.hidden_size, self.per_layer.as_ref().map_or(0, |spec| spec.width));
+        vec![
+            ("per_layer_input_gate".into(), width, hidden, false),
+            ("per_layer_projection".into(), hidden, width, false),
+        ]
     }
 
     fn shared_expert_linears(&self) -> Vec<Linear> {

@@ -118,6 +118,8 @@ impl Source<'_> {
             rope: Some(0),
             kv_from: None,
             gated: false,
+            v_norm: false,
+            k_eq_v: false,
         };
         Ok(Arch {
             family,
@@ -132,6 +134,8 @@ impl Source<'_> {
             qk_norm_after_rope: false,
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
             experts: None,
+            per_layer: None,
+            layer_scalar: false,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
             query_scaling: None,

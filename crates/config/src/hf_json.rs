@@ -96,6 +96,13 @@ impl<'a> Source<'a> {
         if (1..=most).contains(&found) { Ok(found) } else { Err(expected()) }
     }
 
+    /// A whole number that may be 0, which is also the default.
+    pub(super) fn count(&self, key: &str) -> Result<usize> {
+        let Some(value) = self.get(key) else { return Ok(0) };
+        let count = value.as_u64().and_then(|value| usize::try_from(value).ok()).filter(|count| *count <= MAX_SIZE);
+        count.ok_or_else(|| self.mismatch(key, &format!("a whole number from 0 to {MAX_SIZE}")))
+    }
+
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             Some(value) => value.as_bool().ok_or_else(|| self.mismatch(key, "true or false")),

@@ -47,6 +47,17 @@ const LLAVA: Wrapper = Wrapper {
     caps_logits: false,
 };
 
+const GEMMA4: Wrapper = Wrapper {
+    model_type: "gemma4",
+    class_name: "Gemma4ForConditionalGeneration",
+    models: "Gemma 4 E2B, E4B, 26B-A4B and 31B",
+    text: "gemma4_text",
+    tied: true,
+    text_ties: false,
+    caps_logits: true,
+    ..LLAVA
+};
+
 /// The multimodal classes whose language models are supported.
 pub static WRAPPERS: &[Wrapper] = &[
     Wrapper {
@@ -168,6 +179,14 @@ pub static WRAPPERS: &[Wrapper] = &[
         text_ties: false,
         ..LLAVA
     },
+    GEMMA4,
+    Wrapper {
+        model_type: "gemma4_unified",
+        class_name: "Gemma4UnifiedForConditionalGeneration",
+        models: "Gemma 4 12B",
+        text: "gemma4_unified_text",
+        ..GEMMA4
+    },
     Wrapper {
         model_type: "qwen3_5",
         class_name: "Qwen3_5ForConditionalGeneration",
@@ -252,6 +271,9 @@ pub fn is_beside(plain: &str) -> bool {
 pub fn is_decoders(plain: &str) -> bool {
     let parts = [
         "model.embed_tokens",
+        "model.embed_tokens_per_layer",
+        "model.per_layer_model_projection",
+        "model.per_layer_projection_norm",
         "model.layers",
         "model.norm",
         "model.embedding_norm",

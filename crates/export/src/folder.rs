@@ -66,7 +66,7 @@ impl FolderSettings<'_> {
         let tensors = merged.arch.tensors();
         let stacked = StackedTensor::of(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
-            return Err(Error::config("not yet: gpt-oss's experts in bitsandbytes' formats")
+            return Err(Error::config("not yet: stacked experts (gpt-oss, Gemma 4) in bitsandbytes' formats")
                 .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
@@ -212,14 +212,14 @@ fn write_shard(
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
-    let mut stacks: BTreeMap<&str, &StackedTensor> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, &StackedTensor> = BTreeMap::new();
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
             Planned::Stacked(stacked, dtype) => {
                 let count = stacked.shape.iter().product();
-                numbers.push((stacked.name.clone(), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
-                stacks.insert(&stacked.name, stacked);
+                numbers.push((stored(&stacked.name), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
+                stacks.insert(stored(&stacked.name), stacked);
                 continue;
             }
             Planned::Stored(name, shape, kept) | Planned::Beside(name, shape, kept) => {

@@ -19,6 +19,8 @@ pub struct Attention {
     pub q_norm: Option<(Norm, usize)>,
     /// The same for k.
     pub k_norm: Option<(Norm, usize)>,
+    /// The norm on v, whose gain is one, and over how many groups of features.
+    pub v_norm: Option<(Norm, usize)>,
     /// Whether these norms follow the rotary embedding.
     pub norms_after_rope: bool,
     /// Whether the first projection has a gate beside each head's query.
@@ -42,6 +44,8 @@ pub struct Attention {
 pub enum Qkv {
     /// The attention's own projections.
     Own(Projections<3>),
+    /// As [`Qkv::Own`], with the keys, before their norm, for values too.
+    KeysAsValues(Projections<2>),
     /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
     Shared(Projections<1>, usize),
 }
@@ -55,6 +59,8 @@ pub struct Saved<T = Activation> {
     /// What the norm on q needs: its input and `rstd`.
     q_raw: Option<(T, Activation)>,
     k_raw: Option<(T, Activation)>,
+    /// Likewise; without the input where that is the keys'.
+    v_raw: Option<(Option<T>, Activation)>,
     /// The mixed values.
     mixed: T,
     /// What multiplies them, once it went through a sigmoid.
@@ -72,6 +78,7 @@ impl<T> Saved<T> {
             kv: self.kv.map(|kv| kv.map(f)),
             q_raw: raw(self.q_raw),
             k_raw: raw(self.k_raw),
+            v_raw: self.v_raw.map(|(input, rstd)| (input.map(f), rstd)),
             mixed: f(self.mixed),
             gate: self.gate.map(f),
             lse: self.lse,
@@ -88,6 +95,8 @@ type Raw = Option<(Activation, Activation)>;
 pub enum Projected {
     /// Of queries, keys and values.
     Own([Activation; 3]),
+    /// Of queries, and of keys that are values too.
+    QueryAndKeys([Activation; 2]),
     /// Of queries alone.
     Query(Activation),
 }
@@ -118,6 +127,7 @@ impl Attention {
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let qkv: Vec<&mut Linear> = match &mut self.qkv {
             Qkv::Own(projections) => projections.linears_mut().collect(),
+            Qkv::KeysAsValues(projections) => projections.linears_mut().collect(),
             Qkv::Shared(projections, _) => projections.linears_mut().collect(),
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
@@ -128,6 +138,7 @@ impl Attention {
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv: Vec<&Linear> = match &self.qkv {
             Qkv::Own(projections) => projections.linears().collect(),
+            Qkv::KeysAsValues(projections) => projections.linears().collect(),
             Qkv::Shared(projections, _) => projections.linears().collect(),
         };
         qkv.into_iter().chain([&self.o])
@@ -142,7 +153,7 @@ impl Attention {
     /// The number of the attention that computes its keys and values.
     pub const fn kv_layer(&self) -> usize {
         match &self.qkv {
-            Qkv::Own(_) => self.layer,
+            Qkv::Own(_) | Qkv::KeysAsValues(_) => self.layer,
             Qkv::Shared(_, layer) => *layer,
         }
     }
@@ -221,13 +232,18 @@ impl Attention {
         rows: BlockRows<'_>,
         mix: impl FnOnce(&Activation, &Activation, &Activation, Option<Floats<'_>>) -> (Activation, Activation),
     ) -> Saved {
-        let BlockRows { all, outputs: rows, shared } = rows;
+        let BlockRows { all, outputs: rows, shared, .. } = rows;
         let picked = rows.picked.as_deref();
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
         let sinks = sinks.as_ref().map(View::vector);
         let (mut q, own, extra) = match &self.qkv {
             Qkv::Own(projections) => {
                 let ([q, k, v], extra) = projections.forward(pass, h, picked);
+                (q, Some([k, v]), extra)
+            }
+            Qkv::KeysAsValues(projections) => {
+                let ([q, k], extra) = projections.forward(pass, h, picked);
+                let v = k.copy();
                 (q, Some([k, v]), extra)
             }
             Qkv::Shared(projections, _) => {
@@ -246,19 +262,22 @@ impl Attention {
         if let Some(factors) = &rows.query_factors {
             elementwise::scale_tokens(&mut q, factors);
         }
-        let Some([mut k, v]) = own else {
+        let Some([mut k, mut v]) = own else {
             let found = shared.get(self.kv_layer());
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw: None, v_raw: None, mixed, gate, lse, extra };
         };
         let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
+        let v_raw = normed(self.v_norm.as_ref(), pass, &mut v);
+        let keeps_v = !matches!(self.qkv, Qkv::KeysAsValues(_)) || self.norms_after_rope || k_raw.is_none();
+        let v_raw = v_raw.map(|(input, rstd)| (keeps_v.then_some(input), rstd));
         if self.shares {
             let found = shared.put(self.layer, k, v);
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw, v_raw, mixed, gate, lse, extra };
         }
         let (mixed, lse) = mix(&q, &k, &v, sinks);
-        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, v_raw, mixed, gate, lse, extra }
     }
 
     /// From the gradients of the mixed values and of their gate to those of q, k and v as the projections gave them.
@@ -270,7 +289,7 @@ impl Attention {
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
     ) -> (Projected, Vec<Option<linear::Saved>>) {
-        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, .. } = saved;
+        let Saved { q, kv, q_raw, k_raw, v_raw, mixed, lse, extra, .. } = saved;
         let shared = match (&kv, self.shares) {
             (Some(_), _) => None,
             (None, true) => Some(rows.shared.take(self.layer)),
@@ -292,15 +311,25 @@ impl Attention {
         if let Some(d_gate) = d_gate {
             dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
         }
-        let Qkv::Own(_) = &self.qkv else {
+        if let Qkv::Shared(..) = &self.qkv {
             rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
             return (Projected::Query(dq), extra);
-        };
+        }
         if let Some([others_dk, others_dv]) = rows.shared.take_gradients(self.layer) {
             elementwise::add(&mut dk, &others_dk);
             elementwise::add(&mut dv, &others_dv);
         }
+        if let (Some((norm, _)), Some((input, rstd))) = (&self.v_norm, &v_raw) {
+            let input = input.as_ref().or(k_raw.as_ref().map(|(input, _)| input)).expect("the norm's input is kept");
+            let mut d_raw = dv.like();
+            norm.backward(pass, input, rstd, &dv, Some((&mut d_raw, false)), grads);
+            dv = d_raw;
+        }
         dk = self.turn_backward(self.k_norm.as_ref(), pass, &k_raw, dk, rows.all, grads);
+        if let Qkv::KeysAsValues(_) = &self.qkv {
+            elementwise::add(&mut dk, &dv);
+            return (Projected::QueryAndKeys([dq, dk]), extra);
+        }
         (Projected::Own([dq, dk, dv]), extra)
     }
 
@@ -322,6 +351,9 @@ impl Attention {
         match (&self.qkv, projected) {
             (Qkv::Own(projections), Projected::Own(all)) => {
                 projections.backward(pass, h, extra, all, picked, want_dh, grads)
+            }
+            (Qkv::KeysAsValues(projections), Projected::QueryAndKeys(both)) => {
+                projections.backward(pass, h, extra, both, picked, want_dh, grads)
             }
             (Qkv::Shared(projections, _), Projected::Query(query)) => {
                 projections.backward(pass, h, extra, [query], picked, want_dh, grads)

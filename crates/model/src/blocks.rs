@@ -9,6 +9,7 @@ use super::mixers::{Mixing, OverBatch};
 use super::moe::Moe;
 use super::params::Params;
 use super::pass::{BlockRows, Layout, Pass};
+use super::per_layer_inputs::PerLayerInputs;
 use super::shards::Shards;
 use std::cell::RefCell;
 use tunesmith_base::error::Result;
@@ -46,6 +47,8 @@ pub struct Walk<'a> {
     pub every_token: bool,
     /// What is added to rows of the stream behind the first blocks.
     pub added: Option<&'a Added>,
+    /// Embeddings for each block, where the model has them.
+    pub per_layer: Option<&'a PerLayerInputs>,
 }
 
 /// Rows that are added to the stream behind the first blocks: some of pictures (Qwen3-VL). The last block is none of these.
@@ -160,7 +163,9 @@ impl Blocks {
     }
 
     fn rows<'l>(&self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
-        if self.picks_rows(index, walk.every_token) { walk.layout.last_block() } else { walk.layout.block() }
+        let picks = self.picks_rows(index, walk.every_token);
+        let rows = if picks { walk.layout.last_block() } else { walk.layout.block() };
+        BlockRows { per_layer: walk.per_layer, ..rows }
     }
 
     /// The tokens that are asked for and that the last block did not pick.

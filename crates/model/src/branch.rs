@@ -5,9 +5,12 @@ use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
+use super::mlp_and_experts::{self, MlpAndExperts};
 use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass};
+use super::per_layer::{self, PerLayerGate};
+use super::per_layer_inputs::PerLayerInputs;
 use super::plain_mlp::{self, PlainMlp};
 use super::short_conv::{self, ShortConv};
 use super::weight::Weight;
@@ -37,6 +40,13 @@ pub enum Part {
     /// Of an encoder.
     Plain(Box<PlainMlp>),
     Experts(Box<Moe>),
+    MlpAndExperts(Box<MlpAndExperts>),
+    PerLayer(Box<PerLayerGate>),
+}
+
+/// The embeddings of the pass for each block.
+fn per_layer<'a>(rows: &BlockRows<'a>) -> &'a PerLayerInputs {
+    rows.per_layer.expect("the walk has embeddings for each block")
 }
 
 /// How a branch joins the residual stream.
@@ -94,6 +104,9 @@ enum PartSaved<T> {
     /// Likewise.
     Plain(plain_mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Experts(moe::Saved<T>),
+    MlpAndExperts(Box<mlp_and_experts::Saved<T>>),
+    /// With what its projection keeps.
+    PerLayer(per_layer::Saved<T>, Option<linear::Saved<T>>),
 }
 
 impl<T> Saved<T> {
@@ -110,6 +123,8 @@ impl<T> Saved<T> {
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
                 PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
+                PartSaved::MlpAndExperts(saved) => PartSaved::MlpAndExperts(Box::new(saved.map(f))),
+                PartSaved::PerLayer(saved, out) => PartSaved::PerLayer(saved.map(f), extra(out)),
             },
             raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
         }
@@ -119,6 +134,7 @@ impl<T> Saved<T> {
     pub const fn routing(&self) -> Option<&Routing> {
         match &self.part {
             PartSaved::Experts(saved) => Some(&saved.routing),
+            PartSaved::MlpAndExperts(saved) => Some(&saved.moe.routing),
             _ => None,
         }
     }
@@ -213,6 +229,8 @@ impl Branch {
             Part::Mlp(mlp) => mlp.weights_mut().collect(),
             Part::Plain(mlp) => mlp.weights_mut().collect(),
             Part::Experts(moe) => moe.weights_mut(),
+            Part::MlpAndExperts(both) => both.weights_mut(),
+            Part::PerLayer(gate) => gate.weights_mut().collect(),
         };
         let norm = self.norm.iter_mut().flat_map(Norm::weights_mut);
         norm.chain(self.join.weights_mut()).chain(part).collect()
@@ -226,7 +244,9 @@ impl Branch {
             Part::ShortConv(part) => part.trains(),
             Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Part::Plain(mlp) => mlp.linears().any(Linear::trains),
-            Part::Experts(moe) => moe.linears().any(Linear::trains),
+            Part::Experts(moe) => moe.trains(),
+            Part::MlpAndExperts(both) => both.trains(),
+            Part::PerLayer(gate) => gate.linears().any(Linear::trains),
         };
         part || self.trains_norm() || self.join.trains()
     }
@@ -290,6 +310,19 @@ impl Branch {
                 let (y, raw) = self.join.add(pass, y, x);
                 (y, Saved { normed, rstd, part: PartSaved::Experts(saved), raw })
             }
+            Part::MlpAndExperts(both) => {
+                let (y, saved) = both.forward(pass, x, input);
+                let normed = h.filter(|_| whole);
+                let (y, raw) = self.join.add(pass, y, x);
+                (y, Saved { normed, rstd, part: PartSaved::MlpAndExperts(Box::new(saved)), raw })
+            }
+            Part::PerLayer(gate) => {
+                let saved = gate.forward(pass, input);
+                let middle = gate.middle(&saved, per_layer(&rows), rows.outputs);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &gate.projection, &middle, x);
+                (y, Saved { normed, rstd, part: PartSaved::PerLayer(saved, extra), raw })
+            }
         }
     }
 
@@ -309,6 +342,8 @@ impl Branch {
         let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let d_last = self.join.backward(pass, raw, &dy, grads);
         let d_part = d_last.as_ref().unwrap_or(&dy);
+        // What goes to the stream beside the norm.
+        let mut beside = None;
         let dh = match (&self.part, part) {
             (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {
                 let d_mixed = attention.backward_output(pass, &mut saved, extra.as_ref(), d_part, grads);
@@ -355,6 +390,17 @@ impl Branch {
             (Part::Experts(moe), PartSaved::Experts(saved)) => {
                 moe.backward(pass, again().as_ref().unwrap_or(x), saved, d_part, grads)
             }
+            (Part::MlpAndExperts(both), PartSaved::MlpAndExperts(saved)) => {
+                let h = again();
+                let (dx, dh) = both.backward(pass, (x, h.as_ref().unwrap_or(x)), *saved, d_part, grads);
+                beside = Some(dx);
+                dh
+            }
+            (Part::PerLayer(gate), PartSaved::PerLayer(saved, extra)) => {
+                let h = again();
+                let inputs = (h.as_ref().unwrap_or(x), per_layer(&rows), rows.outputs);
+                gate.backward(pass, inputs, saved, extra.as_ref(), d_part, grads)
+            }
             _ => unreachable!("a branch keeps its own kind"),
         };
         let picked = match &self.part {
@@ -368,6 +414,9 @@ impl Branch {
         match norm {
             Some((norm, rstd)) => norm.backward(pass, x, rstd, &dh, dx.as_mut().map(|dx| (dx, true)), grads),
             None => dx.iter_mut().for_each(|dx| elementwise::add(dx, &dh)),
+        }
+        if let (Some(dx), Some(beside)) = (&mut dx, &beside) {
+            elementwise::add(dx, beside);
         }
         dx
     }

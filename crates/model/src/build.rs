@@ -13,6 +13,7 @@ use super::moe::Moe;
 use super::names::peft_name;
 use super::norm::Norm;
 use super::params::Params;
+use super::per_layer::PerLayer;
 use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -105,11 +106,18 @@ impl Model {
         cache: Option<Cache<'_>>,
         shards: Shards,
     ) -> Result<Self> {
+        if arch.vision.is_some() && arch.per_layer.is_some() {
+            return Err(Error::config(format!(
+                "not yet: pictures in {}, whose blocks have embeddings of their own",
+                arch.family.model_type
+            ))
+            .hint("leave out the section vision"));
+        }
         let tensors = arch.tensors();
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
             Mode::Full | Mode::Freeze if arch.freezes_language() => {}
-            Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
+            Mode::Full => trained.extend(arch.parameters().into_iter().map(|tensor| tensor.name)),
             Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
             _ => {
                 let targets = Targets::of(&config.tuning);
@@ -184,11 +192,13 @@ impl Builder<'_> {
         let (arch, config) = (self.arch, self.tensors.source.config);
         self.tensors.params.begin_segment();
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
-        let narrow = narrow(config);
-        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
-        self.shards.push(vec![&mut embedding], &mut self.tensors.params);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
+        let mut per_layer = self.per_layer(&mut linears)?;
+        let narrow = narrow(config);
+        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
+        let tables = std::iter::once(&mut embedding).chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
+        self.shards.push(tables.collect(), &mut self.tensors.params);
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
         for layer in 0..arch.num_hidden_layers {
             self.tensors.params.begin_segment();
@@ -222,7 +232,7 @@ impl Builder<'_> {
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
-        let segments = Segments { embedding, vision, blocks, head };
+        let segments = Segments { embedding, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
@@ -247,7 +257,12 @@ impl Builder<'_> {
         placement.adapter.attach_experts(&mut Module::new(&mut self.tensors, &spec, number, &placement))
     }
 
-    fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
+    pub(super) fn moe(
+        &mut self,
+        layer: usize,
+        experts: &Experts,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<Moe> {
         let (prefix, hidden) = (format!("model.layers.{layer}"), self.arch.hidden_size);
         let gate = match experts.clamp {
             Some(Clamp { alpha, limit }) => Gate::Clamped { alpha: alpha as f32, limit: limit as f32 },
@@ -261,7 +276,7 @@ impl Builder<'_> {
             layer: Some(layer),
         };
         let router = self.linear(&router)?;
-        let module = format!("{prefix}.mlp.experts");
+        let module = format!("{prefix}.{}", experts.module());
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
@@ -302,7 +317,7 @@ impl Builder<'_> {
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
         let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
-        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
+        Ok(Moe { router, experts: parts, shared, factors: None, per_token, normalised, pool })
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -314,7 +329,7 @@ impl Builder<'_> {
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
         let arch = self.arch;
         let branches = arch.blocks[layer].branches.iter().map(|spec| self.branch(layer, spec, linears));
-        Ok(Block { branches: branches.collect::<Result<_>>()? })
+        Ok(Block { branches: branches.collect::<Result<_>>()?, scalar: self.layer_scalar(layer)? })
     }
 
     pub(super) fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
@@ -338,6 +353,8 @@ impl Builder<'_> {
                 let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
                 Part::Experts(Box::new(self.moe(layer, experts, linears)?))
             }
+            PartSpec::MlpAndExperts { .. } => Part::MlpAndExperts(Box::new(self.mlp_and_experts(layer, linears)?)),
+            PartSpec::PerLayer => Part::PerLayer(Box::new(self.per_layer_gate(layer, linears)?)),
         };
         let join = match spec.post_norm {
             Some(name) => Join::Normed(self.norm(layer, name)?),
@@ -347,7 +364,7 @@ impl Builder<'_> {
         Ok(Branch { norm, part, join })
     }
 
-    fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
+    pub(super) fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
         let (mlp, [to_gate, to_up, to_down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
@@ -364,7 +381,7 @@ impl Builder<'_> {
     }
 }
 
-fn gate(arch: &Arch) -> Gate {
+pub(super) fn gate(arch: &Arch) -> Gate {
     match arch.activation {
         HiddenAct::Silu => Gate::Silu,
         HiddenAct::GeluTanh => Gate::GeluTanh,

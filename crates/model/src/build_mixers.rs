@@ -41,6 +41,9 @@ impl Builder<'_> {
                 let features = [spec.query_size(), spec.kv_size(), spec.kv_size()];
                 Qkv::Own(Projections::fused(linear(self, "qkv_proj")?, features))
             }
+            None if spec.k_eq_v => {
+                Qkv::KeysAsValues(Projections::apart([linear(self, "q_proj")?, linear(self, "k_proj")?]))
+            }
             None => {
                 let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
                 Qkv::Own(Projections::apart([q, k, linear(self, "v_proj")?]))
@@ -55,6 +58,8 @@ impl Builder<'_> {
         let q_norm = groups.map(|[query, _]| norm(arch.module_names.q_norm, query)).transpose()?;
         let own_keys = groups.filter(|_| spec.kv_from.is_none());
         let k_norm = own_keys.map(|[_, key]| norm(arch.module_names.k_norm, key)).transpose()?;
+        let v_norm =
+            (spec.v_norm && spec.kv_from.is_none()).then(|| (self.tensors.weightless(spec.head_dim), heads.kv));
         let how = Scores {
             scale: arch.attention_scale as f32,
             softcap: arch.attention_softcap.map(|cap| cap as f32),
@@ -69,6 +74,7 @@ impl Builder<'_> {
             qkv,
             q_norm,
             k_norm,
+            v_norm,
             norms_after_rope: arch.qk_norm_after_rope,
             gated: spec.gated,
             sinks,

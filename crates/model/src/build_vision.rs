@@ -89,7 +89,7 @@ impl Builder<'_> {
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm2))?);
         let part = self.encoder_mlp(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale2)?;
-        Ok(Block { branches: vec![first, Branch { norm, part, join }] })
+        Ok(Block { branches: vec![first, Branch { norm, part, join }], scalar: None })
     }
 
     fn encoder_attention(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Attention> {
@@ -106,6 +106,7 @@ impl Builder<'_> {
             qkv: Qkv::Own(projections),
             q_norm: None,
             k_norm: None,
+            v_norm: None,
             norms_after_rope: false,
             gated: false,
             sinks: None,

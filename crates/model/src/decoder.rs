@@ -7,6 +7,8 @@ use super::device::pool;
 use super::head::Head;
 use super::params::Params;
 use super::pass::Pass;
+use super::per_layer::PerLayer;
+use super::per_layer_inputs::PerLayerInputs;
 use super::shards::Shards;
 use super::vision::Vision;
 use super::weight::Weight;
@@ -47,6 +49,8 @@ pub struct Model {
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
+    /// What makes embeddings for each block.
+    per_layer: Option<PerLayer>,
     /// What makes rows of pictures.
     pub(crate) vision: Option<Vision>,
     blocks: Blocks,
@@ -79,6 +83,7 @@ pub struct Phases {
 /// The parts of a model, in the order of a pass.
 pub(super) struct Segments {
     pub(super) embedding: Weight,
+    pub(super) per_layer: Option<PerLayer>,
     pub(super) vision: Option<Vision>,
     pub(super) blocks: Vec<Block>,
     pub(super) head: Head,
@@ -102,15 +107,17 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let Segments { embedding, vision, blocks, head } = segments;
+        let Segments { embedding, per_layer, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
-        let trains_below = embedding.trains() || sees;
+        let trains_per_layer = per_layer.as_ref().is_some_and(|it| it.trains() || embedding.trains());
+        let trains_below = embedding.trains() || sees || trains_per_layer;
         let mut blocks =
             Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
         let [forward, mut backward] = blocks.route();
-        // What is trained of encoder and connector is in the embedding's segment, and gathered again for its gradients.
-        backward.extend(sees.then_some(0));
+        // Encoder, connector and what makes embeddings for each block are in the embedding's segment, and gathered again for their
+        // gradients.
+        backward.extend((sees || trains_per_layer).then_some(0));
         let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
         shards.set_route(forward.collect(), &backward);
         Self {
@@ -123,6 +130,7 @@ impl Model {
             shards,
             at_head: counts::Buffers::default(),
             embedding,
+            per_layer,
             vision,
             blocks,
             head,
@@ -205,15 +213,35 @@ impl Model {
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
+    /// Whether backward asks for the gradients of embeddings for each block.
+    fn trains_per_layer(&self) -> bool {
+        self.per_layer.as_ref().is_some_and(|it| it.trains() || self.embedding.trains())
+    }
+
+    /// The embeddings of `tokens` for each block, whose embedding in the stream is `x`.
+    fn per_layer_inputs(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        tokens: &[u32],
+        gradients: bool,
+    ) -> Option<PerLayerInputs> {
+        self.per_layer.as_ref().map(|it| it.forward(pass, x, tokens, gradients))
+    }
+
     /// A pass without backward. `head` computes the result from the last block's output at the tokens `rows` (rising).
     fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Activation) -> T) -> Result<T> {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
             let layout = self.layout(batch, rows);
-            let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_batch(pass, batch))??;
-            let added = added.as_ref();
-            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added };
+            let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
+                let placed = self.embed_batch(pass, batch)?;
+                let per_layer = self.per_layer_inputs(pass, &placed.0, &batch.tokens, false);
+                Ok::<_, Error>((placed, per_layer))
+            })??;
+            let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
+            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
             let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })

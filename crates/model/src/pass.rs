@@ -1,5 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
+use super::per_layer_inputs::PerLayerInputs;
 use super::positions::Positions;
 use super::shared_kv::SharedKeyValues;
 use super::values::Values;
@@ -100,6 +101,8 @@ pub struct BlockRows<'a> {
     pub outputs: &'a Rows,
     /// Keys and values that several blocks use.
     pub shared: &'a SharedKeyValues,
+    /// Embeddings for each block, where the model has them.
+    pub per_layer: Option<&'a PerLayerInputs>,
 }
 
 /// Sequence boundaries and rotary tables of a batch.
@@ -114,7 +117,7 @@ pub struct Layout {
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared, per_layer: None }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -124,7 +127,7 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared, per_layer: None }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.

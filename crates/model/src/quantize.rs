@@ -76,7 +76,7 @@ pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
 /// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
 pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     let mut modules: Vec<String> =
-        arch.linear_modules().into_iter().filter(|spec| spec.layer.is_some()).map(|spec| spec.name).collect();
+        arch.linear_modules().into_iter().filter(|spec| !spec.is_head()).map(|spec| spec.name).collect();
     for layer in 0..arch.num_hidden_layers {
         if let Some(experts) = arch.experts_of(layer) {
             let names = (0..experts.count).flat_map(|expert| experts.names(expert));

@@ -258,6 +258,12 @@ impl Tensors<'_> {
         Ok(Norm { weight: self.weight(name)?, bias: None, offset, eps })
     }
 
+    /// A norm of so many features whose gain is one.
+    pub(super) fn weightless(&self, features: usize) -> Norm {
+        let ones = Array::of(self.device, &vec![1.0; features]);
+        Norm { weight: Weight::Frozen(ones.into()), bias: None, offset: 0.0, eps: self.source.arch.rms_norm_eps as f32 }
+    }
+
     /// A module's weight and bias, as they are.
     pub(super) fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
         Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))

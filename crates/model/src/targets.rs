@@ -78,7 +78,7 @@ impl Targets {
             )));
         }
         let linears = arch.linear_modules();
-        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| linear.layer.is_some()).collect();
+        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| !linear.is_head()).collect();
         let on_parameters = self.parameters(arch, &rules)?;
         if !matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
@@ -145,7 +145,7 @@ impl Targets {
         };
         // A head of scores is always trained in full, as PEFT does it for SEQ_CLS.
         let saved_whole = |name: &String| name == SCORE || is_saved(name);
-        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
+        let tensors: Vec<_> = arch.parameters().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
         if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));

@@ -299,7 +299,7 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name);
+        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name) || self.is_of_rows(name);
         let whole = self.entries.iter().filter(|(name, entry)| !parts(name, entry));
         let all: Vec<_> = whole.chain(&self.stacked).collect();
         let hashes: Vec<_> = all.into_par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();

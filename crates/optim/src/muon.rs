@@ -55,7 +55,8 @@ impl Muon {
     /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
         let mut parts = slot.name.split('.');
-        let has_row_per_token = parts.any(|part| ["embed_tokens", "lm_head", "score"].contains(&part));
+        let has_row_per_token =
+            parts.any(|part| ["embed_tokens", "embed_tokens_per_layer", "lm_head", "score"].contains(&part));
         slot.shape.len() == 2 && slot.count() > 0 && !has_row_per_token
     }
 }

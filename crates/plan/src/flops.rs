@@ -10,7 +10,7 @@
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
-use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PartSpec};
+use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PER_LAYER_PROJECTION, PartSpec};
 
 /// Operations of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -59,7 +59,7 @@ impl Costs {
             ours.map(|(name, adapter)| matrices.numbers(arch, name, adapter.as_ref())).sum()
         };
         let weights = |block: Option<usize>| -> f64 {
-            let names = trained.tensors.iter().filter(|name| block_of(name) == block);
+            let names = trained.tensors.iter().filter(|name| place(name) == block);
             names.filter_map(|name| matrices.of.get(name.as_str())).sum()
         };
         let trains =
@@ -114,6 +114,11 @@ impl Costs {
     }
 }
 
+/// The block with which a matrix counts: what every block takes is computed once.
+fn place(name: &str) -> Option<usize> {
+    block_of(name).or_else(|| name.starts_with(PER_LAYER_PROJECTION).then_some(0))
+}
+
 /// Numbers of the states of a block with linear attention.
 fn states(block: &BlockSpec) -> f64 {
     let of = |branch: &BranchSpec| match &branch.part {
@@ -139,7 +144,7 @@ impl Matrices {
         self.blocks = vec![0.0; arch.num_hidden_layers];
         let share = arch.experts.as_ref().map_or(1.0, |experts| experts.per_token as f64 / experts.count as f64);
         for spec in arch.tensors().into_iter().filter(|spec| spec.shape.len() == 2) {
-            let Some(block) = block_of(&spec.name) else { continue };
+            let Some(block) = place(&spec.name) else { continue };
             let numbers = spec.len() as f64 * if spec.name.contains(".experts.") { share } else { 1.0 };
             self.blocks[block] += numbers;
             self.of.insert(spec.name, numbers);

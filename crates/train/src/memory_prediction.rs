@@ -150,7 +150,7 @@ pub(crate) fn threads(config: &Config) -> usize {
 /// The names of the model's tensors that are trained in full.
 fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTreeSet<String>> {
     Ok(match config.tuning.mode {
-        Mode::Full => arch.tensors().into_iter().map(|spec| spec.name).collect(),
+        Mode::Full => arch.parameters().into_iter().map(|spec| spec.name).collect(),
         Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect(),
         _ => {
             let targets = Targets::of(&config.tuning);

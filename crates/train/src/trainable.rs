@@ -23,7 +23,7 @@ pub(crate) fn size(shape: &[usize]) -> u64 {
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a module to train does not exist.
 pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
-    let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    let tensors = arch.parameters().into_iter().map(|spec| (spec.name, spec.shape));
     let of_vision = arch.vision.iter().flat_map(|vision| vision.trained_tensors());
     let of_vision = of_vision.map(|spec| (spec.name, spec.shape));
     match config.tuning.mode {

@@ -262,8 +262,13 @@ impl Model {
         let layout = layout.scaling(self.arch.query_scaling);
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
-        let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added: added.as_ref() };
+        let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
+            let placed = self.embed_texts(pass, &tokens, texts);
+            let per_layer = self.per_layer_inputs(pass, &placed.0, &tokens, false);
+            (placed, per_layer)
+        })?;
+        let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
         let mut caches = OverCaches { texts: &mut *texts, single, fresh };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {

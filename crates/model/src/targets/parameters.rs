@@ -118,20 +118,19 @@ impl Targets {
             })
         };
         let mut found = Vec::new();
-        let linears = arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some());
+        let linears = arch.linear_modules().into_iter().filter(|linear| !linear.is_head());
         for module in linears {
             let spec = LinearSpec { name: format!("{}.weight", module.name), ..module.clone() };
             if wanted(&spec.name) {
                 found.push(Parameter { spec, wrapper: module.name, experts: None, joined: 0 });
             }
         }
-        let routers: Vec<LinearSpec> = arch.routers().collect();
-        for router in routers {
-            let Some((layer, experts)) = router.layer.and_then(|layer| Some((layer, arch.experts_of(layer)?))) else {
-                continue;
-            };
+        let mut routers = arch.routers().peekable();
+        for layer in 0..arch.num_hidden_layers {
+            let Some(experts) = arch.experts_of(layer) else { continue };
+            let router = routers.next_if(|router| router.layer == Some(layer));
             let block = format!("model.layers.{layer}");
-            let (module, hidden) = (format!("{block}.mlp.experts"), arch.hidden_size);
+            let (module, hidden) = (format!("{block}.{}", experts.module()), arch.hidden_size);
             let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
                 Some(former) => former.map(|name| self.forms(&block, name).iter().any(|form| rules.names(form))),
                 None => [false; 4],
@@ -154,10 +153,12 @@ impl Targets {
                 bias: false,
                 layer: Some(layer),
             };
-            let weight = format!("{}.weight", router.name);
-            if wanted(&weight) || by_router {
-                let spec = spec(weight, router.out_features, router.in_features);
-                found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
+            if let Some(router) = router {
+                let weight = format!("{}.weight", router.name);
+                if wanted(&weight) || by_router {
+                    let spec = spec(weight, router.out_features, router.in_features);
+                    found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
+                }
             }
             let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
             let down = spec(format!("{module}.down_proj"), hidden, experts.width);

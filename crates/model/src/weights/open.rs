@@ -165,7 +165,7 @@ impl WeightFiles {
         let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
         self.check_shared(&known)?;
         let companions: BTreeSet<String> = self.companions();
-        let passed = |name: &str| is_passed_over(name) || companions.contains(name);
+        let passed = |name: &str| is_passed_over(name) || companions.contains(name) || is_unused_key(name, &known);
         let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
         match self.entries.iter().find(|(name, _)| extra(name)) {
             Some((name, entry)) => Err(self
@@ -209,6 +209,15 @@ impl WeightFiles {
 /// Stored buffers that the model computes itself, and the copy of a shared embedding.
 fn is_passed_over(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// Keys and values of a block that takes those of another: Gemma 4's files have them, and no class of Transformers reads them.
+fn is_unused_key(name: &str, known: &BTreeSet<&str>) -> bool {
+    let parts = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
+    let block = parts.iter().find_map(|part| name.strip_suffix(part));
+    // No other block has none of them.
+    let has = |block: &str, part: &str| known.contains(format!("{block}{part}").as_str());
+    block.is_some_and(|block| has(block, ".layer_scalar") && parts.iter().all(|part| !has(block, part)))
 }
 
 /// No separator and no parent: joined to a folder it stays in it.

@@ -8,6 +8,12 @@
 //! mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
 //! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
 //! ```
+//!
+//! Gemma 4's are not: its matrices lie one after the other, those of gate before those of up.
+//!
+//! ```text
+//! experts.gate_up_proj [E, 2I, H], experts.down_proj [E, H, I]
+//! ```
 use super::format::{Entry, View};
 use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
@@ -29,6 +35,15 @@ const STACKED: [Stacked; 4] = [
     ("gate_up_proj_bias", &[("gate_proj.bias", 0, 2), ("up_proj.bias", 1, 2)]),
     ("down_proj_bias", &[("down_proj.bias", 0, 1)]),
 ];
+
+/// Gemma 4's, by the end of their names; of each what an expert's parts are called, one after the other.
+const IN_ROWS: [(&str, &[&str]); 2] =
+    [("gate_up_proj", &["gate_proj.weight", "up_proj.weight"]), ("down_proj", &["down_proj.weight"])];
+
+/// The block of a tensor of Gemma 4's experts, and what follows `experts.`.
+fn of_rows(name: &str) -> Option<(&str, &str)> {
+    of_experts(name).is_none().then(|| name.rsplit_once(".experts.")).flatten()
+}
 
 /// An expert's stretch of a tensor of so many.
 fn stretch(entry: &Entry, expert: usize, count: usize, shape: Vec<usize>) -> Entry {
@@ -73,6 +88,42 @@ impl WeightFiles {
                 self.stacked.insert(name, entry);
             }
         }
+        self.unstack_rows();
+    }
+
+    /// The same of Gemma 4's.
+    fn unstack_rows(&mut self) {
+        let of = |name: &str| {
+            let (block, end) = of_rows(name)?;
+            let (_, parts) = IN_ROWS.iter().find(|(of, _)| *of == end)?;
+            self.entries.contains_key(&format!("{block}.router.proj.weight")).then(|| (block.to_owned(), *parts))
+        };
+        let stacked = self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), of(name)?, entry.clone())));
+        for (name, (block, parts), entry) in stacked.collect::<Vec<_>>() {
+            let &[count, rows, columns] = entry.shape.as_slice() else { continue };
+            if !(1..=MAX_EXPERTS).contains(&count) || !rows.is_multiple_of(parts.len()) {
+                continue;
+            }
+            for (expert, (at, part)) in
+                (0..count).flat_map(|expert| parts.iter().enumerate().map(move |it| (expert, it)))
+            {
+                let own =
+                    stretch(&entry, expert * parts.len() + at, count * parts.len(), vec![rows / parts.len(), columns]);
+                self.entries.insert(format!("{block}.experts.{expert}.{part}"), own);
+            }
+            if let Some(entry) = self.entries.remove(&name) {
+                self.stacked.insert(name, entry);
+            }
+        }
+    }
+
+    /// Whether a tensor is a part of one of Gemma 4's stacked ones.
+    pub(super) fn is_of_rows(&self, name: &str) -> bool {
+        of_rows(name).is_some_and(|(block, rest)| {
+            let part = rest.split_once('.').map(|(_, part)| part);
+            let of = IN_ROWS.iter().find(|(_, parts)| part.is_some_and(|part| parts.contains(&part)));
+            of.is_some_and(|(end, _)| self.stacked.contains_key(&format!("{block}.experts.{end}")))
+        })
     }
 
     fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[Part]) -> bool {
@@ -195,10 +246,12 @@ pub struct StackedTensor {
     pub shape: Vec<usize>,
     /// Of each expert the names of its parts here.
     pub experts: Vec<Vec<String>>,
+    /// Whether the parts lie one after the other, as they are; else they are transposed and lie in turn.
+    in_rows: bool,
 }
 
 impl StackedTensor {
-    /// The stacked tensors that gpt-oss's files have in the place of some of `tensors`, which are names and shapes.
+    /// The stacked tensors that files of gpt-oss and Gemma 4 have in the place of some of `tensors`, which are names and shapes.
     pub fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
         let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
         let blocks = shapes.keys().filter_map(|name| name.strip_suffix(".mlp.router.weight"));
@@ -216,13 +269,32 @@ impl StackedTensor {
                 [width] => vec![experts.len(), parts.len() * width],
                 _ => return None,
             };
-            Some(Self { name: format!("{block}.mlp.experts.{end}"), shape, experts })
+            Some(Self { name: format!("{block}.mlp.experts.{end}"), shape, experts, in_rows: false })
         };
-        blocks.flat_map(|block| STACKED.iter().map(move |stacked| (block, stacked))).filter_map(tensor).collect()
+        let of_gpt_oss =
+            blocks.flat_map(|block| STACKED.iter().map(move |stacked| (block, stacked))).filter_map(tensor);
+        let blocks = shapes.keys().filter_map(|name| name.strip_suffix(".router.proj.weight"));
+        let tensor = |(block, (end, parts)): (&str, &(&str, &[&str]))| {
+            let names = |expert: usize| -> Vec<String> {
+                parts.iter().map(|part| format!("{block}.experts.{expert}.{part}")).collect()
+            };
+            let experts: Vec<Vec<String>> = (0..MAX_EXPERTS)
+                .map(names)
+                .take_while(|names| names.iter().all(|name| shapes.contains_key(name.as_str())))
+                .collect();
+            let &[rows, columns] = *shapes.get(experts.first()?.first()?.as_str())? else { return None };
+            let shape = vec![experts.len(), parts.len() * rows, columns];
+            Some(Self { name: format!("{block}.experts.{end}"), shape, experts, in_rows: true })
+        };
+        let in_rows = blocks.flat_map(|block| IN_ROWS.iter().map(move |stacked| (block, stacked))).filter_map(tensor);
+        of_gpt_oss.chain(in_rows).collect()
     }
 
     /// One expert's numbers as they are stored, given those of its parts.
     pub fn joined(&self, parts: &[Vec<f32>]) -> Vec<f32> {
+        if self.in_rows {
+            return parts.concat();
+        }
         let width = self.shape.last().copied().unwrap_or(1);
         let mut out = vec![0.0; parts.iter().map(Vec::len).sum()];
         // Each part is `[width / parts, columns]`, or a bias of one column.

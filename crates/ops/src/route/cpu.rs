@@ -28,7 +28,7 @@ pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> 
     }
     let experts = chosen.into_iter().map(|(tokens, weights)| Expert { tokens: tokens.into(), weights: weights.into() });
     let experts = experts.collect();
-    Routing { tokens: logits.tokens(), probabilities, experts, normalised, group: 1 }
+    Routing { tokens: logits.tokens(), probabilities, experts, normalised, factors: Vec::new(), group: 1 }
 }
 
 /// `gradient` is `[tokens, experts]`.
@@ -39,8 +39,8 @@ pub(super) fn set_weight_gradient(
     middle: &Activation,
     gradient: &mut [f32],
 ) {
-    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
-    for (&token, d) in tokens.iter().zip(factor_gradients(weights, d_middle, middle)) {
+    let (tokens, count) = (&routing.experts[expert].tokens, routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(&routing.weights(expert), d_middle, middle)) {
         gradient[token * count + expert] = d;
     }
 }
@@ -53,9 +53,22 @@ pub(super) fn add_weight_gradient(
     biases: &Activation,
     gradient: &mut [f32],
 ) {
-    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
-    for (&token, d) in tokens.iter().zip(factor_gradients(weights, dy, biases)) {
+    let (tokens, count) = (&routing.experts[expert].tokens, routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(&routing.weights(expert), dy, biases)) {
         gradient[token * count + expert] += d;
+    }
+}
+
+/// `gradient [tokens, experts]` is that of weights times factors, and becomes that of the weights; `of_factors` becomes each token's
+/// part of that of the factors.
+pub(super) fn scale_backward(routing: &Routing, gradient: &mut [f32], of_factors: &mut [f32]) {
+    let count = routing.experts.len();
+    for (expert, (Expert { tokens, weights }, factor)) in routing.experts.iter().zip(&routing.factors).enumerate() {
+        for (&token, weight) in tokens.iter().zip(weights.iter()) {
+            let at = token * count + expert;
+            of_factors[at] = gradient[at] * weight;
+            gradient[at] *= factor;
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Routing in a mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): each token goes through
 //! the experts with its largest probabilities `p = softmax(logits)`. An expert's output counts with the weight `w = p`, or
-//! `w = p / sum of the chosen p`.
+//! `w = p / sum of the chosen p`; an expert may have a factor `s` by which all of its weights are multiplied ([`Routing::scale`]).
 //!
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
@@ -26,9 +26,14 @@ pub struct Routing {
     probabilities: Vec<f32>,
     experts: Vec<Expert>,
     normalised: bool,
+    /// What the weights of each expert are multiplied by; empty without that.
+    factors: Vec<f32>,
     /// The most experts of a group.
     group: usize,
 }
+
+/// In the place of a factor of 0, whose gradient would be lost.
+const SMALLEST_FACTOR: f32 = 1e-20;
 
 /// The most experts of a group in a pass of at most [`LANES`] tokens. Each takes a panel.
 const GROUP: usize = 16;
@@ -65,10 +70,40 @@ fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
     let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
     let mut experts = vec![Expert::default(); count];
     experts[..used].fill(Expert { tokens: (0..each).collect(), weights: vec![0.0; each].into() });
-    Routing { tokens, probabilities: Vec::new(), experts, normalised: false, group: 1 }
+    Routing { tokens, probabilities: Vec::new(), experts, normalised: false, factors: Vec::new(), group: 1 }
 }
 
 impl Routing {
+    /// From here on the weights of each expert are multiplied by its one of `factors [experts]`. Where only counting is done they
+    /// have no values.
+    pub fn scale(&mut self, factors: Floats<'_>) {
+        if factors.device().only_counts() {
+            return;
+        }
+        self.factors = factors.read();
+        self.factors.iter_mut().filter(|factor| **factor == 0.0).for_each(|factor| *factor = SMALLEST_FACTOR);
+    }
+
+    /// An expert's weights times its factor.
+    fn weights(&self, expert: usize) -> Arc<[f32]> {
+        let weights = &self.experts[expert].weights;
+        match self.factors.get(expert) {
+            Some(factor) => weights.iter().map(|weight| weight * factor).collect(),
+            None => Arc::clone(weights),
+        }
+    }
+
+    /// The gradient of [`Routing::scale`]: turns that of the weights times factors into that of the weights, and gives what each
+    /// token adds to that of the factors, `[tokens, experts]` in memory of `pool`.
+    pub fn scale_backward(&self, gradients: &mut WeightGradients, pool: &Arc<Pool>) -> Activation {
+        let count = self.experts.len();
+        let mut of_factors = vec![0.0; self.tokens * count];
+        if !pool.device().only_counts() {
+            cpu::scale_backward(self, &mut gradients.0, &mut of_factors);
+        }
+        Activation::from_rows(pool, &of_factors, count)
+    }
+
     /// The experts that have tokens, rising, in groups whose activations may be held at once: their products are computed
     /// together.
     pub fn groups(&self) -> Vec<Vec<usize>> {
@@ -94,8 +129,7 @@ impl Routing {
 
     /// Adds an expert's outputs `y`, times its weights, to its tokens in `out [tokens, features]`.
     pub fn combine(&self, expert: usize, y: &Activation, out: &mut Activation) {
-        let Expert { tokens, weights } = &self.experts[expert];
-        out.scatter_add(tokens, Some(weights), y);
+        out.scatter_add(&self.experts[expert].tokens, Some(&self.weights(expert)), y);
     }
 
     /// The gradient of [`Routing::dispatch`]: adds that of an expert's tokens, `dx`, to `dh [tokens, features]`.
@@ -105,9 +139,8 @@ impl Routing {
 
     /// The gradient of [`Routing::combine`] with respect to an expert's outputs, given that of `out`.
     pub fn combine_backward(&self, expert: usize, d_out: &Activation, pool: &Arc<Pool>) -> Activation {
-        let Expert { tokens, weights } = &self.experts[expert];
-        let mut dy = d_out.gather_to(pool, tokens);
-        dy.times(weights);
+        let mut dy = d_out.gather_to(pool, &self.experts[expert].tokens);
+        dy.times(&self.weights(expert));
         dy
     }
 

@@ -68,6 +68,53 @@ fn tokens_go_out_and_come_back_with_the_gradients_of_their_finite_differences() 
 }
 
 #[test]
+fn factors_of_experts_have_the_gradients_of_their_finite_differences() {
+    each_engine(|engine| {
+        for normalised in [false, true] {
+            let logits: Vec<f32> =
+                numbers(1, TOKENS * EXPERTS).iter().enumerate().map(|(at, x)| x + (at * 7 % EXPERTS) as f32).collect();
+            let (x, seed) = (numbers(2, TOKENS * FEATURES), numbers(3, TOKENS * FEATURES));
+            // One of them is 0, which has a gradient too.
+            let factors: Vec<f32> = (0..EXPERTS).map(|expert| expert as f32 * 0.5 - 1.0).collect();
+            let objective = |logits: &[f64], factors: &[f64]| -> f64 {
+                let w = reference::weights(logits, EXPERTS, 3, normalised);
+                let factor = |at: usize| -> f64 {
+                    (0..EXPERTS).map(|e| w[at / FEATURES * EXPERTS + e] * factors[e] * (e + 1) as f64).sum()
+                };
+                let each = x.iter().zip(&seed).enumerate();
+                each.map(|(at, (x, seed))| factor(at) * f64::from(*x) * f64::from(*seed)).sum()
+            };
+            let (pool, own) = (engine.pool(), Pool::stepped_on(engine.device()));
+            let mut routing = route(&Activation::from_rows(&pool, &logits, EXPERTS), 3, normalised);
+            routing.scale(engine.array(&factors).view());
+            let (xa, d_out) =
+                (Activation::from_rows(&pool, &x, FEATURES), Activation::from_rows(&pool, &seed, FEATURES));
+            let mut out = xa.like();
+            out.zero();
+            let mut d_weights = routing.weight_gradients();
+            for expert in routing.groups().concat() {
+                let middle = routing.dispatch(expert, &xa, &own);
+                let mut y = middle.copy();
+                crate::elementwise::scale(&mut y, (expert + 1) as f32);
+                routing.combine(expert, &y, &mut out);
+                let mut d_middle = routing.combine_backward(expert, &d_out, &own);
+                crate::elementwise::scale(&mut d_middle, (expert + 1) as f32);
+                routing.set_weight_gradient(expert, &d_middle, &middle, &mut d_weights);
+            }
+            let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+            let found: f64 = out.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();
+            assert!((found - objective(&double(&logits), &double(&factors))).abs() < 1e-4);
+            let of_factors = routing.scale_backward(&mut d_weights, &pool).to_rows();
+            let sum = |expert: usize| of_factors.iter().skip(expert).step_by(EXPERTS).sum();
+            let sums: Vec<f32> = (0..EXPERTS).map(sum).collect();
+            check_gradient("factors", &factors, &sums, |factors| objective(&double(&logits), factors));
+            let d_logits = routing.backward(d_weights, None, &pool).to_rows();
+            check_gradient("logits", &logits, &d_logits, |logits| objective(logits, &double(&factors)));
+        }
+    });
+}
+
+#[test]
 fn the_load_and_its_gradient_are_those_of_the_probabilities() {
     each_engine(|engine| {
         let logits = numbers(1, TOKENS * EXPERTS);

@@ -19,7 +19,7 @@ use pool::{LANES, bytes};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tunesmith_config::arch::AttentionSpec;
+use tunesmith_config::arch::{AttentionSpec, EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION};
 use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
@@ -193,7 +193,7 @@ impl<'a> Predictor<'a> {
             let at = match block_of(&spec.name) {
                 _ if sees => 0,
                 Some(block) => block + 1,
-                None if spec.name == "model.embed_tokens.weight" => 0,
+                None if is_beside_embedding(&spec.name) => 0,
                 None => segments.len() - 1,
             };
             let whole = Storage::F32.bytes(&spec.shape);
@@ -367,6 +367,11 @@ impl<'a> Predictor<'a> {
         breakdown.passing = breakdown.passing.max((loaded + breakdown.passing).saturating_sub(breakdown.total()));
         breakdown
     }
+}
+
+/// Whether a tensor is gathered with the embedding: its own, and those of embeddings for each block.
+fn is_beside_embedding(tensor: &str) -> bool {
+    [EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM].contains(&tensor) || tensor.starts_with(PER_LAYER_PROJECTION)
 }
 
 /// The number of the block that a tensor belongs to; `None` for those of embedding and head.
