@@ -175,9 +175,9 @@ ARCHITECTURES = {
     # As E2B: per-layer embeddings, the last blocks without keys of their own and with MLPs twice as wide.
     "gemma4_e2b": Architecture(
         "Gemma4TextConfig",
-        dict(BASE, rms_norm_eps=1e-06, num_hidden_layers=5, head_dim=16, global_head_dim=24, sliding_window=6, intermediate_size=72,
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=5, head_dim=16, global_head_dim=24, sliding_window=6, intermediate_size=72,
              layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-             num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=12, vocab_size_per_layer_input=512,
+             num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=32, vocab_size_per_layer_input=512,
              final_logit_softcapping=2.0, tie_word_embeddings=True, rope_parameters=GEMMA4_ROPE),
         "BF16",
         full=True,

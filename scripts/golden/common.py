@@ -71,6 +71,9 @@ def make_weights(config, seed, stored):
             value = 0.2 * noise
         elif name.endswith((".router.scale", ".per_expert_scale")):
             value = 1.0 + 0.2 * noise
+        elif "per_layer_input_gate" in name:
+            # GELU loses digits where all of a token's gates are far below 0, and a norm behind it makes the rest large.
+            value = noise * (0.3 / math.sqrt(parameter.shape[-1]))
         elif "embed_tokens_per_layer" in name:
             value = noise * 0.3
         elif "embed_tokens" in name:

@@ -175,7 +175,7 @@ fn gemma_4_is_read_as_its_class_reads_it() {
     let expected = [(16, None), (24, None), (16, None), (16, Some(2)), (24, Some(1))];
     assert_eq!(of(&arch), expected.map(|(width, from)| (width, 2, from, false)));
     let spec = arch.per_layer.unwrap();
-    assert_eq!((spec.vocab_size, spec.width, arch.layer_scalar), (512, 12, true));
+    assert_eq!((spec.vocab_size, spec.width, arch.layer_scalar), (512, 32, true));
     let frequencies = arch.ropes[0].frequencies(0).inv_freq;
     assert_eq!((frequencies.len(), frequencies.iter().filter(|&&it| it > 0.0).count()), (12, 3));
     let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
