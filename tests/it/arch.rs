@@ -190,6 +190,11 @@ fn gemma_4_is_read_as_its_class_reads_it() {
         *value["layer_types"].as_array_mut().unwrap().last_mut().unwrap() = json!("sliding_attention");
         assert_eq!(parse(&value).unwrap(), arch, "{name}");
     }
+    // Transformers writes numbers of blocks in one width.
+    let mut value = config("gemma4_e2b", "config.json");
+    let own = value["per_layer_config"]["1"].clone();
+    value["per_layer_config"] = json!({"01": own.clone(), "04": own});
+    assert_eq!(parse(&value).unwrap(), arch);
     let large = Arch::from_dir(&model_dir("gemma4_31b")).unwrap();
     assert_eq!(of(&large)[..2], [(16, 2, None, false), (32, 1, None, true)]);
     // Without keys as values the class does not look at their number.

@@ -120,7 +120,12 @@ fn per_layer_config<'a>(source: &Source<'a>, found: &Value, full: &[usize]) -> R
     let expected =
         || source.mismatch("per_layer_config", "an object with an object for each block with full attention");
     let entries = found.as_object().ok_or_else(expected)?;
-    let entry = |layer: &usize| entries.get(&layer.to_string()).and_then(Value::as_object);
+    // Transformers writes numbers of one width: "05" beside "11".
+    let number = |key: &String| key.parse::<usize>().ok();
+    let entry = |layer: &usize| {
+        let (_, found) = entries.iter().find(|(key, _)| number(key) == Some(*layer))?;
+        found.as_object()
+    };
     let first: Map<String, Value> = full.first().and_then(entry).cloned().unwrap_or_default();
     if entries.len() != full.len() || full.iter().any(|layer| entry(layer) != Some(&first)) {
         return Err(expected().hint("all of them must be alike, and no other block may have one"));
