@@ -103,11 +103,14 @@ pub fn run(args: &Args) -> Result<()> {
         requantization: requantization.as_ref(),
     };
     let WrittenFolder { bytes, loss } = folder::write(&output, &merged.model, &form)?;
-    if let Some(requantization) = &requantization {
+    let format = match &requantization {
+        Some(requantization) => Some(requantization.describe()),
+        None => (loss.matrices > 0).then(|| "FP8, as the base has it".to_owned()),
+    };
+    if let Some(format) = format {
         let _ = writeln!(
             text,
-            "requantized     {}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
-            requantization.describe(),
+            "requantized     {format}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
             count(loss.matrices, "matrix"),
             loss.largest,
             loss.mean(),

@@ -113,6 +113,9 @@ fn describe(arch: &Arch) -> String {
         let Experts { count, per_token, width, .. } = experts;
         line("experts", format!("{count}, {per_token} a token, {width} wide, in {sparse} blocks{format}"));
     }
+    if let Some(format) = &arch.stored {
+        line("stored as", format.describe());
+    }
     for (index, rope) in arch.ropes.iter().enumerate() {
         let width = arch.attentions().find(|it| it.rope == Some(index)).map_or(rope.rotary_dim, |it| it.head_dim);
         line("rotary", format!("base {}, {} of {width} features, {}", rope.theta, rope.rotary_dim, rope.scaling));

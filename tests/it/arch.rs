@@ -120,8 +120,8 @@ fn unsupported_features_are_refused_by_name() {
     refused("llama", &[("hidden_act", json!("gelu"))], &["not yet", "hidden_act", "gelu"]);
     refused(
         "llama",
-        &[("quantization_config", json!({"quant_method": "gptq"}))],
-        &["not yet: quantized base", "gptq", "bitsandbytes"],
+        &[("quantization_config", json!({"quant_method": "hqq"}))],
+        &["not yet: quantized base", "hqq", "bitsandbytes"],
     );
     refused("llama", &[("rope_parameters", json!({"rope_type": "mrope"}))], &["not yet", "mrope", "yarn"]);
     refused(

@@ -3,6 +3,7 @@
 use crate::parity::{families, golden};
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
@@ -88,31 +89,39 @@ const MODES: [(&str, &str); 7] = [
 
 #[test]
 fn families_take_what_is_predicted() {
-    check(&["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss"].map(str::to_owned));
+    check(&["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss"].map(golden), &MODES);
+}
+
+#[test]
+fn makers_formats_take_what_is_predicted() {
+    let modes = ["auto", "nf4", "none"]
+        .map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
+    let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
+    check(&["fp8", "fp8_edges", "gptq", "gptq_claims", "awq", "ct_int8", "nvfp4"].map(crate::makers::golden), &modes);
 }
 
 #[test]
 #[ignore = "minutes: scripts/just gpu-faults"]
 fn every_family_takes_what_is_predicted() {
-    check(&families());
+    check(&families().iter().map(|family| golden(family)).collect::<Vec<_>>(), &MODES);
 }
 
-fn check(families: &[String]) {
+fn check(folders: &[PathBuf], modes: &[(&str, &str)]) {
     let _gpu = gpu();
     println!("{:15} {:24} {:>9} {:>9} {:>7}", "family", "mode", "predicted", "measured", "off");
     let mut wrong = Vec::new();
-    for family in families {
-        let dir = golden(family).join("model");
+    for folder in folders {
+        let (dir, family) = (folder.join("model"), folder.file_name().unwrap_or_default().display());
         let arch = Arch::from_dir(&dir).unwrap();
         let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
-        for (name, text) in MODES {
+        for &(name, text) in modes {
             let config = config(text);
             let batch = batch(arch.vocab_size, 2);
             let [loaded, most] = measured(&arch, &weights, &config, &batch);
             let rank = predicted(&arch, &weights, &config, &batch);
             let off = 100.0 * (rank.total() as f64 / most as f64 - 1.0);
             let kib = |bytes: u64| bytes >> 10;
-            println!("{family:15} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
+            println!("{family} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
             let held = rank.weights + rank.trained + rank.gradients;
             // Tokens choose experts unevenly here.
             let most_off = if arch.experts.is_some() { 25.0 } else { 10.0 };

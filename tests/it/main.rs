@@ -22,6 +22,7 @@ mod import;
 mod imports;
 mod infer;
 mod machine;
+mod makers;
 mod memory;
 mod merge;
 mod metrics;

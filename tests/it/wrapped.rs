@@ -100,7 +100,7 @@ fn the_language_model_inside_is_the_one_that_it_is_alone() {
             assert!(
                 others.bytes() > 0
                     && others
-                        .tensors()
+                        .tensors(false)
                         .unwrap()
                         .iter()
                         .all(|(name, ..)| !name.contains("layers.0.mlp.gate_proj") || name.contains("vision"))

@@ -120,7 +120,7 @@ pub(crate) fn stage_weights(
         .iter()
         .filter(|(name, _)| alone(name))
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
-    let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(false))?;
     // What was trained of an encoder or a connector is among the tensors.
     beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
     let of_experts = stacked

@@ -47,6 +47,7 @@ impl Arch {
         let mut arch = read(&source)?;
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;
+        arch.stored = source.stored_format()?;
         if let Some(wrapper) = wrapper {
             wrapper.adjust(&mut arch);
         }

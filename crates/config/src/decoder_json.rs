@@ -31,26 +31,13 @@ impl Source<'_> {
         }
     }
 
-    /// Refuses a quantized base unless bitsandbytes quantized it, or it is gpt-oss's own. The tensors are checked when the weights are opened.
+    /// Refuses a quantized base in a format that is not read. The tensors are checked when the weights are opened.
     fn refuse_quantization(&self, family: &Family) -> Result<()> {
-        let Some(found) = self.get("quantization_config") else { return Ok(()) };
-        let method = found.get("quant_method");
-        let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
-        let name = method.and_then(Value::as_str);
-        if name == Some("bitsandbytes") && (on("load_in_4bit") || on("load_in_8bit")) {
-            return Ok(());
+        let method = self.get("quantization_config").and_then(|found| found.get("quant_method"));
+        if method.is_some_and(|method| method == "mxfp4") && family.model_type != "gpt_oss" {
+            return Err(self.no_such_format(method));
         }
-        if name == Some("mxfp4") && family.model_type == "gpt_oss" {
-            return Ok(());
-        }
-        let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
-        Err(self
-            .not_yet(format!(
-                "quantized base: quantization_config{method}, other than bitsandbytes' load_in_4bit or load_in_8bit"
-            ))
-            .hint(
-                "use the unquantized model, with weights in f32, bf16 or f16, or one that bitsandbytes has quantized",
-            ))
+        self.stored_format().map(drop)
     }
 
     /// Refuses a sliding window in families whose Transformers code has none.
@@ -158,6 +145,7 @@ impl Source<'_> {
             token_rows: TokenRows::default(),
             score: None,
             wrapper: None,
+            stored: None,
             vision: None,
         })
     }

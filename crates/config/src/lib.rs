@@ -39,6 +39,7 @@ mod rope_json;
 pub mod schema;
 mod shapes;
 mod source;
+pub mod stored_format;
 mod suggest;
 pub mod task;
 mod tensor_specs;

@@ -13,7 +13,11 @@ use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_model::weights::{Dtype, Numbers, Parts, StackedTensor, Wrapping, write_floats, write_numbers_by};
+use tunesmith_config::stored_format::Layout;
+use tunesmith_model::weights::{
+    Dtype, MakersPart, Numbers, Parts, StackedTensor, Wrapping, write_floats, write_numbers_by,
+};
+use tunesmith_ops::quant::Format;
 
 /// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +45,10 @@ enum Planned {
     Stacked(StackedTensor, Dtype),
     /// Experts in MXFP4, as the base has them.
     Stored(String, Vec<usize>, Numbers<'static>),
+    /// A part of a matrix in the format of the base's maker, as the base has it.
+    Makers(MakersPart),
+    /// A changed matrix in FP8, coded as the base codes it, with its parts there.
+    Recoded(TensorSpec, Vec<MakersPart>),
     /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
 }
@@ -70,9 +78,17 @@ impl FolderSettings<'_> {
                 .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
-        let of_model: Vec<Planned> = (tensors.iter().filter(|spec| !parts.contains(&spec.name)))
-            .map(|spec| Planned::Merged(spec.clone(), of(spec)))
-            .collect();
+        let keeps = self.keeps_makers(merged);
+        let mut of_model: Vec<Planned> = Vec::new();
+        for spec in tensors.iter().filter(|spec| !parts.contains(&spec.name)) {
+            match self.as_stored(merged, spec)? {
+                Some(stored) => of_model.extend(stored),
+                None => of_model.push(Planned::Merged(spec.clone(), of(spec))),
+            }
+        }
+        if keeps {
+            of_model.extend(merged.weights.makers_leftovers().into_iter().map(Planned::Makers));
+        }
         let stored = if keeps_mxfp4(merged, self.dtype) { merged.weights.stacked_mxfp4() } else { Vec::new() };
         let is_stored = |it: &StackedTensor| stored.iter().any(|(name, ..)| *name == format!("{}_blocks", it.name));
         let experts: Vec<Planned> = (stacked.iter().filter(|it| !is_stored(it)))
@@ -91,12 +107,35 @@ impl FolderSettings<'_> {
                 .hint("no class of Transformers holds both models: keep the adapter, and run it with vision.encoder"));
             }
         };
-        let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
+        let beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(keeps))?.into_iter();
         let beside = beside.map(|(name, shape, numbers)| match changed.remove(&name) {
             Some(spec) => Planned::Merged(spec.clone(), of(&spec)),
             None => Planned::Beside(name, shape, numbers),
         });
         Ok(of_model.chain(beside).collect())
+    }
+
+    /// Whether the model is written in the format of the base's maker, MXFP4 apart.
+    fn keeps_makers(&self, merged: &Merged) -> bool {
+        let format = merged.weights.quantization();
+        let makers = format.is_some_and(|format| format.is_makers() && format != Format::Mxfp4);
+        makers && self.dtype.is_none() && self.requantization.is_none()
+    }
+
+    /// A matrix in the format of the base's maker: as it is, or coded again where the adapter changes it.
+    fn as_stored(&self, merged: &Merged, spec: &TensorSpec) -> Result<Option<Vec<Planned>>> {
+        let layout = merged.weights.layout(&spec.name).filter(|_| self.keeps_makers(merged));
+        let Some(layout) = layout else { return Ok(None) };
+        let parts = merged.weights.makers_parts(&spec.name);
+        if !merged.changes(&spec.name) {
+            return Ok(Some(parts.into_iter().map(Planned::Makers).collect()));
+        }
+        if matches!(layout, Layout::Fp8 { .. }) {
+            return Ok(Some(vec![Planned::Recoded(spec.clone(), parts)]));
+        }
+        let found =
+            format!("{} is stored as {}, in which a changed matrix cannot be written", spec.name, layout.name());
+        Err(Error::config(found).hint("--dtype bfloat16 writes a dense model, --requantize nf4 one in 4 bits"))
     }
 
     fn quantized(&self, name: &str) -> Option<&Requantization> {
@@ -111,6 +150,8 @@ impl FolderSettings<'_> {
                 .map_or((spec.len() * dtype.bytes()) as u64, |requantization| requantization.bytes(spec)),
             Planned::Stacked(it, dtype) => (it.shape.iter().product::<usize>() * dtype.bytes()) as u64,
             Planned::Stored(_, _, numbers) | Planned::Beside(_, _, numbers) => numbers.bytes(),
+            Planned::Makers(part) => part.numbers.bytes(),
+            Planned::Recoded(_, parts) => parts.iter().map(|part| part.numbers.bytes()).sum(),
         }
     }
 }
@@ -213,6 +254,8 @@ fn write_shard(
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
     let mut stacks: BTreeMap<&str, &StackedTensor> = BTreeMap::new();
+    let mut copied: BTreeMap<String, &MakersPart> = BTreeMap::new();
+    let mut recoded: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
@@ -224,6 +267,22 @@ fn write_shard(
             }
             Planned::Stored(name, shape, kept) | Planned::Beside(name, shape, kept) => {
                 numbers.push((name.clone(), shape.clone(), *kept));
+                continue;
+            }
+            Planned::Makers(part) => {
+                numbers.push((stored(&part.name), part.shape.clone(), part.numbers));
+                copied.insert(stored(&part.name), part);
+                continue;
+            }
+            Planned::Recoded(spec, parts) => {
+                let values = merged.values(spec)?;
+                let (matrix, coded) = merged.weights.recoded_fp8(&spec.name, &values)?;
+                written.loss.add(&values, &matrix.dequantize());
+                recoded.extend(coded.into_iter().map(|(name, bytes)| (stored(&name), bytes)));
+                for part in parts {
+                    numbers.push((stored(&part.name), part.shape.clone(), part.numbers));
+                    copied.insert(stored(&part.name), part);
+                }
                 continue;
             }
         };
@@ -263,6 +322,10 @@ fn write_shard(
             }
             Ok(())
         }
+        (None, Numbers::Elsewhere(..)) if recoded.contains_key(name) => writer.write_all(&recoded[name]),
+        (None, Numbers::Elsewhere(..)) if copied.contains_key(name) => {
+            merged.weights.write_makers_part(copied[name], writer)
+        }
         (None, Numbers::Elsewhere(..)) if merged.weights.is_stacked_mxfp4(name) => {
             merged.weights.write_stacked_mxfp4(name, writer)
         }
@@ -288,8 +351,9 @@ fn config(merged: &Merged, form: &FolderSettings<'_>) -> Result<Value> {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);
         }
-        // The base's quantization does not apply to the written weights, unless its experts are copied.
-        if merged.weights.stacked_mxfp4().is_empty() || !keeps_mxfp4(merged, form.dtype) {
+        // The base's quantization does not apply to the written weights, unless they are as its maker stores them.
+        let mxfp4 = !merged.weights.stacked_mxfp4().is_empty() && keeps_mxfp4(merged, form.dtype);
+        if !mxfp4 && !form.keeps_makers(merged) {
             map.remove("quantization_config");
         }
         if let Some(requantization) = form.requantization {

@@ -17,6 +17,7 @@ use tunesmith_model::stack::{Coded, Layer, Stack};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, Source};
 use tunesmith_ops::dropout::key;
+use tunesmith_ops::quant::Format;
 
 /// A base model with adapters to merge into it, ready for an adapter on top.
 #[derive(Debug)]
@@ -92,19 +93,25 @@ impl Parts {
         (!narrow).then(|| "base float32".to_owned())
     }
 
-    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: in a quantized checkpoint, only those
-    /// that adapters below have changed.
+    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: of those that the checkpoint has in the
+    /// run's format, only what adapters below have changed.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
     pub fn hold(&mut self, held: &Held) -> Result<usize> {
         let names = quantize::matrices(&self.arch, &held.skip)?;
-        let stored = self.is_quantized();
+        let stored = self.weights.quantization();
+        let coded = |name: &str| match self.weights.format_of(name) {
+            Some(Format::Mxfp4) => false,
+            Some(format) => format != held.how.format,
+            // A run codes what a maker left dense, unless it keeps the maker's format.
+            None => stored.is_none_or(Format::is_makers) && !held.how.format.is_makers(),
+        };
         let widths: BTreeMap<String, usize> = self
             .arch
             .tensors()
             .into_iter()
-            .filter(|spec| names.contains(&spec.name) && (!stored || self.below.changes(&spec.name)))
+            .filter(|spec| names.contains(&spec.name) && (coded(&spec.name) || self.below.changes(&spec.name)))
             .filter_map(|TensorSpec { name, shape }| Some((name, *shape.last()?)))
             .collect();
         let count = widths.len();

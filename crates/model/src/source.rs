@@ -186,6 +186,9 @@ impl Tensors<'_> {
     /// whole beside its codes.
     fn counted_frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
         let (count, device) = (shape.iter().product(), self.device);
+        if let Some(matrix) = self.quantizer.counted(name, shape, device) {
+            return Ok(Weight::Quantized(Arc::new(matrix)));
+        }
         if let Some(How { format, double }) = self.quantizer.how(name) {
             let (whole, width) = (FloatBuffer::zeros(device, count), shape.last().copied().unwrap_or(1));
             let matrix = encode::quantize_there(whole.view(), width, format, double)?;

@@ -1,13 +1,16 @@
 //! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
 mod format;
+mod listed;
+mod makers;
+mod makers_read;
 mod open;
 mod quantized;
 mod stacked;
 mod wrapping;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -22,6 +25,7 @@ use rayon::prelude::*;
 
 use format::{CHUNK_BYTES, Entry};
 pub use format::{Dtype, first_non_finite};
+pub use makers::MakersPart;
 use quantized::QuantizedTensor;
 pub use quantized::{Parts, config_json};
 pub use stacked::StackedTensor;
@@ -41,6 +45,8 @@ pub struct WeightFiles {
     quantized: BTreeMap<String, QuantizedTensor>,
     /// Tensors of all experts of a block, whose parts are in `entries`.
     stacked: BTreeMap<String, Entry>,
+    /// The names of scales of activations, and the like: nothing reads them.
+    of_activations: BTreeSet<String>,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -73,6 +79,7 @@ impl WeightFiles {
             entries: BTreeMap::new(),
             quantized: BTreeMap::new(),
             stacked: BTreeMap::new(),
+            of_activations: BTreeSet::new(),
             naming: None,
             others: None,
         }
@@ -159,6 +166,15 @@ impl WeightFiles {
     /// # Errors
     /// As there.
     pub fn read_bf16_to(&self, name: &str, out: SliceMut<'_, bf16>) -> Result<()> {
+        if self.quantized.contains_key(name) {
+            let matrix = self.read_quantized(name)?;
+            self.expect_count(name, matrix.len(), out.len())?;
+            let wide = matrix.dequantize();
+            let mut narrow = vec![bf16::ZERO; wide.len()];
+            narrow.convert_from_f32_slice(&wide);
+            out.write(&narrow);
+            return Ok(());
+        }
         self.expect_count(name, self.readable(name)?.0.len(), out.len())?;
         if out.device() == Device::Cpu {
             return self.read_bf16_part_into(name, 0, &mut out.on_host());
@@ -277,9 +293,9 @@ impl WeightFiles {
         };
         match Dtype::parse(&entry.dtype) {
             Some(dtype) => Ok((entry, dtype)),
-            None => Err(self
-                .fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype))
-                .hint("not yet: weights quantized by other means than bitsandbytes; use the unquantized model")),
+            None => Err(self.fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype)).hint(
+                "quantized weights need a quantization_config in config.json; without one use the unquantized model",
+            )),
         }
     }
 
@@ -299,7 +315,7 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name);
+        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_part(name);
         let whole = self.entries.iter().filter(|(name, entry)| !parts(name, entry));
         let all: Vec<_> = whole.chain(&self.stacked).collect();
         let hashes: Vec<_> = all.into_par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();

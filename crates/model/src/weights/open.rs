@@ -11,6 +11,7 @@ use super::format::{Entry, Pairs, read_header};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::stored_format::StoredFormat;
 
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
@@ -18,7 +19,7 @@ const INDEX_BYTES: u64 = 64 << 20;
 impl WeightFiles {
     /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
     /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
-    /// has quantized. Stored rotary frequencies
+    /// has quantized, or in the maker's format that `dir/config.json` describes. Stored rotary frequencies
     /// and a tied model's `lm_head.weight` are passed over.
     ///
     /// # Errors
@@ -46,11 +47,16 @@ impl WeightFiles {
         } else {
             return Err(no_weights(dir));
         };
+        let format = StoredFormat::from_dir(dir)?;
         if wrapped {
-            weights.unwrap_model()?;
+            weights.unwrap_model(format.as_ref())?;
         }
         weights.find_quantized()?;
+        if let Some(format) = &format {
+            weights.find_makers(format)?;
+        }
         weights.unstack();
+        weights.unlist();
         weights.check(expected, &origin)?;
         Ok(weights)
     }

@@ -167,9 +167,9 @@ impl WeightFiles {
         written
     }
 
-    /// Whether a tensor is an expert's part of a matrix in MXFP4.
-    pub(super) fn is_mxfp4(&self, name: &str) -> bool {
-        matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_)))
+    /// Whether a tensor is an expert's part of a quantized matrix, which another name has as a whole.
+    pub(super) fn is_part(&self, name: &str) -> bool {
+        matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_) | QuantizedTensor::Rows(_)))
     }
 
     /// A matrix in MXFP4 as it is stored.

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use super::WeightFiles;
 use super::format::{Dtype, Entry, known_dtype};
+use super::makers::MakersPart;
 use super::write::{Numbers, write_floats};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Naming, is_beside, is_decoders};
+use tunesmith_config::stored_format::StoredFormat;
 
 /// What a multimodal checkpoint has that its language model alone has not.
 #[derive(Debug, Clone)]
@@ -52,14 +54,19 @@ impl Wrapping {
         self.others.entries.keys().map(top).collect()
     }
 
-    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but matrices that bitsandbytes has
-    /// quantized, which are widened, since what is written with them is not quantized.
+    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but quantized matrices, which are widened, since
+    /// what is written with them is not quantized. With `keeps`, those in a maker's format stay as they are.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: one is of a dtype that is not known here.
-    pub fn tensors(&self) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
+    pub fn tensors(&self, keeps: bool) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
         let others = &*self.others;
         let companions = others.companions();
+        let mut stored: Vec<MakersPart> = Vec::new();
+        if keeps {
+            stored.extend(others.quantized.keys().flat_map(|name| others.makers_parts(name)));
+            stored.extend(others.makers_leftovers());
+        }
         let plain =
             |(name, _): &(&String, &Entry)| !companions.contains(*name) && !others.quantized.contains_key(*name);
         let wide = others.entries.iter().filter(plain).find_map(|(_, entry)| Dtype::parse(&entry.dtype));
@@ -74,7 +81,9 @@ impl Wrapping {
             })?;
             Ok((name.clone(), entry.shape.clone(), Numbers::Elsewhere(entry.len(), dtype)))
         };
-        others.entries.iter().filter(|(name, _)| !companions.contains(*name)).map(tensor).collect()
+        let kept = |name: &str| keeps && others.layout(name).is_some();
+        let rest = others.entries.iter().filter(|(name, _)| !companions.contains(*name) && !kept(name)).map(tensor);
+        rest.chain(stored.into_iter().map(|part| Ok((part.name, part.shape, part.numbers)))).collect()
     }
 
     /// Writes one of [`Wrapping::tensors`], 1 MiB at a time where it is copied.
@@ -86,7 +95,12 @@ impl Wrapping {
             let (_, values) = self.others.read(name).map_err(io::Error::other)?;
             return write_floats(writer, &values, dtype);
         }
-        let entry = self.others.entries.get(name).ok_or(io::ErrorKind::NotFound)?;
+        // Codes may have another name here than in the files.
+        let Some(entry) = self.others.entries.get(name) else {
+            let matrix = name.rsplit_once('.').map_or_else(String::new, |(module, _)| format!("{module}.weight"));
+            let part = self.others.makers_parts(&matrix).into_iter().find(|part| part.name == name);
+            return self.others.write_makers_part(&part.ok_or(io::ErrorKind::NotFound)?, writer);
+        };
         let mut written = Ok(());
         self.others.chunks(entry, |bytes| {
             if written.is_ok() {
@@ -110,7 +124,7 @@ impl WeightFiles {
     /// As [`WeightFiles::open_file`].
     pub fn open_saved(path: &Path) -> Result<Self> {
         let mut weights = Self::open_file(path)?;
-        weights.unwrap_model()?;
+        weights.unwrap_model(None)?;
         weights.unstack();
         Ok(weights)
     }
@@ -126,7 +140,7 @@ impl WeightFiles {
     }
 
     /// Takes out what is no part of a language model, and gives what is the names that it has alone.
-    pub(super) fn unwrap_model(&mut self) -> Result<()> {
+    pub(super) fn unwrap_model(&mut self, format: Option<&StoredFormat>) -> Result<()> {
         self.naming = Naming::find(&|name| self.entries.contains_key(name));
         let mut others = BTreeMap::new();
         for (name, entry) in std::mem::take(&mut self.entries) {
@@ -146,6 +160,9 @@ impl WeightFiles {
         let files = self.files.iter().map(open).collect::<Result<_>>()?;
         let mut others = Self { files, entries: others, ..Self::empty() };
         others.find_quantized()?;
+        if let Some(format) = format {
+            others.find_makers(format)?;
+        }
         self.others = Some(Arc::new(others));
         Ok(())
     }

@@ -61,7 +61,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
             matrices: Storage::Bf16,
             quantized: None,
             quantized_tensors: Arc::default(),
-            stored_mxfp4: Arc::default(),
+            stored: Arc::default(),
             wide: Arc::default(),
             through_f32: false,
         },
