@@ -164,10 +164,6 @@ fn tensors(dir: &Path) -> Tensors {
 }
 
 fn write(path: &Path, tensors: &Tensors) {
-    let view = |(shape, dtype, bytes): &(Vec<usize>, safetensors::Dtype, Vec<u8>)| {
-        safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes.as_slice()).unwrap().data().len()
-    };
-    tensors.values().for_each(|tensor| assert_eq!(view(tensor), tensor.2.len()));
     let views = tensors.iter().map(|(name, (shape, dtype, bytes))| {
         (name.clone(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes.as_slice()).unwrap())
     });

@@ -2,7 +2,7 @@
 //!
 //! | `quant_method` | what the files have |
 //! |---|---|
-//! | `fp8` | E4M3 with a scale for each block (`weight_block_size`), row or matrix: DeepSeek, Qwen, Mistral |
+//! | `fp8` | E4M3 with a scale for each block (`weight_block_size`), row or matrix: `DeepSeek`, Qwen, Mistral |
 //! | `gptq`, `awq` | integers of 4 bits (GPTQ also 8) with a scale and a zero for each group of a row |
 //! | `compressed-tensors` | integers of 4 or 8 bits, FP8, NVFP4 |
 //! | `modelopt` | FP8, NVFP4 |
@@ -94,7 +94,7 @@ pub struct StoredFormat {
 /// What quantized a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
-    /// FP8 as DeepSeek, Qwen and Mistral store it.
+    /// FP8 as `DeepSeek`, Qwen and Mistral store it.
     Fp8 {
         /// Rows and columns of a block; `None`: a scale a row, or one for the matrix.
         block: Option<[usize; 2]>,
@@ -402,14 +402,13 @@ impl Source<'_> {
         let (bits, float) = (self.bits("num_bits", &[4, 8])?, self.text("type")? == Some("float"));
         let group = self.group("group_size")?.unwrap_or(usize::MAX);
         let tile = match self.text("strategy")? {
-            Some("tensor") => [usize::MAX; 2],
             Some("channel") => [1, usize::MAX],
             Some("group" | "tensor_group") => [1, group],
             Some("block") => self
                 .block("block_structure")?
                 .ok_or_else(|| self.mismatch("block_structure", "two sizes, as [128, 128]"))?,
             None if group < usize::MAX => [1, group],
-            None => [usize::MAX; 2],
+            Some("tensor") | None => [usize::MAX; 2],
             Some(other) => return Err(self.not_yet(format!("{}strategy: {other:?}", self.prefix))),
         };
         if bits == 4 && float && tile != [1, 16] {

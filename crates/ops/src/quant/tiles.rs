@@ -202,7 +202,9 @@ impl Tiled {
                 }
                 // A tile of zeros has the scale 1, as Transformers writes it.
                 let scale = |most: f32| if most > 0.0 { round(most / fp8::LARGEST) } else { 1.0 };
-                scales.iter_mut().for_each(|most| *most = scale(*most));
+                for most in &mut scales {
+                    *most = scale(*most);
+                }
                 for (values, codes) in values.chunks_exact(width).zip(codes.chunks_exact_mut(width)) {
                     for (at, (value, code)) in values.iter().zip(codes).enumerate() {
                         // A scale may be too small for a float.
