@@ -78,6 +78,9 @@ impl MakersTensor {
     }
 }
 
+/// A matrix that was coded again, and the bytes of its codes and of its scales, by name.
+pub type Recoded = (Quantized, [(String, Vec<u8>); 2]);
+
 /// A tensor of a matrix in a maker's format, as the files have it.
 #[derive(Debug, Clone)]
 pub struct MakersPart {
@@ -353,7 +356,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the files hold no such matrix, or a number is not finite.
-    pub fn recoded_fp8(&self, name: &str, values: &[f32]) -> Result<(Quantized, [(String, Vec<u8>); 2])> {
+    pub fn recoded_fp8(&self, name: &str, values: &[f32]) -> Result<Recoded> {
         let found = self.quantized.get(name);
         let Some(QuantizedTensor::Makers(MakersTensor {
             layout: Layout::Fp8 { tile },
