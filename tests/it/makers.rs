@@ -344,7 +344,7 @@ fn damaged_files_are_refused_by_name() {
     for end in ["weight_scale", "weight_shape"] {
         refused("ct_int4", &["q_proj", end], &without(end));
     }
-    refused("ct_int4", &["q_proj", "is [64, 32]"], &|all| tensor(all, "weight_shape", &|_, bytes| bytes[8] = 32));
+    refused("ct_int4", &["q_proj", "does not fit"], &|all| tensor(all, "weight_shape", &|_, bytes| bytes[8] = 32));
     refused("ct_int4", &["q_proj.weight_shape"], &|all| tensor(all, "weight_shape", &|_, bytes| bytes[15] = 1));
     refused("ct_int4", &["q_proj", "weight_zero_point [7, 4]"], &shorter("weight_zero_point"));
     refused("ct_nvfp4", &["q_proj", "weight_global_scale"], &without("weight_global_scale"));
