@@ -4,6 +4,7 @@ mod format;
 mod listed;
 mod makers;
 mod makers_read;
+mod makers_tensor;
 mod open;
 mod quantized;
 mod stacked;

@@ -15,6 +15,7 @@
 //! Scales of activations are passed over: activations are not quantized here.
 use super::WeightFiles;
 use super::format::Entry;
+use super::makers_tensor::{Kind, MakersTensor};
 use super::quantized::QuantizedTensor;
 use super::write::Numbers;
 use half::{bf16, f16};
@@ -41,42 +42,6 @@ const OF_ACTIVATIONS: [&str; 11] = [
 ];
 /// Ends of the names of scales of FP8.
 pub(super) const FP8_SCALES: [&str; 4] = ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"];
-
-/// A matrix in a maker's format.
-#[derive(Debug, Clone)]
-pub(super) struct MakersTensor {
-    /// `[rows, columns]`.
-    pub(super) shape: [usize; 2],
-    pub(super) layout: Layout,
-    pub(super) kind: Kind,
-    /// Its module.
-    pub(super) module: String,
-    /// What its codes are called behind the module's name.
-    codes: &'static str,
-    /// Likewise the tensors beside them.
-    pub(super) beside: Vec<&'static str>,
-}
-
-/// How its parts are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// With the name of its scales.
-    Fp8(&'static str),
-    Gptq(Grouped),
-    Awq,
-    /// compressed-tensors, packed in words or a byte a number.
-    Packed,
-    Bytes,
-    /// Whether the number of the whole matrix divides the scales; else it multiplies them.
-    Nvfp4(bool),
-}
-
-impl MakersTensor {
-    /// The names of what lies beside its codes.
-    pub(super) fn companions(&self) -> impl Iterator<Item = String> {
-        self.beside.iter().map(|end| format!("{}.{end}", self.module))
-    }
-}
 
 /// A matrix that was coded again, and the bytes of its codes and of its scales, by name.
 pub type Recoded = (Quantized, [(String, Vec<u8>); 2]);

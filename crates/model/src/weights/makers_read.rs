@@ -1,6 +1,6 @@
 //! Reads matrices in the formats of makers ([`super::makers`]): codes by rows, scales and zeros by rows of tiles.
 use super::WeightFiles;
-use super::makers::{Kind, MakersTensor};
+use super::makers_tensor::{Kind, MakersTensor};
 use rayon::prelude::*;
 use tunesmith_base::error::Result;
 use tunesmith_config::stored_format::{Grouped, Layout};

@@ -9,7 +9,7 @@
 //! ```
 use super::WeightFiles;
 use super::format::Entry;
-use super::makers::MakersTensor;
+use super::makers_tensor::MakersTensor;
 use crate::quantized_form::format_of;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -10,8 +10,7 @@
 //!
 //! The difference is exact, so that a number is rounded once, as the product of two floats. Nothing here codes integers; FP8 is
 //! coded by [`Tiled::coded_fp8`].
-use super::form::Stored;
-use super::{Format, Quantized, fp8};
+use super::{Format, Quantized, Stored, fp8};
 use rayon::prelude::*;
 use std::sync::Arc;
 use tunesmith_device::{Array, Device, Element};
