@@ -249,7 +249,11 @@ impl WeightFiles {
                     [rows, groups] if rows == first => group_of(columns, groups, claimed)?,
                     _ if scales.iter().product::<usize>() == 1 => columns,
                     [rows] if rows == first => columns,
-                    _ => return Err(misfit(format!("has weight_scale {scales:?} beside it, expected {first} rows"))),
+                    _ => {
+                        return Err(misfit(format!(
+                            "has weight_scale {scales:?} beside it, expected one a row, of {first}"
+                        )));
+                    }
                 };
                 let (zeros, grouped) = (named("weight_zero_point"), sorted && named("weight_g_idx"));
                 if zeros {
