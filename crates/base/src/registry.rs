@@ -125,6 +125,8 @@ macro_rules! formats {
             json = "json";
             csv = "csv";
             tsv = "tsv";
+            tar = "tar";
+            zip = "zip";
         }
     };
 }

@@ -10,6 +10,7 @@
 //!
 //! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
 //! time).
+mod archive;
 pub mod batch;
 mod bounded_tokenizer;
 mod catch_panic;
