@@ -72,6 +72,14 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// Opens a folder as [`Self::open_folder`], or a file as [`Self::open_file`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_at(path: &Path) -> Result<Self> {
+        if path.is_file() { Self::open_file(path) } else { Self::open_folder(path) }
+    }
+
     /// Opens one file, whatever tensors it holds.
     ///
     /// # Errors

@@ -19,6 +19,16 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
+    /// Of files in which nothing is a language model's.
+    pub fn of(others: WeightFiles) -> Self {
+        Self { naming: None, others: Arc::new(others) }
+    }
+
+    /// The dtype of a tensor, by its name in the files.
+    pub fn dtype(&self, stored: &str) -> Option<Dtype> {
+        self.others.dtype(stored)
+    }
+
     /// The name of a tensor in the files: of the language model's, or one of encoder or connector by its name in Transformers 5.
     pub fn stored_name(&self, name: &str) -> String {
         if is_beside(name) {
