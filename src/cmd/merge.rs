@@ -129,7 +129,13 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let class = merged.model.arch.auto_class();
-    let _ = writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{}\")", output.display());
+    let dir = output.display();
+    let _ = match &merged.model.arch.vision {
+        Some(vision) if vision.folder.is_some() => {
+            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_pair.py: load(\"{dir}\")")
+        }
+        _ => writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")"),
+    };
     terminal::print(&text)
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::merge::Merged;
+use super::pair::PairFiles;
 use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
@@ -80,16 +81,12 @@ impl FolderSettings<'_> {
             .collect();
         let stored = stored.into_iter().map(|(name, shape, numbers)| Planned::Stored(name, shape, numbers));
         let of_model = of_model.into_iter().chain(experts).chain(stored);
-        let changed = merged.changed_beside();
+        let is_pair = merged.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
+        // Those of a pair have a file of their own.
+        let changed = if is_pair { Vec::new() } else { merged.changed_beside() };
         let mut changed: BTreeMap<String, TensorSpec> = match wrapping {
             Some(wrapping) => changed.into_iter().map(|spec| (wrapping.stored_name(&spec.name), spec)).collect(),
-            None if changed.is_empty() => BTreeMap::new(),
-            None => {
-                return Err(Error::config(
-                    "an adapter that trained an encoder of its own folder, or a connector to it",
-                )
-                .hint("no class of Transformers holds both models: keep the adapter, and run it with vision.encoder"));
-            }
+            None => BTreeMap::new(),
         };
         let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
         let beside = beside.map(|(name, shape, numbers)| match changed.remove(&name) {
@@ -134,7 +131,9 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
-    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>();
+    let pair = PairFiles::of(merged, form)?;
+    let beside = pair.as_ref().map_or(0, PairFiles::bytes);
+    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>() + beside;
     preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
     let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
     let mut filled = 0;
@@ -149,7 +148,7 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
             shard.push(planned);
         }
     }
-    let mut written = WrittenFolder { bytes: 0, loss: Loss::default() };
+    let mut written = WrittenFolder { bytes: beside, loss: Loss::default() };
     publish_folder(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
@@ -163,6 +162,9 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
                 wrapping: None,
             },
         )?;
+        if let Some(pair) = &pair {
+            pair.stage(staging)?;
+        }
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
         }
