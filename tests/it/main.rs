@@ -31,6 +31,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod picture_sources;
 mod pictures;
 mod plan;
 mod precision;
