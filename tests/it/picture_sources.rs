@@ -119,7 +119,7 @@ fn ranks_of_a_machine_share_the_encoding() {
     let encoder = encoder(&fixture);
     let ranks = ["train.strategy: dp", "train.dp_ranks: 2", "train.grad_accum: 2", "train.batch_size: 1", &encoder];
     let each = kept(&fixture, "each", "none", &[&ranks[..], &["vision.cache_features: false"]].concat());
-    let shared = kept(&fixture, "shared", "cache", &ranks);
+    let shared = kept(&fixture, "shared", "cache", &[&ranks[..], &["vision.cache_features: true"]].concat());
     assert!(shared.0 == each.0 && shared.1 == each.1, "{}", shared.2);
     let folder = fs::read_dir(fixture.path("cache/features")).unwrap().next().unwrap().unwrap().path();
     let names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();

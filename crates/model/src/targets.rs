@@ -272,6 +272,8 @@ impl Targets {
             let is_used = |entry: &str| {
                 blocks.iter().any(|linear| rules.is_named(&linear.name, entry))
                     || former.iter().any(|name| ends_with_module(name, entry))
+                    // Of an adapter's file, those of an image encoder.
+                    || placed.iter().any(|placement| placement.module == entry)
             };
             let unused = entries.iter().find(|entry| !is_used(entry));
             if let Some(entry) = unused {
