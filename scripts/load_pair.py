@@ -10,12 +10,13 @@ The folder is that of the text model, as AutoModelForCausalLM reads it. `vision.
 """
 import json
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoImageProcessor, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 
 def load(folder, adapter=None):
@@ -26,12 +27,14 @@ def load(folder, adapter=None):
     part = lambda name: {key.removeprefix(name): value for key, value in weights.items() if key.startswith(name)}
 
     model = AutoModelForCausalLM.from_pretrained(folder)
-    about = settings["vision_config"]
-    about = AutoConfig.for_model(about.pop("model_type"), **about)
-    tower = AutoModel.from_pretrained(None, config=about, state_dict=part("vision_tower."))
-    tower = getattr(tower, "vision_model", tower)  # older classes wrap the encoder
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(settings["vision_config"]))
+        save_file(part("vision_tower."), Path(place) / "model.safetensors", metadata={"format": "pt"})
+        tower = AutoModel.from_pretrained(place)
+    tower = getattr(tower, "vision_model", tower)  # some classes wrap the encoder
 
     width, inner = model.get_input_embeddings().embedding_dim, settings["connector_hidden_size"]
+    about = tower.config
     connector = torch.nn.Module()
     if inner is None:
         connector.linear = torch.nn.Linear(about.hidden_size, width)

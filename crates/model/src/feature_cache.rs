@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
-use tunesmith_base::files::temporary;
+use tunesmith_base::files::{self, temporary};
 
 /// Changes with the form of the files.
 const VERSION: &str = "tunesmith features 1";
@@ -75,8 +75,7 @@ impl FeatureCache {
     pub fn claim(&self, part: &str) -> Result<Option<Claim>> {
         let path = self.dir.join(&blake3::hash(part.as_bytes()).to_hex()[..32]).with_extension("lock");
         fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
-        let opened = File::options().create(true).append(true).open(&path);
-        let file = opened.map_err(|error| Error::io("write", &path, &error))?;
+        let file = files::open_to_write(&path, true).map_err(|error| Error::io("write", &path, &error))?;
         match file.try_lock() {
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             _ => Ok(Some(Claim { _file: file, path })),
