@@ -27,6 +27,30 @@ fn tar(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
+/// A zip archive of files that are not compressed, as `zip -0` writes it.
+fn zip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    for (name, content) in files {
+        let offset = bytes.len() as u32;
+        let mut shared = vec![20, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        shared.extend(crc32fast::hash(content).to_le_bytes());
+        shared.extend([(content.len() as u32).to_le_bytes(); 2].concat());
+        shared.extend([name.len() as u8, 0, 0, 0]);
+        bytes.extend([b"PK\x03\x04", shared.as_slice(), name.as_bytes(), content].concat());
+        directory.extend([b"PK\x01\x02\x14\x03", shared.as_slice(), &[0; 6]].concat());
+        directory.extend((0o100_644_u32 << 16).to_le_bytes());
+        directory.extend(offset.to_le_bytes());
+        directory.extend(name.as_bytes());
+    }
+    let (count, start, size) = (files.len() as u16, bytes.len() as u32, directory.len() as u32);
+    bytes.extend(directory);
+    bytes.extend(b"PK\x05\x06\0\0\0\0");
+    bytes.extend([count.to_le_bytes(); 2].concat());
+    bytes.extend([size.to_le_bytes(), start.to_le_bytes()].concat());
+    bytes.extend([0, 0]);
+    bytes
+}
+
 /// The training rows of [`paired`] as members of a shard.
 fn shard(fixture: &Fixture) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
@@ -60,7 +84,8 @@ fn shards_train_as_the_files_in_them() {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(&archive).unwrap();
     fs::write(fixture.path("train.tar.gz"), packed.finish().unwrap()).unwrap();
-    for name in ["train.tar", "train.tar.gz"] {
+    fs::write(fixture.path("train.zip"), zip(&shard(&fixture))).unwrap();
+    for name in ["train.tar", "train.tar.gz", "train.zip"] {
         let cache = format!("data.cache_dir: {}", fixture.path("cache of shards").display());
         let rows = format!("data.train_path: {}", fixture.path(name).display());
         assert!(adapter(&fixture, &format!("of {name}"), &[&cache, &rows]) == expected, "{name}");
@@ -78,10 +103,13 @@ fn shards_train_as_the_files_in_them() {
         }),
     );
     let rows = |name: &str| format!("data.train_path: {}", fixture.path(name).display());
-    let within = format!("data.image_dir: {}", fixture.path("train.tar").display());
     let no_val = "data.val_path: UNSET";
     let expected = adapter(&fixture, "named", &[&rows("same.jsonl"), no_val]);
-    assert!(adapter(&fixture, "members", &[&rows("members.jsonl"), &within, no_val]) == expected);
+    for name in ["train.tar", "train.zip"] {
+        let within = format!("data.image_dir: {}", fixture.path(name).display());
+        let found = adapter(&fixture, &format!("within {name}"), &[&rows("members.jsonl"), &within, no_val]);
+        assert!(found == expected, "{name}");
+    }
 }
 
 #[test]
@@ -101,6 +129,26 @@ fn a_bad_shard_is_refused_before_the_model_loads() {
     refused(&[file("1.png", &png), file("1.json", b"[]")], "1.json");
     refused(&[file("1.png", b"no picture"), file("1.txt", b"x")], "no picture");
     refused(&[file("../1.png", &png), file("1.txt", b"x")], "leads out");
+    // One that claims more bytes than it has, one with another checksum, and one that leads out.
+    let members = [file("1.png", &png), file("1.txt", b"x")];
+    let mut larger = zip(&members);
+    let directory = larger.windows(4).position(|bytes| bytes == b"PK\x01\x02").unwrap();
+    larger[directory + 24] ^= 1;
+    let mut other = zip(&members);
+    other[directory + 16] ^= 1;
+    for (bytes, part) in [
+        (larger, "that the archive claims"),
+        (other, "checksum"),
+        (zip(&[file("../1.png", &png), file("1.txt", b"x")]), "leads out"),
+        (zip(&members)[..directory].to_vec(), "no zip archive"),
+    ] {
+        fs::write(fixture.path("train.zip"), bytes).unwrap();
+        let rows = format!("data.train_path: {}", fixture.path("train.zip").display());
+        let config = fixture.config("run", &[&encoder(&fixture), &rows]);
+        let done = train(&config, &[]);
+        assert_eq!(done.status.code(), Some(3), "{}", said(&done));
+        assert!(said(&done).contains("train.zip") && said(&done).contains(part), "{} lacks {part}", said(&done));
+    }
 }
 
 #[test]
