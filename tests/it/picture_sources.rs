@@ -36,8 +36,8 @@ fn zip(files: &[(String, Vec<u8>)]) -> Vec<u8> {
         shared.extend(crc32fast::hash(content).to_le_bytes());
         shared.extend([(content.len() as u32).to_le_bytes(); 2].concat());
         shared.extend([name.len() as u8, 0, 0, 0]);
-        bytes.extend([b"PK\x03\x04", shared.as_slice(), name.as_bytes(), content].concat());
-        directory.extend([b"PK\x01\x02\x14\x03", shared.as_slice(), &[0; 6]].concat());
+        bytes.extend([&b"PK\x03\x04"[..], shared.as_slice(), name.as_bytes(), content].concat());
+        directory.extend([&b"PK\x01\x02\x14\x03"[..], shared.as_slice(), &[0; 6]].concat());
         directory.extend((0o100_644_u32 << 16).to_le_bytes());
         directory.extend(offset.to_le_bytes());
         directory.extend(name.as_bytes());
