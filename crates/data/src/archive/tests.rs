@@ -104,8 +104,8 @@ fn members_of_every_form_of_tar_are_found() {
         ("./a.png", b"first".to_vec()),
         ("folder/b.png", b"abc".to_vec()),
         ("wide.png", b"abc".to_vec()),
-        (&long, b"pax".to_vec()),
-        (&format!("gnu/{long}"), vec![7; 1000]),
+        (long.as_str(), b"pax".to_vec()),
+        (format!("gnu/{long}").as_str(), vec![7; 1000]),
         ("empty", Vec::new()),
     ] {
         assert_eq!(read_one(&bytes, "tar", name).unwrap(), content, "{name}");

@@ -197,8 +197,8 @@ mod tests {
     fn a_bad_member_is_named() {
         for (name, content, part) in [
             ("1.json", &b"[1]"[..], "a list, expected an object"),
-            ("1.json", b"{", "malformed JSON"),
-            ("1.txt", b"\xff", "invalid UTF-8 at byte 1"),
+            ("1.json", &b"{"[..], "malformed JSON"),
+            ("1.txt", &b"\xff"[..], "invalid UTF-8 at byte 1"),
         ] {
             let mut take = |_| Ok(true);
             let error = Samples::new(Path::new("a.tar"), &mut take).add(name, &mut |_| Ok(content.to_vec()));
