@@ -44,6 +44,7 @@
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
 //! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
+//! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
 //! | recurrent mixers | |
@@ -114,6 +115,7 @@ pub mod gated_mlp;
 pub mod gemm;
 #[cfg(test)]
 mod halves_tests;
+pub mod latent_heads;
 pub mod layer_norm;
 pub mod lion;
 pub mod loss;
