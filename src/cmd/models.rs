@@ -82,7 +82,16 @@ fn describe(arch: &Arch) -> String {
     let mut heads: Vec<String> = Vec::new();
     for attention in arch.attentions() {
         let (query, key, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
-        let text = format!("{query} query, {key} key/value, {width} wide");
+        let text = match attention.latent {
+            Some(latent) => format!(
+                "{query}, {width} wide, {} of it turned, values {} wide, from latents of {} (queries: {})",
+                latent.rope_dim,
+                latent.value_dim,
+                latent.kv_rank,
+                latent.query_rank.map_or_else(|| "none".to_owned(), |rank| rank.to_string())
+            ),
+            None => format!("{query} query, {key} key/value, {width} wide"),
+        };
         if !heads.contains(&text) {
             heads.push(text);
         }

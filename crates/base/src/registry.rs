@@ -109,6 +109,7 @@ macro_rules! families {
             seed_oss,
             hunyuan_v1_dense,
             gpt_oss,
+            deepseek_v3,
         }
     };
 }

@@ -207,9 +207,9 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
 
 /// Rotary embedding and attention of one sequence.
 fn heads(clock: &mut Clock, pool: &Arc<Pool>, spec: &AttentionSpec, act: &dyn Fn(usize) -> Activation) {
-    let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
+    let heads = Heads { v_head_dim: spec.value_dim(), ..Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim) };
     let (mut q, k, v) =
-        (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.head_dim));
+        (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.v_head_dim));
     let tokens = q.tokens();
     let frequencies = vec![0.01f32; heads.head_dim / 2];
     let rope = Rope::new(pool, [tokens], |_| (&frequencies, 1.0));
@@ -221,8 +221,9 @@ fn heads(clock: &mut Clock, pool: &Arc<Pool>, spec: &AttentionSpec, act: &dyn Fn
     let how = Scores { scale: (heads.head_dim as f32).sqrt().recip(), softcap: None, window: None };
     let shape = format!("causal, {} x {}, {} of keys, {tokens} tokens", heads.query, heads.head_dim, heads.kv);
     // Two products of half of all pairs forward, five backward.
-    let pairs = 2.0 * (heads.query * heads.head_dim) as f64 * (tokens * tokens) as f64 / 2.0;
-    let bytes = 4.0 * (2 * numbers + 2 * k.tokens() * k.features()) as f64;
+    let both = heads.head_dim + heads.v_head_dim;
+    let pairs = (heads.query * both) as f64 * (tokens * tokens) as f64 / 2.0;
+    let bytes = 4.0 * (tokens * (heads.query + heads.kv) * both) as f64;
     clock.line("attention", shape.clone(), [bytes, 2.0 * pairs], || {
         drop(attention::forward(&q, &k, &v, None, &spans, heads, how));
     });

@@ -6,7 +6,7 @@ pub use super::arch_parts::{
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
-pub use super::mixers::{DeltaNetSpec, ShortConvSpec};
+pub use super::mixers::{DeltaNetSpec, LatentSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
 pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};

@@ -57,7 +57,8 @@ impl Arch {
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, origin: &Source<'_>) -> Result<()> {
         for attention in self.attentions() {
-            let (heads, kv, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+            let (heads, kv) = (attention.num_heads, attention.num_kv_heads);
+            let width = attention.head_dim.max(attention.value_dim());
             if !heads.is_multiple_of(kv) {
                 return Err(
                     origin.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))

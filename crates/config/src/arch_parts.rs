@@ -1,5 +1,5 @@
 //! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
-use super::mixers::{DeltaNetSpec, ShortConvSpec};
+use super::mixers::{DeltaNetSpec, LatentSpec, ShortConvSpec};
 
 /// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +183,7 @@ pub struct AttentionSpec {
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head; even.
+    /// Width of a head of queries and keys; even without latents.
     pub head_dim: usize,
     /// Sliding window: a query sees this many keys, its own included. `None`: it sees all earlier keys.
     pub window: Option<usize>,
@@ -193,15 +193,30 @@ pub struct AttentionSpec {
     pub kv_from: Option<usize>,
     /// Whether `q_proj` has a gate beside each head's query, whose sigmoid multiplies the mixed values (Qwen3.5).
     pub gated: bool,
+    /// How it makes queries, keys and values of latents; `None`: by a projection each.
+    pub latent: Option<LatentSpec>,
 }
 
 impl AttentionSpec {
-    /// Width of the queries of all heads, and of the mixed values.
+    /// Width of a head of values.
+    pub const fn value_dim(&self) -> usize {
+        match &self.latent {
+            Some(latent) => latent.value_dim,
+            None => self.head_dim,
+        }
+    }
+
+    /// Width of the mixed values of all heads.
+    pub const fn mixed_size(&self) -> usize {
+        self.num_heads * self.value_dim()
+    }
+
+    /// Width of the queries of all heads.
     pub const fn query_size(&self) -> usize {
         self.num_heads * self.head_dim
     }
 
-    /// Width of the keys of all heads, and of the values.
+    /// Width of the keys of all heads, and without latents of the values.
     pub const fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }

@@ -1,7 +1,7 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
-    TensorSpec,
+    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LatentSpec, LinearSpec, PartSpec, QkNorm, SharedExpert,
+    ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -83,6 +83,12 @@ impl Arch {
                     }
                 }
             }
+            PartSpec::Attention(AttentionSpec { latent: Some(latent), .. }) => {
+                if let Some(rank) = latent.query_rank {
+                    tensors.add("self_attn.q_a_layernorm.weight", &[rank]);
+                }
+                tensors.add("self_attn.kv_a_layernorm.weight", &[latent.kv_rank]);
+            }
             PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
             PartSpec::Attention(_) | PartSpec::Mlp { .. } => {}
         }
@@ -153,10 +159,11 @@ impl Arch {
     }
 
     fn attention_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
-        let (hidden, mixed, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let query = if attention.gated { 2 * mixed } else { mixed };
+        let (hidden, query, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
+        let query = if attention.gated { 2 * query } else { query };
         let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
         let mut linears = match (attention.kv_from, self.fused) {
+            _ if attention.latent.is_some() => self.latent_linears(attention),
             (Some(_), _) => vec![of("q_proj", query, hidden, self.qkv_bias)],
             (None, true) => vec![of("qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
             (None, false) => vec![
@@ -165,7 +172,23 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
-        linears.push(of(self.module_names.o_proj, hidden, mixed, self.o_bias));
+        linears.push(of(self.module_names.o_proj, hidden, attention.mixed_size(), self.o_bias));
+        linears
+    }
+
+    /// Those of multi-head latent attention but for the last. The second ones have no biases.
+    fn latent_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
+        let Some(LatentSpec { query_rank, kv_rank, nope_dim, rope_dim, value_dim }) = attention.latent else {
+            return Vec::new();
+        };
+        let (hidden, query, bias) = (self.hidden_size, attention.query_size(), self.qkv_bias);
+        let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
+        let mut linears = match query_rank {
+            Some(rank) => vec![of("q_a_proj", rank, hidden, bias), of("q_b_proj", query, rank, false)],
+            None => vec![of("q_proj", query, hidden, false)],
+        };
+        linears.push(of("kv_a_proj_with_mqa", kv_rank + rope_dim, hidden, bias));
+        linears.push(of("kv_b_proj", attention.num_heads * (nope_dim + value_dim), kv_rank, false));
         linears
     }
 

@@ -118,6 +118,7 @@ impl Source<'_> {
             rope: Some(0),
             kv_from: None,
             gated: false,
+            latent: None,
         };
         Ok(Arch {
             family,

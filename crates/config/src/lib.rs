@@ -24,6 +24,7 @@ mod grow_vocabulary;
 mod hf_json;
 mod json_comments;
 mod labels;
+mod latent_json;
 mod lookup;
 mod mixed_values;
 mod mixers;

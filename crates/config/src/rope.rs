@@ -94,6 +94,8 @@ pub struct Rope {
     pub theta: f64,
     /// Number of features of a head that are rotated, from the first on; even.
     pub rotary_dim: usize,
+    /// Whether pairs are neighbouring features, as `DeepSeek` has them, and not one of each half.
+    pub interleaved: bool,
     /// How frequencies are scaled for long contexts.
     pub scaling: RopeScaling,
 }

@@ -1,7 +1,7 @@
 //! Rotary positions in `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters` (5).
 use serde_json::{Map, Value};
 
-use super::arch::{Arch, Rope, RopeScaling};
+use super::arch::{Arch, QueryScaling, Rope, RopeScaling};
 use super::hf_json::{Source, brief};
 use tunesmith_base::error::Result;
 
@@ -94,12 +94,25 @@ impl Source<'_> {
         }
     }
 
+    /// How queries are scaled by their positions (`llama_4_scaling_beta`), in classes that need it. `rope` is how they turn.
+    pub(super) fn query_scaling(&self, rope: &Rope) -> Result<QueryScaling> {
+        let Some(beta) = self.rope_number("llama_4_scaling_beta")? else {
+            return Err(self.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs"));
+        };
+        match rope.scaling {
+            RopeScaling::Yarn { original_max_position_embeddings, .. } => {
+                Ok(QueryScaling { beta, original_max_position_embeddings })
+            }
+            _ => Err(self.not_yet("llama_4_scaling_beta with a rope_type other than yarn")),
+        }
+    }
+
     fn is_nested(&self) -> bool {
         self.map.values().any(Value::is_object)
     }
 
     /// The rule of one kind of block: the object itself, or its entry of that name where it has one for each kind.
-    fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
+    pub(super) fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
         match self.rope_object()? {
             Some(object) if object.is_nested() => object.inner(kind),
             object => Ok(object),
@@ -193,7 +206,7 @@ impl Source<'_> {
                     .hint("supported: \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\", \"llama3\""));
             }
         };
-        Ok(Rope { theta, rotary_dim, scaling })
+        Ok(Rope { theta, rotary_dim, interleaved: false, scaling })
     }
 
     fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>> {

@@ -1,6 +1,7 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o. An
 //! attention may take its keys and values from an earlier one.
 use super::grads::Grads;
+use super::latent::{self, Latent};
 use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
@@ -44,6 +45,8 @@ pub enum Qkv {
     Own(Projections<3>),
     /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
     Shared(Projections<1>, usize),
+    /// Projections from latents.
+    Latent(Box<Latent>),
 }
 
 /// What forward keeps for backward; sums and roots of sums stay in f32.
@@ -61,6 +64,7 @@ pub struct Saved<T = Activation> {
     gate: Option<T>,
     lse: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
+    latent: Option<latent::Saved<T>>,
 }
 
 impl<T> Saved<T> {
@@ -76,6 +80,7 @@ impl<T> Saved<T> {
             gate: self.gate.map(f),
             lse: self.lse,
             extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
+            latent: self.latent.map(|latent| latent.map(f)),
         }
     }
 }
@@ -90,6 +95,8 @@ pub enum Projected {
     Own([Activation; 3]),
     /// Of queries alone.
     Query(Activation),
+    /// Of queries, of keys and values but for what turns, and of that.
+    Latent([Activation; 3], Box<latent::Saved>),
 }
 
 /// `x` normed in its place; returns what backward needs.
@@ -116,19 +123,20 @@ fn norm_backward(
 impl Attention {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        let qkv: Vec<&mut Linear> = match &mut self.qkv {
-            Qkv::Own(projections) => projections.linears_mut().collect(),
-            Qkv::Shared(projections, _) => projections.linears_mut().collect(),
+        let qkv: Vec<&mut Weight> = match &mut self.qkv {
+            Qkv::Own(projections) => projections.linears_mut().flat_map(Linear::weights_mut).collect(),
+            Qkv::Shared(projections, _) => projections.linears_mut().flat_map(Linear::weights_mut).collect(),
+            Qkv::Latent(latent) => latent.weights_mut(),
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
-        let linears = qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut);
-        linears.chain(norms).chain(&mut self.sinks).collect()
+        qkv.into_iter().chain(self.o.weights_mut()).chain(norms).chain(&mut self.sinks).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv: Vec<&Linear> = match &self.qkv {
             Qkv::Own(projections) => projections.linears().collect(),
             Qkv::Shared(projections, _) => projections.linears().collect(),
+            Qkv::Latent(latent) => latent.linears().collect(),
         };
         qkv.into_iter().chain([&self.o])
     }
@@ -136,14 +144,23 @@ impl Attention {
     /// Whether a norm on q or k is trained, or the sinks.
     pub fn trains_norms(&self) -> bool {
         let sinks = self.sinks.as_ref().is_some_and(Weight::trains);
-        sinks || self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
+        let latents = matches!(&self.qkv, Qkv::Latent(latent) if latent.trains_norms());
+        sinks || latents || self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
     }
 
     /// The number of the attention that computes its keys and values.
     pub const fn kv_layer(&self) -> usize {
         match &self.qkv {
-            Qkv::Own(_) => self.layer,
+            Qkv::Own(_) | Qkv::Latent(_) => self.layer,
             Qkv::Shared(_, layer) => *layer,
+        }
+    }
+
+    /// The first feature of a head of queries that turns.
+    fn turns_from(&self) -> usize {
+        match &self.qkv {
+            Qkv::Latent(latent) => latent.heads.nope,
+            Qkv::Own(_) | Qkv::Shared(..) => 0,
         }
     }
 
@@ -151,7 +168,7 @@ impl Attention {
     fn turn(&self, norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation, rows: &Rows) -> Raw {
         let before = if self.norms_after_rope { None } else { normed(norm, pass, x) };
         if let Some(rope) = self.rope {
-            rows.ropes[rope].forward(x, self.heads.head_dim, 0);
+            rows.ropes[rope].forward(x, self.heads.head_dim, self.turns_from());
         }
         if self.norms_after_rope { normed(norm, pass, x) } else { before }
     }
@@ -170,7 +187,7 @@ impl Attention {
             d = norm_backward(norm, pass, raw.as_ref(), d, grads);
         }
         if let Some(rope) = self.rope {
-            rows.ropes[rope].backward(&mut d, self.heads.head_dim, 0);
+            rows.ropes[rope].backward(&mut d, self.heads.head_dim, self.turns_from());
         }
         if self.norms_after_rope { d } else { norm_backward(norm, pass, raw.as_ref(), d, grads) }
     }
@@ -225,6 +242,7 @@ impl Attention {
         let picked = rows.picked.as_deref();
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
         let sinks = sinks.as_ref().map(View::vector);
+        let mut latent = None;
         let (mut q, own, extra) = match &self.qkv {
             Qkv::Own(projections) => {
                 let ([q, k, v], extra) = projections.forward(pass, h, picked);
@@ -233,6 +251,12 @@ impl Attention {
             Qkv::Shared(projections, _) => {
                 let ([q], extra) = projections.forward(pass, h, picked);
                 (q, None, extra)
+            }
+            Qkv::Latent(latents) => {
+                let ([q, k, v], extra, saved) =
+                    latents.forward(pass, h, picked, self.rope.map(|rope| &all.ropes[rope]));
+                latent = Some(saved);
+                (q, Some([k, v]), extra)
             }
         };
         let gate = if self.gated {
@@ -249,16 +273,17 @@ impl Attention {
         let Some([mut k, v]) = own else {
             let found = shared.get(self.kv_layer());
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra, latent };
         };
-        let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
+        // Keys of latents have turned before they were copied to all heads.
+        let k_raw = if latent.is_some() { None } else { self.turn(self.k_norm.as_ref(), pass, &mut k, all) };
         if self.shares {
             let found = shared.put(self.layer, k, v);
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra, latent };
         }
         let (mixed, lse) = mix(&q, &k, &v, sinks);
-        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra, latent }
     }
 
     /// From the gradients of the mixed values and of their gate to those of q, k and v as the projections gave them.
@@ -270,7 +295,7 @@ impl Attention {
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
     ) -> (Projected, Vec<Option<linear::Saved>>) {
-        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, .. } = saved;
+        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, latent, .. } = saved;
         let shared = match (&kv, self.shares) {
             (Some(_), _) => None,
             (None, true) => Some(rows.shared.take(self.layer)),
@@ -291,6 +316,10 @@ impl Attention {
         dq = self.turn_backward(self.q_norm.as_ref(), pass, &q_raw, dq, rows.outputs, grads);
         if let Some(d_gate) = d_gate {
             dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
+        }
+        if let (Qkv::Latent(latents), Some(saved)) = (&self.qkv, latent) {
+            let [d_kv, d_k_rot] = latents.backward_heads([dk, dv], self.rope.map(|rope| &rows.all.ropes[rope]));
+            return (Projected::Latent([dq, d_kv, d_k_rot], Box::new(saved)), extra);
         }
         let Qkv::Own(_) = &self.qkv else {
             rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
@@ -325,6 +354,9 @@ impl Attention {
             }
             (Qkv::Shared(projections, _), Projected::Query(query)) => {
                 projections.backward(pass, h, extra, [query], picked, want_dh, grads)
+            }
+            (Qkv::Latent(latents), Projected::Latent(gradients, saved)) => {
+                latents.backward(pass, h, (*saved, extra), gradients, picked, want_dh, grads)
             }
             _ => unreachable!("an attention's gradients are of its own projections"),
         }

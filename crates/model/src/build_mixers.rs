@@ -2,15 +2,19 @@
 use super::attention::{Attention, Qkv};
 use super::build::Builder;
 use super::delta_net::DeltaNet;
+use super::latent::{Latent, Up};
 use super::linear::Linear;
 use super::norm::Norm;
 use super::projections::Projections;
 use super::short_conv::ShortConv;
 use std::collections::BTreeMap;
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{Arch, AttentionSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, ShortConvSpec};
+use tunesmith_config::arch::{
+    Arch, AttentionSpec, DeltaNetSpec, LatentSpec, LinearSpec, PartSpec, QkNorm, ShortConvSpec,
+};
 use tunesmith_ops::attention::{Heads, Scores};
 use tunesmith_ops::gated_delta_rule;
+use tunesmith_ops::latent_heads::LatentHeads;
 use tunesmith_ops::spans::Window;
 
 /// The number of the attention of a block, counted over the blocks that have one.
@@ -32,16 +36,22 @@ impl Builder<'_> {
         linears: &mut BTreeMap<String, LinearSpec>,
     ) -> Result<Attention> {
         let arch = self.arch;
+        let latent = spec.latent.as_ref();
+        let latent = latent.map(|latent| self.latent(layer, spec.num_heads, latent, linears)).transpose()?;
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.self_attn.{name}"), linears);
-        let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
-        let qkv = match spec.kv_from {
-            Some(block) => Qkv::Shared(Projections::apart([linear(self, "q_proj")?]), attention_number(arch, block)),
-            None if arch.fused => {
+        let heads =
+            Heads { v_head_dim: spec.value_dim(), ..Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim) };
+        let qkv = match (latent, spec.kv_from) {
+            (Some(latent), _) => Qkv::Latent(Box::new(latent)),
+            (None, Some(block)) => {
+                Qkv::Shared(Projections::apart([linear(self, "q_proj")?]), attention_number(arch, block))
+            }
+            (None, None) if arch.fused => {
                 let features = [spec.query_size(), spec.kv_size(), spec.kv_size()];
                 Qkv::Own(Projections::fused(linear(self, "qkv_proj")?, features))
             }
-            None => {
+            (None, None) => {
                 let (q, k) = (linear(self, "q_proj")?, linear(self, "k_proj")?);
                 Qkv::Own(Projections::apart([q, k, linear(self, "v_proj")?]))
             }
@@ -79,6 +89,27 @@ impl Builder<'_> {
             layer: number,
             shares,
         })
+    }
+
+    fn latent(
+        &mut self,
+        layer: usize,
+        heads: usize,
+        spec: &LatentSpec,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<Latent> {
+        let mixer = format!("model.layers.{layer}.self_attn");
+        let &LatentSpec { query_rank, kv_rank, nope_dim, rope_dim, value_dim } = spec;
+        let mut up = |this: &mut Self, norm: &str, proj: &str| {
+            let norm = Norm { eps: LatentSpec::EPS, ..this.norm(layer, &format!("self_attn.{norm}"))? };
+            Ok::<_, Error>(Up { norm, proj: this.of_mixer(&mixer, proj, linears)? })
+        };
+        let query = query_rank.map(|_| up(self, "q_a_layernorm", "q_b_proj")).transpose()?;
+        let kv = up(self, "kv_a_layernorm", "kv_b_proj")?;
+        let first = self.of_mixer(&mixer, if query.is_some() { "q_a_proj" } else { "q_proj" }, linears)?;
+        let rest = self.of_mixer(&mixer, "kv_a_proj_with_mqa", linears)?;
+        let heads = LatentHeads { heads, nope: nope_dim, rope: rope_dim, value: value_dim };
+        Ok(Latent { down: Projections::first_apart(first, rest, [kv_rank, rope_dim]), query, kv, heads })
     }
 
     /// A linear module of a mixer.

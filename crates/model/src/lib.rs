@@ -18,6 +18,7 @@ pub mod grads;
 mod head;
 pub mod init;
 mod kept;
+mod latent;
 mod linear;
 mod mixers;
 mod mlp;

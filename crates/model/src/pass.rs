@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tunesmith_config::arch::{self, Frequencies, QueryScaling};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::dropout::{Dropout, key};
-use tunesmith_ops::rope::Rope;
+use tunesmith_ops::rope::{Pairing, Rope};
 use tunesmith_ops::spans::{Mask, Span, Window, full_spans, row_spans};
 
 /// One walk over the segments.
@@ -249,6 +249,7 @@ fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) ->
             (range.clone(), (found.inv_freq.as_slice(), found.attention_factor))
         }),
     )
+    .paired(pairing(rule))
 }
 
 /// One rule's table for sequences with these boundaries.
@@ -262,4 +263,10 @@ fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
         let found = &by_length[&key(length)];
         (&found.inv_freq, found.attention_factor)
     })
+    .paired(pairing(rule))
+}
+
+/// Which features a rule turns together.
+pub fn pairing(rule: &arch::Rope) -> Pairing {
+    if rule.interleaved { Pairing::Interleaved } else { Pairing::Half }
 }

@@ -1,4 +1,5 @@
 //! Positions of several components: a text's tokens are counted, the rows of an image have a time, a row and a column.
+use super::pass::pairing;
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_config::arch::{Frequencies, Rope as Rule};
@@ -61,7 +62,7 @@ impl Positions {
             texts.map(|(tokens, length)| (tokens, rule.frequencies(length))).collect();
         let parts = rules.iter().map(|(tokens, found)| (*tokens, (found.inv_freq.as_slice(), found.attention_factor)));
         let of: Vec<&[u32]> = self.of.iter().map(Vec::as_slice).collect();
-        Rope::with_components(pool, &of, &self.components, parts)
+        Rope::with_components(pool, &of, &self.components, parts).paired(pairing(rule))
     }
 }
 

@@ -5,7 +5,7 @@
 //! <https://arxiv.org/abs/2001.08361>), `4 N` for a frozen base, and `6 N` for adapters on it.
 //!
 //! Attention costs `4 d` forward for each pair of a query and a key that it sees, and twice that backward; `d` is the
-//! width of all heads together. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
+//! width of all heads together: the mean of that of keys and that of values where these differ. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
 //! gradient checkpointing runs again costs its forward pass once more. Norms, activations and softmax are not counted.
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
@@ -80,7 +80,7 @@ impl Costs {
             costs.token.useful += state * (1.0 + 2.0 * back);
             costs.token.again += state * (back + again);
             let Some(attention) = spec.attention() else { continue };
-            let width = attention.query_size() as f64;
+            let width = (attention.query_size() + attention.mixed_size()) as f64 / 2.0;
             let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
             match costs.pairs.iter_mut().find(|(window, _)| *window == attention.window) {
                 Some((_, sum)) => {

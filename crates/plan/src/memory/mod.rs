@@ -333,7 +333,7 @@ impl<'a> Predictor<'a> {
         let frozen = self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants;
         let scratch = |attention: &AttentionSpec| {
             let tasks = attention.num_kv_heads * pass.tokens.div_ceil(pass.longest) as usize;
-            job.threads.min(tasks) as u64 * attention_scratch(attention.head_dim, pass.longest)
+            job.threads.min(tasks) as u64 * attention_scratch(attention, pass.longest)
         };
         let start = if job.trained.keeps_start { values } else { 0 };
         let mut breakdown = Breakdown {
@@ -374,10 +374,10 @@ pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
-/// Bytes of a thread's scratch memory in attention's backward pass, for heads of that size and rows of `longest` tokens
+/// Bytes of a thread's scratch memory in attention's backward pass, for its heads and rows of `longest` tokens
 /// (`ops::attention::backward`).
-fn attention_scratch(head_dim: usize, longest: u64) -> u64 {
+fn attention_scratch(attention: &AttentionSpec, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);
     let block = 2 * 8 * LANES * LANES;
-    4 * (8 * tokens * head_dim as u64 + 2 * tokens + 3 * block)
+    4 * (4 * tokens * (attention.head_dim + attention.value_dim()) as u64 + 2 * tokens + 3 * block)
 }
