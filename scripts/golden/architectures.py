@@ -10,6 +10,7 @@ LLAMA3_ROPE = dict(
 )
 ATTENTION, DENSE = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 
 
 @dataclass
@@ -167,6 +168,18 @@ ARCHITECTURES = {
                                truncate=False)),
         "BF16",
         full=True,
+    ),
+    "deepseek_v3_dense": Architecture(
+        "DeepseekV3Config",
+        dict(BASE, hidden_size=52, num_key_value_heads=4, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False,
+             first_k_dense_replace=2, q_lora_rank=22, kv_lora_rank=26, qk_nope_head_dim=12, qk_rope_head_dim=4, v_head_dim=10,
+             attention_bias=True, max_position_embeddings=128,
+             rope_scaling=dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                               mscale_all_dim=0.7)),
+        "BF16",
+        full=True,
+        lora=dict(target_modules=LATENT),
+        number=340,
     ),
 }
 

@@ -143,6 +143,17 @@ fn unsupported_features_are_refused_by_name() {
     refused("gemma3", &[("sliding_window", json!(null))], &["layer 0", "sliding_window"]);
     refused("smollm3", &[("no_rope_layers", json!([1, 2]))], &["no_rope_layers", "2"]);
     refused("llama", &[("attention_dropout", json!(0.1))], &["attention_dropout"]);
+    let latent = |key: &str, value: Value, words: &[&str]| refused("deepseek_v3_dense", &[(key, value)], words);
+    latent("num_key_value_heads", json!(2), &["num_key_value_heads is 2", "num_attention_heads, 4"]);
+    latent("qk_rope_head_dim", json!(5), &["qk_rope_head_dim is 5", "even"]);
+    latent("kv_lora_rank", json!(0), &["kv_lora_rank is 0"]);
+    latent("q_lora_rank", json!("many"), &["q_lora_rank"]);
+    latent("v_head_dim", json!(1 << 23), &["num_attention_heads * head_dim"]);
+    latent(
+        "rope_parameters",
+        json!({"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 1.0}),
+        &["mscale_all_dim"],
+    );
     refused("llama", &[("architectures", json!(["LlamaForTokenClassification"]))], &["LlamaForCausalLM"]);
     refused("llama", &[("sliding_window", json!(4096))], &["sliding_window is 4096", "no window"]);
     let kinds = json!(["full_attention", "sliding_attention"]);
