@@ -33,7 +33,7 @@
 //!
 //! | norm | |
 //! |---|---|
-//! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups of `weight [dim]` |
+//! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups that share a `weight [dim]` or have their own |
 //! | [`layer_norm`] | `(x - mean) / sqrt(var + eps) * weight + bias`, `weight` and `bias` `[features]` |
 //!
 //! | rotary embedding | |
@@ -50,11 +50,13 @@
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
 //! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
+//! | [`mamba2`] | a state of each head that decays and takes up each token, `[state, dim]`: `y = S'' C + D x` |
+//! | [`recurrence::State`] | such states of a text, between two passes |
 //!
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
-//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU` |
+//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square |
 //!
 //! | experts | |
 //! |---|---|
@@ -118,12 +120,14 @@ pub mod layer_norm;
 pub mod lion;
 pub mod loss;
 pub mod low_rank;
+pub mod mamba2;
 pub mod narrow;
 pub mod noise;
 pub mod par;
 pub mod peak;
 pub mod pointwise;
 pub mod quant;
+pub mod recurrence;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
