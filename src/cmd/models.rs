@@ -146,8 +146,8 @@ fn describe(arch: &Arch) -> String {
 /// The mixers that stand in the place of attention, and in how many blocks.
 fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
     let branches = || arch.blocks.iter().flat_map(|block| &block.branches);
-    let (mut deltas, mut convolutions) = (0, 0);
-    let (mut delta, mut kernel) = (String::new(), 0);
+    let (mut deltas, mut convolutions, mut mambas) = (0, 0, 0);
+    let (mut delta, mut kernel, mut mamba) = (String::new(), 0, String::new());
     for branch in branches() {
         match &branch.part {
             PartSpec::DeltaNet(spec) => {
@@ -158,12 +158,18 @@ fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
                 );
             }
             PartSpec::ShortConv(spec) => (convolutions, kernel) = (convolutions + 1, spec.kernel),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::Experts => {}
+            PartSpec::Mamba(spec) => {
+                mambas += 1;
+                let groups = count(spec.groups, "group");
+                mamba = format!("{} heads of {}, states of {}, {groups}", spec.heads, spec.dim, spec.state);
+            }
+            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } | PartSpec::Experts => {}
         }
     }
     let all = arch.num_hidden_layers;
     let delta = (deltas > 0).then(|| ("linear attention", format!("{delta}, in {deltas} of {all} blocks")));
     let convolution =
         (convolutions > 0).then(|| ("convolution", format!("over {kernel} tokens, in {convolutions} of {all} blocks")));
-    delta.into_iter().chain(convolution).collect()
+    let mamba = (mambas > 0).then(|| ("Mamba 2", format!("{mamba}, in {mambas} of {all} blocks")));
+    delta.into_iter().chain(convolution).chain(mamba).collect()
 }

@@ -21,7 +21,7 @@ fn every_family_computes_as_pytorch_on_a_gpu() {
 #[test]
 fn families_train_as_peft_on_a_gpu() {
     on_gpu(|| {
-        for family in ["llama", "gemma3", "qwen3_moe", "qwen3_5"] {
+        for family in ["llama", "gemma3", "qwen3_moe", "qwen3_5", "nemotron_h"] {
             check_training(family, &mut check_passes(family));
         }
     });

@@ -88,7 +88,7 @@ const MODES: [(&str, &str); 7] = [
 
 #[test]
 fn families_take_what_is_predicted() {
-    check(&["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss"].map(str::to_owned));
+    check(&["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss", "granitemoehybrid"].map(str::to_owned));
 }
 
 #[test]

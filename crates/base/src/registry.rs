@@ -100,6 +100,7 @@ macro_rules! families {
             olmo2,
             olmo3,
             granite,
+            granitemoehybrid,
             mixtral,
             qwen2_moe,
             qwen3_moe,
@@ -109,6 +110,8 @@ macro_rules! families {
             seed_oss,
             hunyuan_v1_dense,
             gpt_oss,
+            olmo_hybrid,
+            nemotron_h,
         }
     };
 }

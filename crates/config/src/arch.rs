@@ -6,7 +6,7 @@ pub use super::arch_parts::{
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
-pub use super::mixers::{DeltaNetSpec, ShortConvSpec};
+pub use super::mixers::{DeltaNetNames, DeltaNetSpec, MambaSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
 pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};
@@ -81,7 +81,7 @@ pub struct Arch {
     pub logit_scale: f64,
     /// Activation on the gate of the MLP.
     pub activation: HiddenAct,
-    /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
+    /// Whether q, k and v are one module, `qkv_proj` (Phi-3).
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
@@ -181,10 +181,18 @@ impl Arch {
         }
     }
 
+    /// Whether files name the tensors otherwise than the engine: a multimodal model's, or a family's whose embedding has another name.
+    pub fn is_renamed(&self) -> bool {
+        self.wrapper.is_some() || self.module_names.embedding != ModuleNames::LLAMA.embedding
+    }
+
     /// The names of a module: as in a plain language model, then those inside the multimodal model.
     pub fn names(&self, module: &str) -> Vec<String> {
         let aliases = self.wrapper.map(|wrapper| wrapper.aliases(module));
-        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).collect()
+        let embedding =
+            module.strip_prefix("model.embed_tokens").filter(|_| self.wrapper.is_none() && self.is_renamed());
+        let embedding = embedding.map(|rest| format!("model.{}{rest}", self.module_names.embedding));
+        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).chain(embedding).collect()
     }
 
     /// The experts of block `layer`; `None` for a dense block.

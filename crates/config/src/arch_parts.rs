@@ -1,5 +1,5 @@
 //! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
-use super::mixers::{DeltaNetSpec, ShortConvSpec};
+use super::mixers::{DeltaNetSpec, MambaSpec, ShortConvSpec};
 
 /// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,14 +141,14 @@ impl Experts {
 }
 
 /// A block of the model: branches beside the residual stream, one after the other. Each adds its output to the stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BlockSpec {
     /// In Llama attention, then the MLP.
     pub branches: Vec<BranchSpec>,
 }
 
 /// A branch: `x + post_norm(part(norm(x)))`, where both norms may be absent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BranchSpec {
     /// Name of the norm before the part, within the block.
     pub norm: Option<&'static str>,
@@ -159,7 +159,7 @@ pub struct BranchSpec {
 }
 
 /// What a branch computes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PartSpec {
     /// Causal self-attention.
     Attention(AttentionSpec),
@@ -167,8 +167,15 @@ pub enum PartSpec {
     DeltaNet(DeltaNetSpec),
     /// A convolution between two gates.
     ShortConv(ShortConvSpec),
+    /// Mamba 2's selective state space.
+    Mamba(MambaSpec),
     /// A gated MLP.
     Mlp {
+        /// Width of its hidden layer.
+        intermediate_size: usize,
+    },
+    /// An MLP without a gate: `down(relu(up(h))^2)`.
+    PlainMlp {
         /// Width of its hidden layer.
         intermediate_size: usize,
     },
@@ -222,10 +229,8 @@ impl BlockSpec {
         let [before_attention, after_attention, before_mlp, after_mlp] = norms.names();
         for branch in &mut self.branches {
             (branch.norm, branch.post_norm) = match branch.part {
-                PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) => {
-                    (before_attention, after_attention)
-                }
-                PartSpec::Mlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
+                PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
+                _ => (before_attention, after_attention),
             };
         }
     }

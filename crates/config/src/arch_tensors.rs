@@ -1,7 +1,7 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
-    TensorSpec,
+    Arch, AttentionSpec, BranchSpec, DeltaNetNames, DeltaNetSpec, LinearSpec, MambaSpec, PartSpec, QkNorm,
+    SharedExpert, ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -45,7 +45,7 @@ impl Arch {
                     let [query, key] = self.qk_norm_sizes(attention);
                     for (name, size) in [(names.q_norm, query), (names.k_norm, key.filter(|_| !shares))] {
                         if let Some(size) = size {
-                            tensors.add(&format!("self_attn.{name}.weight"), &[size]);
+                            tensors.add(&format!("{}.{name}.weight", names.attention), &[size]);
                         }
                     }
                 }
@@ -53,10 +53,23 @@ impl Arch {
         }
         match &branch.part {
             PartSpec::DeltaNet(spec) => {
-                tensors.add("linear_attn.conv1d.weight", &[spec.qkv_size(), 1, spec.kernel]);
+                for (name, channels) in spec.convolutions() {
+                    tensors.add(&format!("linear_attn.{name}.weight"), &[channels, 1, spec.kernel]);
+                }
                 tensors.add("linear_attn.A_log", &[spec.value_heads]);
                 tensors.add("linear_attn.dt_bias", &[spec.value_heads]);
-                tensors.add("linear_attn.norm.weight", &[spec.value_dim]);
+                tensors.add(&format!("linear_attn.{}.weight", spec.names.norm()), &[spec.value_dim]);
+            }
+            PartSpec::Mamba(spec) => {
+                let mixer = self.module_names.mamba;
+                tensors.add(&format!("{mixer}.conv1d.weight"), &[spec.conv_size(), 1, spec.kernel]);
+                if spec.conv_bias {
+                    tensors.add(&format!("{mixer}.conv1d.bias"), &[spec.conv_size()]);
+                }
+                for name in ["A_log", "D", "dt_bias"] {
+                    tensors.add(&format!("{mixer}.{name}"), &[spec.heads]);
+                }
+                tensors.add(&format!("{mixer}.norm.weight"), &[spec.inner_size()]);
             }
             PartSpec::ShortConv(spec) => {
                 tensors.add("conv.conv.weight", &[hidden, 1, spec.kernel]);
@@ -84,7 +97,7 @@ impl Arch {
                 }
             }
             PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } => {}
+            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } => {}
         }
         if let Some(norm) = branch.post_norm {
             tensors.add(&format!("{norm}.weight"), &[hidden]);
@@ -139,7 +152,9 @@ impl Arch {
             PartSpec::Attention(attention) => self.attention_linears(attention),
             PartSpec::DeltaNet(spec) => delta_net_linears(spec, self.hidden_size),
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
+            PartSpec::Mamba(spec) => mamba_linears(spec, self.module_names.mamba, self.hidden_size),
             PartSpec::Mlp { intermediate_size } => self.mlp_linears(*intermediate_size),
+            PartSpec::PlainMlp { intermediate_size } => self.plain_mlp_linears(*intermediate_size),
             PartSpec::Experts => self.shared_expert_linears(),
         };
         let spec = |(name, out_features, in_features, bias)| LinearSpec {
@@ -155,7 +170,8 @@ impl Arch {
     fn attention_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
         let (hidden, mixed, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
         let query = if attention.gated { 2 * mixed } else { mixed };
-        let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
+        let module = self.module_names.attention;
+        let of = |name: &str, out, inputs, bias| (format!("{module}.{name}"), out, inputs, bias);
         let mut linears = match (attention.kv_from, self.fused) {
             (Some(_), _) => vec![of("q_proj", query, hidden, self.qkv_bias)],
             (None, true) => vec![of("qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
@@ -172,11 +188,16 @@ impl Arch {
     fn mlp_linears(&self, inner: usize) -> Vec<Linear> {
         let (hidden, mlp, [gate, up, down]) = (self.hidden_size, self.module_names.mlp, self.module_names.projections);
         let of = |name: &str, out, inputs| (format!("{mlp}.{name}"), out, inputs, self.mlp_bias);
-        if self.fused {
-            vec![of("gate_up_proj", 2 * inner, hidden), of(down, hidden, inner)]
-        } else {
-            vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)]
+        match self.module_names.gate_up {
+            Some(gate_up) => vec![of(gate_up, 2 * inner, hidden), of(down, hidden, inner)],
+            None => vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)],
         }
+    }
+
+    fn plain_mlp_linears(&self, inner: usize) -> Vec<Linear> {
+        let (hidden, mlp, [_, up, down]) = (self.hidden_size, self.module_names.mlp, self.module_names.projections);
+        let of = |name: &str, out, inputs| (format!("{mlp}.{name}"), out, inputs, self.mlp_bias);
+        vec![of(up, inner, hidden), of(down, hidden, inner)]
     }
 
     fn shared_expert_linears(&self) -> Vec<Linear> {
@@ -199,13 +220,31 @@ impl Arch {
 
 fn delta_net_linears(spec: &DeltaNetSpec, hidden: usize) -> Vec<Linear> {
     let of = |name: &str, out, inputs| (format!("linear_attn.{name}"), out, inputs, false);
-    vec![
-        of("in_proj_qkv", spec.qkv_size(), hidden),
-        of("in_proj_z", spec.value_size(), hidden),
-        of("in_proj_b", spec.value_heads, hidden),
-        of("in_proj_a", spec.value_heads, hidden),
-        of("out_proj", hidden, spec.value_size()),
-    ]
+    let (heads, value) = (spec.value_heads, spec.value_size());
+    match spec.names {
+        DeltaNetNames::Qwen => vec![
+            of("in_proj_qkv", spec.qkv_size(), hidden),
+            of("in_proj_z", value, hidden),
+            of("in_proj_b", heads, hidden),
+            of("in_proj_a", heads, hidden),
+            of("out_proj", hidden, value),
+        ],
+        DeltaNetNames::Olmo => vec![
+            of("q_proj", spec.key_size(), hidden),
+            of("k_proj", spec.key_size(), hidden),
+            of("v_proj", value, hidden),
+            of("a_proj", heads, hidden),
+            of("b_proj", heads, hidden),
+            of("g_proj", value, hidden),
+            of("o_proj", hidden, value),
+        ],
+    }
+}
+
+fn mamba_linears(spec: &MambaSpec, mixer: &str, hidden: usize) -> Vec<Linear> {
+    let of = |name: &str, out, inputs| (format!("{mixer}.{name}"), out, inputs, spec.bias);
+    let all = spec.inner_size() + spec.conv_size() + spec.heads;
+    vec![of("in_proj", all, hidden), of("out_proj", hidden, spec.inner_size())]
 }
 
 fn short_conv_linears(spec: &ShortConvSpec, hidden: usize) -> Vec<Linear> {

@@ -27,6 +27,7 @@ mod labels;
 mod lookup;
 mod mixed_values;
 mod mixers;
+mod mixers_json;
 mod model_choice;
 mod module_names;
 mod option;

@@ -94,6 +94,12 @@ impl Source<'_> {
         }
     }
 
+    /// Whether the base of the rotary embedding is written as null: its class then turns nothing.
+    pub(super) fn has_null_base(&self) -> Result<bool> {
+        let is_null = |source: &Self| source.has("rope_theta").then(|| source.get("rope_theta").is_none());
+        Ok(self.rope_object()?.as_ref().and_then(is_null).or_else(|| is_null(self)).unwrap_or(false))
+    }
+
     fn is_nested(&self) -> bool {
         self.map.values().any(Value::is_object)
     }

@@ -26,15 +26,22 @@ pub struct Wrapper {
 pub struct Naming {
     /// Prefix of `layers`, `embed_tokens` and `norm`.
     base: &'static str,
+    /// Name of the embedding behind the base.
+    embedding: &'static str,
     /// Name of the head module.
     head: &'static str,
 }
 
 /// Names of Transformers before 4.52, which most checkpoints have on disk.
-const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head" };
-const NEW: Naming = Naming { base: "model.language_model.", head: "lm_head" };
+const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head", ..NEW };
+const NEW: Naming = Naming { base: "model.language_model.", embedding: "embed_tokens", head: "lm_head" };
 /// Names since Transformers 4.52 in classes that call the decoder `text_model`.
-const TEXT: Naming = Naming { base: "model.text_model.", head: "lm_head" };
+const TEXT: Naming = Naming { base: "model.text_model.", ..NEW };
+/// Nemotron-H's names on disk, and in Transformers 5.
+const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, head: "lm_head" };
+const MODEL: Naming = Naming { base: "model.", ..BACKBONE };
+/// Nemotron-H's embedding.
+const EMBEDDINGS: &str = "embeddings";
 
 const LLAVA: Wrapper = Wrapper {
     model_type: "llava",
@@ -216,15 +223,24 @@ impl Wrapper {
 impl Naming {
     /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
-        let found = [OLD, NEW, TEXT].into_iter().find(|naming| has(&format!("{}embed_tokens.weight", naming.base)))?;
+        let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
+        let found = [OLD, NEW, TEXT, BACKBONE, MODEL].into_iter().find(has_embedding)?;
         // Either head may stand beside either base.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
+    /// Whether a checkpoint is of a family whose files name its tensors otherwise than the engine: Nemotron-H's.
+    pub fn is_own(has: &dyn Fn(&str) -> bool) -> bool {
+        [BACKBONE, MODEL].iter().any(|naming| has(&format!("{}{EMBEDDINGS}.weight", naming.base)))
+    }
+
     /// The name of a tensor or module in a plain language model; `None` for what is not part of the decoder, such as the vision tower.
     pub fn plain(self, stored: &str) -> Option<String> {
-        let inner = stored.strip_prefix(self.base).map(|rest| format!("model.{rest}"));
+        let inner = stored.strip_prefix(self.base).map(|rest| match rest.strip_prefix(self.embedding) {
+            Some(rest) => format!("model.embed_tokens{rest}"),
+            None => format!("model.{rest}"),
+        });
         let head = || stored.strip_prefix(self.head).map(|rest| format!("lm_head{rest}"));
         inner.or_else(head).filter(|name| is_decoders(name))
     }
@@ -235,7 +251,10 @@ impl Naming {
             return plain.to_owned();
         }
         match (plain.strip_prefix("model."), plain.strip_prefix("lm_head")) {
-            (Some(rest), _) => format!("{}{rest}", self.base),
+            (Some(rest), _) => match rest.strip_prefix("embed_tokens") {
+                Some(rest) => format!("{}{}{rest}", self.base, self.embedding),
+                None => format!("{}{rest}", self.base),
+            },
             (None, Some(rest)) => format!("{}{rest}", self.head),
             (None, None) => plain.to_owned(),
         }
@@ -255,6 +274,7 @@ pub fn is_decoders(plain: &str) -> bool {
         "model.layers",
         "model.norm",
         "model.embedding_norm",
+        "model.norm_f",
         "model.rotary_emb",
         "lm_head",
         "score",
@@ -264,5 +284,5 @@ pub fn is_decoders(plain: &str) -> bool {
 
 /// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
 pub fn plain_name(name: &str) -> String {
-    [OLD, NEW, TEXT].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
+    [OLD, NEW, TEXT, MODEL].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
 }

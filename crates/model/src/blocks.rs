@@ -138,7 +138,7 @@ impl Blocks {
     /// The mixers that keep a state, in order.
     pub fn recurrent(&self) -> impl Iterator<Item = &Part> {
         let parts = self.all.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
-        parts.filter(|part| matches!(part, Part::DeltaNet(_) | Part::ShortConv(_)))
+        parts.filter(|part| matches!(part, Part::DeltaNet(_) | Part::ShortConv(_) | Part::Mamba(_)))
     }
 
     /// The blocks with experts: their numbers and the experts.

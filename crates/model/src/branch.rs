@@ -3,6 +3,7 @@ use super::attention::{self, Attention};
 use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
+use super::mamba::{self, Mamba};
 use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe};
@@ -33,8 +34,9 @@ pub enum Part {
     Attention(Box<Attention>),
     DeltaNet(Box<DeltaNet>),
     ShortConv(Box<ShortConv>),
+    Mamba(Box<Mamba>),
     Mlp(Box<Mlp>),
-    /// Of an encoder.
+    /// Without a gate: Nemotron-H's, and of an encoder.
     Plain(Box<PlainMlp>),
     Experts(Box<Moe>),
 }
@@ -89,6 +91,8 @@ enum PartSaved<T> {
     DeltaNet(delta_net::Saved<T>, Option<linear::Saved<T>>),
     /// Likewise.
     ShortConv(short_conv::Saved<T>, Option<linear::Saved<T>>),
+    /// Likewise.
+    Mamba(mamba::Saved<T>, Option<linear::Saved<T>>),
     /// With what `down` keeps, and what it took, where that is kept.
     Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     /// Likewise.
@@ -107,6 +111,7 @@ impl<T> Saved<T> {
                 PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
                 PartSaved::DeltaNet(saved, out) => PartSaved::DeltaNet(saved.map(f), extra(out)),
                 PartSaved::ShortConv(saved, out) => PartSaved::ShortConv(saved.map(f), extra(out)),
+                PartSaved::Mamba(saved, out) => PartSaved::Mamba(saved.map(f), extra(out)),
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
                 PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
@@ -210,6 +215,7 @@ impl Branch {
             Part::Attention(attention) => attention.weights_mut(),
             Part::DeltaNet(part) => part.weights_mut(),
             Part::ShortConv(part) => part.weights_mut(),
+            Part::Mamba(part) => part.weights_mut(),
             Part::Mlp(mlp) => mlp.weights_mut().collect(),
             Part::Plain(mlp) => mlp.weights_mut().collect(),
             Part::Experts(moe) => moe.weights_mut(),
@@ -224,6 +230,7 @@ impl Branch {
             Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
             Part::DeltaNet(part) => part.trains(),
             Part::ShortConv(part) => part.trains(),
+            Part::Mamba(part) => part.trains(),
             Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Part::Plain(mlp) => mlp.linears().any(Linear::trains),
             Part::Experts(moe) => moe.linears().any(Linear::trains),
@@ -262,6 +269,12 @@ impl Branch {
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
                 (y, Saved { normed, rstd, part: PartSaved::DeltaNet(saved, extra), raw })
+            }
+            Part::Mamba(part) => {
+                let saved = mixing.mamba(part, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
+                (y, Saved { normed, rstd, part: PartSaved::Mamba(saved, extra), raw })
             }
             Part::ShortConv(part) => {
                 let (saved, middle) = mixing.short_conv(part, pass, input, rows);
@@ -319,6 +332,16 @@ impl Branch {
                 attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?
             }
             (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
+                let middle = part.middle(pass, &saved);
+                let mut d_middle = middle.like();
+                let to = Some((&mut d_middle, false));
+                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
+                drop((middle, d_last));
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                let (h, sequences) = (h.as_ref().unwrap_or(x), rows.all.sequences());
+                part.backward(pass, h, saved, &d_middle, &sequences, want_dh, grads)?
+            }
+            (Part::Mamba(part), PartSaved::Mamba(saved, extra)) => {
                 let middle = part.middle(pass, &saved);
                 let mut d_middle = middle.like();
                 let to = Some((&mut d_middle, false));

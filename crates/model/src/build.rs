@@ -13,6 +13,7 @@ use super::moe::Moe;
 use super::names::peft_name;
 use super::norm::Norm;
 use super::params::Params;
+use super::plain_mlp::PlainMlp;
 use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -31,6 +32,7 @@ use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
+use tunesmith_ops::pointwise::Function;
 
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
@@ -332,7 +334,9 @@ impl Builder<'_> {
             PartSpec::Attention(attention) => Part::Attention(Box::new(self.attention(layer, attention, linears)?)),
             PartSpec::DeltaNet(spec) => Part::DeltaNet(Box::new(self.delta_net(layer, spec, linears)?)),
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
+            PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),
             PartSpec::Mlp { .. } => Part::Mlp(Box::new(self.mlp(layer, linears)?)),
+            PartSpec::PlainMlp { .. } => Part::Plain(Box::new(self.plain_mlp(layer, linears)?)),
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
                 let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
@@ -351,16 +355,25 @@ impl Builder<'_> {
         let (mlp, [to_gate, to_up, to_down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
-        let gate_up = if self.arch.fused {
-            let module = linear(self, "gate_up_proj")?;
-            let features = [module.out_features / 2; 2];
-            Projections::fused(module, features)
-        } else {
-            let gate = linear(self, to_gate)?;
-            Projections::apart([gate, linear(self, to_up)?])
+        let gate_up = match self.arch.module_names.gate_up {
+            Some(gate_up) => {
+                let module = linear(self, gate_up)?;
+                let features = [module.out_features / 2; 2];
+                Projections::fused(module, features)
+            }
+            None => {
+                let gate = linear(self, to_gate)?;
+                Projections::apart([gate, linear(self, to_up)?])
+            }
         };
         let down = linear(self, to_down)?;
         Ok(Mlp { gate_up, down, gate: gate(self.arch) })
+    }
+
+    fn plain_mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<PlainMlp> {
+        let (mlp, [_, up, down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
+        let mut linear = |name: &str| self.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
+        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function: Function::Relu2 })
     }
 }
 

@@ -123,7 +123,7 @@ fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
 fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     match entry {
-        "norms" => module.ends_with("norm"),
+        "norms" => module.ends_with("norm") || name == arch.final_norm(),
         "embeddings" => name == EMBEDDING,
         // A model that shares its embedding with its head has one matrix for both.
         "head" | "lm_head" => name == arch.head_tensor(),

@@ -59,10 +59,13 @@ fn is_bias(name: &str) -> bool {
 /// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
 /// the model's `initializer_range`.
 pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
-    if name.ends_with(".linear_attn.norm.weight") || name.ends_with(".dt_bias") {
+    if name.ends_with(".linear_attn.norm.weight") || name.ends_with(".dt_bias") || name.ends_with(".D") {
         vec![1.0; count]
-    } else if name.ends_with("norm.weight") {
+    } else if name.ends_with("norm.weight") || name == arch.final_norm() {
         vec![1.0 - arch.norm_offset as f32; count]
+    } else if name.ends_with(".A_log") && !name.ends_with(".linear_attn.A_log") {
+        // Mamba 2: the rates 1, 2, 3 and so on.
+        (1..=count).map(|rate| (rate as f32).ln()).collect()
     } else if name.ends_with(".A_log") {
         // The logarithm of a rate between 0.01 and 16.
         let rates = Stream::new(seed, name).uniforms(1.0, count);

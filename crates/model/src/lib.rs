@@ -19,6 +19,7 @@ mod head;
 pub mod init;
 mod kept;
 mod linear;
+mod mamba;
 mod mixers;
 mod mlp;
 mod moe;

@@ -267,6 +267,23 @@ impl Tensors<'_> {
         if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
     }
 
+    /// Tensors of the same row length that lie end to end, as one: trained together, or not at all, and never quantized.
+    pub(super) fn end_to_end(&mut self, names: &[String]) -> Result<Weight> {
+        let parts = names.iter().map(|name| self.weight(name)).collect::<Result<Vec<_>>>()?;
+        let apart = || Error::config(format!("{} can only be trained together", names.join(", ")));
+        let join = |whole: Weight, part: Weight| match (whole, part) {
+            // One after the other in the flat buffer: their ranges are one.
+            (Weight::Trained(whole), Weight::Trained(part)) if whole.end == part.start => {
+                Ok(Weight::Trained(whole.start..part.end))
+            }
+            (Weight::Frozen(whole), Weight::Frozen(part)) => whole.joined(&part).map(Weight::Frozen).ok_or_else(apart),
+            _ => Err(apart()),
+        };
+        let mut parts = parts.into_iter();
+        let first = parts.next().ok_or_else(|| Error::model("no tensor to join"))?;
+        parts.try_fold(first, join)
+    }
+
     /// The two matrices, or biases, of an expert that lie side by side in Transformers 5, as one.
     pub(super) fn joined(&mut self, names: [&str; 2], shape: &[usize]) -> Result<Weight> {
         let [first, second] = names;

@@ -3,6 +3,7 @@
 mod format;
 mod open;
 mod quantized;
+mod renamed;
 mod stacked;
 mod wrapping;
 mod write;
@@ -41,6 +42,8 @@ pub struct WeightFiles {
     quantized: BTreeMap<String, QuantizedTensor>,
     /// Tensors of all experts of a block, whose parts are in `entries`.
     stacked: BTreeMap<String, Entry>,
+    /// Tensors whose numbers lie in several stretches, in order. `entries` has their shape and the first stretch.
+    pieces: BTreeMap<String, Vec<Entry>>,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -73,6 +76,7 @@ impl WeightFiles {
             entries: BTreeMap::new(),
             quantized: BTreeMap::new(),
             stacked: BTreeMap::new(),
+            pieces: BTreeMap::new(),
             naming: None,
             others: None,
         }
@@ -117,6 +121,22 @@ impl WeightFiles {
     /// As there; the tensor has fewer numbers.
     pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
+        if let Some(pieces) = self.pieces.get(name) {
+            self.expect_count(name, entry.len(), entry.len().max(first + out.len()))?;
+            let mut start = 0;
+            for piece in pieces {
+                let (from, to) = (first.max(start), (first + out.len()).min(start + piece.len()));
+                if from < to {
+                    self.read_entry_into(piece, dtype, name, from - start, &mut out[from - first..to - first])?;
+                }
+                start += piece.len();
+            }
+            return Ok(());
+        }
+        self.read_entry_into(entry, dtype, name, first, out)
+    }
+
+    fn read_entry_into(&self, entry: &Entry, dtype: Dtype, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
         if let Some(view) = entry.view {
             self.read_view(entry, dtype, view, first, out).map_err(|error| self.unread(entry, name, &error))?;
@@ -313,10 +333,14 @@ impl WeightFiles {
     fn hash_tensor(&self, name: &str, entry: &Entry) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{name:?} {} {:?}\n", entry.dtype, entry.shape).as_bytes());
-        self.chunks(entry, |bytes| {
-            hasher.update(bytes);
-        })
-        .map_err(|error| Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model))?;
+        for entry in self.pieces.get(name).map_or(std::slice::from_ref(entry), Vec::as_slice) {
+            let read = self.chunks(entry, |bytes| {
+                hasher.update(bytes);
+            });
+            read.map_err(|error| {
+                Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model)
+            })?;
+        }
         Ok(hasher.finalize())
     }
 

@@ -118,6 +118,7 @@ impl Costs {
 fn states(block: &BlockSpec) -> f64 {
     let of = |branch: &BranchSpec| match &branch.part {
         PartSpec::DeltaNet(spec) => (spec.value_size() * spec.key_dim) as f64,
+        PartSpec::Mamba(spec) => (spec.inner_size() * spec.state) as f64,
         _ => 0.0,
     };
     block.branches.iter().map(of).sum()

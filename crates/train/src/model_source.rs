@@ -160,6 +160,10 @@ impl Described {
         }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
+            (Init::Random, None) if arch.is_renamed() => {
+                return Err(Error::config(format!("model.init: random: not yet for {}", arch.family.model_type))
+                    .hint("set model.init: pretrained"));
+            }
             (Init::Random, None) => None,
             (Init::Random, Some(wrapper)) => {
                 return Err(Error::config(format!(

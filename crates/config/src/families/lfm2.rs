@@ -3,6 +3,7 @@ use crate::arch::{Arch, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
 use crate::decoder_json::Defaults;
 use crate::family::Family;
 use crate::hf_json::Source;
+use crate::mixers_json::MAX_KERNEL;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -14,9 +15,6 @@ pub(super) static FAMILY: Family = Family {
     classifier: None,
     gguf: None,
 };
-
-/// The most tokens that a convolution looks at.
-const MAX_KERNEL: usize = 16;
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults {

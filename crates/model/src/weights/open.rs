@@ -10,7 +10,7 @@ use super::WeightFiles;
 use super::format::{Entry, Pairs, read_header};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
-use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::arch::{Arch, Naming, TensorSpec};
 
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
@@ -46,11 +46,12 @@ impl WeightFiles {
         } else {
             return Err(no_weights(dir));
         };
-        if wrapped {
+        if wrapped || Naming::is_own(&|name| weights.entries.contains_key(name)) {
             weights.unwrap_model()?;
         }
         weights.find_quantized()?;
         weights.unstack();
+        weights.rename_linear_attention();
         weights.check(expected, &origin)?;
         Ok(weights)
     }
