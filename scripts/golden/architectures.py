@@ -9,6 +9,7 @@ LLAMA3_ROPE = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
 )
 ATTENTION, DENSE = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+GRANITE_MAMBA = dict(mamba_n_heads=8, mamba_n_groups=2, mamba_d_state=12, mamba_d_head=16, mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=16)
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
@@ -167,6 +168,36 @@ ARCHITECTURES = {
                                truncate=False)),
         "BF16",
         full=True,
+    ),
+    "granitemoehybrid": Architecture(
+        "GraniteMoeHybridConfig",
+        dict(BASE, rms_norm_eps=1e-3, num_hidden_layers=3, tie_word_embeddings=False, position_embedding_type="nope", num_local_experts=0,
+             num_experts_per_tok=0, shared_intermediate_size=72, layer_types=["mamba", "attention", "mamba"], embedding_multiplier=3.0,
+             attention_multiplier=0.3, residual_multiplier=0.6, logits_scaling=1.7, **GRANITE_MAMBA),
+        "BF16",
+        full=True,
+        number=350,
+    ),
+    "olmo_hybrid": Architecture(
+        "OlmoHybridConfig",
+        dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=3, tie_word_embeddings=False, intermediate_size=136,
+             layer_types=["linear_attention", "full_attention", "linear_attention"], linear_conv_kernel_dim=4, linear_key_head_dim=12,
+             rope_parameters=dict(rope_theta=None, rope_type="default"), linear_value_head_dim=10, linear_num_key_heads=4, linear_num_value_heads=4),
+        "BF16",
+        full=True,
+        number=352,
+    ),
+    "nemotron_h": Architecture(
+        "NemotronHConfig",
+        # Time steps are cut from below. The norm behind the state space makes small outputs large, with their rounding: a larger eps
+        # keeps it small.
+        dict(BASE, layer_norm_epsilon=1e-3, head_dim=24, tie_word_embeddings=False, hybrid_override_pattern="M*-M", mamba_num_heads=6,
+             mamba_head_dim=10, n_groups=2, ssm_state_size=13, conv_kernel=4, chunk_size=16, time_step_min=0.4),
+        "BF16",
+        # PEFT refuses the output projection of Mamba.
+        lora=dict(target_modules=["in_proj", "up_proj", "down_proj"] + ATTENTION),
+        full=True,
+        number=353,
     ),
 }
 

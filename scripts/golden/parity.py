@@ -113,8 +113,11 @@ def generation(config, weights, seed, lora):
             break
     prompts = [answer["prompt"] for answer in answers]
     assert len(answers) == 2
-    rope = (config.rope_parameters or {}).get("rope_type")
-    if rope == "dynamic" and by_length(base):
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if config.model_type == "nemotron_h":
+        # With a cache, Transformers does not cut the time step of a single token.
+        note = "greedy, no eos, no cache: each token from the whole text so far"
+    elif rope == "dynamic" and by_length(base):
         # With a cache the keys of each length would keep that length's frequencies.
         note = "greedy, no eos, no cache: each token from the whole text so far, turned by the frequencies of its length"
     elif rope == "longrope":
