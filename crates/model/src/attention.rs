@@ -221,7 +221,7 @@ impl Attention {
         rows: BlockRows<'_>,
         mix: impl FnOnce(&Activation, &Activation, &Activation, Option<Floats<'_>>) -> (Activation, Activation),
     ) -> Saved {
-        let BlockRows { all, outputs: rows, shared } = rows;
+        let BlockRows { all, outputs: rows, shared, .. } = rows;
         let picked = rows.picked.as_deref();
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
         let sinks = sinks.as_ref().map(View::vector);

@@ -86,6 +86,25 @@ impl Block {
         (stream.unwrap_or_else(|| x.copy()), saved)
     }
 
+    /// What [`Block::forward`] keeps, computed again. Its output is not wanted: a last branch that keeps nothing is left out.
+    pub fn again(&self, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>, mixing: &mut dyn Mixing) -> Saved {
+        let mut saved = Saved { branches: Vec::with_capacity(self.branches.len()), inputs: Vec::new() };
+        let mut stream: Option<Activation> = None;
+        for (index, branch) in self.branches.iter().enumerate() {
+            let input = stream.as_ref().unwrap_or(x);
+            let is_last = index + 1 == self.branches.len();
+            if is_last && branch.tiled(input.tokens(), rows).is_some() {
+                saved.branches.push(branch::Saved::again());
+                saved.inputs.extend(stream.take());
+            } else {
+                let (y, kept) = branch.forward(pass, input, rows, false, mixing);
+                saved.branches.push(kept);
+                saved.inputs.extend(stream.replace(y));
+            }
+        }
+        saved
+    }
+
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
     pub fn backward(
         &self,

@@ -94,9 +94,16 @@ enum PartSaved<T> {
     /// Likewise.
     Plain(plain_mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Experts(moe::Saved<T>),
+    /// Nothing: backward computes the branch again, tile by tile.
+    Again,
 }
 
 impl<T> Saved<T> {
+    /// Of a branch that is computed again ([`super::tiles`]).
+    pub const fn again() -> Self {
+        Self { normed: None, rstd: None, part: PartSaved::Again, raw: None }
+    }
+
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let extra = |extra: Option<linear::Saved<T>>| extra.map(|extra| extra.map(f));
@@ -110,6 +117,7 @@ impl<T> Saved<T> {
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
                 PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
+                PartSaved::Again => PartSaved::Again,
             },
             raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
         }
@@ -245,6 +253,21 @@ impl Branch {
         whole: bool,
         mixing: &mut dyn Mixing,
     ) -> (Activation, Saved) {
+        match self.tiled(x.tokens(), rows) {
+            Some(tiles) => (self.forward_tiled(tiles, pass, x, rows), Saved::again()),
+            None => self.forward_whole(pass, x, rows, whole, mixing),
+        }
+    }
+
+    /// As [`Branch::forward`], all tokens at once.
+    pub fn forward_whole(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        rows: BlockRows<'_>,
+        whole: bool,
+        mixing: &mut dyn Mixing,
+    ) -> (Activation, Saved) {
         let (h, rstd) = self.norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
         let input = h.as_ref().unwrap_or(x);
         match &self.part {
@@ -304,6 +327,9 @@ impl Branch {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
+        if let (PartSaved::Again, Some(tiles)) = (&saved.part, rows.tiles) {
+            return self.backward_tiled(tiles, pass, x, dy, rows, want_dx, grads);
+        }
         let Saved { normed: kept, rstd, part, raw } = saved;
         let norm = self.norm.as_ref().zip(rstd.as_ref());
         let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));

@@ -42,6 +42,7 @@ mod source;
 pub mod stack;
 mod svd;
 pub mod targets;
+mod tiles;
 mod values;
 pub mod vision;
 mod vision_files;

@@ -2,6 +2,7 @@
 
 use super::positions::Positions;
 use super::shared_kv::SharedKeyValues;
+use super::tiles::Tiles;
 use super::values::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,6 +23,17 @@ pub struct Pass<'a> {
     pub balance: Option<&'a [f32]>,
     /// Adapter dropout; none in evaluation.
     pub dropout: Option<Drops<'a>>,
+}
+
+impl Pass<'_> {
+    /// The pass of some of a branch's `all` rows, which gets their part of the dropout masks.
+    pub fn of_rows(&self, rows: &Range<usize>, all: usize) -> Self {
+        let dropout = self.dropout.map(|drops| match drops.picked.get(rows.clone()) {
+            Some(picked) if drops.picked.len() == all => Drops { picked, ..drops },
+            _ => Drops { first_row: drops.first_row + rows.start as u64, picked: &[], ..drops },
+        });
+        Pass { dropout, ..*self }
+    }
 }
 
 /// Which dropout masks hold in this pass.
@@ -100,6 +112,8 @@ pub struct BlockRows<'a> {
     pub outputs: &'a Rows,
     /// Keys and values that several blocks use.
     pub shared: &'a SharedKeyValues,
+    /// How branches are cut in long passes, where nothing of them is kept.
+    pub tiles: Option<&'a Tiles>,
 }
 
 /// Sequence boundaries and rotary tables of a batch.
@@ -114,7 +128,7 @@ pub struct Layout {
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared, tiles: None }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -124,7 +138,7 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared, tiles: None }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.

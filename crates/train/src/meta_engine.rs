@@ -123,7 +123,8 @@ impl MetaEngine {
         let Some((eighth, quarter)) = self.parts() else { return of(experts) };
         let (less, more) = (of(Some(eighth)), of(Some(quarter)));
         let kept = from_parts(less.kept, more.kept);
-        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head }
+        let host = from_parts(less.host, more.host);
+        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head, host }
     }
 
     /// An eighth and a quarter of the experts, if there are so many that these are counted instead of all.

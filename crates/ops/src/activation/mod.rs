@@ -173,7 +173,8 @@ impl Activation {
     }
 
     /// The rows `rows`, which begin with a panel, as an activation of another pool: `[rows.len(), features]`.
-    pub(crate) fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
+    #[must_use]
+    pub fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
         assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
         let mut out = pool.typed_blank(rows.len(), self.features, self.number);
         match self.device() {
@@ -185,7 +186,7 @@ impl Activation {
     }
 
     /// The reverse of [`Activation::rows`]: replaces the rows from `first` on by those of `part`.
-    pub(crate) fn put_rows(&mut self, first: usize, part: &Self) {
+    pub fn put_rows(&mut self, first: usize, part: &Self) {
         assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
         match self.device() {
             Device::Cpu => cpu::put_rows(self, first, part),

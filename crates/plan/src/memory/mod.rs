@@ -138,6 +138,8 @@ pub struct Walked {
     pub pools: u64,
     /// Bytes of a chunk of logits, and of the head's other buffers for it.
     pub head: u64,
+    /// Bytes that wait in the host's memory when the head begins (`train.activation_offloading`).
+    pub host: u64,
 }
 
 /// Predicts the memory of one job for passes of any size. It walks the model once for each number of experts in use.
@@ -302,8 +304,8 @@ impl<'a> Predictor<'a> {
             kept += bytes(&expert.saved, each);
             pools += bytes(&expert.all, each);
         }
-        let chunk = chunk_tokens(self.job.arch.outputs()) as u64;
-        Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)) }
+        let chunk = chunk_tokens(self.job.arch.outputs(), tunesmith_device::Device::Cpu) as u64;
+        Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)), host: 0 }
     }
 
     /// Tokens that an expert sees if `tokens` are spread evenly.
@@ -328,7 +330,7 @@ impl<'a> Predictor<'a> {
     /// The most bytes of a rank that trains alone, in passes as large as `pass`.
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
-        let Walked { kept, pools, head } = self.activations(pass);
+        let Walked { kept, pools, head, host } = self.activations(pass);
         let values = 4 * job.trained.values;
         let frozen = self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants;
         let scratch = |attention: &AttentionSpec| {
@@ -359,7 +361,7 @@ impl<'a> Predictor<'a> {
                 let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
-                breakdown.host = job.optimizer.scratch + job.companions;
+                breakdown.host = host + job.optimizer.scratch + job.companions;
                 most - held
             }
         };
