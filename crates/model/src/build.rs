@@ -216,7 +216,6 @@ impl Builder<'_> {
             weight: head,
             outputs: arch.outputs(),
             squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
-            counts: arch.score.as_ref().is_some_and(|head| !head.is_number()),
             // What a family does to logits over the vocabulary it does not do to scores.
             scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),

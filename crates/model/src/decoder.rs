@@ -8,6 +8,7 @@ use super::head::Head;
 use super::params::Params;
 use super::pass::Pass;
 use super::shards::Shards;
+use super::tiles::{TILE, Tiles};
 use super::vision::Vision;
 use super::weight::Weight;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tunesmith_data::batch::{Batch, IGNORE};
 use tunesmith_device::Device;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::embedding;
-use tunesmith_ops::loss::Terms;
+use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
@@ -42,8 +43,8 @@ pub struct Model {
     /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
     /// by the caller.
     pub loss_scale: f32,
-    /// Rows of a classification whose label was found, in all training passes since this was set to 0.
-    pub right: u64,
+    /// Losses, and rows of a classification whose label was found, of all training passes since [`Totals::begin`].
+    pub totals: Totals,
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
@@ -108,6 +109,7 @@ impl Model {
         let mut blocks =
             Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
+        blocks.tiles = matches!(device, Device::Cuda(_)).then(|| Tiles { tokens: TILE, pool: pool(device, config) });
         let [forward, mut backward] = blocks.route();
         // What is trained of encoder and connector is in the embedding's segment, and gathered again for its gradients.
         backward.extend(sees.then_some(0));
@@ -118,7 +120,7 @@ impl Model {
             params,
             phases: Phases::default(),
             loss_scale: 1.0,
-            right: 0,
+            totals: Totals::default(),
             notes: Vec::new(),
             shards,
             at_head: counts::Buffers::default(),
@@ -153,13 +155,24 @@ impl Model {
     pub fn idle_bytes(&self) -> [u64; 2] {
         let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
         let vision: u64 = self.vision.iter().map(|vision| vision.pool.idle_bytes()).sum();
-        [self.pool.idle_bytes() + experts + vision, self.head.pool.idle_bytes()]
+        let tiles: u64 = self.blocks.tiles.iter().map(|tiles| tiles.pool.idle_bytes()).sum();
+        [self.pool.idle_bytes() + experts + vision + tiles, self.head.pool.idle_bytes()]
     }
 
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
     /// rounds what is kept).
     pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
         self.blocks.checkpointing = checkpointing;
+    }
+
+    /// From here on branches that look at each token alone are computed for at most so many tokens at a time, where a block is
+    /// computed again for its backward pass, and in passes without one. On a GPU that is so from the first on, with 8,192 tokens; on
+    /// the CPU only after this.
+    ///
+    /// # Panics
+    /// In a pass, if that is no multiple of 16.
+    pub fn set_tiles(&mut self, tokens: usize, config: &Config) {
+        self.blocks.tiles = Some(Tiles { tokens, pool: pool(self.device(), config) });
     }
 
     /// How many blocks there are.
@@ -171,6 +184,7 @@ impl Model {
     pub fn release(&self) {
         self.pool.release();
         self.vision.iter().for_each(|vision| vision.pool.release());
+        self.blocks.tiles.iter().for_each(|tiles| tiles.pool.release());
         self.head.pool.release();
         self.shards.release();
         self.blocks.experts().for_each(|(_, moe)| moe.pool.release());

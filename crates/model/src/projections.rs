@@ -166,7 +166,7 @@ mod tests {
         let adapter: Option<Box<dyn Formula>> = match kind {
             0 => None,
             1 => Some(Box::new(matrices)),
-            _ => Some(Box::new(Dora { matrices, magnitude: Magnitude::new(magnitude, squares) })),
+            _ => Some(Box::new(Dora { matrices, magnitude: Magnitude::new(magnitude, squares.into()) })),
         };
         let bias = Some(Weight::frozen(numbers(9, out), Device::Cpu));
         let weight = if full { Weight::Trained(weight) } else { frozen };

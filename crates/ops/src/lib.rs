@@ -91,7 +91,7 @@
 //! | [`adamw`], [`adamw_8bit`], [`lion`], [`sgd`] | one step of values `[n]` by gradients `[n]`, with their state |
 //! | [`accumulate`] | `s += g`, `s` in float32 or bfloat16: gradients of several passes |
 //! | [`ema`] | `a + weight (x - a)`: a moving average |
-//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm |
+//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm; on a GPU also the factor of clipping by it |
 //!
 //! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
@@ -108,6 +108,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod ema;
 pub mod embedding;
+pub mod factor;
 pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;

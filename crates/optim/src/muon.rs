@@ -113,6 +113,7 @@ impl UpdateRule for Muon {
             return AdamW(self.rest).update(update);
         }
         let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
+        let factor = factor.known();
         let (rows, cols) = (slot.shape[0], slot.shape[1]);
         let (momentum, rest) = (self.momentum as f32, (1.0 - self.momentum) as f32);
         let mut direction = vec![0.0f32; values.len()];

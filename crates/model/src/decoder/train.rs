@@ -28,13 +28,20 @@ impl Model {
     /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary. [`tunesmith_base::Kind::Memory`]: the activations do not fit into the
     /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
+        let device = self.device();
+        memory::guarded(|| {
+            self.totals.begin(device);
+            Ok(())
+        })?;
         let mut grads = self.params.take_grads();
         let walked = self.forward_backward_into(batch, scale, share, step, &mut Grads::whole(&mut grads));
         self.params.put_grads(grads);
-        walked
+        walked?;
+        memory::guarded(|| Ok(self.totals.read().0))
     }
 
-    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final.
+    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final, and the
+    /// losses to [`Model::totals`]: nobody waits for a GPU.
     ///
     /// # Errors
     /// As [`Model::forward_backward`], and those of whoever takes the gradients.
@@ -45,7 +52,7 @@ impl Model {
         share: f32,
         step: u64,
         grads: &mut Grads<'_>,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         self.check(batch)?;
         self.shards.begin(Kind::Train)?;
         let params = std::mem::take(&mut self.params);
@@ -62,10 +69,10 @@ impl Model {
         share: f32,
         step: u64,
         grads: &mut Grads<'_>,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
-            return Ok(0.0);
+            return Ok(());
         }
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
@@ -158,11 +165,9 @@ impl Model {
             grads.close(&embedding)?;
         }
         drop(layout);
-        // Read when a GPU has been told all of the pass, so that it never waits for the host in between.
-        let (total, right) = losses.sum();
-        self.right += if self.head.counts { right as u64 } else { 0 };
+        self.totals.add(losses, total_of_balance);
         self.phases.backward += lap();
-        Ok(total + total_of_balance)
+        Ok(())
     }
 }
 
