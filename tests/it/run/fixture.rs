@@ -91,9 +91,10 @@ impl Fixture {
     }
 }
 
-/// `tunesmith ARGS`, its environment free of settings.
+/// `tunesmith ARGS`, its environment free of settings. `TUNESMITH_TEST_BINARY` names the program for tests that were built elsewhere.
 pub fn tunesmith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tunesmith"));
+    let program = std::env::var_os("TUNESMITH_TEST_BINARY");
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tunesmith").into()));
     let sections = ["MODEL_", "TUNING_", "TRAIN_", "DATA_", "LOGGING_", "GEN_", "TUNESMITH_MEMORY_BUDGET"];
     for (name, _) in std::env::vars().filter(|(name, _)| sections.iter().any(|section| name.starts_with(section))) {
         command.env_remove(name);
