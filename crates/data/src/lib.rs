@@ -21,6 +21,7 @@ mod dataset;
 mod dedupe;
 pub mod documents;
 pub mod encode;
+mod fast_bpe;
 mod fields;
 mod growth;
 mod inputs;
