@@ -5,7 +5,7 @@
     python3 scripts/bench_torch.py --shape smollm2-135m --mode lora --seq 512 --batch 2 --steps 3
     python3 scripts/bench_torch.py --shape smollm2-135m --data chat.jsonl --batch 8 --steps 3     # make_chat_rows.py writes such rows
 
-Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
+Both sides: float32 (`--bf16`: products and a frozen base in bfloat16), random weights of the shape, LoRA r=16 on every linear layer, AdamW, gradient clipping, the same number of threads.
 `--mode full` trains all weights. `--mode qlora` uses a base in NF4 with double quantization, which needs `pip install bitsandbytes`.
 PyTorch uses sdpa attention and the fused AdamW. `--device cuda` computes on a GPU on both sides, and there peak memory is the GPU's. The runs alternate (A B A B), because a machine's speed drifts: only the ratio of
 neighbours means something. One process runs at a time.
@@ -78,16 +78,18 @@ def run_torch(args):
     values = model_config(args.shape)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
+    # As the Trainer has it with bf16: a frozen base in bfloat16, what is trained in float32, and autocast.
+    base = torch.bfloat16 if args.bf16 and args.mode != "full" else torch.float32
     if args.mode == "qlora":
         from transformers import BitsAndBytesConfig
 
-        how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
-        loaded = dict(device_map={"": args.device}, dtype=torch.float32, attn_implementation="sdpa")
+        how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=base)
+        loaded = dict(device_map={"": args.device}, dtype=base, attn_implementation="sdpa")
         model = AutoModelForCausalLM.from_pretrained(args.torch_model, quantization_config=how, **loaded)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
     else:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).to(args.device)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=base).to(args.device)
     if args.torch_model and args.mode != "qlora":
         model.save_pretrained(args.torch_model)
         print(json.dumps({"saved": args.torch_model}))
@@ -112,7 +114,9 @@ def run_torch(args):
         if on_gpu:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        model(input_ids=inputs, attention_mask=mask, labels=labels).loss.backward()
+        with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=args.bf16):
+            loss = model(input_ids=inputs, attention_mask=mask, labels=labels).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -147,6 +151,7 @@ def main():
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each run; one more warms up")
     parser.add_argument("--repeats", type=int, default=2, help="how often both sides run")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16 on both sides")
     parser.add_argument("--data", help="JSONL of {input_ids, labels} instead of full rows of random ids")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512 (PyTorch chooses its own)")
@@ -162,6 +167,7 @@ def main():
     work = ["--shape", args.shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps), "--device", args.device]
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
+    work += ["--bf16"] if args.bf16 else []
     sides = {}
     if args.only != "tunesmith":
         missing = subprocess.run([sys.executable, "-c", "import torch, transformers, peft"], stderr=subprocess.DEVNULL, check=False)

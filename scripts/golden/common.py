@@ -21,6 +21,9 @@ from architectures import ARCHITECTURES, BASE, place
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 IGNORE = -100
 
+# Transformers has the class, and does not list it.
+transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+
 SEED, RANK, ALPHA = 1000, 4, 8
 STEPS, WARMUP, MICRO_BATCH, GRAD_ACCUM = 20, 3, 4, 2
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
@@ -49,6 +52,11 @@ def configuration(name):
     return getattr(transformers, architecture.kind)(**copy.deepcopy(architecture.arguments))
 
 
+def is_choice_bias(name):
+    """Whether it is what a router adds to its scores to choose experts, and nothing trains."""
+    return name.endswith(("e_score_correction_bias", "expert_bias"))
+
+
 def make_weights(config, seed, stored):
     """name -> float32 tensor, in sorted name order, each value exactly representable in the stored dtype.
 
@@ -58,22 +66,43 @@ def make_weights(config, seed, stored):
     rng = np.random.default_rng(seed)
     weights = {}
     # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
-    # linear attention.
-    gemma = config.model_type.startswith("gemma")
-    centred = lambda name: gemma or (config.model_type.startswith("qwen3_5") and "linear_attn" not in name)
-    for name, parameter in sorted(model.named_parameters()):
+    # linear attention, and Gemma 4 has none.
+    gemma, fourth = config.model_type.startswith("gemma"), config.model_type.startswith("gemma4")
+    centred = lambda name: (gemma and not fourth) or (config.model_type.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name)
+    # Buffers that a router adds to its scores for the choice alone are in the files too.
+    named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if is_choice_bias(name))]
+    for name, parameter in sorted(named):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
             value = (0.0 if centred(name) else 1.0) + 0.2 * noise
+            # Gemma 4 leaves the scale of scores to these.
+            value *= 0.5 if fourth and name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         elif name.endswith(".bias"):
             value = 0.2 * noise
+        elif is_choice_bias(name):
+            value = 0.3 * noise
+        elif name.endswith((".router.scale", ".per_expert_scale")):
+            value = 1.0 + 0.2 * noise
+        elif "per_layer_input_gate" in name:
+            # GELU loses digits where all of a token's gates are far below 0, and a norm behind it makes the rest large.
+            value = noise * (0.3 / math.sqrt(parameter.shape[-1]))
+        elif "embed_tokens_per_layer" in name:
+            value = noise * 0.3
         elif "embed_tokens" in name:
             value = noise * 0.08 if gemma else noise * (0.4 if config.tie_word_embeddings else 1.0)
         elif "lm_head" in name:
             value = noise * (2.0 / math.sqrt(parameter.shape[1]))
         else:
             value = noise * (1.2 / math.sqrt(parameter.shape[-1]))
+        if config.model_type == "olmo_hybrid" and name.endswith("linear_attn.v_proj.weight"):
+            # The norm behind the rule makes small outputs large, with their rounding. Its eps is fixed: outputs near it are not.
+            value = value * 0.05
         weights[name] = value.to(DTYPES[stored]).to(torch.float32)
+    # Gemma 4 has a factor for each block that is no parameter.
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith(".layer_scalar"):
+            noise = torch.from_numpy(rng.standard_normal(tuple(buffer.shape), dtype=np.float32))
+            weights[name] = (0.9 + 0.2 * noise).to(DTYPES[stored]).to(torch.float32)
     return weights
 
 
@@ -145,7 +174,7 @@ def token_losses(logits, labels, reduction):
 
 def by_length(model):
     """Whether the rotary frequencies depend on the length, as with `dynamic` and `longrope`."""
-    rope = model.config.get_text_config().rope_parameters or {}
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     # HunYuan writes "dynamic" where a fixed alpha makes the frequencies those of every length.
     return rope.get("rope_type") in ("dynamic", "longrope") and not rope.get("alpha")
 
@@ -265,13 +294,31 @@ def watch_routers(model):
     """Returns a list that collects the gaps between the last chosen and the first rejected expert. A small gap may go either way elsewhere."""
     gaps = []
 
-    def note(router, _, output):
-        best = output[0].detach().softmax(-1).topk(router.top_k + 1).values
+    def gap(scores, count):
+        best = scores.topk(count + 1).values
         gaps.append(float((best[:, -2] - best[:, -1]).min()))
 
-    for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
-            module.register_forward_hook(note)
+    def note(router, bias, output):
+        if type(router).__name__.startswith("Gemma4"):
+            # Gemma 4's gives probabilities.
+            return gap(output[0].detach(), router.config.top_k_experts)
+        logits, chosen = output[0].detach(), router.top_k
+        scores = logits.softmax(-1) if bias is None else logits.sigmoid() + bias
+        groups, kept = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
+        if kept < groups:
+            of_groups = scores.view(len(scores), groups, -1).topk(2).values.sum(-1)
+            gap(of_groups, kept)
+            others = torch.ones_like(of_groups).scatter(1, of_groups.topk(kept).indices, 0.0).bool()
+            scores = scores.masked_fill(others.repeat_interleave(scores.shape[1] // groups, 1), -torch.inf)
+        gap(scores, chosen)
+
+    for name, module in model.named_modules():
+        if type(module).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "gemma4textrouter")):
+            # The bias is the router's, or of the module that holds it.
+            holders = (module, model.get_submodule(name.rsplit(".", 1)[0]))
+            biases = [value for holder in holders for value in (*holder._buffers.items(), *holder._parameters.items()) if is_choice_bias(value[0])]
+            bias = biases[0][1].detach() if biases else None
+            module.register_forward_hook(lambda router, _, output, bias=bias: note(router, bias, output))
     return gaps
 
 

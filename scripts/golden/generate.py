@@ -31,9 +31,14 @@ SEARCHES = [
 ]
 
 
+def caches(model):
+    """Whether a cache changes nothing: with one, Transformers does not cut the time step of Nemotron-H's single tokens."""
+    return not by_length(model) and model.config.model_type != "nemotron_h"
+
+
 def search(model, prompt, eos, settings):
     config = transformers.GenerationConfig(
-        do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=eos, use_cache=not by_length(model),
+        do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=eos, use_cache=caches(model),
         return_dict_in_generate=True, output_scores=True, **settings
     )
     ids = torch.tensor([prompt])

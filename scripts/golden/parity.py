@@ -43,7 +43,8 @@ def save_model(name, config, weights, folder):
                 "sliding_window", "use_sliding_window", "layer_types", "no_rope_layers", "max_window_layers"):
         if key in written and key not in older:
             older[key] = written[key]
-    older.setdefault("rope_scaling", None)
+    if "rope_parameters" not in older:  # A family without an older spelling.
+        older.setdefault("rope_scaling", None)
     older["torch_dtype"] = str(DTYPES[architecture.stored]).removeprefix("torch.")
     older["transformers_version"] = "4.51.0"
     dump(dict(sorted(older.items())), f"{folder}/config_v4.json")
@@ -113,8 +114,11 @@ def generation(config, weights, seed, lora):
             break
     prompts = [answer["prompt"] for answer in answers]
     assert len(answers) == 2
-    rope = (config.rope_parameters or {}).get("rope_type")
-    if rope == "dynamic" and by_length(base):
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if config.model_type == "nemotron_h":
+        # With a cache, Transformers does not cut the time step of a single token.
+        note = "greedy, no eos, no cache: each token from the whole text so far"
+    elif rope == "dynamic" and by_length(base):
         # With a cache the keys of each length would keep that length's frequencies.
         note = "greedy, no eos, no cache: each token from the whole text so far, turned by the frequencies of its length"
     elif rope == "longrope":

@@ -1,6 +1,6 @@
 """Chats with pictures as the processors of Transformers tokenize them.
 
-    python scripts/golden/picture_chats.py tests/golden/picture_chats
+    python scripts/golden/picture_chats.py tests/golden/picture_chats [MODEL…]
 
 Written for each model of tests/golden/vision: a tokenizer, a chat template and an image processor that fit its config.json, and
 chats.json with the rows, token ids, and the CRC-32 of the pixel values in the order of patches. The tokenizer merges line breaks,
@@ -46,9 +46,22 @@ CHATS = [
      {"role": "assistant", "content": [{"type": "text", "text": "none"}]}],
 ]
 FILES = [["rgb.png"], ["wide.png", "tall.png", "grey.png"], []]
+# PaliGemma answers one question about pictures.
+QUESTIONS = [
+    CHATS[0],
+    [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what, and\n\nwhat?"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "a cat, the cat"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "see "}, {"type": "image"}]},
+     {"role": "assistant", "content": [{"type": "text", "text": "two"}]}],
+]
+QUESTION_FILES = [["rgb.png"], ["wide.png", "tall.png"], ["grey.png"]]
 
 
-def tokenizer(special):
+NAMES = [("image_token", 95), ("boi_token", 94), ("eoi_token", 93)]
+INTERNVL = [("context_image_token", 95), ("start_image_token", 94), ("end_image_token", 93), ("video_token", 92)]
+
+
+def tokenizer(special, names=NAMES):
     """Letters, merged line breaks, and special tokens with the ids that the models' config.json has."""
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>"] + list(string.ascii_lowercase) + list(" ,.?\n") + ["\n\n", "\n\n\n", "ca", "cat", "th"]
     special = {2: "</s>", 80: "<turn>", **special}
@@ -61,7 +74,7 @@ def tokenizer(special):
     inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ["<pad>", "<s>", *special.values()]])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="</s>", pad_token="<pad>", bos_token="<s>", unk_token="<unk>",
-        extra_special_tokens={name: special[id] for name, id in [("image_token", 95), ("boi_token", 94), ("eoi_token", 93)] if id in special},
+        extra_special_tokens={name: special[id] for name, id in names if id in special},
     )
 
 
@@ -83,6 +96,15 @@ def processor(name):
         made = dict(qwen2_vl=transformers.Qwen2VLProcessor, qwen2_5_vl=transformers.Qwen2_5_VLProcessor, qwen3_vl=transformers.Qwen3VLProcessor)[name]
         video = transformers.Qwen3VLVideoProcessor() if name == "qwen3_vl" else transformers.Qwen2VLVideoProcessor()
         return made(image, own, video, chat_template=TEMPLATE.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"))
+    if name == "internvl":
+        own = tokenizer({95: "<IMG_CONTEXT>", 94: "<img>", 93: "</img>", 92: "<video>"}, INTERNVL)
+        image = transformers.GotOcr2ImageProcessor(size=SIZE, max_patches=6)
+        video = transformers.InternVLVideoProcessor()
+        return transformers.InternVLProcessor(image, own, video, image_seq_length=4, chat_template=TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n"))
+    if name == "paligemma":
+        image = transformers.SiglipImageProcessor(size=SIZE)
+        image.image_seq_length = 16
+        return transformers.PaliGemmaProcessor(image, tokenizer({95: "<image>"}))
     own = tokenizer({95: "<image>", 94: "<fake_token_around_image>", 93: "<global-img>", **tiles})
     image = transformers.SmolVLMImageProcessor(**TILES)
     video = transformers.SmolVLMVideoProcessor()
@@ -101,19 +123,28 @@ def unmerged(values, grid):
     return values.reshape(rows // 2, columns // 2, 2, 2, -1).transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
 
 
-def main(folder):
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]:
+def main(folder, only):
+    for name in only or ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
-        whole.tokenizer.save_pretrained(target)
-        (target / "chat_template.jinja").write_text(whole.chat_template)
+        if name == "paligemma":
+            # Its processor adds tokens for places, which the golden model's vocabulary lacks; a template of ours is built in.
+            tokenizer({95: "<image>"}).save_pretrained(target)
+        else:
+            whole.tokenizer.save_pretrained(target)
+            (target / "chat_template.jinja").write_text(whole.chat_template)
         (target / "preprocessor_config.json").write_text(whole.image_processor.to_json_string())
         rows = []
-        for chat, files in zip(CHATS, FILES):
-            text = whole.apply_chat_template(chat, tokenize=False)
+        chats = zip(QUESTIONS, QUESTION_FILES) if name == "paligemma" else zip(CHATS, FILES)
+        for chat, files in chats:
             images = [Image.open(PICTURES / file).convert("RGB") for file in files] or None
-            found = whole(text=[text], images=[images] if images else None, return_tensors="np")
+            if name == "paligemma":
+                question, answer = (["<image>" if part["type"] == "image" else part["text"] for part in turn["content"]] for turn in chat)
+                found = whole(text=["".join(question)], suffix=["".join(answer)], images=[images], return_tensors="np")
+            else:
+                text = whole.apply_chat_template(chat, tokenize=False)
+                found = whole(text=[text], images=[images] if images else None, return_tensors="np")
             row = {"messages": chat, "images": files, "input_ids": found["input_ids"][0].tolist()}
             if images and "image_grid_thw" in found:
                 counts = [int(grid.prod()) for grid in found["image_grid_thw"]]
@@ -134,4 +165,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

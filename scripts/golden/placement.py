@@ -45,10 +45,29 @@ OTHERS = {
     "qwen3_moe": dict(model_type="qwen3_moe", head_dim=8, **EXPERTS),
     "phi3": dict(model_type="phi3", num_hidden_layers=2, pad_token_id=0, **SIZES),
 }
+# Mixtures of experts that have no classification head, or whose names PEFT does not know.
+SIGMOIDS = dict(num_hidden_layers=3, moe_intermediate_size=8, num_experts_per_tok=2, head_dim=8, **SIZES)
+NEW = {
+    "glm4_moe": dict(model_type="glm4_moe", n_routed_experts=4, first_k_dense_replace=1, **SIGMOIDS),
+    "afmoe": dict(model_type="afmoe", num_experts=4, num_dense_layers=1, **SIGMOIDS),
+    "lfm2_moe": dict(model_type="lfm2_moe", num_experts=4, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"], **SIGMOIDS),
+    "minimax_m2": dict(model_type="minimax_m2", num_local_experts=4, num_hidden_layers=2, num_experts_per_tok=2, head_dim=8, **SIZES),
+    "qwen3_5_moe_text": dict(
+        model_type="qwen3_5_moe_text", num_experts=4, shared_expert_intermediate_size=8, linear_key_head_dim=8, linear_value_head_dim=8,
+        linear_num_key_heads=1, linear_num_value_heads=2, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **{key: value for key, value in SIGMOIDS.items() if key != "intermediate_size"}),
+}
 QWEN, MIXTRAL = ["gate_proj", "up_proj", "down_proj"], ["w1", "w2", "w3"]
 ON_OTHERS = [("CAUSAL_LM", name, {"target_modules": "all-linear", "use_rslora": rslora}) for name in OTHERS for rslora in (False, True)]
 ON_OTHERS += [("SEQ_CLS", name, {"target_modules": "all-linear"}) for name in OTHERS]
+ON_OTHERS += [("CAUSAL_LM", name, {"target_modules": "all-linear"}) for name in NEW]
+OTHERS |= NEW
 ON_OTHERS += [
+    ("CAUSAL_LM", "glm4_moe", {"target_modules": ["q_proj", "gate", *QWEN]}),
+    ("CAUSAL_LM", "afmoe", {"target_modules": ["v_proj", "router.gate"]}),
+    ("CAUSAL_LM", "minimax_m2", {"target_modules": ["v_proj", *MIXTRAL]}),
+    ("CAUSAL_LM", "lfm2_moe", {"target_modules": ["q_proj", "w1"], "target_parameters": ["feed_forward.experts.gate_up_proj"]}),
+    ("CAUSAL_LM", "qwen3_5_moe_text", {"target_modules": ["in_proj_qkv", "down_proj"], "target_parameters": ["experts.down_proj"]}),
     ("CAUSAL_LM", "mixtral", {"target_modules": ["q_proj", "gate"]}),
     ("CAUSAL_LM", "mixtral", {"target_modules": ["v_proj", *MIXTRAL], "rank_pattern": {"gate_up_proj": 3, "down_proj": 5}}),
     ("CAUSAL_LM", "mixtral", {"target_modules": ["block_sparse_moe.gate", "w2"], "rank_pattern": {"gate.weight": 3}}),

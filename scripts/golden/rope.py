@@ -48,6 +48,10 @@ def longrope(theta, head_dim, original, context, seq_len, **more):
     return rope, head_dim, context, seq_len
 
 
+def proportional(theta, head_dim, partial, **more):
+    return dict(rope_type="proportional", rope_theta=theta, partial_rotary_factor=partial, **more), head_dim, 131072, 40
+
+
 CASES = [
     plain(10000.0, 16), plain(10000.0, 64), plain(500000.0, 128), plain(1e6, 128), plain(1e6, 24), plain(100000.0, 64),
     llama3(10000.0, 16, 8.0, 1.0, 4.0, 32), llama3(500000.0, 128, 8.0, 1.0, 4.0, 8192), llama3(500000.0, 64, 32.0, 1.0, 4.0, 8192),
@@ -69,6 +73,7 @@ CASES = [
     longrope(10000.0, 128, 4096, 131072, 9000, partial_rotary_factor=0.75), longrope(10000.0, 16, 16, 256, 9, partial_rotary_factor=0.5),
     longrope(10000.0, 16, 16, 256, 17, partial_rotary_factor=0.5), longrope(10000.0, 96, 4096, 4096, 4096),
     longrope(10000.0, 96, 4096, 131072, 5000, attention_factor=1.3), longrope(10000.0, 96, 4096, 131072, 5000, factor=16.0),
+    proportional(1e6, 512, 0.25), proportional(1e6, 24, 0.25), proportional(10000.0, 64, 0.3, factor=8.0), proportional(10000.0, 64, 1.0),
 ]
 
 
@@ -85,7 +90,7 @@ def main():
         embedding = embedding(config(rope_parameters=dict(rope), **arguments))
         embedding(torch.zeros(1), torch.arange(seq_len)[None])
         inv_freq = embedding.inv_freq
-        assert inv_freq.dtype == torch.float32 and (inv_freq > 0).all()
+        assert inv_freq.dtype == torch.float32 and ((inv_freq > 0).all() or rope["rope_type"] == "proportional")
         out.append(dict(rope=rope, head_dim=head_dim, max_position_embeddings=context, seq_len=seq_len,
                         bits=inv_freq.view(torch.int32).tolist(), attention_factor=float(embedding.attention_scaling)))
     with open(sys.argv[1], "w", encoding="utf-8") as file:

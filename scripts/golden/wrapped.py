@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tests/golden/wrapped: the models of tests/golden/a as the language models of multimodal ones.
 
-    python3 scripts/golden/wrapped.py --models tests/golden/a --out tests/golden/wrapped
+    python3 scripts/golden/wrapped.py --models tests/golden/a --out tests/golden/wrapped [--only NAME ...]
 
 Each wrapped model gets the language model of tests/golden/a unchanged and a small random rest. The script asserts that on text it computes
 the same as the language model alone: logits, with PEFT's adapter too, the adapter's gradients, twenty training steps, and greedy generation.
@@ -31,6 +31,10 @@ from common import *
 
 VISION = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
 
+GEMMA4_VISION = {key: value for key, value in VISION.items() if key != "image_size"}
+# Tokens that no text has.
+GEMMA4_IDS = dict(boi_token_id=600, eoi_token_id=601, image_token_id=602, video_token_id=603, boa_token_id=604, eoa_token_index=605, audio_token_id=606)
+
 # Name: the configuration's class, the language model of tests/golden/a, the vision tower, further arguments.
 MODELS = {
     "gemma3": ("Gemma3Config", "gemma3", dict(model_type="siglip_vision_model", **VISION), dict(mm_tokens_per_image=4, image_token_index=511)),
@@ -49,6 +53,9 @@ MODELS = {
         dict(depth=1, hidden_size=16, intermediate_size=32, num_heads=2, patch_size=8, out_hidden_size=64, num_position_embeddings=16),
         dict(image_token_id=511, video_token_id=510, vision_start_token_id=509, vision_end_token_id=508),
     ),
+    "gemma4": ("Gemma4Config", "gemma4_e2b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
+    "gemma4_a4b": ("Gemma4Config", "gemma4_a4b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
+    "gemma4_unified": ("Gemma4UnifiedConfig", "gemma4_unified", dict(patch_size=8, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=64), GEMMA4_IDS),
 }
 # What the class of a language model is called where text_config names it.
 TEXTS = {
@@ -56,14 +63,15 @@ TEXTS = {
     "gemma3_text": "Gemma3TextConfig", "mistral": "MistralConfig", "phi3": "Phi3Config", "smollm3": "SmolLM3Config", "olmo2": "Olmo2Config",
     "olmo3": "Olmo3Config", "granite": "GraniteConfig", "qwen2_vl_text": "Qwen2VLTextConfig", "qwen2_5_vl_text": "Qwen2_5_VLTextConfig",
     "qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "lfm2": "Lfm2Config", "ministral3": "Ministral3Config",
-    "hunyuan_v1_dense": "HunYuanDenseV1Config",
+    "mistral4": "Mistral4Config",
+    "hunyuan_v1_dense": "HunYuanDenseV1Config", "gemma4_text": "Gemma4TextConfig", "gemma4_unified_text": "Gemma4UnifiedTextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
 }
 WRAPPERS = {
     "gemma3": "Gemma3Config", "llava": "LlavaConfig", "llava_next": "LlavaNextConfig", "llava_next_video": "LlavaNextVideoConfig",
     "llava_onevision": "LlavaOnevisionConfig", "vipllava": "VipLlavaConfig", "video_llava": "VideoLlavaConfig", "mistral3": "Mistral3Config",
     "paligemma": "PaliGemmaConfig", "idefics2": "Idefics2Config", "idefics3": "Idefics3Config", "smolvlm": "SmolVLMConfig",
     "internvl": "InternVLConfig", "qwen2_vl": "Qwen2VLConfig", "qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig",
-    "qwen3_5": "Qwen3_5Config",
+    "qwen3_5": "Qwen3_5Config", "gemma4": "Gemma4Config", "gemma4_unified": "Gemma4UnifiedConfig", "qwen3_5_moe": "Qwen3_5MoeConfig",
 }
 
 
@@ -118,8 +126,13 @@ def adapted(model, init):
     base = text_base(model)
     # Qwen3.5's linear attention has modules such as in_proj_qkv.
     further = r"(_\w+)?" if model.config.model_type == "qwen3_5" else ""
-    pattern = base.replace(".", r"\.") + r"layers\.\d+\..*_proj" + further
-    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=pattern, task_type="CAUSAL_LM"))
+    modules = r"layers\.\d+\..*_proj" + further
+    if model.config.model_type == "gemma4":
+        # It has modules beside its blocks, whose experts are parameters.
+        modules = r"(layers\.\d+\..*(_proj|router\.proj|per_layer_input_gate|per_layer_projection)|per_layer_model_projection)"
+    more = dict(target_parameters=["experts.gate_up_proj", "experts.down_proj"]) if getattr(model.config.get_text_config(), "enable_moe_block", False) else {}
+    pattern = base.replace(".", r"\.") + modules
+    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=pattern, task_type="CAUSAL_LM", **more))
     values = load_file(f"{init}/adapter_model.safetensors")
     own = {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
     assert len(own) == len(values)
@@ -240,13 +253,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="+", choices=[*MODELS, "facts"], metavar="NAME")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.makedirs(args.out, exist_ok=True)
-    facts(args.out)
+    if not args.only or "facts" in args.only:
+        facts(args.out)
     for index, name in enumerate(MODELS):
+        if args.only and name not in args.only:
+            continue
         store(name, args.models, args.out, SEED + 5000 + index)
 
 

@@ -6,7 +6,7 @@ use crate::bench::kernels_bench::{self, KernelLine};
 use crate::bench::ranks_bench::{self, RanksEngine, RanksLine};
 use crate::bench::sweep::{self, Sweep};
 use crate::bench::training::{self, TrainingOutcome, TrainingRequest};
-use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
+use crate::config::{Bytes, Checkpointing, Config, ConfigValue as _, Dtype, Mode, Node, Quantization, TargetModules};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -49,9 +49,21 @@ pub struct Args {
     /// Recompute activations in the backward pass instead of keeping them
     #[arg(long)]
     gradient_checkpointing: bool,
+    /// Let what blocks keep for the backward pass wait in the host's memory, as `train.activation_offloading` does
+    #[arg(long)]
+    activation_offloading: bool,
+    /// Measure from the first step on, without a warm-up step
+    #[arg(long)]
+    cold: bool,
     /// Keep the base and the activations in bfloat16, as `model.dtype: bfloat16` and `train.bf16` do
     #[arg(long)]
     bf16: bool,
+    /// Hold the base in these codes: nf4, fp4, int8 or fp8, as `model.quantization` does
+    #[arg(long, value_name = "CODES")]
+    quantization: Option<String>,
+    /// Give adapters to these modules only, such as `q_proj,k_proj,v_proj` (default: every linear layer)
+    #[arg(long, value_delimiter = ',')]
+    targets: Vec<String>,
     /// Process at most this many tokens in a pass, as `train.max_tokens_per_pass` does
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
@@ -139,6 +151,13 @@ pub fn run(args: &Args) -> Result<()> {
     if args.mode == "qlora" {
         config.model.quantization = Quantization::Nf4;
     }
+    if let Some(word) = &args.quantization {
+        config.model.quantization = Quantization::from_node(&Node::Str(word.clone()))
+            .map_err(|_| Error::config(format!("--quantization {word:?}, expected nf4, fp4, int8 or fp8")))?;
+    }
+    if !args.targets.is_empty() {
+        config.tuning.lora.target_modules = TargetModules::List(args.targets.clone());
+    }
     config.tuning.lora.r = args.rank as usize;
     config.model.device = args
         .device
@@ -147,6 +166,7 @@ pub fn run(args: &Args) -> Result<()> {
     config.train.bf16 = args.bf16;
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
     config.train.gradient_checkpointing = args.gradient_checkpointing.into();
+    config.train.activation_offloading = args.activation_offloading;
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {
         let wanted = [Level::Portable, Level::Avx2, Level::Avx512].into_iter().find(|level| level.name() == name);
@@ -159,7 +179,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.kernels {
         let (arch, tokens) = (training::shape(&args.shape)?, args.seq.unwrap_or(4096) as usize);
         let device = device(config.model.device)?;
-        let lines = pool.install(|| kernels_bench::measure(device, &arch, tokens))?;
+        let lines = pool.install(|| kernels_bench::measure(device, &arch, tokens, args.bf16))?;
         return show_kernels(&lines, &describe(device), args.json);
     }
     if args.mode == "decode" {
@@ -180,6 +200,7 @@ pub fn run(args: &Args) -> Result<()> {
         seq: args.seq.unwrap_or(512) as usize,
         batch: args.batch.unwrap_or(2) as usize,
         steps: args.steps.unwrap_or(3) as usize,
+        cold: args.cold,
         rows,
     };
     if !args.ranks.is_empty() {

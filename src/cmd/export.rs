@@ -20,6 +20,7 @@ use crate::files;
 use crate::files::disk::RealDisk;
 use crate::files::output::{Existing, OutputFile, check_no_overlap, check_output_file};
 use crate::hub::{Hub, Pushed};
+use crate::model::weights::Stacking;
 use crate::plan::human_bytes;
 use crate::telemetry::metrics::{self, MetricsLine};
 use crate::train::output;
@@ -204,7 +205,9 @@ fn write_peft(
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
-    let source = companions::SourceModel { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
+    let stacking = Stacking::NONE;
+    let source =
+        companions::SourceModel { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None, stacking };
     // The labels are in the model's `config.json`.
     let described = companions::SourceModel { dir: &parts.base, ..source };
     publish_folder(&RealDisk, target, |staging| {

@@ -171,7 +171,7 @@ fn processor(measure: bool) -> String {
         rows.push(("multiply-adds".to_owned(), format!("{:.1} GFLOP/s, all in registers", giga(peak::flops(0.3)))));
         rows.push((
             "matrix products".to_owned(),
-            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak(Device::Cpu))),
+            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak(Device::Cpu, false))),
         ));
         rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));
     }

@@ -17,7 +17,7 @@ use crate::files::disk::RealDisk;
 use crate::files::output::check_output_folder;
 use crate::files::temporary;
 use crate::model::quantize::{Held, How};
-use crate::model::weights::Dtype;
+use crate::model::weights::{Dtype, Stacking};
 use crate::ops::quant::Format;
 use crate::plan::human_bytes;
 use crate::words::count;
@@ -88,6 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
                 template: template.as_deref(),
                 own_head: None,
                 wrapping: None,
+                stacking: Stacking::NONE,
             };
             crate::checkpoint::folder::stage_companions(staging, source)
         })?;
@@ -103,11 +104,14 @@ pub fn run(args: &Args) -> Result<()> {
         requantization: requantization.as_ref(),
     };
     let WrittenFolder { bytes, loss } = folder::write(&output, &merged.model, &form)?;
-    if let Some(requantization) = &requantization {
+    let format = match &requantization {
+        Some(requantization) => Some(requantization.describe()),
+        None => (loss.matrices > 0).then(|| "FP8, as the base has it".to_owned()),
+    };
+    if let Some(format) = format {
         let _ = writeln!(
             text,
-            "requantized     {}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
-            requantization.describe(),
+            "requantized     {format}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
             count(loss.matrices, "matrix"),
             loss.largest,
             loss.mean(),
@@ -129,7 +133,13 @@ pub fn run(args: &Args) -> Result<()> {
         );
     }
     let class = merged.model.arch.auto_class();
-    let _ = writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{}\")", output.display());
+    let dir = output.display();
+    let _ = match &merged.model.arch.vision {
+        Some(vision) if vision.folder.is_some() => {
+            writeln!(text, "use it          model.name={dir}, or in Python scripts/load_pair.py: load(\"{dir}\")")
+        }
+        _ => writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{dir}\")"),
+    };
     terminal::print(&text)
 }
 

@@ -35,8 +35,7 @@ fn list() -> String {
     for family in FAMILIES {
         let _ = writeln!(out, "{:12}  {}\n{:12}  {}", family.model_type, family.models, "", family.features);
     }
-    let _ =
-        writeln!(out, "\nThe text of multimodal models, where their language model is one of these (without experts):");
+    let _ = writeln!(out, "\nThe text of multimodal models, where their language model is one of these:");
     for wrapper in WRAPPERS {
         let _ = writeln!(out, "{:16}  {}", wrapper.model_type, wrapper.models);
     }
@@ -82,7 +81,16 @@ fn describe(arch: &Arch) -> String {
     let mut heads: Vec<String> = Vec::new();
     for attention in arch.attentions() {
         let (query, key, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
-        let text = format!("{query} query, {key} key/value, {width} wide");
+        let text = match attention.latent {
+            Some(latent) => format!(
+                "{query}, {width} wide, {} of it turned, values {} wide, from latents of {} (queries: {})",
+                latent.rope_dim,
+                latent.value_dim,
+                latent.kv_rank,
+                latent.query_rank.map_or_else(|| "none".to_owned(), |rank| rank.to_string())
+            ),
+            None => format!("{query} query, {key} key/value, {width} wide"),
+        };
         if !heads.contains(&text) {
             heads.push(text);
         }
@@ -104,6 +112,13 @@ fn describe(arch: &Arch) -> String {
     if still > 0 {
         line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
     }
+    let shared = arch.attentions().filter(|attention| attention.kv_from.is_some()).count();
+    if shared > 0 {
+        line("keys and values", format!("of earlier blocks in {shared} of {} blocks", arch.num_hidden_layers));
+    }
+    if let Some(own) = &arch.per_layer {
+        line("embeddings", format!("{} wide for each block, of {} tokens", own.width, own.vocab_size));
+    }
     for (what, text) in mixers(arch) {
         line(what, text);
     }
@@ -112,6 +127,9 @@ fn describe(arch: &Arch) -> String {
         let format = if experts.mxfp4 { ", stored in MXFP4" } else { "" };
         let Experts { count, per_token, width, .. } = experts;
         line("experts", format!("{count}, {per_token} a token, {width} wide, in {sparse} blocks{format}"));
+    }
+    if let Some(format) = &arch.stored {
+        line("stored as", format.describe());
     }
     for (index, rope) in arch.ropes.iter().enumerate() {
         let width = arch.attentions().find(|it| it.rope == Some(index)).map_or(rope.rotary_dim, |it| it.head_dim);
@@ -124,7 +142,7 @@ fn describe(arch: &Arch) -> String {
     let mut seen = BTreeSet::new();
     let new = |module: &LinearSpec| {
         let name = module.name.rsplit('.').next().unwrap_or_default().to_owned();
-        module.layer.is_some() && seen.insert((name, module.out_features, module.in_features))
+        !module.is_head() && seen.insert((name, module.out_features, module.in_features))
     };
     let modules: Vec<String> = arch
         .linear_modules()
@@ -146,8 +164,8 @@ fn describe(arch: &Arch) -> String {
 /// The mixers that stand in the place of attention, and in how many blocks.
 fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
     let branches = || arch.blocks.iter().flat_map(|block| &block.branches);
-    let (mut deltas, mut convolutions) = (0, 0);
-    let (mut delta, mut kernel) = (String::new(), 0);
+    let (mut deltas, mut convolutions, mut mambas) = (0, 0, 0);
+    let (mut delta, mut kernel, mut mamba) = (String::new(), 0, String::new());
     for branch in branches() {
         match &branch.part {
             PartSpec::DeltaNet(spec) => {
@@ -158,12 +176,23 @@ fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
                 );
             }
             PartSpec::ShortConv(spec) => (convolutions, kernel) = (convolutions + 1, spec.kernel),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::Experts => {}
+            PartSpec::Mamba(spec) => {
+                mambas += 1;
+                let groups = count(spec.groups, "group");
+                mamba = format!("{} heads of {}, states of {}, {groups}", spec.heads, spec.dim, spec.state);
+            }
+            PartSpec::Attention(_)
+            | PartSpec::Mlp { .. }
+            | PartSpec::PlainMlp { .. }
+            | PartSpec::Experts
+            | PartSpec::MlpAndExperts { .. }
+            | PartSpec::PerLayer => {}
         }
     }
     let all = arch.num_hidden_layers;
     let delta = (deltas > 0).then(|| ("linear attention", format!("{delta}, in {deltas} of {all} blocks")));
     let convolution =
         (convolutions > 0).then(|| ("convolution", format!("over {kernel} tokens, in {convolutions} of {all} blocks")));
-    delta.into_iter().chain(convolution).collect()
+    let mamba = (mambas > 0).then(|| ("Mamba 2", format!("{mamba}, in {mambas} of {all} blocks")));
+    delta.into_iter().chain(convolution).chain(mamba).collect()
 }

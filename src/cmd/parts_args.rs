@@ -10,7 +10,7 @@ use crate::checkpoint::loaded_adapter::{LoadedAdapter, score_head};
 use crate::checkpoint::peft;
 use crate::checkpoint::stamp_check;
 use crate::config::arch::{Arch, Vocabulary};
-use crate::config::vision::VisionArch;
+use crate::config::vision::{PAIR_SETTINGS, VisionArch};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -19,6 +19,7 @@ use crate::export::merge::Parts;
 use crate::hub::{self, Part};
 use crate::model::quantize::Held;
 use crate::train::output;
+use crate::train::vision::{self, Seer};
 
 /// Flags for a base model, adapters merged into it, and the adapter on top (or several to blend).
 #[derive(Debug, Clone, clap::Args)]
@@ -137,16 +138,24 @@ impl PartsArgs {
         };
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, &vocabulary)?;
-        if let [one] = adapters.as_slice()
-            && peft::changes_encoder(one)?
-        {
-            if config.as_ref().is_some_and(|config| config.vision.encoder.is_some()) {
-                return Err(Error::config("not yet: an encoder and a model of two checkpoints as one folder")
-                    .hint("infer, chat, and eval run it with the configuration of the run"));
+        if let [one] = adapters.as_slice() {
+            let encoder = config.as_ref().filter(|config| config.vision.encoder.is_some());
+            let hidden_size = parts.arch.hidden_size;
+            let vision = match encoder {
+                Some(config) => {
+                    let tokenizer = if one.join("tokenizer.json").is_file() { one } else { &base };
+                    let seer = Seer { dir: &base, tokenizer, hidden_size };
+                    Some(vision::of_pair(config, seer, &downloads)?)
+                }
+                None if peft::changes_encoder(one)? || base.join(PAIR_SETTINGS).is_file() => {
+                    Some(VisionArch::of_model(&base, hidden_size)?)
+                }
+                None => None,
+            };
+            if let Some(vision) = vision {
+                let training = peft::vision_training(one, &vision)?;
+                parts.arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
             }
-            let vision = VisionArch::of_model(&base, parts.arch.hidden_size)?;
-            let training = peft::vision_training(one, &vision)?;
-            parts.arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
         }
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
             parts.arch.score = score_head(one)?;

@@ -12,7 +12,7 @@ use tunesmith::optim::{AdamW, Betas, Optimizer};
 use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
 
-use crate::parity::{Tensors, close, golden as models, tensors};
+use crate::parity::{Forward, Tensors, close, golden as models, tensors};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters")
@@ -74,6 +74,19 @@ fn check(case: &str, family: &str) {
     let merged = parts.merged(Some(top)).unwrap();
     let difference = compare(&logits, &sample_logits(&merged.model().unwrap()).unwrap(), merged.arch.outputs());
     assert!(difference.largest <= 1e-5 * difference.scale, "{case}: {difference:?}");
+}
+
+/// Adapters on all projections of latent attention; `check` holds merged and unmerged models of other families together.
+#[test]
+fn adapters_on_latent_attention_merge() {
+    for family in ["deepseek_v3_dense", "deepseek_v3", "moonlight", "deepseek_v2", "glm4_moe_lite", "mistral4"] {
+        let dir = models(family).join("adapter_init");
+        let parts = Parts::open(&models(family).join("model"), &[], &peft::vocabulary(&dir).unwrap()).unwrap();
+        let top = LoadedAdapter::open(&dir, &parts.arch).unwrap();
+        let forward = Forward::read(family);
+        forward.check(&parts.adapted(&top, &ModelConfig::default()).unwrap(), &forward.tensors, "_lora");
+        forward.check(&parts.merged(Some(top)).unwrap().model().unwrap(), &forward.tensors, "_lora");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! them, one part a block. No family of `config.json` has all of it; the description does.
 use crate::generate::check_cache;
 use crate::parity::{golden, recipe};
-use tunesmith::config::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, PartSpec, SharedExpert};
+use tunesmith::config::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, PartSpec, RouterSpec, SharedExpert};
 use tunesmith::config::{Checkpointing, Config, Mode};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::model::Model;
@@ -60,6 +60,7 @@ fn mixed(arch: &mut Arch) {
         per_token: 2,
         width: 24,
         normalised: true,
+        router: RouterSpec::SOFTMAX,
         shared: Some(SharedExpert { width: 40, gated: false }),
         balance: None,
         names: ExpertNames::Qwen,

@@ -193,6 +193,7 @@ fn a_full_checkpoint_is_a_model_folder() {
             template: None,
             own_head: None,
             wrapping: None,
+            stacking: tunesmith::model::weights::Stacking::NONE,
         }),
         specs: &specs,
         values: (&values).into(),

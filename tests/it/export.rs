@@ -42,7 +42,27 @@ fn parts(name: &str) -> [String; 4] {
 #[test]
 fn merged_models_have_the_adapter_s_logits() {
     let root = tempfile::tempdir().unwrap();
-    for name in ["llama", "gemma2", "phi3", "mixtral", "qwen2_moe", "qwen3_5", "lfm2", "gpt_oss"] {
+    for name in [
+        "llama",
+        "gemma2",
+        "phi3",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_5",
+        "lfm2",
+        "gpt_oss",
+        "granitemoehybrid",
+        "olmo_hybrid",
+        "nemotron_h",
+        "glm4_moe",
+        "qwen3_next",
+        "lfm2_moe",
+        "afmoe",
+        "minimax_m2",
+        "gemma4_e2b",
+        "gemma4_31b",
+        "gemma4_a4b",
+    ] {
         let target = root.path().join(name).display().to_string();
         let parts = parts(name);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();

@@ -72,7 +72,7 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
 type Case = (&'static str, &'static str, fn(&mut Config));
 
 /// Every kind of adapter and every way in which weights are kept, together where a run may have both.
-const KINDS: [Case; 17] = [
+const KINDS: [Case; 19] = [
     ("bfloat16", "qwen3", |config| config.model.dtype = Dtype::Bfloat16),
     ("bfloat16 and DoRA", "llama", |config| {
         (config.model.dtype, config.tuning.lora.use_dora) = (Dtype::Bfloat16, true);
@@ -89,6 +89,8 @@ const KINDS: [Case; 17] = [
     ("nf4 and (IA)3", "llama", |config| {
         (config.model.quantization, config.tuning.mode) = (Quantization::Nf4, Mode::Ia3);
     }),
+    ("nf4, of latents", "deepseek_v3_dense", |config| config.model.quantization = Quantization::Nf4),
+    ("DoRA on latents", "deepseek_v3_dense", |config| config.tuning.lora.use_dora = true),
     ("DoRA", "gemma3", |config| config.tuning.lora.use_dora = true),
     ("rank-stabilised", "granite", |config| config.tuning.lora.use_rslora = true),
     ("(IA)3", "mistral", |config| config.tuning.mode = Mode::Ia3),

@@ -3,12 +3,13 @@
 use crate::parity::{families, golden};
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Config, DeviceChoice, load_text};
-use tunesmith::data::batch::{Batch, Example};
+use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::device::cuda::testing;
 use tunesmith::device::gpu::WORKSPACE;
 use tunesmith::device::{Device, memory};
@@ -88,31 +89,43 @@ const MODES: [(&str, &str); 7] = [
 
 #[test]
 fn families_take_what_is_predicted() {
-    check(&["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss"].map(str::to_owned));
+    check(
+        &["llama", "gemma3", "phi3", "qwen3_moe", "qwen3_5", "gpt_oss", "granitemoehybrid", "gemma4_e2b", "gemma4_a4b"]
+            .map(golden),
+        &MODES,
+    );
+}
+
+#[test]
+fn makers_formats_take_what_is_predicted() {
+    let modes =
+        ["auto", "nf4"].map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
+    let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
+    check(&["fp8", "fp8_edges", "gptq", "gptq_claims", "awq", "ct_int8", "nvfp4"].map(crate::makers::golden), &modes);
 }
 
 #[test]
 #[ignore = "minutes: scripts/just gpu-faults"]
 fn every_family_takes_what_is_predicted() {
-    check(&families());
+    check(&families().iter().map(|family| golden(family)).collect::<Vec<_>>(), &MODES);
 }
 
-fn check(families: &[String]) {
+fn check(folders: &[PathBuf], modes: &[(&str, &str)]) {
     let _gpu = gpu();
     println!("{:15} {:24} {:>9} {:>9} {:>7}", "family", "mode", "predicted", "measured", "off");
     let mut wrong = Vec::new();
-    for family in families {
-        let dir = golden(family).join("model");
+    for folder in folders {
+        let (dir, family) = (folder.join("model"), folder.file_name().unwrap_or_default().display());
         let arch = Arch::from_dir(&dir).unwrap();
         let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
-        for (name, text) in MODES {
+        for &(name, text) in modes {
             let config = config(text);
             let batch = batch(arch.vocab_size, 2);
             let [loaded, most] = measured(&arch, &weights, &config, &batch);
             let rank = predicted(&arch, &weights, &config, &batch);
             let off = 100.0 * (rank.total() as f64 / most as f64 - 1.0);
             let kib = |bytes: u64| bytes >> 10;
-            println!("{family:15} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
+            println!("{family} {name:24} {:>5} KiB {:>5} KiB {off:>+5.1} %", kib(rank.total()), kib(most));
             let held = rank.weights + rank.trained + rank.gradients;
             // Tokens choose experts unevenly here.
             let most_off = if arch.experts.is_some() { 25.0 } else { 10.0 };
@@ -225,5 +238,47 @@ fn activations_that_wait_on_the_host_change_no_bit_and_free_memory() {
         assert_eq!(losses, again);
         assert!(gradients.iter().zip(&offloaded).all(|(one, other)| one.to_bits() == other.to_bits()), "{train}");
         assert!(less < most, "{train}: {less} of {most} bytes");
+    }
+}
+
+#[test]
+fn long_passes_in_tiles_compute_the_same_and_take_less_memory() {
+    let _gpu = gpu();
+    let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 256, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+    let arch = Arch::from_json(text, std::path::Path::new("a test")).unwrap();
+    let mut rows = batch(256, 2);
+    // The last block computes those with a label alone.
+    rows.targets.iter_mut().enumerate().filter(|(at, _)| at % 3 == 0).for_each(|(_, target)| *target = IGNORE);
+    let lora = "tuning: {lora: {r: 4, lora_dropout: 0.3, init_lora_weights: gaussian}}";
+    println!("{:24} {:>9} {:>9}", "", "whole", "tiles");
+    for (device, base) in [("cpu", lora), ("cuda:1", lora), ("cuda:1", "tuning: {mode: full}")] {
+        let run = |tiles: Option<usize>| {
+            let text = format!("{{model: {{init: random}}, {base}, train: {{gradient_checkpointing: true}}}}");
+            let mut config = config(&text);
+            config.model.device = if device == "cpu" { DeviceChoice::Cpu } else { DeviceChoice::Cuda(Some(1)) };
+            let mut model = Model::load(&arch, None, &config).unwrap();
+            if let Some(tokens) = tiles {
+                model.set_tiles(tokens, &config);
+            }
+            model.params.zero_grads();
+            let before = memory::live(GPU);
+            memory::reset_peak(GPU);
+            let loss = model.forward_backward(&rows, 0.01, 1.0, 0).unwrap();
+            let most = memory::peak(GPU) - before;
+            (loss, model.loss(&rows).unwrap(), model.params.grads().read(), most)
+        };
+        let (loss, evaluated, gradients, most) = run(None);
+        let largest = gradients.iter().fold(0.0f32, |most, it| most.max(it.abs()));
+        // Longer than the pass, and parts of it.
+        for tokens in [304, 64, 80, 16] {
+            let (again, evaluated_again, tiled, less) = run(Some(tokens));
+            println!("{device:7} {tokens:>4} a tile {:>11} KiB {:>5} KiB", most >> 10, less >> 10);
+            assert!((again / loss - 1.0).abs() < 1e-6 && (evaluated_again / evaluated - 1.0).abs() < 1e-6);
+            let off = gradients.iter().zip(&tiled).fold(0.0f32, |most, (one, other)| most.max((one - other).abs()));
+            assert!(off <= 2e-6 * largest, "{device}, {tokens} a tile: {off} of {largest}");
+            assert!(tokens == 304 || device == "cpu" || less < most * 3 / 4, "{less} of {most} bytes");
+        }
     }
 }

@@ -454,7 +454,20 @@ fn gradients(model: &mut Model, batch: &Batch, checkpointing: Checkpointing) -> 
 
 #[test]
 fn gradients_do_not_depend_on_what_blocks_keep() {
-    for family in ["llama", "gemma2", "phi3", "qwen3", "qwen3_moe", "qwen3_5", "lfm2"] {
+    for family in [
+        "llama",
+        "gemma2",
+        "phi3",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_5",
+        "lfm2",
+        "granitemoehybrid",
+        "olmo_hybrid",
+        "nemotron_h",
+        "gemma4_e2b",
+        "gemma4_a4b",
+    ] {
         let dir: &Path = &parity::golden(family).join("adapter_init");
         let mut model = parity::adapted(family, dir, 0);
         let batch = parity::Forward::read(family).batch();

@@ -17,7 +17,7 @@ fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
 }
 
-fn picture(name: &str) -> String {
+pub fn picture(name: &str) -> String {
     golden("pixels").join(name).display().to_string()
 }
 
@@ -41,7 +41,7 @@ fn chats(name: &str) -> Vec<Value> {
     serde_json::from_slice::<Value>(&text).unwrap()["rows"].as_array().unwrap().clone()
 }
 
-fn write_rows(path: &Path, rows: impl IntoIterator<Item = Value>) {
+pub fn write_rows(path: &Path, rows: impl IntoIterator<Item = Value>) {
     let lines: Vec<String> = rows.into_iter().map(|row| row.to_string()).collect();
     fs::write(path, lines.join("\n") + "\n").unwrap();
 }
@@ -61,7 +61,7 @@ fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<D
 
 #[test]
 fn ids_and_pixels_are_those_of_the_processors() {
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"] {
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma"] {
         let root = tempfile::tempdir().unwrap();
         let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
         model(name, &folder);
@@ -69,7 +69,11 @@ fn ids_and_pixels_are_those_of_the_processors() {
         write_rows(&rows, chats.iter().map(|chat| json!({"messages": chat["messages"], "images": chat["images"]})));
         let image_token = config::vision::VisionArch::of_model(&folder, 32).unwrap().chat.unwrap().token;
         for loss_on in [config::LossOn::Assistant, config::LossOn::All] {
-            let data = dataset(&folder, &rows, |config| config.data.loss_on = loss_on).unwrap();
+            let data = dataset(&folder, &rows, |config| {
+                config.data.loss_on = loss_on;
+                config.data.chat_template = (name == "paligemma").then_some(config::BuiltinTemplate::Paligemma);
+            });
+            let data = data.unwrap();
             let batch = data.train.batch(0..chats.len()).unwrap();
             let mut images = batch.images.iter();
             for (number, chat) in chats.iter().enumerate() {
@@ -94,7 +98,7 @@ fn ids_and_pixels_are_those_of_the_processors() {
 }
 
 /// A fixture whose model sees pictures, with rows that show them and rows of text.
-fn seeing(name: &str) -> Fixture {
+pub fn seeing(name: &str) -> Fixture {
     let fixture = Fixture::new();
     model(name, &fixture.path("model"));
     let row = |number: usize| {
@@ -112,7 +116,7 @@ fn seeing(name: &str) -> Fixture {
 }
 
 /// A pair of the fixture's model and an encoder, with captions.
-fn paired() -> Fixture {
+pub fn paired() -> Fixture {
     let fixture = Fixture::new();
     let encoder = fixture.path("encoder");
     copy(&golden("vision/siglip/model"), &encoder);
@@ -130,7 +134,7 @@ fn paired() -> Fixture {
     fixture
 }
 
-fn encoder(fixture: &Fixture) -> String {
+pub fn encoder(fixture: &Fixture) -> String {
     format!("vision.encoder: {}", fixture.path("encoder").display())
 }
 
@@ -246,7 +250,7 @@ fn text_alone_does_not_load_the_encoder_and_trains_as_before() {
 }
 
 /// The adapter's bytes and the losses of a run; its cache is `cache` below the fixture.
-fn kept(fixture: &Fixture, out: &str, cache: &str, lines: &[&str]) -> (Vec<u8>, String, String) {
+pub fn kept(fixture: &Fixture, out: &str, cache: &str, lines: &[&str]) -> (Vec<u8>, String, String) {
     let cache = format!("data.cache_dir: {}", fixture.path(cache).display());
     let own = ["train.num_train_epochs: 2", "train.eval_strategy: epoch", "gen.num_samples: 2", &cache];
     let config = fixture.config(out, &[&own, lines].concat());
@@ -274,6 +278,7 @@ fn kept_features_train_to_the_same_bits_as_the_encoder_that_makes_them() {
         (&seeing("gemma3"), &["tuning.freeze_connector: false"]),
         (&seeing("llava"), &["tuning.lora.lora_dropout: 0.1"]),
         (&seeing("qwen2_5_vl"), &[]),
+        (&seeing("qwen3_vl"), &[]),
     ] {
         let run = |out: &str, cache: &str, more: &str| kept(fixture, out, cache, &[lines, &[more]].concat());
         let each = run("each", "none", "vision.cache_features: false");

@@ -86,6 +86,15 @@ fn a_run_in_float16_stays_beside_that_in_float32() {
 
 #[test]
 fn steps_that_overflow_are_skipped_until_the_scale_fits() {
+    overflow();
+}
+
+#[test]
+fn steps_that_overflow_are_skipped_on_a_gpu_which_updates_before_the_host_knows() {
+    crate::parity::on_gpu(overflow);
+}
+
+fn overflow() {
     let high = |config: &mut Config| {
         config.train.fp16 = true;
         config.train.initial_scale_power = 36;

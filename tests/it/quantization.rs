@@ -515,7 +515,7 @@ fn hostile_checkpoints_are_refused_and_never_panic() {
     // Other methods are refused by their name.
     let dir = changed(|_, _| {});
     for (config, fragment) in [
-        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+        (json!({"quant_method": "hqq", "nbits": 4}), "hqq"),
         (json!({"quant_method": "bitsandbytes"}), "load_in_4bit"),
         (json!("bitsandbytes"), "quantization_config"),
     ] {

@@ -67,7 +67,7 @@ fn settings(config: &Value) -> LoraConfig {
 fn adapters_go_where_peft_puts_them() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/peft/placement.json");
     let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    assert_eq!(cases.len(), 41);
+    assert_eq!(cases.len(), 51);
     for case in cases {
         let arch = arch_of(&case);
         let lora = settings(&case["config"]);

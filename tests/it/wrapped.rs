@@ -16,7 +16,8 @@ use tunesmith::model::weights::WeightFiles;
 type Raw = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
 /// The wrapped models.
-const MODELS: [&str; 6] = ["gemma3", "llava", "mistral3", "idefics3", "qwen2_5_vl", "qwen3_5"];
+const MODELS: [&str; 9] =
+    ["gemma3", "llava", "mistral3", "idefics3", "qwen2_5_vl", "qwen3_5", "gemma4", "gemma4_a4b", "gemma4_unified"];
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/wrapped").join(path)
@@ -63,7 +64,15 @@ fn model(name: &str, saved: bool) -> (tempfile::TempDir, String) {
     let beside = read(&golden(&format!("{name}/beside.safetensors")));
     let mut tensors = Raw::new();
     for listed in listed.iter().map(|name| name.as_str().unwrap()) {
-        let same = |other: &str| listed == other || listed == format!("model.{other}");
+        // Transformers has other names for what Gemma 4 12B reads pictures with than its files.
+        let in_memory = |other: &str| {
+            let other = other.replace("vision_embedder.", "embed_vision.");
+            other.replace("embed_vision.embedding_", "embed_vision.multimodal_embedder.embedding_")
+        };
+        let same = |other: &str| {
+            let renamed = name == "gemma4_unified" && listed == in_memory(other);
+            renamed || listed == other || listed == format!("model.{other}")
+        };
         let text = |other: &str| {
             let rest = other.strip_prefix("model.").unwrap_or(other);
             ["model.language_model.", "language_model.model.", "model.text_model.", "language_model.", "model.", ""]
@@ -89,7 +98,7 @@ fn the_language_model_inside_is_the_one_that_it_is_alone() {
             let (dir, language) = model(name, saved);
             let alone = plain(&language).join("model");
             let (arch, expected) = (Arch::from_dir(dir.path()).unwrap(), Arch::from_dir(&alone).unwrap());
-            assert_eq!(arch.wrapper.unwrap().model_type, name);
+            assert_eq!(arch.wrapper.unwrap().model_type, name.trim_end_matches("_a4b"));
             assert_eq!(Arch { wrapper: None, ..arch.clone() }, expected, "{name}, saved: {saved}");
             let weights = WeightFiles::open_model(dir.path(), &arch, &arch.tensors()).unwrap();
             let own = WeightFiles::open(&alone, &arch.tensors()).unwrap();
@@ -100,7 +109,7 @@ fn the_language_model_inside_is_the_one_that_it_is_alone() {
             assert!(
                 others.bytes() > 0
                     && others
-                        .tensors()
+                        .tensors(false)
                         .unwrap()
                         .iter()
                         .all(|(name, ..)| !name.contains("layers.0.mlp.gate_proj") || name.contains("vision"))
@@ -137,7 +146,9 @@ fn adapters_of_peft_fit_in_both_namings() {
         assert!(older.keys().all(|name| name.contains(".language_model.model.")));
         write(&old.path().join(peft::WEIGHTS_FILE), &older);
         let mut config = json(&adapter.join(peft::CONFIG_FILE));
-        config["target_modules"] = r"language_model\.model\.layers\.\d+\..*_proj(_\w+)?".into();
+        let more = r"router\.proj|per_layer_(input_gate|projection)";
+        let modules = format!(r"(layers\.\d+\..*(_proj(_\w+)?|{more})|per_layer_model_projection)");
+        config["target_modules"] = format!(r"language_model\.model\.{modules}").into();
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
         assert_eq!(LoadedAdapter::open(old.path(), &arch).unwrap().tensors, own.tensors, "{name}");
         let vision = "base_model.model.vision_tower.layers.0.self_attn.q_proj";
@@ -146,6 +157,13 @@ fn adapters_of_peft_fit_in_both_namings() {
         let mut targets = vec!["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
         if name == "qwen3_5" {
             targets.extend(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"]);
+        }
+        match name {
+            "gemma4" => {
+                targets.extend(["per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"]);
+            }
+            "gemma4_a4b" => targets.push("router.proj"),
+            _ => {}
         }
         config["target_modules"] = json!(targets);
         std::fs::write(old.path().join(peft::CONFIG_FILE), config.to_string()).unwrap();
@@ -260,6 +278,34 @@ fn heads_that_predict_ahead_stay_as_they_are() {
     assert!(!weights.wrapping().unwrap().predicts_ahead());
 }
 
+/// Gemma 4's files have keys and values of blocks that take those of others.
+#[test]
+fn keys_that_no_class_reads_are_passed_over() {
+    let (dir, _) = model("gemma4", true);
+    let (file, arch) = (dir.path().join("model.safetensors"), Arch::from_dir(dir.path()).unwrap());
+    let plain = read(&file);
+    let attention = |layer: usize| format!("model.language_model.layers.{layer}.self_attn");
+    let with = |layer: usize, names: &[&str]| {
+        let mut raw = plain.clone();
+        for name in names {
+            raw.insert(
+                format!("{}.{name}.weight", attention(layer)),
+                plain[&format!("{}.{name}.weight", attention(1))].clone(),
+            );
+        }
+        write(&file, &raw);
+        WeightFiles::open_model(dir.path(), &arch, &arch.tensors())
+    };
+    let weights = with(4, &["k_proj", "v_proj", "k_norm"]).unwrap();
+    assert!(!weights.wrapping().unwrap().has(&format!("{}.k_proj.weight", attention(4))));
+    // A block with keys of its own has nothing to pass over.
+    let mut raw = plain.clone();
+    raw.insert(format!("{}.v_norm.weight", attention(0)), plain[&format!("{}.k_norm.weight", attention(0))].clone());
+    write(&file, &raw);
+    let error = WeightFiles::open_model(dir.path(), &arch, &arch.tensors()).unwrap_err();
+    assert!(error.message().contains("v_norm"), "{error}");
+}
+
 #[test]
 fn what_cannot_be_trained_inside_is_refused_by_name() {
     let refused = |config: Value| {
@@ -269,12 +315,12 @@ fn what_cannot_be_trained_inside_is_refused_by_name() {
     };
     for (config, words) in [
         (
-            json!({ "model_type": "mistral3", "text_config": { "model_type": "mistral4" } }),
-            &["mistral4", "mistral3", "gemma3_text"][..],
+            json!({ "model_type": "mistral3", "text_config": { "model_type": "mistral5" } }),
+            &["mistral5", "mistral3", "gemma3_text"][..],
         ),
         (
-            json!({ "model_type": "gemma4", "text_config": { "model_type": "gemma4_text" } }),
-            &["gemma4", "multimodal", "llava_next"],
+            json!({ "model_type": "gemma3n", "text_config": { "model_type": "gemma3n_text" } }),
+            &["gemma3n", "multimodal", "llava_next"],
         ),
         (json!({ "model_type": "llava", "text_config": { "model_type": "mixtral" } }), &["mixtral"]),
         (json!({ "model_type": "gemma3" }), &["text_config"]),
@@ -289,8 +335,8 @@ fn what_cannot_be_trained_inside_is_refused_by_name() {
             &["use_bidirectional_attention"],
         ),
         (
-            json!({ "model_type": "gemma3", "quantization_config": { "quant_method": "awq" }, "text_config": {} }),
-            &["awq"],
+            json!({ "model_type": "gemma3", "quantization_config": { "quant_method": "hqq" }, "text_config": {} }),
+            &["hqq"],
         ),
     ] {
         let text = refused(config);

@@ -100,6 +100,7 @@ macro_rules! families {
             olmo2,
             olmo3,
             granite,
+            granitemoehybrid,
             mixtral,
             qwen2_moe,
             qwen3_moe,
@@ -109,6 +110,21 @@ macro_rules! families {
             seed_oss,
             hunyuan_v1_dense,
             gpt_oss,
+            qwen3_5_moe,
+            qwen3_next,
+            lfm2_moe,
+            glm4_moe,
+            glm4,
+            afmoe,
+            minimax_m2,
+            gemma4,
+            gemma4_unified,
+            olmo_hybrid,
+            nemotron_h,
+            deepseek_v3,
+            deepseek_v2,
+            glm4_moe_lite,
+            mistral4,
         }
     };
 }
@@ -125,6 +141,8 @@ macro_rules! formats {
             json = "json";
             csv = "csv";
             tsv = "tsv";
+            tar = "tar";
+            zip = "zip";
         }
     };
 }

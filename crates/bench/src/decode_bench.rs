@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::training::shape;
+use super::training::{shape, wait};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, Mode};
+use tunesmith_config::{Config, Mode, Quantization};
+use tunesmith_device::{Array, Device};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 use tunesmith_model::device::kernels;
@@ -48,7 +49,7 @@ pub struct DecodeRun {
 pub struct DecodeOutcome {
     /// One run for each batch size.
     pub runs: Vec<DecodeRun>,
-    /// Memory bandwidth of all threads, in bytes read per second.
+    /// Memory bandwidth in bytes per second: read by all threads; of a GPU, read and written by a copy.
     pub read_bandwidth: f64,
     /// Bytes of weights that a decoding step reads.
     pub weight_bytes: f64,
@@ -74,12 +75,38 @@ impl Watcher for Clock {
     }
 }
 
-/// Bytes of the matrices that one token is multiplied with; of the experts, only those it is routed to.
-fn weight_bytes(arch: &Arch, each: f64) -> f64 {
+/// Bytes of the matrices that one token is multiplied with, `coded` each in blocks and `each` in the head; of the experts, only those
+/// it is routed to.
+fn weight_bytes(arch: &Arch, coded: f64, each: f64) -> f64 {
     let of = |linear: &tunesmith_config::arch::LinearSpec| (linear.in_features * linear.out_features) as f64;
     // The modules of the blocks, and the head, which is a matrix of its own or the embedding.
-    let linears: f64 = arch.linear_modules().iter().filter(|linear| linear.layer.is_some()).map(of).sum();
-    each * (linears + (arch.vocab_size * arch.hidden_size) as f64)
+    let linears: f64 = arch.linear_modules().iter().filter(|linear| !linear.is_head()).map(of).sum();
+    coded * linears + each * (arch.vocab_size * arch.hidden_size) as f64
+}
+
+/// Bytes per second: of the CPU those that its threads read, of a GPU those that a copy reads and writes.
+fn bandwidth(device: Device) -> f64 {
+    if device == Device::Cpu {
+        return peak::read_bandwidth(0.5);
+    }
+    let (mut count, mut rate) = (1 << 20, 0.0f64);
+    loop {
+        let (from, mut to) = (Array::<f32>::zeros(device, count), Array::<f32>::zeros(device, count));
+        let mut best = f64::INFINITY;
+        for _ in 0..8 {
+            wait(device);
+            let began = Instant::now();
+            to.view_mut().copy_from(from.view());
+            wait(device);
+            best = best.min(began.elapsed().as_secs_f64());
+        }
+        rate = rate.max(8.0 * count as f64 / best);
+        // Large enough for the time of a launch not to matter.
+        if best > 1e-3 || count >= 1 << 28 {
+            return rate;
+        }
+        count *= 4;
+    }
 }
 
 /// Measures each batch size after a short warm-up run.
@@ -93,8 +120,15 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
     let model = Model::load(&arch, None, &config)?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;
-    let weight_bytes = weight_bytes(&arch, if narrow { 2.0 } else { 4.0 });
-    let bandwidth_before = peak::read_bandwidth(0.5);
+    let each = if narrow { 2.0 } else { 4.0 };
+    // In 4 bits also the scales, which are nested: a byte for each 64 numbers.
+    let coded = match config.model.quantization {
+        Quantization::Nf4 | Quantization::Fp4 => 0.5 + 1.0 / 64.0,
+        Quantization::Int8 | Quantization::Fp8 => 1.0,
+        _ => each,
+    };
+    let weight_bytes = weight_bytes(&arch, coded, each);
+    let bandwidth_before = bandwidth(model.device());
     let prompt = |text: usize| -> Vec<u32> {
         (0..request.prompt).map(|at| ((text * 7919 + at * 104_729 + at * at * 31) % arch.vocab_size) as u32).collect()
     };
@@ -108,7 +142,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         let (reading, writing) = ((first - began).as_secs_f64(), (clock.last - first).as_secs_f64());
         measured.push((batch, reading, writing));
     }
-    let read_bandwidth = peak::read_bandwidth(0.5).max(bandwidth_before);
+    let read_bandwidth = bandwidth(model.device()).max(bandwidth_before);
     let of = |(batch, reading, writing): (usize, f64, f64)| DecodeRun {
         batch,
         tokens_per_second: (batch * request.tokens) as f64 / writing,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tunesmith_base::error::Result;
 use tunesmith_device::{Array, Device, gpu, memory};
-use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::activation::{Activation, Number, Pool};
 use tunesmith_ops::attention::{self, Heads, Saved, Scores};
 use tunesmith_ops::gated_mlp::{self, Gate};
 use tunesmith_ops::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
@@ -80,14 +80,17 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|index| (index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
 
-/// Times each op on rows of `tokens` tokens of the architecture's sizes.
+/// Times each op on rows of `tokens` tokens of the architecture's sizes; `narrow`: with activations in bfloat16, on a GPU.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Memory`]: no room for an op's operands. [`tunesmith_base::Kind::Device`].
-pub fn measure(device: Device, arch: &Arch, tokens: usize) -> Result<Vec<KernelLine>> {
+pub fn measure(device: Device, arch: &Arch, tokens: usize, narrow: bool) -> Result<Vec<KernelLine>> {
     memory::guarded(|| {
         let mut clock = Clock { device, lines: Vec::new() };
         let pool = Pool::on(device);
+        if narrow {
+            pool.set_number(Number::Bf16);
+        }
         let act = |features: usize| {
             let mut act = pool.act(tokens, features);
             elementwise::fill(&mut act, 0.5);
@@ -103,7 +106,8 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     let (hidden, wide) = (arch.hidden_size, arch.intermediate_size);
     let x = act(hidden);
     let tokens = x.tokens();
-    let floats = |count: usize| 4.0 * count as f64;
+    let width = pool.number().bytes() as f64;
+    let floats = |count: usize| width * count as f64;
     let shape = |features: usize| format!("[{tokens}, {features}]");
     let all = tokens * hidden;
 
@@ -147,13 +151,15 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     let h = x.gather(&(0..rows).collect::<Vec<_>>());
     let vocabulary = arch.vocab_size.min(32_768);
     let head = Array::of(device, &vec![bf16::from_f32(0.01); vocabulary * hidden]);
-    let projection = Projection { weight: Store::Bf16(head.view()), outputs: vocabulary, softcap: None, pool };
+    let logits = Pool::on(device);
+    logits.set_products(pool.number());
+    let projection = Projection { weight: Store::Bf16(head.view()), outputs: vocabulary, softcap: None, pool: &logits };
     let targets = vec![3u32; rows];
     let work = 2.0 * 2.0 * (rows * vocabulary * hidden) as f64;
     clock.line(
         "loss and its gradient",
         format!("[{rows}, {vocabulary}]"),
-        [floats(3 * rows * vocabulary), work],
+        [12.0 * (rows * vocabulary) as f64, work],
         || {
             drop(projection.forward_backward(&h, &targets, Objective::default(), 1.0, WeightGradient::None));
         },
@@ -163,7 +169,7 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     let [mut values, mut first, mut second] = [(); 3].map(|()| Array::<f32>::zeros(device, count));
     let grads = Array::of(device, &vec![0.5f32; count]);
     let step = adamw::Step {
-        factor: 1.0,
+        factor: 1.0.into(),
         rate: 1e-4,
         beta1: 0.9,
         beta2: 0.999,
@@ -171,7 +177,7 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
         weight_decay: 0.01,
         number: 10,
     };
-    clock.line("adamw", format!("[{count}]"), [floats(7 * count), 0.0], || {
+    clock.line("adamw", format!("[{count}]"), [28.0 * count as f64, 0.0], || {
         adamw::update(values.view_mut(), grads.view(), first.view_mut(), second.view_mut(), &step);
     });
     Ok(())
@@ -182,7 +188,7 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
     let (device, tokens, count) = (clock.device, x.tokens(), hidden * wide);
     let host = numbers(count);
     let work = 2.0 * (tokens * count) as f64;
-    let moved = |weight: f64| [weight + 4.0 * (tokens * (hidden + wide)) as f64, work];
+    let moved = |weight: f64| [weight + x.number().bytes() as f64 * (tokens * (hidden + wide)) as f64, work];
     let shape = format!("[{tokens}, {hidden}] x [{hidden}, {wide}]");
     let mut time = |name, bytes, store: Store<'_>, clock: &mut Clock| {
         clock.line(name, shape.clone(), moved(bytes), || {
@@ -198,6 +204,17 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
     drop(weight);
     let quantized = encode::quantize(&host, hidden, Format::Nf4, true)?.to(device);
     time("product, NF4 weight", quantized.bytes() as f64, Store::Quantized(&quantized), clock);
+    // Little but the widening that comes before it: codes are read, numbers written, and read again.
+    let few = x.pool().act(16, hidden);
+    let mut few_out = x.pool().act(16, wide);
+    let bytes = quantized.bytes() as f64 + 2.0 * x.number().bytes() as f64 * count as f64;
+    clock.line("widening NF4, and a product of 16 tokens", format!("[{hidden}, {wide}]"), [bytes, 0.0], || {
+        let weight = Matrix::rows(Store::Quantized(&quantized), hidden);
+        matmul(&mut few_out, Init::Zero, &[Term { matrix: weight, x: &few }]);
+    });
+    drop(quantized);
+    let quantized = encode::quantize(&host, hidden, Format::Fp8, false)?.to(device);
+    time("product, FP8 weight", quantized.bytes() as f64, Store::Quantized(&quantized), clock);
     let mut gradient = Array::<f32>::zeros(device, count);
     clock.line("gradient of a weight", shape, moved(8.0 * count as f64), || {
         outer(Target::Rows(gradient.view_mut()), out, &Transposed::new(x));
@@ -207,22 +224,24 @@ fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: 
 
 /// Rotary embedding and attention of one sequence.
 fn heads(clock: &mut Clock, pool: &Arc<Pool>, spec: &AttentionSpec, act: &dyn Fn(usize) -> Activation) {
-    let heads = Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim);
+    let heads = Heads { v_head_dim: spec.value_dim(), ..Heads::new(spec.num_heads, spec.num_kv_heads, spec.head_dim) };
     let (mut q, k, v) =
-        (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.head_dim));
+        (act(heads.query * heads.head_dim), act(heads.kv * heads.head_dim), act(heads.kv * heads.v_head_dim));
     let tokens = q.tokens();
     let frequencies = vec![0.01f32; heads.head_dim / 2];
     let rope = Rope::new(pool, [tokens], |_| (&frequencies, 1.0));
     let numbers = tokens * q.features();
     let shape = format!("[{tokens}, {} x {}]", heads.query, heads.head_dim);
-    clock.line("rope", shape, [8.0 * numbers as f64, 0.0], || rope.forward(&mut q, heads.head_dim, 0));
+    let width = q.number().bytes() as f64;
+    clock.line("rope", shape, [2.0 * width * numbers as f64, 0.0], || rope.forward(&mut q, heads.head_dim, 0));
 
     let spans = full_spans(&[0, tokens]);
     let how = Scores { scale: (heads.head_dim as f32).sqrt().recip(), softcap: None, window: None };
     let shape = format!("causal, {} x {}, {} of keys, {tokens} tokens", heads.query, heads.head_dim, heads.kv);
     // Two products of half of all pairs forward, five backward.
-    let pairs = 2.0 * (heads.query * heads.head_dim) as f64 * (tokens * tokens) as f64 / 2.0;
-    let bytes = 4.0 * (2 * numbers + 2 * k.tokens() * k.features()) as f64;
+    let both = heads.head_dim + heads.v_head_dim;
+    let pairs = (heads.query * both) as f64 * (tokens * tokens) as f64 / 2.0;
+    let bytes = width * (tokens * (heads.query + heads.kv) * both) as f64;
     clock.line("attention", shape.clone(), [bytes, 2.0 * pairs], || {
         drop(attention::forward(&q, &k, &v, None, &spans, heads, how));
     });

@@ -1,4 +1,5 @@
 //! `tunesmith bench`: times real optimizer steps on random weights of a shape, and compares them with the machine's peak.
+use half::bf16;
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -7,21 +8,21 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::memory;
 use tunesmith_comm::single::Single;
-use tunesmith_config::Config;
 use tunesmith_config::arch::Arch;
+use tunesmith_config::{Config, DeviceChoice};
 use tunesmith_data::{Batch, Example, IGNORE, Split};
 use tunesmith_device::{Array, Device as Where, gpu};
-use tunesmith_model::device::kernels;
+use tunesmith_model::device::{device, kernels};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, quantize};
-use tunesmith_ops::activation::Pool;
+use tunesmith_ops::activation::{Number, Pool};
 use tunesmith_ops::elementwise;
-use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
+use tunesmith_ops::gemm::{Init, Matrix, Store, Term, matmul};
 use tunesmith_ops::peak;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
 use tunesmith_parallel::optimizer::slots;
 use tunesmith_plan::flops::{Costs, Flops};
-use tunesmith_plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
+use tunesmith_plan::memory::{Breakdown, CUDA_CONTEXT, Device, Job, Pass, Predictor, Storage};
 use tunesmith_telemetry::machine::peak_bytes;
 use tunesmith_train::memory_prediction;
 use tunesmith_train::micro_batches;
@@ -51,6 +52,8 @@ pub struct TrainingRequest {
     pub batch: usize,
     /// Timed steps, after one warm-up step.
     pub steps: usize,
+    /// Without a warm-up step.
+    pub cold: bool,
     /// Rows `{input_ids, labels}` to use instead of synthetic ones.
     pub rows: Option<Vec<Example>>,
 }
@@ -170,21 +173,44 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
 }
 
 /// FLOP/s of the matrix product in float32 on `[1024, 2048] x [2048, 2048]`; the best of four runs.
-pub fn gemm_peak(device: Where) -> f64 {
-    let (tokens, size) = (1024, 2048);
+///
+/// `narrow`: of operands in bfloat16, which only a GPU has. A GPU's product is made larger until it takes a millisecond.
+pub fn gemm_peak(device: Where, narrow: bool) -> f64 {
+    let (mut tokens, mut size) = (1024, 2048);
+    loop {
+        let (rate, seconds) = product_rate(device, narrow, tokens, size);
+        if device == Where::Cpu || seconds > 1e-3 || size >= 8192 {
+            return rate;
+        }
+        (tokens, size) = (4 * tokens.min(2048), 2 * size);
+    }
+}
+
+/// Operations a second of the best of some products, and its seconds.
+fn product_rate(device: Where, narrow: bool, tokens: usize, size: usize) -> (f64, f64) {
     let pool = Pool::on(device);
+    if narrow {
+        pool.set_number(Number::Bf16);
+    }
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
     elementwise::fill(&mut x, 0.5);
-    let weight = Array::of(device, &vec![0.5f32; size * size]);
+    let (wide, halves);
+    let weight = if narrow {
+        halves = Array::of(device, &vec![bf16::from_f32(0.5); size * size]);
+        Store::Bf16(halves.view())
+    } else {
+        wide = Array::of(device, &vec![0.5f32; size * size]);
+        Store::F32(wide.view())
+    };
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         wait(device);
         let start = Instant::now();
-        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(weight.view(), size), x: &x }]);
+        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(weight, size), x: &x }]);
         wait(device);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    (2 * tokens * size * size) as f64 / best
+    ((2 * tokens * size * size) as f64 / best, best)
 }
 
 /// Waits until a device has done what it was told.
@@ -243,12 +269,20 @@ fn passes(request: &TrainingRequest, split: &Split, step: usize) -> Result<Vec<B
 /// As [`run`].
 pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
     let (arch, weights) = base(request)?;
-    let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
+    let on = match request.config.model.device {
+        DeviceChoice::Cpu => Device::Cpu,
+        DeviceChoice::Auto | DeviceChoice::Cuda(_) => memory_prediction::kind(device(request.config.model.device)?),
+    };
+    let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, on);
     let split = split(request, &arch)?;
     let mut most = Breakdown::default();
     for step in 0..=request.steps {
         for batch in passes(request, &split, step)? {
-            let one = predictor.predict(&pass_of(&batch));
+            let mut one = predictor.predict(&pass_of(&batch));
+            if on == Device::Gpu {
+                // What is measured is what this program took there, without CUDA's own.
+                one.program = one.program.saturating_sub(CUDA_CONTEXT);
+            }
             most = if one.total() > most.total() { one } else { most };
         }
     }
@@ -269,7 +303,8 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let split = split(request, &arch)?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
-    let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
+    let first = if request.cold { Vec::new() } else { passes(request, &split, 0)? };
+    let warm = step(&mut model, &mut optimizer, &Single, &first, 1e-4, 1.0)?;
     let device = model.device();
     wait(device);
     let peak_before = peak::flops(0.3);
@@ -287,7 +322,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         done = done + flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
-    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device));
+    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16 && device != Where::Cpu));
     // A GPU's own peak is not measured: its products' stands for it.
     let fma_peak = if device == Where::Cpu { peak::flops(0.3).max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;

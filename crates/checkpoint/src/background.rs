@@ -14,7 +14,7 @@ use tunesmith_base::files::disk::Disk;
 use tunesmith_config::arch::Arch;
 use tunesmith_device::Floats;
 use tunesmith_model::params::ParamSpec;
-use tunesmith_model::weights::Wrapping;
+use tunesmith_model::weights::{Stacking, Wrapping};
 use tunesmith_optim::State;
 
 /// The copy of a run's state.
@@ -67,6 +67,7 @@ enum OwnedWeights {
         template: Option<String>,
         own_head: Option<Box<Arch>>,
         wrapping: Option<Wrapping>,
+        stacking: Stacking,
     },
     Part,
 }
@@ -81,6 +82,7 @@ impl From<Weights<'_>> for OwnedWeights {
                 template: source.template.map(str::to_owned),
                 own_head: source.own_head.cloned().map(Box::new),
                 wrapping: source.wrapping.cloned(),
+                stacking: source.stacking.clone(),
             },
             Weights::Part => Self::Part,
         }
@@ -91,12 +93,13 @@ impl OwnedWeights {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model { dir, grown, template, own_head, wrapping } => Weights::Model(folder::SourceModel {
+            Self::Model { dir, grown, template, own_head, wrapping, stacking } => Weights::Model(folder::SourceModel {
                 dir,
                 grown: grown.as_ref().map(|(text, rows)| (text.as_str(), *rows)),
                 template: template.as_deref(),
                 own_head: own_head.as_deref(),
                 wrapping: wrapping.as_ref(),
+                stacking,
             }),
             Self::Part => Weights::Part,
         }

@@ -10,7 +10,7 @@ pub use super::layout::MODEL_WEIGHTS as WEIGHTS_FILE;
 use super::publish::StagedFolder;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, COMPANIONS};
-use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Wrapping, write_floats, write_numbers_by};
+use tunesmith_model::weights::{Dtype, Numbers, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by};
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
@@ -34,6 +34,8 @@ pub struct SourceModel<'a> {
     pub own_head: Option<&'a Arch>,
     /// The rest of a multimodal model around the language model.
     pub wrapping: Option<&'a Wrapping>,
+    /// How the source's weights hold experts: they are written so again.
+    pub stacking: &'a Stacking,
 }
 
 /// Tensors that are not in memory; they are fetched one at a time, while the file is written.
@@ -89,8 +91,8 @@ pub fn stage(
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
     let names = tensors.iter().map(|(name, shape, _)| (name.as_str(), shape.as_slice()));
-    let stacked =
-        StackedTensor::of(names.chain(rest.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))));
+    let names = names.chain(rest.tensors.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())));
+    let stacked = source.stacking.again(names);
     stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest, &stacked)
 }
 
@@ -120,12 +122,12 @@ pub(crate) fn stage_weights(
         .iter()
         .filter(|(name, _)| alone(name))
         .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
-    let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    let mut beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(false))?;
     // What was trained of an encoder or a connector is among the tensors.
     beside.retain(|(name, ..)| tensors.iter().all(|(own, ..)| stored(own) != *name));
     let of_experts = stacked
         .iter()
-        .map(|it| (it.name.clone(), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
+        .map(|it| (stored(&it.name), it.shape.clone(), Numbers::Fetched(it.shape.iter().product(), Dtype::F32)));
     let numbers: Vec<_> = here.chain(later).chain(of_experts).chain(beside).collect();
     let values = |name: &str| match tensors.iter().find(|(own, ..)| own == name) {
         Some((_, _, values)) => Ok(values.to_vec()),
@@ -144,7 +146,7 @@ pub(crate) fn stage_weights(
                         io::Error::other(message)
                     })
                 };
-                if let Some(stacked) = stacked.iter().find(|it| it.name == name) {
+                if let Some(stacked) = stacked.iter().find(|it| stored(&it.name) == name) {
                     for expert in &stacked.experts {
                         let parts = expert.iter().map(|part| fetch(part)).collect::<io::Result<Vec<_>>>()?;
                         write_floats(writer, &stacked.joined(&parts), Dtype::F32)?;

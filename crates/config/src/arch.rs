@@ -1,20 +1,30 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, HiddenAct, NormPlacement, PartSpec, QkNorm,
-    SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, GateSpec, HiddenAct, NormPlacement, PartSpec,
+    PerLayerSpec, QkNorm, RouterSpec, SharedExpert,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
 pub use super::family::{Family, Gguf};
-pub use super::mixers::{DeltaNetSpec, ShortConvSpec};
+pub use super::mixers::{DeltaNetNames, DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
 pub use super::rope::{Frequencies, QueryScaling, Rope, RopeScaling};
 pub use super::tensor_specs::{LinearSpec, TensorSpec};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
 
+use super::stored_format::StoredFormat;
 use super::vision::VisionArch;
 use std::sync::Arc;
+
+/// End of the name of the number that a block's output is multiplied by.
+pub const LAYER_SCALAR: &str = ".layer_scalar";
+/// Tensor name of the table of embeddings for each block, `[per_layer.vocab_size, num_hidden_layers * per_layer.width]`.
+pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
+/// Module name of the projection from the embedding to those of each block.
+pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+/// Tensor name of the norm on what it gives, `[per_layer.width]`.
+pub const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
 
 /// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
@@ -81,10 +91,17 @@ pub struct Arch {
     pub logit_scale: f64,
     /// Activation on the gate of the MLP.
     pub activation: HiddenAct,
-    /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
+    /// Whether q, k and v are one module, `qkv_proj` (Phi-3).
     pub fused: bool,
     /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
+    /// Whether files may hold heads that predict further tokens, `mtp.*` or blocks behind the last one, which are neither run nor
+    /// trained.
+    pub predicts_ahead: bool,
+    /// Embeddings of each block; `None` without them.
+    pub per_layer: Option<PerLayerSpec>,
+    /// Whether each block's output is multiplied by a number of its file, which is not trained (Gemma 4).
+    pub layer_scalar: bool,
     /// Whether `lm_head` shares the embedding's matrix.
     pub tie_word_embeddings: bool,
     /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
@@ -115,6 +132,8 @@ pub struct Arch {
     pub score: Option<ScoreHead>,
     /// The multimodal class that holds the decoder; `None` for a plain language model.
     pub wrapper: Option<&'static Wrapper>,
+    /// The format of a maker in which the files hold its matrices; `None` without one.
+    pub stored: Option<StoredFormat>,
     /// How it sees pictures, in a run that has some. Empty after reading a `config.json`.
     pub vision: Option<Arc<VisionArch>>,
 }
@@ -134,12 +153,18 @@ impl Arch {
     /// Every tensor of the model in the order of the forward pass. A tied `lm_head.weight` is left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![TensorSpec::new(EMBEDDING, &[self.vocab_size, self.hidden_size])];
+        tensors.extend(self.per_layer_tensors());
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
         tensors.push(TensorSpec::new(&self.final_norm(), &[self.hidden_size]));
         if self.head_tensor() != EMBEDDING {
             tensors.push(TensorSpec::new(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
         tensors
+    }
+
+    /// The tensors that can be trained: all but those that Transformers has as buffers.
+    pub fn parameters(&self) -> Vec<TensorSpec> {
+        self.tensors().into_iter().filter(|spec| !self.is_buffer(&spec.name)).collect()
     }
 
     /// Rows of the head: `vocab_size`, or the outputs of the classification head.
@@ -181,10 +206,18 @@ impl Arch {
         }
     }
 
+    /// Whether files name the tensors otherwise than the engine: a multimodal model's, or a family's whose embedding has another name.
+    pub fn is_renamed(&self) -> bool {
+        self.wrapper.is_some() || self.module_names.embedding != ModuleNames::LLAMA.embedding
+    }
+
     /// The names of a module: as in a plain language model, then those inside the multimodal model.
     pub fn names(&self, module: &str) -> Vec<String> {
         let aliases = self.wrapper.map(|wrapper| wrapper.aliases(module));
-        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).collect()
+        let embedding =
+            module.strip_prefix("model.embed_tokens").filter(|_| self.wrapper.is_none() && self.is_renamed());
+        let embedding = embedding.map(|rest| format!("model.{}{rest}", self.module_names.embedding));
+        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).chain(embedding).collect()
     }
 
     /// The experts of block `layer`; `None` for a dense block.

@@ -47,6 +47,7 @@ impl Arch {
         let mut arch = read(&source)?;
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;
+        arch.stored = source.stored_format()?;
         if let Some(wrapper) = wrapper {
             wrapper.adjust(&mut arch);
         }
@@ -57,7 +58,8 @@ impl Arch {
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, origin: &Source<'_>) -> Result<()> {
         for attention in self.attentions() {
-            let (heads, kv, width) = (attention.num_heads, attention.num_kv_heads, attention.head_dim);
+            let (heads, kv) = (attention.num_heads, attention.num_kv_heads);
+            let width = attention.head_dim.max(attention.value_dim());
             if !heads.is_multiple_of(kv) {
                 return Err(
                     origin.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))

@@ -1,5 +1,15 @@
 //! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
-use super::mixers::{DeltaNetSpec, ShortConvSpec};
+use super::mixers::{DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
+
+/// Embeddings that each block has for itself, beside those of the stream (Gemma 4): a block gates its own, projects them and adds
+/// them to the stream. They are the sum of a table's row and of a projection of the stream's embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PerLayerSpec {
+    /// Rows of the table, at least as many as the vocabulary has.
+    pub vocab_size: usize,
+    /// Width of a block's own.
+    pub width: usize,
+}
 
 /// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +69,8 @@ pub struct Experts {
     pub width: usize,
     /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
     pub normalised: bool,
+    /// What else the router does.
+    pub router: RouterSpec,
     /// The MLP beside the experts, which every token goes through; `None` without one.
     pub shared: Option<SharedExpert>,
     /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
@@ -73,15 +85,47 @@ pub struct Experts {
     pub mxfp4: bool,
 }
 
+/// How a router scores experts and chooses among them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterSpec {
+    /// Whether scores are sigmoids of the logits; else their softmax.
+    pub sigmoid: bool,
+    /// Whether a buffer, which is never trained, is added to the scores for the choice ([`Experts::choice_bias`]).
+    pub choice_bias: bool,
+    /// Number of groups of experts, and how many of them a token may go to (`n_group`, `topk_group`).
+    pub groups: Option<(usize, usize)>,
+    /// Added to the sum that normalised weights are divided by.
+    pub eps: f64,
+    /// Factor on all weights (`routed_scaling_factor`).
+    pub scale: f64,
+}
+
+impl RouterSpec {
+    /// A softmax, and the largest probabilities.
+    pub const SOFTMAX: Self = Self { sigmoid: false, choice_bias: false, groups: None, eps: 0.0, scale: 1.0 };
+    /// A sigmoid each, and a bias for the choice.
+    pub const SIGMOID: Self = Self { sigmoid: true, choice_bias: true, ..Self::SOFTMAX };
+}
+
 /// What tensors of experts are called within a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertNames {
-    /// `mlp.gate`, `mlp.experts.0.gate_proj`.
+    /// `mlp.gate`, `mlp.experts.0.gate_proj`, `mlp.shared_expert`.
     Qwen,
     /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`.
     Mixtral,
+    /// As Qwen's, with `mlp.gate.e_score_correction_bias` and `mlp.shared_experts` (`DeepSeek`, GLM).
+    DeepSeek,
+    /// `feed_forward.gate`, `feed_forward.experts.0.w1`, `feed_forward.expert_bias`.
+    Lfm2,
+    /// As Qwen's, with `mlp.router.gate`, `mlp.expert_bias` and `mlp.shared_experts`.
+    Afmoe,
+    /// As Mixtral's, with `block_sparse_moe.e_score_correction_bias`.
+    MiniMax,
     /// `mlp.router`, and experts as Qwen's, which its files hold stacked, transposed, and with gate and up in turn.
     GptOss,
+    /// `router.proj`, a module, and `experts.0.gate_proj`, which its files hold stacked.
+    Gemma4,
 }
 
 /// gpt-oss's activation: `(up + 1) g sigmoid(alpha g)`, where `g` is the gate cut at `limit`, and `up` is cut at both sides.
@@ -114,41 +158,93 @@ impl Experts {
     }
 
     fn modules(&self, expert: usize) -> [String; 3] {
+        let projections = match self.names {
+            ExpertNames::Mixtral | ExpertNames::Lfm2 | ExpertNames::MiniMax => ["w1", "w3", "w2"],
+            ExpertNames::Qwen
+            | ExpertNames::GptOss
+            | ExpertNames::DeepSeek
+            | ExpertNames::Afmoe
+            | ExpertNames::Gemma4 => ["gate_proj", "up_proj", "down_proj"],
+        };
+        let experts = match self.names {
+            ExpertNames::Gemma4 => "experts".to_owned(),
+            _ => format!("{}.experts", self.feed()),
+        };
+        projections.map(|name| format!("{experts}.{expert}.{name}"))
+    }
+
+    /// The module of router and experts, within the block.
+    pub const fn feed(&self) -> &'static str {
         match self.names {
-            ExpertNames::Mixtral => ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}")),
-            ExpertNames::Qwen | ExpertNames::GptOss => {
-                ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj"))
-            }
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp",
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe",
+            ExpertNames::Lfm2 => "feed_forward",
+            ExpertNames::Gemma4 => "",
+        }
+    }
+
+    /// The module of the experts in Transformers 5, within the block.
+    pub const fn module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::Lfm2 => "feed_forward.experts",
+            ExpertNames::Gemma4 => "experts",
+            _ => "mlp.experts",
         }
     }
 
     /// Tensor name of the router, within the block.
     pub const fn router(&self) -> &'static str {
         match self.names {
-            ExpertNames::Qwen => "mlp.gate.weight",
-            ExpertNames::Mixtral => "block_sparse_moe.gate.weight",
+            ExpertNames::Qwen | ExpertNames::DeepSeek => "mlp.gate.weight",
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.gate.weight",
             ExpertNames::GptOss => "mlp.router.weight",
+            ExpertNames::Lfm2 => "feed_forward.gate.weight",
+            ExpertNames::Afmoe => "mlp.router.gate.weight",
+            ExpertNames::Gemma4 => "router.proj.weight",
         }
     }
 
     /// Module name of the router in Transformers 5, within the block.
     pub const fn router_module(&self) -> &'static str {
         match self.names {
-            ExpertNames::Qwen | ExpertNames::Mixtral => "mlp.gate",
+            ExpertNames::Qwen | ExpertNames::Mixtral | ExpertNames::DeepSeek | ExpertNames::MiniMax => "mlp.gate",
             ExpertNames::GptOss => "mlp.router",
+            ExpertNames::Lfm2 => "feed_forward.gate",
+            ExpertNames::Afmoe => "mlp.router.gate",
+            ExpertNames::Gemma4 => "router.proj",
+        }
+    }
+
+    /// Tensor name of the buffer that is added to the scores for the choice, `[experts]`, within the block.
+    pub fn choice_bias(&self) -> Option<&'static str> {
+        self.router.choice_bias.then_some(match self.names {
+            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.e_score_correction_bias",
+            ExpertNames::Lfm2 => "feed_forward.expert_bias",
+            ExpertNames::Afmoe => "mlp.expert_bias",
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Gemma4 => {
+                "mlp.gate.e_score_correction_bias"
+            }
+        })
+    }
+
+    /// Module of the MLP beside the experts, within the block.
+    pub const fn shared_module(&self) -> &'static str {
+        match self.names {
+            ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp.shared_experts",
+            _ => "mlp.shared_expert",
         }
     }
 }
 
 /// A block of the model: branches beside the residual stream, one after the other. Each adds its output to the stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BlockSpec {
     /// In Llama attention, then the MLP.
     pub branches: Vec<BranchSpec>,
 }
 
 /// A branch: `x + post_norm(part(norm(x)))`, where both norms may be absent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct BranchSpec {
     /// Name of the norm before the part, within the block.
     pub norm: Option<&'static str>,
@@ -159,7 +255,7 @@ pub struct BranchSpec {
 }
 
 /// What a branch computes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum PartSpec {
     /// Causal self-attention.
     Attention(AttentionSpec),
@@ -167,13 +263,28 @@ pub enum PartSpec {
     DeltaNet(DeltaNetSpec),
     /// A convolution between two gates.
     ShortConv(ShortConvSpec),
+    /// Mamba 2's selective state space.
+    Mamba(MambaSpec),
     /// A gated MLP.
     Mlp {
         /// Width of its hidden layer.
         intermediate_size: usize,
     },
+    /// An MLP without a gate: `down(relu(up(h))^2)`.
+    PlainMlp {
+        /// Width of its hidden layer.
+        intermediate_size: usize,
+    },
     /// The mixture of experts [`super::arch::Arch::experts`], with an MLP beside it where that has a shared one.
     Experts,
+    /// An MLP and, beside it, the mixture of experts, with a norm on the output of each. Experts and router have norms of their own
+    /// on the stream, where the MLP has the branch's (Gemma 4).
+    MlpAndExperts {
+        /// Width of the MLP's hidden layer.
+        intermediate_size: usize,
+    },
+    /// The block's own embeddings [`super::arch::Arch::per_layer`], gated by the stream (Gemma 4).
+    PerLayer,
 }
 
 /// The attention of a block.
@@ -183,7 +294,7 @@ pub struct AttentionSpec {
     pub num_heads: usize,
     /// Key and value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of a head; even.
+    /// Width of a head of queries and keys; even without latents.
     pub head_dim: usize,
     /// Sliding window: a query sees this many keys, its own included. `None`: it sees all earlier keys.
     pub window: Option<usize>,
@@ -191,17 +302,47 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// An earlier block whose keys and values it takes (Gemma 4); `None`: it computes its own.
     pub kv_from: Option<usize>,
-    /// Whether `q_proj` has a gate beside each head's query, whose sigmoid multiplies the mixed values (Qwen3.5).
-    pub gated: bool,
+    /// Where the gate comes from whose sigmoid multiplies the mixed values.
+    pub gate: GateSpec,
+    /// Whether values have a norm without weights (Gemma 4).
+    pub v_norm: bool,
+    /// Whether values are the keys before their norm, so that there is no `v_proj` (Gemma 4).
+    pub k_eq_v: bool,
+    /// How it makes queries, keys and values of latents; `None`: by a projection each.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Where the gate on an attention's mixed values comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateSpec {
+    /// There is none.
+    None,
+    /// `q_proj` has it beside each head's query (Qwen3.5).
+    Beside,
+    /// From `gate_proj`, which is as wide as the queries (`AFMoE`).
+    Own,
 }
 
 impl AttentionSpec {
-    /// Width of the queries of all heads, and of the mixed values.
+    /// Width of a head of values.
+    pub const fn value_dim(&self) -> usize {
+        match &self.latent {
+            Some(latent) => latent.value_dim,
+            None => self.head_dim,
+        }
+    }
+
+    /// Width of the mixed values of all heads.
+    pub const fn mixed_size(&self) -> usize {
+        self.num_heads * self.value_dim()
+    }
+
+    /// Width of the queries of all heads.
     pub const fn query_size(&self) -> usize {
         self.num_heads * self.head_dim
     }
 
-    /// Width of the keys of all heads, and of the values.
+    /// Width of the keys of all heads, and without latents of the values.
     pub const fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }
@@ -222,10 +363,14 @@ impl BlockSpec {
         let [before_attention, after_attention, before_mlp, after_mlp] = norms.names();
         for branch in &mut self.branches {
             (branch.norm, branch.post_norm) = match branch.part {
-                PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) => {
+                PartSpec::Mlp { .. }
+                | PartSpec::PlainMlp { .. }
+                | PartSpec::Experts
+                | PartSpec::MlpAndExperts { .. } => (before_mlp, after_mlp),
+                PartSpec::PerLayer => (branch.norm, branch.post_norm),
+                PartSpec::Attention(_) | PartSpec::DeltaNet(_) | PartSpec::ShortConv(_) | PartSpec::Mamba(_) => {
                     (before_attention, after_attention)
                 }
-                PartSpec::Mlp { .. } | PartSpec::Experts => (before_mlp, after_mlp),
             };
         }
     }
@@ -250,7 +395,8 @@ impl BlockSpec {
 
     /// Whether it has a mixture of experts.
     pub fn has_experts(&self) -> bool {
-        self.branches.iter().any(|branch| branch.part == PartSpec::Experts)
+        let are = |part: &PartSpec| matches!(part, PartSpec::Experts | PartSpec::MlpAndExperts { .. });
+        self.branches.iter().any(|branch| are(&branch.part))
     }
 
     /// Its attention, if it has one.

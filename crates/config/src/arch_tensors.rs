@@ -1,7 +1,8 @@
 //! Names and shapes of the tensors and linear modules of blocks.
 use super::arch::{
-    Arch, AttentionSpec, BranchSpec, DeltaNetSpec, LinearSpec, PartSpec, QkNorm, SharedExpert, ShortConvSpec,
-    TensorSpec,
+    Arch, AttentionSpec, BranchSpec, DeltaNetNames, DeltaNetSpec, ExpertNames, Experts, GateSpec, LAYER_SCALAR,
+    LatentSpec, LinearSpec, MambaSpec, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION, PartSpec, QkNorm,
+    SharedExpert, ShortConvSpec, TensorSpec,
 };
 
 /// A linear module within a block: name, out features, in features, bias.
@@ -25,7 +26,33 @@ impl Arch {
         for branch in &self.blocks[layer].branches {
             self.branch_tensors(layer, branch, &mut tensors);
         }
+        if self.layer_scalar {
+            tensors.add("layer_scalar", &[1]);
+        }
         tensors.all
+    }
+
+    /// Those of the embeddings for each block.
+    pub(super) fn per_layer_tensors(&self) -> Vec<TensorSpec> {
+        let (Some(spec), Some(projection)) = (&self.per_layer, self.per_layer_projection()) else { return Vec::new() };
+        let all = projection.out_features;
+        vec![
+            TensorSpec::new(PER_LAYER_EMBEDDING, &[spec.vocab_size, all]),
+            TensorSpec::new(&projection.weight(), &[all, self.hidden_size]),
+            TensorSpec::new(PER_LAYER_NORM, &[spec.width]),
+        ]
+    }
+
+    /// The module that projects the embedding to those of each block.
+    fn per_layer_projection(&self) -> Option<LinearSpec> {
+        let spec = self.per_layer.as_ref()?;
+        Some(LinearSpec {
+            name: PER_LAYER_PROJECTION.into(),
+            out_features: self.num_hidden_layers * spec.width,
+            in_features: self.hidden_size,
+            bias: false,
+            layer: None,
+        })
     }
 
     fn branch_tensors(&self, layer: usize, branch: &BranchSpec, tensors: &mut Tensors) {
@@ -45,7 +72,7 @@ impl Arch {
                     let [query, key] = self.qk_norm_sizes(attention);
                     for (name, size) in [(names.q_norm, query), (names.k_norm, key.filter(|_| !shares))] {
                         if let Some(size) = size {
-                            tensors.add(&format!("self_attn.{name}.weight"), &[size]);
+                            tensors.add(&format!("{}.{name}.weight", names.attention), &[size]);
                         }
                     }
                 }
@@ -53,10 +80,23 @@ impl Arch {
         }
         match &branch.part {
             PartSpec::DeltaNet(spec) => {
-                tensors.add("linear_attn.conv1d.weight", &[spec.qkv_size(), 1, spec.kernel]);
+                for (name, channels) in spec.convolutions() {
+                    tensors.add(&format!("linear_attn.{name}.weight"), &[channels, 1, spec.kernel]);
+                }
                 tensors.add("linear_attn.A_log", &[spec.value_heads]);
                 tensors.add("linear_attn.dt_bias", &[spec.value_heads]);
-                tensors.add("linear_attn.norm.weight", &[spec.value_dim]);
+                tensors.add(&format!("linear_attn.{}.weight", spec.names.norm()), &[spec.value_dim]);
+            }
+            PartSpec::Mamba(spec) => {
+                let mixer = self.module_names.mamba;
+                tensors.add(&format!("{mixer}.conv1d.weight"), &[spec.conv_size(), 1, spec.kernel]);
+                if spec.conv_bias {
+                    tensors.add(&format!("{mixer}.conv1d.bias"), &[spec.conv_size()]);
+                }
+                for name in ["A_log", "D", "dt_bias"] {
+                    tensors.add(&format!("{mixer}.{name}"), &[spec.heads]);
+                }
+                tensors.add(&format!("{mixer}.norm.weight"), &[spec.inner_size()]);
             }
             PartSpec::ShortConv(spec) => {
                 tensors.add("conv.conv.weight", &[hidden, 1, spec.kernel]);
@@ -64,37 +104,71 @@ impl Arch {
                     tensors.add("conv.conv.bias", &[hidden]);
                 }
             }
-            PartSpec::Experts => {
-                if let Some(experts) = &self.experts {
-                    tensors.add(experts.router(), &[experts.count, hidden]);
-                    if experts.biased {
-                        tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
-                    }
-                    for expert in 0..experts.count {
-                        let [gate, up, down] = experts.names(expert);
-                        tensors.add(&gate, &[experts.width, hidden]);
-                        tensors.add(&up, &[experts.width, hidden]);
-                        tensors.add(&down, &[hidden, experts.width]);
-                        if let Some([gate, up, down]) = experts.bias_names(expert) {
-                            tensors.add(&gate, &[experts.width]);
-                            tensors.add(&up, &[experts.width]);
-                            tensors.add(&down, &[hidden]);
-                        }
-                    }
+            PartSpec::Experts => self.expert_tensors(tensors),
+            PartSpec::MlpAndExperts { .. } => {
+                for norm in ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"] {
+                    tensors.add(&format!("{norm}.weight"), &[hidden]);
                 }
+                tensors.add("router.scale", &[hidden]);
+                tensors.add("router.per_expert_scale", &[self.experts.as_ref().map_or(0, |experts| experts.count)]);
+                self.expert_tensors(tensors);
+                tensors.add("post_feedforward_layernorm_2.weight", &[hidden]);
+            }
+            PartSpec::Attention(AttentionSpec { latent: Some(latent), .. }) => {
+                if let Some(rank) = latent.query_rank {
+                    tensors.add("self_attn.q_a_layernorm.weight", &[rank]);
+                }
+                tensors.add("self_attn.kv_a_layernorm.weight", &[latent.kv_rank]);
             }
             PartSpec::Attention(attention) if self.sinks => tensors.add("self_attn.sinks", &[attention.num_heads]),
-            PartSpec::Attention(_) | PartSpec::Mlp { .. } => {}
+            PartSpec::Attention(_) | PartSpec::Mlp { .. } | PartSpec::PlainMlp { .. } | PartSpec::PerLayer => {}
         }
         if let Some(norm) = branch.post_norm {
             tensors.add(&format!("{norm}.weight"), &[hidden]);
         }
     }
 
-    /// The routers of sparse blocks, under their module names in Transformers 5.
+    /// Whether the tensor is a buffer in Transformers, which no run trains.
+    pub fn is_buffer(&self, tensor: &str) -> bool {
+        let bias = self.experts.as_ref().and_then(Experts::choice_bias);
+        let of_choice = bias.is_some_and(|bias| tensor.strip_suffix(bias).is_some_and(|block| block.ends_with('.')));
+        of_choice || self.layer_scalar && tensor.ends_with(LAYER_SCALAR)
+    }
+
+    /// Whether there are such tensors.
+    pub fn has_buffers(&self) -> bool {
+        self.layer_scalar || self.experts.as_ref().is_some_and(|experts| experts.choice_bias().is_some())
+    }
+
+    /// Those of a block's router and experts, but for a router that is a linear module.
+    fn expert_tensors(&self, tensors: &mut Tensors) {
+        let (Some(experts), hidden) = (&self.experts, self.hidden_size) else { return };
+        if experts.names != ExpertNames::Gemma4 {
+            tensors.add(experts.router(), &[experts.count, hidden]);
+        }
+        if experts.biased {
+            tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
+        }
+        if let Some(name) = experts.choice_bias() {
+            tensors.add(name, &[experts.count]);
+        }
+        for expert in 0..experts.count {
+            let [gate, up, down] = experts.names(expert);
+            tensors.add(&gate, &[experts.width, hidden]);
+            tensors.add(&up, &[experts.width, hidden]);
+            tensors.add(&down, &[hidden, experts.width]);
+            if let Some([gate, up, down]) = experts.bias_names(expert) {
+                tensors.add(&gate, &[experts.width]);
+                tensors.add(&up, &[experts.width]);
+                tensors.add(&down, &[hidden]);
+            }
+        }
+    }
+
+    /// The routers of sparse blocks, under their module names in Transformers 5, but for those that are linear modules.
     pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
         let of = |layer| {
-            let experts = self.experts_of(layer)?;
+            let experts = self.experts_of(layer).filter(|experts| experts.names != ExpertNames::Gemma4)?;
             Some(LinearSpec {
                 name: format!("model.layers.{layer}.{}", experts.router_module()),
                 out_features: experts.count,
@@ -115,10 +189,11 @@ impl Arch {
         }
     }
 
-    /// Every linear module in model order: attention and MLP of each block, then `lm_head` (tied or not) or `score`. Routers and routed
-    /// experts are not among them.
+    /// Every linear module in model order: the projection of embeddings for each block, attention and MLP of each block, then `lm_head`
+    /// (tied or not) or `score`. Routed experts are not among them, nor most routers, which are parameters.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
-        let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
+        let mut modules: Vec<_> = self.per_layer_projection().into_iter().collect();
+        modules.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)));
         modules.push(LinearSpec {
             name: if self.score.is_some() { "score" } else { "lm_head" }.into(),
             out_features: self.outputs(),
@@ -139,8 +214,17 @@ impl Arch {
             PartSpec::Attention(attention) => self.attention_linears(attention),
             PartSpec::DeltaNet(spec) => delta_net_linears(spec, self.hidden_size),
             PartSpec::ShortConv(spec) => short_conv_linears(spec, self.hidden_size),
+            PartSpec::Mamba(spec) => mamba_linears(spec, self.module_names.mamba, self.hidden_size),
             PartSpec::Mlp { intermediate_size } => self.mlp_linears(*intermediate_size),
+            PartSpec::PlainMlp { intermediate_size } => self.plain_mlp_linears(*intermediate_size),
             PartSpec::Experts => self.shared_expert_linears(),
+            PartSpec::MlpAndExperts { intermediate_size } => {
+                let mut linears = self.mlp_linears(*intermediate_size);
+                let experts = self.experts.as_ref().map_or(0, |experts| experts.count);
+                linears.push(("router.proj".into(), experts, self.hidden_size, false));
+                linears
+            }
+            PartSpec::PerLayer => self.per_layer_linears(),
         };
         let spec = |(name, out_features, in_features, bias)| LinearSpec {
             name: format!("model.layers.{layer}.{name}"),
@@ -153,10 +237,12 @@ impl Arch {
     }
 
     fn attention_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
-        let (hidden, mixed, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let query = if attention.gated { 2 * mixed } else { mixed };
-        let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
+        let (hidden, width, key) = (self.hidden_size, attention.query_size(), attention.kv_size());
+        let query = if attention.gate == GateSpec::Beside { 2 * width } else { width };
+        let module = self.module_names.attention;
+        let of = |name: &str, out, inputs, bias| (format!("{module}.{name}"), out, inputs, bias);
         let mut linears = match (attention.kv_from, self.fused) {
+            _ if attention.latent.is_some() => self.latent_linears(attention),
             (Some(_), _) => vec![of("q_proj", query, hidden, self.qkv_bias)],
             (None, true) => vec![of("qkv_proj", query + 2 * key, hidden, self.qkv_bias)],
             (None, false) => vec![
@@ -165,33 +251,64 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
-        linears.push(of(self.module_names.o_proj, hidden, mixed, self.o_bias));
+        if attention.gate == GateSpec::Own {
+            linears.push(of("gate_proj", width, hidden, false));
+        }
+        if attention.k_eq_v && attention.kv_from.is_none() {
+            linears.truncate(2);
+        }
+        linears.push(of(self.module_names.o_proj, hidden, attention.mixed_size(), self.o_bias));
+        linears
+    }
+
+    /// Those of multi-head latent attention but for the last. The second ones have no biases.
+    fn latent_linears(&self, attention: &AttentionSpec) -> Vec<Linear> {
+        let Some(LatentSpec { query_rank, kv_rank, nope_dim, rope_dim, value_dim }) = attention.latent else {
+            return Vec::new();
+        };
+        let (hidden, query, bias) = (self.hidden_size, attention.query_size(), self.qkv_bias);
+        let of = |name: &str, out, inputs, bias| (format!("self_attn.{name}"), out, inputs, bias);
+        let mut linears = match query_rank {
+            Some(rank) => vec![of("q_a_proj", rank, hidden, bias), of("q_b_proj", query, rank, false)],
+            None => vec![of("q_proj", query, hidden, false)],
+        };
+        linears.push(of("kv_a_proj_with_mqa", kv_rank + rope_dim, hidden, bias));
+        linears.push(of("kv_b_proj", attention.num_heads * (nope_dim + value_dim), kv_rank, false));
         linears
     }
 
     fn mlp_linears(&self, inner: usize) -> Vec<Linear> {
         let (hidden, mlp, [gate, up, down]) = (self.hidden_size, self.module_names.mlp, self.module_names.projections);
         let of = |name: &str, out, inputs| (format!("{mlp}.{name}"), out, inputs, self.mlp_bias);
-        if self.fused {
-            vec![of("gate_up_proj", 2 * inner, hidden), of(down, hidden, inner)]
-        } else {
-            vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)]
+        match self.module_names.gate_up {
+            Some(gate_up) => vec![of(gate_up, 2 * inner, hidden), of(down, hidden, inner)],
+            None => vec![of(gate, inner, hidden), of(up, inner, hidden), of(down, hidden, inner)],
         }
     }
 
+    fn plain_mlp_linears(&self, inner: usize) -> Vec<Linear> {
+        let (hidden, mlp, [_, up, down]) = (self.hidden_size, self.module_names.mlp, self.module_names.projections);
+        let of = |name: &str, out, inputs| (format!("{mlp}.{name}"), out, inputs, self.mlp_bias);
+        vec![of(up, inner, hidden), of(down, hidden, inner)]
+    }
+
+    fn per_layer_linears(&self) -> Vec<Linear> {
+        let (hidden, width) = (self.hidden_size, self.per_layer.as_ref().map_or(0, |spec| spec.width));
+        vec![
+            ("per_layer_input_gate".into(), width, hidden, false),
+            ("per_layer_projection".into(), hidden, width, false),
+        ]
+    }
+
     fn shared_expert_linears(&self) -> Vec<Linear> {
-        let Some(SharedExpert { width, gated }) = self.experts.as_ref().and_then(|experts| experts.shared) else {
-            return Vec::new();
-        };
+        let experts = self.experts.as_ref().and_then(|experts| Some((experts.shared?, experts.shared_module())));
+        let Some((SharedExpert { width, gated }, module)) = experts else { return Vec::new() };
         let hidden = self.hidden_size;
-        let of = |name: &str, out, inputs| (format!("mlp.{name}"), out, inputs, false);
-        let mut linears = vec![
-            of("shared_expert.gate_proj", width, hidden),
-            of("shared_expert.up_proj", width, hidden),
-            of("shared_expert.down_proj", hidden, width),
-        ];
+        let of = |name: &str, out, inputs| (format!("{module}{name}"), out, inputs, false);
+        let mut linears =
+            vec![of(".gate_proj", width, hidden), of(".up_proj", width, hidden), of(".down_proj", hidden, width)];
         if gated {
-            linears.push(of("shared_expert_gate", 1, hidden));
+            linears.push(of("_gate", 1, hidden));
         }
         linears
     }
@@ -199,13 +316,36 @@ impl Arch {
 
 fn delta_net_linears(spec: &DeltaNetSpec, hidden: usize) -> Vec<Linear> {
     let of = |name: &str, out, inputs| (format!("linear_attn.{name}"), out, inputs, false);
-    vec![
-        of("in_proj_qkv", spec.qkv_size(), hidden),
-        of("in_proj_z", spec.value_size(), hidden),
-        of("in_proj_b", spec.value_heads, hidden),
-        of("in_proj_a", spec.value_heads, hidden),
-        of("out_proj", hidden, spec.value_size()),
-    ]
+    let (heads, value) = (spec.value_heads, spec.value_size());
+    match spec.names {
+        DeltaNetNames::Qwen => vec![
+            of("in_proj_qkv", spec.qkv_size(), hidden),
+            of("in_proj_z", value, hidden),
+            of("in_proj_b", heads, hidden),
+            of("in_proj_a", heads, hidden),
+            of("out_proj", hidden, value),
+        ],
+        DeltaNetNames::Olmo => vec![
+            of("q_proj", spec.key_size(), hidden),
+            of("k_proj", spec.key_size(), hidden),
+            of("v_proj", value, hidden),
+            of("a_proj", heads, hidden),
+            of("b_proj", heads, hidden),
+            of("g_proj", value, hidden),
+            of("o_proj", hidden, value),
+        ],
+        DeltaNetNames::QwenNext => vec![
+            of("in_proj_qkvz", spec.qkv_size() + value, hidden),
+            of("in_proj_ba", 2 * heads, hidden),
+            of("out_proj", hidden, value),
+        ],
+    }
+}
+
+fn mamba_linears(spec: &MambaSpec, mixer: &str, hidden: usize) -> Vec<Linear> {
+    let of = |name: &str, out, inputs| (format!("{mixer}.{name}"), out, inputs, spec.bias);
+    let all = spec.inner_size() + spec.conv_size() + spec.heads;
+    vec![of("in_proj", all, hidden), of("out_proj", hidden, spec.inner_size())]
 }
 
 fn short_conv_linears(spec: &ShortConvSpec, hidden: usize) -> Vec<Linear> {

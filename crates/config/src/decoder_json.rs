@@ -2,7 +2,10 @@
 //! does not compute. The family's file then changes what its class does differently.
 use serde_json::Value;
 
-use super::arch::{Arch, AttentionSpec, BlockSpec, ExpertNames, Experts, HiddenAct, ModuleNames, QkNorm, SharedExpert};
+use super::arch::{
+    Arch, AttentionSpec, BlockSpec, ExpertNames, Experts, GateSpec, HiddenAct, ModuleNames, QkNorm, RouterSpec,
+    SharedExpert,
+};
 use super::family::Family;
 use super::hf_json::{Source, brief};
 use super::vocabulary::TokenRows;
@@ -31,26 +34,13 @@ impl Source<'_> {
         }
     }
 
-    /// Refuses a quantized base unless bitsandbytes quantized it, or it is gpt-oss's own. The tensors are checked when the weights are opened.
+    /// Refuses a quantized base in a format that is not read. The tensors are checked when the weights are opened.
     fn refuse_quantization(&self, family: &Family) -> Result<()> {
-        let Some(found) = self.get("quantization_config") else { return Ok(()) };
-        let method = found.get("quant_method");
-        let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
-        let name = method.and_then(Value::as_str);
-        if name == Some("bitsandbytes") && (on("load_in_4bit") || on("load_in_8bit")) {
-            return Ok(());
+        let method = self.get("quantization_config").and_then(|found| found.get("quant_method"));
+        if method.is_some_and(|method| method == "mxfp4") && family.model_type != "gpt_oss" {
+            return Err(self.no_such_format(method));
         }
-        if name == Some("mxfp4") && family.model_type == "gpt_oss" {
-            return Ok(());
-        }
-        let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
-        Err(self
-            .not_yet(format!(
-                "quantized base: quantization_config{method}, other than bitsandbytes' load_in_4bit or load_in_8bit"
-            ))
-            .hint(
-                "use the unquantized model, with weights in f32, bf16 or f16, or one that bitsandbytes has quantized",
-            ))
+        self.stored_format().map(drop)
     }
 
     /// Refuses a sliding window in families whose Transformers code has none.
@@ -109,7 +99,7 @@ impl Source<'_> {
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
                 .hint("the class in Transformers always rotates whole heads: remove the key"));
         }
-        let intermediate_size = self.size("intermediate_size", None)?;
+        let intermediate_size = self.size("intermediate_size", defaults.intermediate)?;
         let attention = AttentionSpec {
             num_heads: num_attention_heads,
             num_kv_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
@@ -117,7 +107,10 @@ impl Source<'_> {
             window: None,
             rope: Some(0),
             kv_from: None,
-            gated: false,
+            gate: GateSpec::None,
+            v_norm: false,
+            k_eq_v: false,
+            latent: None,
         };
         Ok(Arch {
             family,
@@ -132,6 +125,9 @@ impl Source<'_> {
             qk_norm_after_rope: false,
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
             experts: None,
+            predicts_ahead: false,
+            per_layer: None,
+            layer_scalar: false,
             ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
             query_scaling: None,
@@ -158,6 +154,7 @@ impl Source<'_> {
             token_rows: TokenRows::default(),
             score: None,
             wrapper: None,
+            stored: None,
             vision: None,
         })
     }
@@ -282,6 +279,66 @@ impl Source<'_> {
         Ok(())
     }
 
+    /// The experts of DeepSeek-V3 and of those that route as it does: groups, a bias for the choice, an MLP beside them, and dense MLPs
+    /// in the first blocks.
+    pub(super) fn deepseek_experts(&self, arch: &mut Arch, defaults: DeepSeekDefaults) -> Result<()> {
+        let DeepSeekDefaults { experts, scale, groups, dense } = defaults;
+        let key = if self.get("n_routed_experts").is_some() { "n_routed_experts" } else { "num_local_experts" };
+        let experts = self.experts(key, "moe_intermediate_size", experts)?;
+        self.refuse_balance(&experts)?;
+        self.refuse_others("scoring_func", "sigmoid")?;
+        self.refuse_others("topk_method", "noaux_tc")?;
+        if self.size("moe_layer_freq", Some(1))? != 1 {
+            return Err(self.not_yet("moe_layer_freq other than 1"));
+        }
+        arch.predicts_ahead = true;
+        let shared = self.size("n_shared_experts", Some(1))? * experts.width;
+        let (count, chosen) = (self.size("n_group", Some(groups.0))?, self.size("topk_group", Some(groups.1))?);
+        let Experts { count: all, per_token, .. } = experts;
+        if !all.is_multiple_of(count) || all / count < 2 || chosen > count || chosen * (all / count) < per_token {
+            return Err(self.error(format!(
+                "{all} experts in n_group {count} groups, topk_group {chosen} of them for {per_token} experts a token: expected \
+                 groups of one size with two experts or more, and enough of them"
+            )));
+        }
+        arch.experts = Some(Experts {
+            normalised: self.flag("norm_topk_prob", true)?,
+            router: RouterSpec {
+                // All experts in one group is no choice of groups.
+                groups: (chosen < count).then_some((count, chosen)),
+                eps: 1e-20,
+                scale: self.positive("routed_scaling_factor", scale)?,
+                ..RouterSpec::SIGMOID
+            },
+            shared: Some(SharedExpert { width: shared, gated: false }),
+            names: ExpertNames::DeepSeek,
+            ..experts
+        });
+        let dense = self.count("first_k_dense_replace", dense)?;
+        arch.blocks.iter_mut().skip(dense).for_each(BlockSpec::set_experts);
+        Ok(())
+    }
+
+    /// Refuses a load-balancing loss where the class in Transformers has none.
+    pub(super) fn refuse_balance(&self, experts: &Experts) -> Result<()> {
+        if experts.balance.is_none() {
+            return Ok(());
+        }
+        Err(self
+            .not_yet("output_router_logits in this family")
+            .hint("the class in Transformers has no load-balancing loss: set it to false"))
+    }
+
+    /// Refuses a word other than the one that the class in Transformers computes, whatever the file says.
+    pub(super) fn refuse_others(&self, key: &str, only: &str) -> Result<()> {
+        match self.text(key)? {
+            Some(other) if other != only => {
+                Err(self.not_yet(format!("{key} {other:?}")).hint(format!("supported: {only:?}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The experts, from the keys `count` and `width`.
     pub(super) fn experts(&self, count: &str, width: &str, defaults: ExpertDefaults) -> Result<Experts> {
         let (count, width) = (self.size(count, Some(defaults.count))?, self.size(width, Some(defaults.width))?);
@@ -305,6 +362,7 @@ impl Source<'_> {
             per_token,
             width,
             normalised: true,
+            router: RouterSpec::SOFTMAX,
             shared: None,
             balance,
             names: ExpertNames::Qwen,
@@ -326,12 +384,26 @@ pub(super) struct ExpertDefaults {
     pub width: usize,
 }
 
+/// As [`ExpertDefaults`], of a family that routes as DeepSeek-V3 does.
+#[derive(Clone, Copy)]
+pub(super) struct DeepSeekDefaults {
+    pub experts: ExpertDefaults,
+    /// `routed_scaling_factor`.
+    pub scale: f64,
+    /// `n_group` and `topk_group`.
+    pub groups: (usize, usize),
+    /// `first_k_dense_replace`.
+    pub dense: usize,
+}
+
 /// Defaults of a family's configuration class in Transformers, for absent keys.
 pub(super) struct Defaults {
     /// Key and value heads; `None`: as many as query heads.
     pub kv_heads: Option<usize>,
     /// Width of a head; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
+    /// Width of an MLP; `None`: the file has to say it.
+    pub intermediate: Option<usize>,
     pub context: usize,
     /// Base of the rotary embedding, `rope_theta`.
     pub theta: f64,
@@ -352,6 +424,7 @@ impl Default for Defaults {
         Self {
             kv_heads: None,
             head_dim: None,
+            intermediate: None,
             context: 32_768,
             theta: 1e4,
             eps: 1e-6,

@@ -166,6 +166,8 @@ choices! {
         Mistral = "mistral",
         /// `<|user|> … <|end|>`.
         Phi = "phi",
+        /// Pictures, a question, a line break, and an answer.
+        Paligemma = "paligemma",
     };
 
     /// Which tokens carry the loss.

@@ -47,7 +47,24 @@ impl Arch {
         self.separate_for(vocabulary);
         self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
         self.token_rows = rows.clone();
-        Ok(())
+        self.check_growth()
+    }
+
+    /// Refuses a vocabulary that has grown beyond the table of embeddings for each block.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`].
+    pub fn check_growth(&self) -> Result<()> {
+        match &self.per_layer {
+            Some(table) if table.vocab_size < self.vocab_size => Err(Error::config(format!(
+                "not yet: new tokens in {}, whose blocks have embeddings of their own: {} for {}",
+                self.family.model_type,
+                count(table.vocab_size, "row"),
+                count(self.vocab_size, "token")
+            ))
+            .hint("use tokens that the vocabulary has, such as <unused0>")),
+            _ => Ok(()),
+        }
     }
 
     /// The rows of a tensor that are trained while the rest of it is frozen.

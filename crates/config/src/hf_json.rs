@@ -33,6 +33,35 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     })
 }
 
+/// The text with `Infinity`, `-Infinity` and `NaN` outside of strings as Transformers 5 writes them, `{"__float__": "Infinity"}`;
+/// `None` where it has none.
+fn special_floats(text: &str) -> Option<String> {
+    let (mut tagged, mut rest, mut in_string, mut found) = (String::with_capacity(text.len()), text, false, false);
+    while let Some(first) = rest.chars().next() {
+        let word = ["-Infinity", "Infinity", "NaN"].into_iter().find(|word| !in_string && rest.starts_with(word));
+        let taken = match (word, first) {
+            (Some(word), _) => {
+                found = true;
+                tagged.extend(["{\"", SPECIAL, "\": \"", word, "\"}"]);
+                rest = &rest[word.len()..];
+                continue;
+            }
+            (None, '\\') if in_string => first.len_utf8() + rest[1..].chars().next().map_or(0, char::len_utf8),
+            (None, '"') => {
+                in_string = !in_string;
+                1
+            }
+            (None, _) => first.len_utf8(),
+        };
+        tagged.push_str(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    found.then_some(tagged)
+}
+
+/// The key by which Transformers 5 writes numbers that JSON does not know.
+pub(super) const SPECIAL: &str = "__float__";
+
 /// A parsed JSON object with getters whose errors name the file and the key.
 pub(super) struct Source<'a> {
     pub(super) origin: &'a Path,
@@ -43,7 +72,12 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn parse(text: &str, origin: &'a Path) -> Result<Self> {
-        match serde_json::from_str(text) {
+        // Python writes numbers that JSON does not know. Only a file with such numbers fails as it is and not once they are tagged.
+        let parsed = serde_json::from_str(text).or_else(|error| match special_floats(text) {
+            Some(tagged) => serde_json::from_str(&tagged).map_err(|_| error),
+            None => Err(error),
+        });
+        match parsed {
             Ok(Value::Object(map)) => Ok(Self { origin, map, prefix: String::new() }),
             Ok(other) => {
                 Err(Error::model(format!("{}: expected a JSON object, found {}", origin.display(), brief(&other))))
@@ -94,6 +128,13 @@ impl<'a> Source<'a> {
             None => default.ok_or_else(expected)?,
         };
         if (1..=most).contains(&found) { Ok(found) } else { Err(expected()) }
+    }
+
+    /// A whole number from 0 on.
+    pub(super) fn count(&self, key: &str, default: usize) -> Result<usize> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let count = value.as_u64().and_then(|value| usize::try_from(value).ok()).filter(|count| *count <= MAX_SIZE);
+        count.ok_or_else(|| self.mismatch(key, &format!("a whole number from 0 to {MAX_SIZE}")))
     }
 
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {

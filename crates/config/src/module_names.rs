@@ -3,16 +3,24 @@
 /// Names of modules within a block, and of the norm behind the last one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ModuleNames {
+    /// The embedding in Transformers, below `model`. The engine calls it `embed_tokens` in every family.
+    pub embedding: &'static str,
     /// Below `model`.
     pub final_norm: &'static str,
-    /// Output projection of attention, below `self_attn`.
+    /// Attention.
+    pub attention: &'static str,
+    /// Output projection of attention.
     pub o_proj: &'static str,
-    /// Norm on queries, below `self_attn`.
+    /// Norm on queries, below attention.
     pub q_norm: &'static str,
-    /// Norm on keys, below `self_attn`.
+    /// Norm on keys, below attention.
     pub k_norm: &'static str,
+    /// A Mamba 2 mixer.
+    pub mamba: &'static str,
     /// The MLP.
     pub mlp: &'static str,
+    /// The one module that gives gate and up, where they have one.
+    pub gate_up: Option<&'static str>,
     /// Its gate, up and down projections.
     pub projections: [&'static str; 3],
 }
@@ -20,12 +28,34 @@ pub struct ModuleNames {
 impl ModuleNames {
     /// Llama's.
     pub const LLAMA: Self = Self {
+        embedding: "embed_tokens",
         final_norm: "norm",
+        attention: "self_attn",
         o_proj: "o_proj",
         q_norm: "q_norm",
         k_norm: "k_norm",
+        mamba: "mamba",
         mlp: "mlp",
+        gate_up: None,
         projections: ["gate_proj", "up_proj", "down_proj"],
+    };
+    /// Phi-3's.
+    pub const PHI3: Self = Self { gate_up: Some("gate_up_proj"), ..Self::LLAMA };
+    /// Granite 4's.
+    pub const GRANITE4: Self = Self {
+        mlp: "shared_mlp",
+        gate_up: Some("input_linear"),
+        projections: ["", "", "output_linear"],
+        ..Self::LLAMA
+    };
+    /// Nemotron-H's: a block has one mixer of that name.
+    pub const NEMOTRON_H: Self = Self {
+        embedding: "embeddings",
+        final_norm: "norm_f",
+        attention: "mixer",
+        mamba: "mixer",
+        mlp: "mixer",
+        ..Self::LLAMA
     };
     /// LFM2's.
     pub const LFM2: Self = Self {
@@ -35,6 +65,7 @@ impl ModuleNames {
         k_norm: "k_layernorm",
         mlp: "feed_forward",
         projections: ["w1", "w3", "w2"],
+        ..Self::LLAMA
     };
     /// `HunYuan`'s.
     pub const HUNYUAN: Self = Self { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Self::LLAMA };

@@ -45,6 +45,14 @@ pub enum RopeScaling {
         /// Context length of the pretraining.
         original_max_position_embeddings: usize,
     },
+    /// `rope_type: proportional`: only the first pairs of a head turn, by the frequencies that they would have if all did (Gemma 4).
+    /// The others have the frequency 0.
+    Proportional {
+        /// How many pairs turn.
+        pairs: usize,
+        /// What every frequency is divided by.
+        factor: f64,
+    },
     /// `rope_type: llama3`: low frequencies divided by `factor`, a smooth ramp between the two wavelengths.
     Llama3 {
         /// Divisor of the low frequencies.
@@ -66,7 +74,7 @@ impl RopeScaling {
             Self::Yarn { factor, original_max_position_embeddings, .. } => {
                 factor * *original_max_position_embeddings as f64
             }
-            Self::None | Self::LongRope { .. } | Self::Llama3 { .. } => 0.0,
+            Self::None | Self::LongRope { .. } | Self::Llama3 { .. } | Self::Proportional { .. } => 0.0,
         };
         max_position_embeddings.max(stretched as usize)
     }
@@ -83,6 +91,7 @@ impl std::fmt::Display for RopeScaling {
                 write!(out, "longrope beyond {original} tokens")
             }
             Self::Llama3 { factor, .. } => write!(out, "llama3 by {factor}"),
+            Self::Proportional { pairs, .. } => write!(out, "proportional, {pairs} pairs"),
         }
     }
 }
@@ -94,6 +103,8 @@ pub struct Rope {
     pub theta: f64,
     /// Number of features of a head that are rotated, from the first on; even.
     pub rotary_dim: usize,
+    /// Whether pairs are neighbouring features, as `DeepSeek` has them, and not one of each half.
+    pub interleaved: bool,
     /// How frequencies are scaled for long contexts.
     pub scaling: RopeScaling,
 }
@@ -136,6 +147,10 @@ impl Rope {
                 let reach = (factor * (tokens as f64).max(context) / context - (factor - 1.0)) as f32;
                 let grown = self.theta as f32 * f64::from(reach).powf(dim / (dim - 2.0)) as f32;
                 (Self { theta: f64::from(grown), ..self.clone() }.each(|power, _| 1.0 / power), 1.0)
+            }
+            &RopeScaling::Proportional { pairs, factor } => {
+                let rule = |power, pair| if pair < pairs { 1.0 / power / factor as f32 } else { 0.0 };
+                (self.each(rule), 1.0)
             }
             RopeScaling::Yarn { attention_factor, .. } => (self.yarn(), *attention_factor),
             RopeScaling::LongRope { short_factor, long_factor, attention_factor, original_max_position_embeddings } => {

@@ -1,7 +1,7 @@
 //! Rotary positions in `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters` (5).
 use serde_json::{Map, Value};
 
-use super::arch::{Arch, Rope, RopeScaling};
+use super::arch::{Arch, QueryScaling, Rope, RopeScaling};
 use super::hf_json::{Source, brief};
 use tunesmith_base::error::Result;
 
@@ -86,6 +86,16 @@ impl Source<'_> {
         Self { origin: self.origin, map, prefix: self.prefix.clone() }
     }
 
+    /// The rule of one kind of block, which `rope_parameters` must have (Gemma 4).
+    pub(super) fn rope_of(&self, kind: &str, head_dim: usize, max_position_embeddings: usize) -> Result<Rope> {
+        let missing = || self.mismatch("rope_parameters", &format!("an object with {kind}, which has a rope_theta"));
+        let entry = self.inner("rope_parameters")?.ok_or_else(missing)?.inner(kind)?.ok_or_else(missing)?;
+        if entry.get("rope_theta").is_none() {
+            return Err(entry.mismatch("rope_theta", "a number above 0"));
+        }
+        entry.read_rope(&Around { head_dim, max_position_embeddings, theta: 1.0, partial: 1.0, original: None })
+    }
+
     /// A number among the rope parameters; `None` where it is absent.
     pub(super) fn rope_number(&self, key: &str) -> Result<Option<f64>> {
         match self.rope_entry("full_attention")? {
@@ -94,12 +104,31 @@ impl Source<'_> {
         }
     }
 
+    /// Whether the base of the rotary embedding is written as null: its class then turns nothing.
+    pub(super) fn has_null_base(&self) -> Result<bool> {
+        let is_null = |source: &Self| source.has("rope_theta").then(|| source.get("rope_theta").is_none());
+        Ok(self.rope_object()?.as_ref().and_then(is_null).or_else(|| is_null(self)).unwrap_or(false))
+    }
+
+    /// How queries are scaled by their positions (`llama_4_scaling_beta`), in classes that need it. `rope` is how they turn.
+    pub(super) fn query_scaling(&self, rope: &Rope) -> Result<QueryScaling> {
+        let Some(beta) = self.rope_number("llama_4_scaling_beta")? else {
+            return Err(self.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs"));
+        };
+        match rope.scaling {
+            RopeScaling::Yarn { original_max_position_embeddings, .. } => {
+                Ok(QueryScaling { beta, original_max_position_embeddings })
+            }
+            _ => Err(self.not_yet("llama_4_scaling_beta with a rope_type other than yarn")),
+        }
+    }
+
     fn is_nested(&self) -> bool {
         self.map.values().any(Value::is_object)
     }
 
     /// The rule of one kind of block: the object itself, or its entry of that name where it has one for each kind.
-    fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
+    pub(super) fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
         match self.rope_object()? {
             Some(object) if object.is_nested() => object.inner(kind),
             object => Ok(object),
@@ -109,8 +138,11 @@ impl Source<'_> {
     fn read_rope(&self, around: &Around) -> Result<Rope> {
         let theta = self.positive("rope_theta", around.theta)?;
         let partial = self.positive("partial_rotary_factor", around.partial)?;
-        let rotary_dim = (around.head_dim as f64 * partial) as usize;
-        if partial > 1.0 || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+        let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
+        let share = (around.head_dim as f64 * partial) as usize;
+        // The other pairs have the frequency 0.
+        let rotary_dim = if kind == "proportional" { around.head_dim } else { share };
+        if partial > 1.0 || share < 2 || !rotary_dim.is_multiple_of(2) {
             return Err(self.error(format!(
                 "partial_rotary_factor is {partial}, expected a share of head_dim {} that is an even number of features",
                 around.head_dim
@@ -129,9 +161,9 @@ impl Source<'_> {
             ),
         };
         let stretch = |original: usize| around.max_position_embeddings as f64 / original as f64;
-        let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
         let scaling = match kind {
             "default" => RopeScaling::None,
+            "proportional" => RopeScaling::Proportional { pairs: share / 2, factor: self.positive("factor", 1.0)? },
             "linear" => RopeScaling::Linear { factor: required("factor")? },
             "dynamic" if rotary_dim > 2 => RopeScaling::Dynamic {
                 factor: required("factor")?,
@@ -190,10 +222,10 @@ impl Source<'_> {
             other => {
                 return Err(self
                     .not_yet(format!("{}rope_type {other:?}", self.prefix))
-                    .hint("supported: \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\", \"llama3\""));
+                    .hint("supported: \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\", \"llama3\", \"proportional\""));
             }
         };
-        Ok(Rope { theta, rotary_dim, scaling })
+        Ok(Rope { theta, rotary_dim, interleaved: false, scaling })
     }
 
     fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>> {

@@ -20,7 +20,7 @@ pub struct LinearSpec {
     pub in_features: usize,
     /// Whether the module adds a bias.
     pub bias: bool,
-    /// Index of the decoder block, from 0; `None` for `lm_head`.
+    /// Index of the decoder block, from 0; `None` for those outside of blocks, such as `lm_head`.
     pub layer: Option<usize>,
 }
 
@@ -44,6 +44,11 @@ impl TensorSpec {
 }
 
 impl LinearSpec {
+    /// Whether it is the model's head, which has no adapter of its own and is never quantized.
+    pub fn is_head(&self) -> bool {
+        self.layer.is_none() && matches!(self.name.as_str(), "lm_head" | "score")
+    }
+
     /// Name of its weight.
     pub fn weight(&self) -> String {
         format!("{}.weight", self.name)

@@ -26,15 +26,22 @@ pub struct Wrapper {
 pub struct Naming {
     /// Prefix of `layers`, `embed_tokens` and `norm`.
     base: &'static str,
+    /// Name of the embedding behind the base.
+    embedding: &'static str,
     /// Name of the head module.
     head: &'static str,
 }
 
 /// Names of Transformers before 4.52, which most checkpoints have on disk.
-const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head" };
-const NEW: Naming = Naming { base: "model.language_model.", head: "lm_head" };
+const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head", ..NEW };
+const NEW: Naming = Naming { base: "model.language_model.", embedding: "embed_tokens", head: "lm_head" };
 /// Names since Transformers 4.52 in classes that call the decoder `text_model`.
-const TEXT: Naming = Naming { base: "model.text_model.", head: "lm_head" };
+const TEXT: Naming = Naming { base: "model.text_model.", ..NEW };
+/// Nemotron-H's names on disk, and in Transformers 5.
+const BACKBONE: Naming = Naming { base: "backbone.", embedding: EMBEDDINGS, head: "lm_head" };
+const MODEL: Naming = Naming { base: "model.", ..BACKBONE };
+/// Nemotron-H's embedding.
+const EMBEDDINGS: &str = "embeddings";
 
 const LLAVA: Wrapper = Wrapper {
     model_type: "llava",
@@ -45,6 +52,17 @@ const LLAVA: Wrapper = Wrapper {
     tied: false,
     text_ties: true,
     caps_logits: false,
+};
+
+const GEMMA4: Wrapper = Wrapper {
+    model_type: "gemma4",
+    class_name: "Gemma4ForConditionalGeneration",
+    models: "Gemma 4 E2B, E4B, 26B-A4B and 31B",
+    text: "gemma4_text",
+    tied: true,
+    text_ties: false,
+    caps_logits: true,
+    ..LLAVA
 };
 
 /// The multimodal classes whose language models are supported.
@@ -96,7 +114,7 @@ pub static WRAPPERS: &[Wrapper] = &[
     Wrapper {
         model_type: "mistral3",
         class_name: "Mistral3ForConditionalGeneration",
-        models: "Mistral Small 3.1 and 3.2",
+        models: "Mistral Small 3.1, 3.2 and 4, Ministral 3",
         text: "mistral",
         tied: true,
         text_ties: false,
@@ -168,11 +186,27 @@ pub static WRAPPERS: &[Wrapper] = &[
         text_ties: false,
         ..LLAVA
     },
+    GEMMA4,
+    Wrapper {
+        model_type: "gemma4_unified",
+        class_name: "Gemma4UnifiedForConditionalGeneration",
+        models: "Gemma 4 12B",
+        text: "gemma4_unified_text",
+        ..GEMMA4
+    },
     Wrapper {
         model_type: "qwen3_5",
         class_name: "Qwen3_5ForConditionalGeneration",
         models: "Qwen3.5 0.8B to 27B, Qwen3.6 and Qwen3.8 27B",
         text: "qwen3_5_text",
+        text_ties: false,
+        ..LLAVA
+    },
+    Wrapper {
+        model_type: "qwen3_5_moe",
+        class_name: "Qwen3_5MoeForConditionalGeneration",
+        models: "Qwen3.5 35B-A3B, 122B-A10B and 397B-A17B, Qwen3.6 35B-A3B",
+        text: "qwen3_5_moe_text",
         text_ties: false,
         ..LLAVA
     },
@@ -216,15 +250,24 @@ impl Wrapper {
 impl Naming {
     /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
-        let found = [OLD, NEW, TEXT].into_iter().find(|naming| has(&format!("{}embed_tokens.weight", naming.base)))?;
+        let has_embedding = |naming: &Self| has(&format!("{}{}.weight", naming.base, naming.embedding));
+        let found = [OLD, NEW, TEXT, BACKBONE, MODEL].into_iter().find(has_embedding)?;
         // Either head may stand beside either base.
         let other = [OLD.head, NEW.head].into_iter().find(|head| has(&format!("{head}.weight")));
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
+    /// Whether a checkpoint is of a family whose files name its tensors otherwise than the engine: Nemotron-H's.
+    pub fn is_own(has: &dyn Fn(&str) -> bool) -> bool {
+        [BACKBONE, MODEL].iter().any(|naming| has(&format!("{}{EMBEDDINGS}.weight", naming.base)))
+    }
+
     /// The name of a tensor or module in a plain language model; `None` for what is not part of the decoder, such as the vision tower.
     pub fn plain(self, stored: &str) -> Option<String> {
-        let inner = stored.strip_prefix(self.base).map(|rest| format!("model.{rest}"));
+        let inner = stored.strip_prefix(self.base).map(|rest| match rest.strip_prefix(self.embedding) {
+            Some(rest) => format!("model.embed_tokens{rest}"),
+            None => format!("model.{rest}"),
+        });
         let head = || stored.strip_prefix(self.head).map(|rest| format!("lm_head{rest}"));
         inner.or_else(head).filter(|name| is_decoders(name))
     }
@@ -235,7 +278,10 @@ impl Naming {
             return plain.to_owned();
         }
         match (plain.strip_prefix("model."), plain.strip_prefix("lm_head")) {
-            (Some(rest), _) => format!("{}{rest}", self.base),
+            (Some(rest), _) => match rest.strip_prefix("embed_tokens") {
+                Some(rest) => format!("{}{}{rest}", self.base, self.embedding),
+                None => format!("{}{rest}", self.base),
+            },
             (None, Some(rest)) => format!("{}{rest}", self.head),
             (None, None) => plain.to_owned(),
         }
@@ -252,9 +298,13 @@ pub fn is_beside(plain: &str) -> bool {
 pub fn is_decoders(plain: &str) -> bool {
     let parts = [
         "model.embed_tokens",
+        "model.embed_tokens_per_layer",
+        "model.per_layer_model_projection",
+        "model.per_layer_projection_norm",
         "model.layers",
         "model.norm",
         "model.embedding_norm",
+        "model.norm_f",
         "model.rotary_emb",
         "lm_head",
         "score",
@@ -264,5 +314,5 @@ pub fn is_decoders(plain: &str) -> bool {
 
 /// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
 pub fn plain_name(name: &str) -> String {
-    [OLD, NEW, TEXT].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
+    [OLD, NEW, TEXT, MODEL].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
 }

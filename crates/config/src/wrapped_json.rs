@@ -48,9 +48,14 @@ static TEXTS: &[Text] = &[
     text("olmo3", [50_304, 4096, 11_008, 32, 32], [None, Some(50_279)]),
     text("granite", [32_000, 4096, 11_008, 32, 32], [Some(1), Some(2)]),
     text("qwen3_5_text", [248_320, 4096, 12_288, 32, 16], [None, None]),
+    // Its class has no MLP, and so no width of one.
+    text("qwen3_5_moe_text", [248_320, 2048, 512, 40, 16], [None, None]),
     text("lfm2", [65_536, 2560, 12_288, 32, 32], [Some(1), Some(2)]),
     text("ministral3", [131_072, 4096, 14_336, 34, 32], [Some(1), Some(2)]),
+    text("mistral4", [131_072, 4096, 12_288, 36, 32], [Some(1), Some(2)]),
     text("hunyuan_v1_dense", [290_943, 4096, 11_008, 32, 32], [Some(1), Some(2)]),
+    text("gemma4_text", [262_144, 2304, 9216, 30, 8], [Some(2), Some(1)]),
+    text("gemma4_unified_text", [262_144, 2304, 9216, 30, 8], [Some(2), Some(1)]),
     QWEN_VL,
     Text { model_type: "qwen2_5_vl_text", ..QWEN_VL },
     Text {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::catch_panic::isolated;
+use super::fast_bpe::FastBpe;
 use super::growth::{self, Growth, Words};
 use super::thread_time::thread_time;
 use tunesmith_base::error::{Error, Result};
@@ -21,9 +22,16 @@ pub struct Encoded {
 pub(super) struct BoundedTokenizer {
     pub(super) inner: tokenizers::Tokenizer,
     pub(super) growth: Growth,
+    /// The faster way to the same tokens, if there is one.
+    fast: Option<FastBpe>,
 }
 
 impl BoundedTokenizer {
+    pub(super) fn new(inner: tokenizers::Tokenizer, growth: Growth) -> Self {
+        let fast = if growth.slow { None } else { FastBpe::of(&inner) };
+        Self { inner, growth, fast }
+    }
+
     /// Parses the content of the `tokenizer.json` at `path`.
     ///
     /// # Errors
@@ -32,7 +40,7 @@ impl BoundedTokenizer {
         let read = || {
             let growth = growth::check(bytes)?;
             let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
-            Ok(Self { inner: loaded.map_err(|error| Error::model(error.to_string()).caused_by(error))?, growth })
+            Ok(Self::new(loaded.map_err(|error| Error::model(error.to_string()).caused_by(error))?, growth))
         };
         read().map_err(|error: Error| {
             let error = error.context(path.display()).with_kind(tunesmith_base::Kind::Model);
@@ -47,9 +55,18 @@ impl BoundedTokenizer {
             return self.encode_first(text, true, most).map(|(encoded, added)| (encoded.ids, added));
         }
         check_length(text, self.growth)?;
+        if let Some((encoded, added)) = self.fast(text, true)? {
+            return Ok((encoded.ids, added));
+        }
         // `encode_fast` omits offsets.
         let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?.map_err(untokenized)?;
         Ok((encoding.get_ids().to_vec(), added(&encoding)))
+    }
+
+    /// The tokens of a text by the faster way; `None` if it is not one for it.
+    fn fast(&self, text: &str, add_special: bool) -> Result<Option<(Encoded, Vec<bool>)>> {
+        let Some(fast) = &self.fast else { return Ok(None) };
+        isolated("tokenizing", || fast.encode(&self.inner, text, add_special))
     }
 
     /// Tokenizes a text. Also returns for each id whether the post-processor has added it. `most` is as in
@@ -60,13 +77,18 @@ impl BoundedTokenizer {
         add_special: bool,
         most: Option<usize>,
     ) -> Result<(Encoded, Vec<bool>)> {
-        let Self { inner, growth } = self;
+        let Self { inner, growth, .. } = self;
         let encode = |text: &str| {
             check_length(text, *growth)?;
             if growth.slow {
                 check_time(inner, text)?;
             }
-            isolated("tokenizing", || inner.encode(text, add_special)).and_then(|done| done.map_err(untokenized))
+            if let Some(found) = self.fast(text, add_special)? {
+                return Ok(found);
+            }
+            let encoding = isolated("tokenizing", || inner.encode(text, add_special))?.map_err(untokenized)?;
+            let encoded = Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() };
+            Ok((encoded, added(&encoding)))
         };
         // Tokens of ordinary text have fewer than 16 bytes on average.
         let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN));
@@ -79,19 +101,18 @@ impl BoundedTokenizer {
             let last = char_boundary(text, end - MARGIN);
             // In most tokenizers no token crosses a space. The margin is for the others, and for very long words.
             let cut = text[last..end].rfind(char::is_whitespace).map_or(end, |space| last + space);
-            let encoding = encode(&text[..cut])?;
+            let (mut encoded, mut added) = encode(&text[..cut])?;
             let sure = cut - MARGIN;
-            let offsets = encoding.get_offsets();
-            let first = offsets.iter().position(|(start, end)| start < end && *end > sure).unwrap_or(0);
+            let first = encoded.offsets.iter().position(|(start, end)| start < end && *end > sure).unwrap_or(0);
             if first > most {
-                let encoded = Encoded { ids: encoding.get_ids()[..first].to_vec(), offsets: offsets[..first].to_vec() };
-                return Ok((encoded, added(&encoding)[..first].to_vec()));
+                encoded.ids.truncate(first);
+                encoded.offsets.truncate(first);
+                added.truncate(first);
+                return Ok((encoded, added));
             }
             length = length.saturating_mul(4);
         }
-        let encoding = encode(text)?;
-        let encoded = Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() };
-        Ok((encoded, added(&encoding)))
+        encode(text)
     }
 }
 

@@ -235,7 +235,7 @@ impl Control {
         }
         inner.add_tokens(renamed.iter().map(|(_, token)| token.clone()))?;
         let ids = renamed.iter().filter_map(|(id, token)| Some((inner.token_to_id(&token.content)?, *id))).collect();
-        let tokenizer = BoundedTokenizer { inner, growth: tokenizer.bounded().growth };
+        let tokenizer = BoundedTokenizer::new(inner, tokenizer.bounded().growth);
         Ok(RenamedTokenizer { tokenizer, ids })
     }
 

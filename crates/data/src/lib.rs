@@ -10,6 +10,7 @@
 //!
 //! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
 //! time).
+mod archive;
 pub mod batch;
 mod bounded_tokenizer;
 mod catch_panic;
@@ -21,6 +22,7 @@ mod dataset;
 mod dedupe;
 pub mod documents;
 pub mod encode;
+mod fast_bpe;
 mod fields;
 mod growth;
 mod inputs;

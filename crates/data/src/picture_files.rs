@@ -9,6 +9,7 @@ use base64::alphabet;
 use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
+use super::archive::{self, Archives};
 use super::inputs::Inputs;
 use super::pictures::{PictureLook, PictureRows, Pictures, bad_image};
 use super::row::{Form, PROBE_ROWS};
@@ -43,8 +44,9 @@ pub fn shows_pictures(config: &Config) -> Result<bool> {
 pub struct PictureFiles {
     processor: Processor,
     vision: VisionArch,
-    /// The folder, without links.
+    /// The folder, without links; or an archive, or a folder in one.
     folder: PathBuf,
+    archives: Archives,
     /// Where pictures go that rows contain.
     kept: PathBuf,
     /// Whether pictures are decoded when rows are read.
@@ -58,8 +60,13 @@ impl PictureFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder does not exist.
     pub fn new(processor: Processor, vision: VisionArch, folder: &Path, cache: &Path, decodes: bool) -> Result<Self> {
-        let folder = fs::canonicalize(folder).map_err(|error| Error::io("open", folder, &error))?;
-        Ok(Self { processor, vision, folder, kept: cache.join("pictures"), decodes })
+        let real = |path: &Path| fs::canonicalize(path).map_err(|error| Error::io("open", path, &error));
+        let folder = match archive::split(folder) {
+            Some((archive, inner)) => real(&archive)?.join(inner),
+            None => real(folder)?,
+        };
+        let archives = Archives::default();
+        Ok(Self { processor, vision, folder, archives, kept: cache.join("pictures"), decodes })
     }
 
     /// The bytes of a picture.
@@ -67,12 +74,21 @@ impl PictureFiles {
         let path = Path::new(file);
         let whole = self.folder.join(path);
         let failed = |error: std::io::Error| Error::io("read", &whole, &error).with_kind(Kind::Data);
+        let member = archive::split(&whole);
         if path.is_relative() {
-            let real = fs::canonicalize(&whole).map_err(failed)?;
-            if !real.starts_with(&self.folder) {
+            let inside = match &member {
+                // A folder of an archive has no links; names that lead out of it are no member's.
+                Some((archive, _)) if self.folder.starts_with(archive) => true,
+                Some((archive, _)) => fs::canonicalize(archive).map_err(failed)?.starts_with(&self.folder),
+                None => fs::canonicalize(&whole).map_err(failed)?.starts_with(&self.folder),
+            };
+            if !inside {
                 return Err(Error::data(format!("it leads out of the folder of pictures {}", self.folder.display()))
                     .hint("set data.image_dir, or name pictures elsewhere by their whole path"));
             }
+        }
+        if let Some((archive, name)) = member {
+            return self.archives.read(&archive, &name, MAX_BYTES);
         }
         files::read(&whole, MAX_BYTES).map_err(failed)
     }
@@ -221,10 +237,12 @@ mod tests {
         fs::write(dir.path().join("text.png"), "no picture").unwrap();
         fs::write(dir.path().join("empty.png"), "").unwrap();
         symlink(golden("pixels/rgb.png"), dir.path().join("link.png")).unwrap();
+        // That a file is cut off shows without decoding it.
+        assert!(files(dir.path(), false).rows("cut.png").is_err());
         let files = files(dir.path(), true);
         for (name, part) in [
             ("none.png", "No such file"),
-            ("cut.png", "cannot be read"),
+            ("cut.png", "is cut off"),
             ("text.png", "no picture"),
             ("empty.png", "an empty file"),
             ("link.png", "leads out of the folder"),

@@ -37,6 +37,10 @@ pub trait Pictures: Debug + Send + Sync {
     /// As [`Self::rows`].
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>>;
 
+    /// Tells which pictures [`Self::pixels`] will be asked for next, in that order and each as often as it is named. They may be
+    /// read meanwhile. What was announced before is forgotten.
+    fn read_ahead(&self, _files: Vec<String>) {}
+
     /// A picture's content and size.
     ///
     /// # Errors
@@ -130,7 +134,7 @@ impl ChatPictures {
         };
         let image = text_of(token)?;
         let place = match form {
-            ChatForm::Bare | ChatForm::Idefics3 => image.clone(),
+            ChatForm::Bare | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
             ChatForm::Gemma3 { begin, .. } => text_of(begin)?,
         };
         let (mut files, mut rows, mut texts) = (Vec::new(), Vec::new(), Vec::new());
@@ -144,6 +148,7 @@ impl ChatPictures {
                     format!("\n\n{}{inner}{}\n\n", text_of(begin)?, text_of(end)?)
                 }
                 ChatForm::Idefics3 => idefics3(&found, &image),
+                ChatForm::InternVl => format!("<img>{}</img>", image.repeat(found.tiles.iter().sum())),
             });
             rows.push(found.tiles.iter().sum());
             files.push(file);

@@ -140,14 +140,32 @@ impl Sampler {
     /// The examples of the next step. After the last step of an epoch the next epoch begins. Empty only if there are no
     /// examples.
     pub fn next_step(&mut self) -> Step {
-        let rows_per_step = self.rows_per_step();
-        if self.state.step == self.steps_per_epoch() && self.rows.len() > 0 {
+        if self.epoch_is_over() {
             self.state = SamplerState { epoch: self.state.epoch + 1, step: 0, ..self.state };
             self.order = self.epoch_order(self.state.epoch);
         }
-        let begin = (self.state.step * rows_per_step).min(self.order.len());
-        let rows = &self.order[begin..(begin + rows_per_step).min(self.order.len())];
         self.state.step += 1;
+        self.step_of(&self.order, self.state.step - 1)
+    }
+
+    /// What [`Self::next_step`] will give.
+    pub fn peek(&self) -> Step {
+        if self.epoch_is_over() {
+            self.step_of(&self.epoch_order(self.state.epoch + 1), 0)
+        } else {
+            self.step_of(&self.order, self.state.step)
+        }
+    }
+
+    fn epoch_is_over(&self) -> bool {
+        self.state.step == self.steps_per_epoch() && self.rows.len() > 0
+    }
+
+    /// The examples of step `step`, from 0, of an epoch with this order.
+    fn step_of(&self, order: &[u32], step: usize) -> Step {
+        let rows_per_step = self.rows_per_step();
+        let begin = (step * rows_per_step).min(order.len());
+        let rows = &order[begin..(begin + rows_per_step).min(order.len())];
         rows.chunks(self.options.batch_size.max(1))
             .map(|micro_batch| micro_batch.iter().map(|&row| self.rows.examples(row as usize)).collect())
             .collect()

@@ -1,6 +1,6 @@
 //! The examples of a split (training, validation, test) as row numbers in token sets. Only these numbers are shuffled,
 //! split, mixed and repeated; tokens stay on disk.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -307,6 +307,20 @@ impl Split {
             Ok(images)
         };
         indices.par_iter().map(of).collect()
+    }
+
+    /// Has the pictures of examples read meanwhile, which [`Self::images`] will be asked for next.
+    pub fn read_ahead(&self, indices: &[usize]) {
+        let Some(pictures) = &self.pictures else { return };
+        let of = |&index: &usize| {
+            let files: BTreeSet<&str> =
+                self.pictures(index).iter().flatten().map(|shown| shown.file.as_str()).collect();
+            files.into_iter().map(str::to_owned)
+        };
+        let files: Vec<String> = indices.iter().flat_map(of).collect();
+        if !files.is_empty() {
+            pictures.read_ahead(files);
+        }
     }
 
     /// The pictures of the prompts of examples ([`Self::prompt`]).

@@ -108,5 +108,6 @@ const fn builtin_source(builtin: BuiltinTemplate) -> &'static str {
         BuiltinTemplate::Gemma => include_str!("templates/gemma.jinja"),
         BuiltinTemplate::Mistral => include_str!("templates/mistral.jinja"),
         BuiltinTemplate::Phi => include_str!("templates/phi.jinja"),
+        BuiltinTemplate::Paligemma => include_str!("templates/paligemma.jinja"),
     }
 }

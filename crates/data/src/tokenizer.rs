@@ -49,7 +49,7 @@ impl Tokenizer {
         if !new_tokens.is_empty() {
             bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
         }
-        let BoundedTokenizer { mut inner, growth } = BoundedTokenizer::parse(&path, &bytes)?;
+        let BoundedTokenizer { mut inner, growth, .. } = BoundedTokenizer::parse(&path, &bytes)?;
         // The file's padding and truncation do not apply: batches have no padding, and the encoder truncates rows.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| Error::model(error.to_string()).caused_by(error))?;
@@ -82,7 +82,7 @@ impl Tokenizer {
         let mut special_ids: Vec<u32> = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         special_ids.sort_unstable();
         let hash = blake3::hash(&bytes);
-        let bounded = BoundedTokenizer { inner, growth };
+        let bounded = BoundedTokenizer::new(inner, growth);
         Ok(Self { bounded, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash })
     }
 

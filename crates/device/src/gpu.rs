@@ -9,8 +9,9 @@
 use crate::counted::counts;
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
 use crate::{Device, cuda, current, memory};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tunesmith_base::error::{Error, Result};
 
@@ -34,7 +35,21 @@ struct Gpu {
     side: OnceLock<Arc<Stream>>,
     /// Places on the host that are used again, by their size.
     pinned: Mutex<HashMap<usize, Vec<PinnedMemory>>>,
+    /// Places that uploads wait in, the oldest first.
+    staged: Mutex<VecDeque<Staged>>,
 }
+
+/// Bytes on the host that the GPU copies by itself when it comes to them.
+struct Staged {
+    place: PinnedMemory,
+    copied: Event,
+}
+
+/// Uploads of so many bytes wait in pinned memory. The driver keeps less by itself; for more, such as weights that are loaded, the host
+/// may wait.
+const STAGED: RangeInclusive<usize> = (32 << 10)..=(4 << 20);
+/// So many bytes may wait: then the host waits for the oldest.
+const STAGED_AT_MOST: usize = 64 << 20;
 
 /// What tells sources apart: the name, and the type of numbers that it is compiled for.
 type Key = (&'static str, Option<Number>);
@@ -65,6 +80,7 @@ pub fn open(ordinal: u8) -> Result<()> {
             kernels: Mutex::default(),
             side: OnceLock::new(),
             pinned: Mutex::default(),
+            staged: Mutex::default(),
         };
         // The lock makes this the only thread that sets it.
         let _ = OPEN[usize::from(ordinal)].set(gpu);
@@ -129,6 +145,43 @@ impl Gpu {
 
     fn pinned(&self) -> MutexGuard<'_, HashMap<usize, Vec<PinnedMemory>>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies bytes to the GPU in the stream's order, by way of pinned memory: the host does not wait for the stream.
+    ///
+    /// # Safety
+    /// There is memory of the GPU for all of `from` at `to`.
+    unsafe fn stage(&self, to: u64, from: &[u8]) -> Result<()> {
+        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let held: usize = staged.iter().map(|it| it.place.as_slice().len()).sum();
+        let mut idle = None;
+        for (index, it) in staged.iter().enumerate() {
+            if it.place.as_slice().len() >= from.len() && it.copied.done()? {
+                idle = Some(index);
+                break;
+            }
+        }
+        if let Some(oldest) = staged.front().filter(|_| idle.is_none() && held + from.len() > STAGED_AT_MOST) {
+            oldest.copied.synchronize()?;
+            staged.pop_front();
+        }
+        let mut place = match idle.and_then(|index| staged.remove(index)) {
+            Some(it) => it.place,
+            None => PinnedMemory::new(&self.context, from.len().next_power_of_two())?,
+        };
+        place.as_mut_slice()[..from.len()].copy_from_slice(from);
+        let stream = self.stream();
+        // SAFETY: as the caller says; the place is not touched again before the event.
+        let copied = unsafe { stream.copy_to_device(to, place.as_slice().as_ptr(), from.len()) };
+        match copied.and_then(|()| stream.record()) {
+            Ok(copied) => staged.push_back(Staged { place, copied }),
+            Err(error) => {
+                // A GPU that fails may still read there.
+                std::mem::forget(place);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Does `copy` on the side, after all that was asked for so far; the event is its end.
@@ -345,10 +398,17 @@ const fn held(bytes: usize) -> usize {
 /// # Safety
 /// There is memory of the GPU for all of `from` at `to`.
 pub(crate) unsafe fn upload(ordinal: u8, to: u64, from: &[u8]) {
-    if !from.is_empty() && !counts(ordinal) {
-        // SAFETY: as the caller says; the driver stages pageable memory before it returns.
-        checked(unsafe { gpu(ordinal).stream().copy_to_device(to, from.as_ptr(), from.len()) });
+    if from.is_empty() || counts(ordinal) {
+        return;
     }
+    let gpu = gpu(ordinal);
+    checked(if STAGED.contains(&from.len()) {
+        // SAFETY: as the caller says.
+        unsafe { gpu.stage(to, from) }
+    } else {
+        // SAFETY: as the caller says; the driver stages pageable memory before it returns.
+        unsafe { gpu.stream().copy_to_device(to, from.as_ptr(), from.len()) }
+    });
 }
 
 /// Waits for the stream and copies bytes of the GPU to the host.

@@ -6,14 +6,19 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::merge::Merged;
+use super::merge::{Merged, fits};
+use super::pair::PairFiles;
 use super::requantize::{Loss, Requantization};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::disk::RealDisk;
 use tunesmith_checkpoint::publish::{StagedFolder, publish_folder};
 use tunesmith_checkpoint::{FILES, folder, preflight};
 use tunesmith_config::arch::TensorSpec;
-use tunesmith_model::weights::{Dtype, Numbers, Parts, StackedTensor, Wrapping, write_floats, write_numbers_by};
+use tunesmith_config::stored_format::Layout;
+use tunesmith_model::weights::{
+    Dtype, MakersPart, Numbers, Parts, StackedTensor, Stacking, Wrapping, write_floats, write_numbers_by,
+};
+use tunesmith_ops::quant::Format;
 
 /// How the weights of a written folder are stored.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +46,10 @@ enum Planned {
     Stacked(StackedTensor, Dtype),
     /// Experts in MXFP4, as the base has them.
     Stored(String, Vec<usize>, Numbers<'static>),
+    /// A part of a matrix in the format of the base's maker, as the base has it.
+    Makers(MakersPart),
+    /// A changed matrix in FP8, coded as the base codes it, with its parts there.
+    Recoded(TensorSpec, Vec<MakersPart>),
     /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
 }
@@ -64,15 +73,24 @@ impl FolderSettings<'_> {
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
         let tensors = merged.arch.tensors();
-        let stacked = StackedTensor::of(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
+        let stacked =
+            merged.weights.stacking().again(tensors.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice())));
         if let (Some(_), false) = (self.requantization, stacked.is_empty()) {
-            return Err(Error::config("not yet: gpt-oss's experts in bitsandbytes' formats")
+            return Err(Error::config("not yet: experts that the base holds stacked, in bitsandbytes' formats")
                 .hint("leave out --requantize: experts in MXFP4 stay so"));
         }
         let parts: BTreeSet<&String> = stacked.iter().flat_map(|it| it.experts.iter().flatten()).collect();
-        let of_model: Vec<Planned> = (tensors.iter().filter(|spec| !parts.contains(&spec.name)))
-            .map(|spec| Planned::Merged(spec.clone(), of(spec)))
-            .collect();
+        let keeps = self.keeps_makers(merged);
+        let mut of_model: Vec<Planned> = Vec::new();
+        for spec in tensors.iter().filter(|spec| !parts.contains(&spec.name)) {
+            match self.as_stored(merged, spec)? {
+                Some(stored) => of_model.extend(stored),
+                None => of_model.push(Planned::Merged(spec.clone(), of(spec))),
+            }
+        }
+        if keeps {
+            of_model.extend(merged.weights.makers_leftovers().into_iter().map(Planned::Makers));
+        }
         let stored = if keeps_mxfp4(merged, self.dtype) { merged.weights.stacked_mxfp4() } else { Vec::new() };
         let is_stored = |it: &StackedTensor| stored.iter().any(|(name, ..)| *name == format!("{}_blocks", it.name));
         let experts: Vec<Planned> = (stacked.iter().filter(|it| !is_stored(it)))
@@ -80,23 +98,42 @@ impl FolderSettings<'_> {
             .collect();
         let stored = stored.into_iter().map(|(name, shape, numbers)| Planned::Stored(name, shape, numbers));
         let of_model = of_model.into_iter().chain(experts).chain(stored);
-        let changed = merged.changed_beside();
+        let is_pair = merged.arch.vision.as_ref().is_some_and(|vision| vision.folder.is_some());
+        // Those of a pair have a file of their own.
+        let changed = if is_pair { Vec::new() } else { merged.changed_beside() };
         let mut changed: BTreeMap<String, TensorSpec> = match wrapping {
             Some(wrapping) => changed.into_iter().map(|spec| (wrapping.stored_name(&spec.name), spec)).collect(),
-            None if changed.is_empty() => BTreeMap::new(),
-            None => {
-                return Err(Error::config(
-                    "an adapter that trained an encoder of its own folder, or a connector to it",
-                )
-                .hint("no class of Transformers holds both models: keep the adapter, and run it with vision.encoder"));
-            }
+            None => BTreeMap::new(),
         };
-        let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
+        let beside = wrapping.map_or_else(|| Ok(Vec::new()), |wrapping| wrapping.tensors(keeps))?.into_iter();
         let beside = beside.map(|(name, shape, numbers)| match changed.remove(&name) {
             Some(spec) => Planned::Merged(spec.clone(), of(&spec)),
             None => Planned::Beside(name, shape, numbers),
         });
         Ok(of_model.chain(beside).collect())
+    }
+
+    /// Whether the model is written in the format of the base's maker, MXFP4 apart.
+    fn keeps_makers(&self, merged: &Merged) -> bool {
+        let format = merged.weights.quantization();
+        let makers = format.is_some_and(|format| format.is_makers() && format != Format::Mxfp4);
+        makers && self.dtype.is_none() && self.requantization.is_none()
+    }
+
+    /// A matrix in the format of the base's maker: as it is, or coded again where the adapter changes it.
+    fn as_stored(&self, merged: &Merged, spec: &TensorSpec) -> Result<Option<Vec<Planned>>> {
+        let layout = merged.weights.layout(&spec.name).filter(|_| self.keeps_makers(merged));
+        let Some(layout) = layout else { return Ok(None) };
+        let parts = merged.weights.makers_parts(&spec.name);
+        if !merged.changes(&spec.name) {
+            return Ok(Some(parts.into_iter().map(Planned::Makers).collect()));
+        }
+        if matches!(layout, Layout::Fp8 { .. }) {
+            return Ok(Some(vec![Planned::Recoded(spec.clone(), parts)]));
+        }
+        let found =
+            format!("{} is stored as {}, in which a changed matrix cannot be written", spec.name, layout.name());
+        Err(Error::config(found).hint("--dtype bfloat16 writes a dense model, --requantize nf4 one in 4 bits"))
     }
 
     fn quantized(&self, name: &str) -> Option<&Requantization> {
@@ -111,6 +148,8 @@ impl FolderSettings<'_> {
                 .map_or((spec.len() * dtype.bytes()) as u64, |requantization| requantization.bytes(spec)),
             Planned::Stacked(it, dtype) => (it.shape.iter().product::<usize>() * dtype.bytes()) as u64,
             Planned::Stored(_, _, numbers) | Planned::Beside(_, _, numbers) => numbers.bytes(),
+            Planned::Makers(part) => part.numbers.bytes(),
+            Planned::Recoded(_, parts) => parts.iter().map(|part| part.numbers.bytes()).sum(),
         }
     }
 }
@@ -134,7 +173,9 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
     let wrapping = merged.weights.wrapping();
     let wrapping = wrapping.as_ref();
     let plan = form.plan(merged, wrapping)?;
-    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>();
+    let pair = PairFiles::of(merged, form.dtype)?;
+    let beside = pair.as_ref().map_or(0, PairFiles::bytes);
+    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>() + beside;
     preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
     let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
     let mut filled = 0;
@@ -149,7 +190,7 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
             shard.push(planned);
         }
     }
-    let mut written = WrittenFolder { bytes: 0, loss: Loss::default() };
+    let mut written = WrittenFolder { bytes: beside, loss: Loss::default() };
     publish_folder(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
@@ -161,8 +202,12 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
                 template: form.template,
                 own_head: None,
                 wrapping: None,
+                stacking: Stacking::NONE,
             },
         )?;
+        if let Some(pair) = &pair {
+            pair.stage(staging)?;
+        }
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
         }
@@ -185,20 +230,6 @@ pub fn write(target: &Path, merged: &Merged, form: &FolderSettings<'_>) -> Resul
     Ok(written)
 }
 
-/// Checks that all values of a tensor are finite in `dtype`, and returns them.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Numeric`], naming the tensor.
-pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
-    let Some(index) = dtype.first_overflow(&values) else { return Ok(values) };
-    Err(Error::numeric(format!(
-        "tensor {name:?} has {} at index {index}, which is not finite in {}: nothing is written",
-        values[index],
-        dtype.name()
-    ))
-    .hint("write another dtype, such as bfloat16"))
-}
-
 /// Writes one file of tensors and returns their names. Quantized matrices of the file are in memory together, others one at a time.
 fn write_shard(
     staging: &mut StagedFolder<'_>,
@@ -212,18 +243,36 @@ fn write_shard(
     let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
     let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut quantized, mut numbers) = (Vec::new(), Vec::new());
-    let mut stacks: BTreeMap<&str, &StackedTensor> = BTreeMap::new();
+    let mut stacks: BTreeMap<String, &StackedTensor> = BTreeMap::new();
+    let mut copied: BTreeMap<String, &MakersPart> = BTreeMap::new();
+    let mut recoded: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for planned in shard {
         let (spec, dtype) = match planned {
             Planned::Merged(spec, dtype) => (spec, *dtype),
             Planned::Stacked(stacked, dtype) => {
                 let count = stacked.shape.iter().product();
-                numbers.push((stacked.name.clone(), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
-                stacks.insert(&stacked.name, stacked);
+                numbers.push((stored(&stacked.name), stacked.shape.clone(), Numbers::Fetched(count, *dtype)));
+                stacks.insert(stored(&stacked.name), stacked);
                 continue;
             }
             Planned::Stored(name, shape, kept) | Planned::Beside(name, shape, kept) => {
                 numbers.push((name.clone(), shape.clone(), *kept));
+                continue;
+            }
+            Planned::Makers(part) => {
+                numbers.push((stored(&part.name), part.shape.clone(), part.numbers));
+                copied.insert(stored(&part.name), part);
+                continue;
+            }
+            Planned::Recoded(spec, parts) => {
+                let values = merged.values(spec)?;
+                let (matrix, coded) = merged.weights.recoded_fp8(&spec.name, &values)?;
+                written.loss.add(&values, &matrix.dequantize());
+                recoded.extend(coded.into_iter().map(|(name, bytes)| (stored(&name), bytes)));
+                for part in parts {
+                    numbers.push((stored(&part.name), part.shape.clone(), part.numbers));
+                    copied.insert(stored(&part.name), part);
+                }
                 continue;
             }
         };
@@ -263,6 +312,10 @@ fn write_shard(
             }
             Ok(())
         }
+        (None, Numbers::Elsewhere(..)) if recoded.contains_key(name) => writer.write_all(&recoded[name]),
+        (None, Numbers::Elsewhere(..)) if copied.contains_key(name) => {
+            merged.weights.write_makers_part(copied[name], writer)
+        }
         (None, Numbers::Elsewhere(..)) if merged.weights.is_stacked_mxfp4(name) => {
             merged.weights.write_stacked_mxfp4(name, writer)
         }
@@ -288,8 +341,9 @@ fn config(merged: &Merged, form: &FolderSettings<'_>) -> Result<Value> {
         if let Some(dtype) = form.dtype {
             folder::set_dtype(map, dtype);
         }
-        // The base's quantization does not apply to the written weights, unless its experts are copied.
-        if merged.weights.stacked_mxfp4().is_empty() || !keeps_mxfp4(merged, form.dtype) {
+        // The base's quantization does not apply to the written weights, unless they are as its maker stores them.
+        let mxfp4 = !merged.weights.stacked_mxfp4().is_empty() && keeps_mxfp4(merged, form.dtype);
+        if !mxfp4 && !form.keeps_makers(merged) {
             map.remove("quantization_config");
         }
         if let Some(requantization) = form.requantization {

@@ -5,4 +5,5 @@ pub mod card;
 pub mod folder;
 pub mod gguf;
 pub mod merge;
+mod pair;
 pub mod requantize;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::peft;
 use tunesmith_checkpoint::stamp_check::{AdapterStamp, BASE_MODEL};
@@ -14,9 +14,10 @@ use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use tunesmith_data::batch::Batch;
 use tunesmith_model::quantize::{self, Held};
 use tunesmith_model::stack::{Coded, Layer, Stack};
-use tunesmith_model::weights::WeightFiles;
+use tunesmith_model::weights::{Dtype, WeightFiles};
 use tunesmith_model::{Model, Source};
 use tunesmith_ops::dropout::key;
+use tunesmith_ops::quant::Format;
 
 /// A base model with adapters to merge into it, ready for an adapter on top.
 #[derive(Debug)]
@@ -92,19 +93,25 @@ impl Parts {
         (!narrow).then(|| "base float32".to_owned())
     }
 
-    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: in a quantized checkpoint, only those
-    /// that adapters below have changed.
+    /// Quantizes and dequantizes the base's matrices as a run did. Returns how many change: of those that the checkpoint has in the
+    /// run's format, only what adapters below have changed.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
     pub fn hold(&mut self, held: &Held) -> Result<usize> {
         let names = quantize::matrices(&self.arch, &held.skip)?;
-        let stored = self.is_quantized();
+        let stored = self.weights.quantization();
+        let coded = |name: &str| match self.weights.format_of(name) {
+            Some(Format::Mxfp4) => false,
+            Some(format) => format != held.how.format,
+            // A run codes what a maker left dense, unless it keeps the maker's format.
+            None => stored.is_none_or(Format::is_makers) && !held.how.format.is_makers(),
+        };
         let widths: BTreeMap<String, usize> = self
             .arch
             .tensors()
             .into_iter()
-            .filter(|spec| names.contains(&spec.name) && (!stored || self.below.changes(&spec.name)))
+            .filter(|spec| names.contains(&spec.name) && (coded(&spec.name) || self.below.changes(&spec.name)))
             .filter_map(|TensorSpec { name, shape }| Some((name, *shape.last()?)))
             .collect();
         let count = widths.len();
@@ -290,4 +297,18 @@ pub fn compare(left: &[f32], right: &[f32], vocabulary: usize) -> Comparison {
         agreeing: pairs().filter(|(left, right)| top(left) == top(right)).count(),
         positions: pairs().count(),
     }
+}
+
+/// Checks that all values of a tensor are finite in `dtype`, and returns them.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Numeric`], naming the tensor.
+pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
+    let Some(index) = dtype.first_overflow(&values) else { return Ok(values) };
+    Err(Error::numeric(format!(
+        "tensor {name:?} has {} at index {index}, which is not finite in {}: nothing is written",
+        values[index],
+        dtype.name()
+    ))
+    .hint("write another dtype, such as bfloat16"))
 }

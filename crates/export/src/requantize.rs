@@ -37,7 +37,7 @@ impl Loss {
         self.sum / self.count.max(1) as f64
     }
 
-    fn add(&mut self, values: &[f32], dequantized: &[f32]) {
+    pub(super) fn add(&mut self, values: &[f32], dequantized: &[f32]) {
         self.matrices += 1;
         self.count += values.len() as u64;
         for (value, dequantized) in values.iter().zip(dequantized) {
@@ -74,8 +74,10 @@ impl Requantization {
         const BESIDE: u64 = 4 * (16 + 256) + 256;
         let len = spec.len() as u64;
         match self.held.how.format {
-            Format::Mxfp4 => len.div_ceil(2) + len.div_ceil(32),
-            Format::Int8 | Format::Fp8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
+            Format::Mxfp4 | Format::Nvfp4 | Format::Int4Groups => len.div_ceil(2) + len.div_ceil(16),
+            Format::Int8 | Format::Fp8 | Format::Fp8Tiles(_) | Format::Int8Groups => {
+                len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1
+            }
             Format::Nf4 | Format::Fp4 => {
                 let blocks = len.div_ceil(BLOCK as u64);
                 let nested = blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64);

@@ -1,6 +1,7 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o. An
 //! attention may take its keys and values from an earlier one.
 use super::grads::Grads;
+use super::latent::{self, Latent};
 use super::linear::{self, Input, Linear};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass, Rows};
@@ -19,10 +20,12 @@ pub struct Attention {
     pub q_norm: Option<(Norm, usize)>,
     /// The same for k.
     pub k_norm: Option<(Norm, usize)>,
+    /// The norm on v, whose gain is one, and over how many groups of features.
+    pub v_norm: Option<(Norm, usize)>,
     /// Whether these norms follow the rotary embedding.
     pub norms_after_rope: bool,
-    /// Whether the first projection has a gate beside each head's query.
-    pub gated: bool,
+    /// What multiplies the mixed values, once it went through a sigmoid.
+    pub gate: OutputGate,
     /// A logit of each query head that joins the softmax's denominator only.
     pub sinks: Option<Weight>,
     pub o: Linear,
@@ -42,8 +45,32 @@ pub struct Attention {
 pub enum Qkv {
     /// The attention's own projections.
     Own(Projections<3>),
+    /// As [`Qkv::Own`], with the keys, before their norm, for values too.
+    KeysAsValues(Projections<2>),
     /// A projection to queries, and the keys and values of the attention of that number, which comes earlier.
     Shared(Projections<1>, usize),
+    /// Projections from latents.
+    Latent(Box<Latent>),
+}
+
+/// Where the gate on the mixed values comes from.
+#[derive(Debug)]
+pub enum OutputGate {
+    /// There is none.
+    None,
+    /// The first projection has it beside each head's query.
+    Beside,
+    /// A projection of its own.
+    Own(Projections<1>),
+}
+
+impl OutputGate {
+    const fn own(&self) -> Option<&Projections<1>> {
+        match self {
+            Self::Own(projection) => Some(projection),
+            Self::None | Self::Beside => None,
+        }
+    }
 }
 
 /// What forward keeps for backward; sums and roots of sums stay in f32.
@@ -55,27 +82,37 @@ pub struct Saved<T = Activation> {
     /// What the norm on q needs: its input and `rstd`.
     q_raw: Option<(T, Activation)>,
     k_raw: Option<(T, Activation)>,
+    /// Likewise; without the input where that is the keys'.
+    v_raw: Option<(Option<T>, Activation)>,
     /// The mixed values.
     mixed: T,
     /// What multiplies them, once it went through a sigmoid.
     gate: Option<T>,
+    /// Of the gate's own projection.
+    gate_extra: Vec<Option<linear::Saved<T>>>,
     lse: Activation,
     extra: Vec<Option<linear::Saved<T>>>,
+    latent: Option<Box<latent::Saved<T>>>,
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let raw = |raw: Option<(T, Activation)>| raw.map(|(input, rstd)| (f(input), rstd));
+        let of_modules =
+            |all: Vec<Option<linear::Saved<T>>>| all.into_iter().map(|it| it.map(|it| it.map(f))).collect();
         Saved {
             q: f(self.q),
             kv: self.kv.map(|kv| kv.map(f)),
             q_raw: raw(self.q_raw),
             k_raw: raw(self.k_raw),
+            v_raw: self.v_raw.map(|(input, rstd)| (input.map(f), rstd)),
             mixed: f(self.mixed),
             gate: self.gate.map(f),
+            gate_extra: of_modules(self.gate_extra),
             lse: self.lse,
-            extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect(),
+            extra: of_modules(self.extra),
+            latent: self.latent.map(|latent| Box::new((*latent).map(f))),
         }
     }
 }
@@ -88,9 +125,17 @@ type Raw = Option<(Activation, Activation)>;
 pub enum Projected {
     /// Of queries, keys and values.
     Own([Activation; 3]),
+    /// Of queries, and of keys that are values too.
+    QueryAndKeys([Activation; 2]),
     /// Of queries alone.
     Query(Activation),
+    /// Of queries, of keys and values but for what turns, and of that.
+    Latent([Activation; 3], Box<latent::Saved>),
 }
+
+/// The gradient of a gate that has a projection of its own, and what that needs.
+#[derive(Debug)]
+pub struct OfGate(Activation, Vec<Option<linear::Saved>>);
 
 /// `x` normed in its place; returns what backward needs.
 fn normed(norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation) -> Option<(Activation, Activation)> {
@@ -116,34 +161,52 @@ fn norm_backward(
 impl Attention {
     /// Every weight of the base, without those of adapters.
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
-        let qkv: Vec<&mut Linear> = match &mut self.qkv {
-            Qkv::Own(projections) => projections.linears_mut().collect(),
-            Qkv::Shared(projections, _) => projections.linears_mut().collect(),
+        let qkv: Vec<&mut Weight> = match &mut self.qkv {
+            Qkv::Own(projections) => projections.linears_mut().flat_map(Linear::weights_mut).collect(),
+            Qkv::KeysAsValues(projections) => projections.linears_mut().flat_map(Linear::weights_mut).collect(),
+            Qkv::Shared(projections, _) => projections.linears_mut().flat_map(Linear::weights_mut).collect(),
+            Qkv::Latent(latent) => latent.weights_mut(),
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
-        let linears = qkv.into_iter().chain([&mut self.o]).flat_map(Linear::weights_mut);
-        linears.chain(norms).chain(&mut self.sinks).collect()
+        let gate = match &mut self.gate {
+            OutputGate::Own(projection) => Some(projection),
+            OutputGate::None | OutputGate::Beside => None,
+        };
+        let gate = gate.into_iter().flat_map(Projections::linears_mut);
+        let linears = gate.chain([&mut self.o]).flat_map(Linear::weights_mut);
+        qkv.into_iter().chain(linears).chain(norms).chain(&mut self.sinks).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv: Vec<&Linear> = match &self.qkv {
             Qkv::Own(projections) => projections.linears().collect(),
+            Qkv::KeysAsValues(projections) => projections.linears().collect(),
             Qkv::Shared(projections, _) => projections.linears().collect(),
+            Qkv::Latent(latent) => latent.linears().collect(),
         };
-        qkv.into_iter().chain([&self.o])
+        qkv.into_iter().chain(self.gate.own().into_iter().flat_map(Projections::linears)).chain([&self.o])
     }
 
     /// Whether a norm on q or k is trained, or the sinks.
     pub fn trains_norms(&self) -> bool {
         let sinks = self.sinks.as_ref().is_some_and(Weight::trains);
-        sinks || self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
+        let latents = matches!(&self.qkv, Qkv::Latent(latent) if latent.trains_norms());
+        sinks || latents || self.q_norm.iter().chain(&self.k_norm).any(|(norm, _)| norm.trains())
     }
 
     /// The number of the attention that computes its keys and values.
     pub const fn kv_layer(&self) -> usize {
         match &self.qkv {
-            Qkv::Own(_) => self.layer,
+            Qkv::Own(_) | Qkv::KeysAsValues(_) | Qkv::Latent(_) => self.layer,
             Qkv::Shared(_, layer) => *layer,
+        }
+    }
+
+    /// The first feature of a head of queries that turns.
+    fn turns_from(&self) -> usize {
+        match &self.qkv {
+            Qkv::Latent(latent) => latent.heads.nope,
+            Qkv::Own(_) | Qkv::KeysAsValues(_) | Qkv::Shared(..) => 0,
         }
     }
 
@@ -151,7 +214,7 @@ impl Attention {
     fn turn(&self, norm: Option<&(Norm, usize)>, pass: &Pass<'_>, x: &mut Activation, rows: &Rows) -> Raw {
         let before = if self.norms_after_rope { None } else { normed(norm, pass, x) };
         if let Some(rope) = self.rope {
-            rows.ropes[rope].forward(x, self.heads.head_dim, 0);
+            rows.ropes[rope].forward(x, self.heads.head_dim, self.turns_from());
         }
         if self.norms_after_rope { normed(norm, pass, x) } else { before }
     }
@@ -170,7 +233,7 @@ impl Attention {
             d = norm_backward(norm, pass, raw.as_ref(), d, grads);
         }
         if let Some(rope) = self.rope {
-            rows.ropes[rope].backward(&mut d, self.heads.head_dim, 0);
+            rows.ropes[rope].backward(&mut d, self.heads.head_dim, self.turns_from());
         }
         if self.norms_after_rope { d } else { norm_backward(norm, pass, raw.as_ref(), d, grads) }
     }
@@ -221,44 +284,65 @@ impl Attention {
         rows: BlockRows<'_>,
         mix: impl FnOnce(&Activation, &Activation, &Activation, Option<Floats<'_>>) -> (Activation, Activation),
     ) -> Saved {
-        let BlockRows { all, outputs: rows, shared } = rows;
+        let BlockRows { all, outputs: rows, shared, .. } = rows;
         let picked = rows.picked.as_deref();
         let sinks = self.sinks.as_ref().map(|sinks| sinks.view(pass.values));
         let sinks = sinks.as_ref().map(View::vector);
+        let mut latent = None;
         let (mut q, own, extra) = match &self.qkv {
             Qkv::Own(projections) => {
                 let ([q, k, v], extra) = projections.forward(pass, h, picked);
+                (q, Some([k, v]), extra)
+            }
+            Qkv::KeysAsValues(projections) => {
+                let ([q, k], extra) = projections.forward(pass, h, picked);
+                let v = k.copy();
                 (q, Some([k, v]), extra)
             }
             Qkv::Shared(projections, _) => {
                 let ([q], extra) = projections.forward(pass, h, picked);
                 (q, None, extra)
             }
+            Qkv::Latent(latents) => {
+                let ([q, k, v], extra, saved) =
+                    latents.forward(pass, h, picked, self.rope.map(|rope| &all.ropes[rope]));
+                latent = Some(Box::new(saved));
+                (q, Some([k, v]), extra)
+            }
         };
-        let gate = if self.gated {
-            let [query, gate] = q.split_halves(self.heads.head_dim);
-            q = query;
-            Some(gate)
-        } else {
-            None
+        let (gate, gate_extra) = match &self.gate {
+            OutputGate::None => (None, Vec::new()),
+            OutputGate::Beside => {
+                let [query, gate] = q.split_halves(self.heads.head_dim);
+                q = query;
+                (Some(gate), Vec::new())
+            }
+            OutputGate::Own(projection) => {
+                let ([gate], extra) = projection.forward(pass, h, picked);
+                (Some(gate), extra)
+            }
         };
         let q_raw = self.turn(self.q_norm.as_ref(), pass, &mut q, rows);
         if let Some(factors) = &rows.query_factors {
             elementwise::scale_tokens(&mut q, factors);
         }
-        let Some([mut k, v]) = own else {
+        let Some([mut k, mut v]) = own else {
             let found = shared.get(self.kv_layer());
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw: None, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw: None, v_raw: None, mixed, gate, gate_extra, lse, extra, latent };
         };
-        let k_raw = self.turn(self.k_norm.as_ref(), pass, &mut k, all);
+        // Keys of latents have turned before they were copied to all heads.
+        let k_raw = if latent.is_some() { None } else { self.turn(self.k_norm.as_ref(), pass, &mut k, all) };
+        let v_raw = normed(self.v_norm.as_ref(), pass, &mut v);
+        let keeps_v = !matches!(self.qkv, Qkv::KeysAsValues(_)) || self.norms_after_rope || k_raw.is_none();
+        let v_raw = v_raw.map(|(input, rstd)| (keeps_v.then_some(input), rstd));
         if self.shares {
             let found = shared.put(self.layer, k, v);
             let (mixed, lse) = mix(&q, &found[0], &found[1], sinks);
-            return Saved { q, kv: None, q_raw, k_raw, mixed, gate, lse, extra };
+            return Saved { q, kv: None, q_raw, k_raw, v_raw, mixed, gate, gate_extra, lse, extra, latent };
         }
         let (mixed, lse) = mix(&q, &k, &v, sinks);
-        Saved { q, kv: Some([k, v]), q_raw, k_raw, mixed, gate, lse, extra }
+        Saved { q, kv: Some([k, v]), q_raw, k_raw, v_raw, mixed, gate, gate_extra, lse, extra, latent }
     }
 
     /// From the gradients of the mixed values and of their gate to those of q, k and v as the projections gave them.
@@ -269,8 +353,8 @@ impl Attention {
         (d_mixed, d_gate): (Activation, Option<Activation>),
         rows: BlockRows<'_>,
         grads: &mut Grads<'_>,
-    ) -> (Projected, Vec<Option<linear::Saved>>) {
-        let Saved { q, kv, q_raw, k_raw, mixed, lse, extra, .. } = saved;
+    ) -> (Projected, Option<OfGate>, Vec<Option<linear::Saved>>) {
+        let Saved { q, kv, q_raw, k_raw, v_raw, mixed, gate_extra, lse, extra, latent, .. } = saved;
         let shared = match (&kv, self.shares) {
             (Some(_), _) => None,
             (None, true) => Some(rows.shared.take(self.layer)),
@@ -289,22 +373,41 @@ impl Attention {
             elementwise::scale_tokens(&mut dq, factors);
         }
         dq = self.turn_backward(self.q_norm.as_ref(), pass, &q_raw, dq, rows.outputs, grads);
-        if let Some(d_gate) = d_gate {
-            dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
-        }
-        let Qkv::Own(_) = &self.qkv else {
-            rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
-            return (Projected::Query(dq), extra);
+        let of_gate = match d_gate {
+            Some(d_gate) if self.gate.own().is_some() => Some(OfGate(d_gate, gate_extra)),
+            Some(d_gate) => {
+                dq = Activation::join_halves([&dq, &d_gate], self.heads.head_dim);
+                None
+            }
+            None => None,
         };
+        if let (Qkv::Latent(latents), Some(saved)) = (&self.qkv, latent) {
+            let [d_kv, d_k_rot] = latents.backward_heads([dk, dv], self.rope.map(|rope| &rows.all.ropes[rope]));
+            return (Projected::Latent([dq, d_kv, d_k_rot], saved), of_gate, extra);
+        }
+        if let Qkv::Shared(..) = &self.qkv {
+            rows.shared.add_gradients(self.kv_layer(), [dk, dv]);
+            return (Projected::Query(dq), of_gate, extra);
+        }
         if let Some([others_dk, others_dv]) = rows.shared.take_gradients(self.layer) {
             elementwise::add(&mut dk, &others_dk);
             elementwise::add(&mut dv, &others_dv);
         }
+        if let (Some((norm, _)), Some((input, rstd))) = (&self.v_norm, &v_raw) {
+            let input = input.as_ref().or(k_raw.as_ref().map(|(input, _)| input)).expect("the norm's input is kept");
+            let mut d_raw = dv.like();
+            norm.backward(pass, input, rstd, &dv, Some((&mut d_raw, false)), grads);
+            dv = d_raw;
+        }
         dk = self.turn_backward(self.k_norm.as_ref(), pass, &k_raw, dk, rows.all, grads);
-        (Projected::Own([dq, dk, dv]), extra)
+        if let Qkv::KeysAsValues(_) = &self.qkv {
+            elementwise::add(&mut dk, &dv);
+            return (Projected::QueryAndKeys([dq, dk]), of_gate, extra);
+        }
+        (Projected::Own([dq, dk, dv]), of_gate, extra)
     }
 
-    /// From the gradients of q, k and v to that of `h [tokens, hidden]`, or none if `want_dh` is false.
+    /// From the gradients of q, k, v and the gate to that of `h [tokens, hidden]`, or none if `want_dh` is false.
     ///
     /// # Panics
     /// If the gradients are another attention's.
@@ -312,21 +415,34 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Activation,
-        projected: Projected,
+        (projected, gate): (Projected, Option<OfGate>),
         extra: &[Option<linear::Saved>],
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
         let picked = rows.picked.as_deref();
-        match (&self.qkv, projected) {
+        let mut dh = match (&self.qkv, projected) {
             (Qkv::Own(projections), Projected::Own(all)) => {
                 projections.backward(pass, h, extra, all, picked, want_dh, grads)
+            }
+            (Qkv::KeysAsValues(projections), Projected::QueryAndKeys(both)) => {
+                projections.backward(pass, h, extra, both, picked, want_dh, grads)
             }
             (Qkv::Shared(projections, _), Projected::Query(query)) => {
                 projections.backward(pass, h, extra, [query], picked, want_dh, grads)
             }
+            (Qkv::Latent(latents), Projected::Latent(gradients, saved)) => {
+                latents.backward(pass, h, (*saved, extra), gradients, picked, want_dh, grads)
+            }
             _ => unreachable!("an attention's gradients are of its own projections"),
+        };
+        if let (Some(projection), Some(OfGate(d_gate, extra))) = (self.gate.own(), gate) {
+            let of_gate = projection.backward(pass, h, &extra, [d_gate], picked, want_dh, grads);
+            if let (Some(dh), Some(of_gate)) = (&mut dh, of_gate) {
+                elementwise::add(dh, &of_gate);
+            }
         }
+        dh
     }
 }

@@ -10,12 +10,15 @@ use super::moe::Moe;
 use super::pass::{BlockRows, Pass};
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
+use tunesmith_ops::elementwise;
 use tunesmith_ops::route::Routing;
 
 #[derive(Debug)]
 pub struct Block {
     /// In order; at most one is a mixer, in which tokens take from others.
     pub branches: Vec<Branch>,
+    /// What its output is multiplied by (Gemma 4).
+    pub scalar: Option<f32>,
 }
 
 /// What forward keeps for backward, beside the block's input.
@@ -62,6 +65,7 @@ impl Block {
     pub fn experts(&self) -> Option<&Moe> {
         self.branches.iter().find_map(|branch| match &branch.part {
             Part::Experts(moe) => Some(&**moe),
+            Part::MlpAndExperts(both) => Some(&both.moe),
             _ => None,
         })
     }
@@ -83,7 +87,30 @@ impl Block {
             saved.branches.push(kept);
             saved.inputs.extend(stream.replace(y));
         }
-        (stream.unwrap_or_else(|| x.copy()), saved)
+        let mut y = stream.unwrap_or_else(|| x.copy());
+        if let Some(scalar) = self.scalar {
+            elementwise::scale(&mut y, scalar);
+        }
+        (y, saved)
+    }
+
+    /// What [`Block::forward`] keeps, computed again. Its output is not wanted: a last branch that keeps nothing is left out.
+    pub fn again(&self, pass: &Pass<'_>, x: &Activation, rows: BlockRows<'_>, mixing: &mut dyn Mixing) -> Saved {
+        let mut saved = Saved { branches: Vec::with_capacity(self.branches.len()), inputs: Vec::new() };
+        let mut stream: Option<Activation> = None;
+        for (index, branch) in self.branches.iter().enumerate() {
+            let input = stream.as_ref().unwrap_or(x);
+            let is_last = index + 1 == self.branches.len();
+            if is_last && branch.tiled(input.tokens(), rows).is_some() {
+                saved.branches.push(branch::Saved::again());
+                saved.inputs.extend(stream.take());
+            } else {
+                let (y, kept) = branch.forward(pass, input, rows, false, mixing);
+                saved.branches.push(kept);
+                saved.inputs.extend(stream.replace(y));
+            }
+        }
+        saved
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -98,6 +125,9 @@ impl Block {
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
         let Saved { branches: mut kept, mut inputs } = saved;
+        if let Some(scalar) = self.scalar {
+            elementwise::scale(&mut dy, scalar);
+        }
         for (index, branch) in self.branches.iter().enumerate().rev() {
             let (kept, input) = (kept.pop()?, inputs.pop());
             let want_dx = want_dx || index > 0;

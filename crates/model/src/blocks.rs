@@ -9,7 +9,9 @@ use super::mixers::{Mixing, OverBatch};
 use super::moe::Moe;
 use super::params::Params;
 use super::pass::{BlockRows, Layout, Pass};
+use super::per_layer_inputs::PerLayerInputs;
 use super::shards::Shards;
+use super::tiles::Tiles;
 use std::cell::RefCell;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Checkpointing, Policy};
@@ -33,6 +35,8 @@ pub struct Blocks {
     pub narrow: Option<Half>,
     /// Whether what forward keeps for backward waits on the host (`train.activation_offloading`).
     pub offloads: bool,
+    /// How branches are cut in long passes that keep nothing of them.
+    pub tiles: Option<Tiles>,
 }
 
 /// What a walk needs beside its pass.
@@ -46,6 +50,8 @@ pub struct Walk<'a> {
     pub every_token: bool,
     /// What is added to rows of the stream behind the first blocks.
     pub added: Option<&'a Added>,
+    /// Embeddings for each block, where the model has them.
+    pub per_layer: Option<&'a PerLayerInputs>,
 }
 
 /// Rows that are added to the stream behind the first blocks: some of pictures (Qwen3-VL). The last block is none of these.
@@ -111,7 +117,7 @@ impl Blocks {
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
         let lowest = if trains_below { 0 } else { lowest };
-        Self { all: blocks, first_segment, lowest, checkpointing, narrow, offloads: false }
+        Self { all: blocks, first_segment, lowest, checkpointing, narrow, offloads: false, tiles: None }
     }
 
     /// How many there are.
@@ -138,7 +144,7 @@ impl Blocks {
     /// The mixers that keep a state, in order.
     pub fn recurrent(&self) -> impl Iterator<Item = &Part> {
         let parts = self.all.iter().flat_map(|block| &block.branches).map(|branch| &branch.part);
-        parts.filter(|part| matches!(part, Part::DeltaNet(_) | Part::ShortConv(_)))
+        parts.filter(|part| matches!(part, Part::DeltaNet(_) | Part::ShortConv(_) | Part::Mamba(_)))
     }
 
     /// The blocks with experts: their numbers and the experts.
@@ -159,8 +165,20 @@ impl Blocks {
         }
     }
 
-    fn rows<'l>(&self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
-        if self.picks_rows(index, walk.every_token) { walk.layout.last_block() } else { walk.layout.block() }
+    fn rows<'l>(&'l self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
+        let picks = self.picks_rows(index, walk.every_token);
+        let rows = if picks { walk.layout.last_block() } else { walk.layout.block() };
+        BlockRows { per_layer: walk.per_layer, ..rows }
+    }
+
+    /// As [`Blocks::rows`], for a block of which nothing is kept.
+    fn rows_in_tiles<'l>(&'l self, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
+        BlockRows { tiles: self.tiles.as_ref(), ..self.rows(walk, index) }
+    }
+
+    /// The rows of a block that keeps this.
+    fn rows_by<'l>(&'l self, policy: Policy, walk: &Walk<'l>, index: usize) -> BlockRows<'l> {
+        if policy == Policy::Full { self.rows_in_tiles(walk, index) } else { self.rows(walk, index) }
     }
 
     /// The tokens that are asked for and that the last block did not pick.
@@ -196,7 +214,7 @@ impl Blocks {
         mixing: &mut dyn Mixing,
     ) -> Result<Activation> {
         for (index, block) in self.all.iter().enumerate() {
-            let rows = self.rows(walk, index);
+            let rows = self.rows_in_tiles(walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, false, mixing).0;
             x = walk.add(index, self.at(walk, index, pass, forward)?);
         }
@@ -222,12 +240,12 @@ impl Blocks {
             let policy = self.checkpointing.of(index, self.len());
             // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
             let whole = policy == Policy::None && (self.narrow.is_none() || is_last);
-            let rows = self.rows(walk, index);
+            let rows = self.rows_by(policy, walk, index);
             let forward = |pass: &Pass<'_>| block.forward(pass, &x, rows, whole, &mut OverBatch);
             let (y, saved) = self.at(walk, index, pass, forward)?;
             let y = walk.add(index, y);
             if let (Some(routing), true) = (saved.routing(), loads) {
-                trace.loads.push(routing.load().collect());
+                trace.loads.push(routing.load());
             }
             let saved = (policy != Policy::Full || is_last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
@@ -278,13 +296,14 @@ impl Blocks {
             if let Some(segment) = &segment {
                 grads.open(segment.clone());
             }
-            let (x, rows) = (x.restore(), self.rows(walk, index));
+            let policy = self.checkpointing.of(index, self.len());
+            let (x, rows) = (x.restore(), self.rows_by(policy, walk, index));
             let want_dx = index > self.lowest || want_dx;
             // None only at the lowest block, where nothing below is trained.
             let dx = self.at(walk, index, pass, |pass| {
                 let saved = match saved {
                     Some(saved) => saved.map(&Kept::restore),
-                    None => block.forward(pass, &x, rows, false, &mut OverBatch).1,
+                    None => block.again(pass, &x, rows, &mut OverBatch),
                 };
                 block.backward(pass, &x, saved, dy, rows, want_dx, grads)
             })?;

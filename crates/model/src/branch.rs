@@ -3,11 +3,15 @@ use super::attention::{self, Attention};
 use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
+use super::mamba::{self, Mamba};
 use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
+use super::mlp_and_experts::{self, MlpAndExperts};
 use super::moe::{self, Moe};
 use super::norm::Norm;
 use super::pass::{BlockRows, Pass};
+use super::per_layer::{self, PerLayerGate};
+use super::per_layer_inputs::PerLayerInputs;
 use super::plain_mlp::{self, PlainMlp};
 use super::short_conv::{self, ShortConv};
 use super::weight::Weight;
@@ -33,10 +37,18 @@ pub enum Part {
     Attention(Box<Attention>),
     DeltaNet(Box<DeltaNet>),
     ShortConv(Box<ShortConv>),
+    Mamba(Box<Mamba>),
     Mlp(Box<Mlp>),
-    /// Of an encoder.
+    /// Without a gate: Nemotron-H's, and of an encoder.
     Plain(Box<PlainMlp>),
     Experts(Box<Moe>),
+    MlpAndExperts(Box<MlpAndExperts>),
+    PerLayer(Box<PerLayerGate>),
+}
+
+/// The embeddings of the pass for each block.
+fn per_layer<'a>(rows: &BlockRows<'a>) -> &'a PerLayerInputs {
+    rows.per_layer.expect("the walk has embeddings for each block")
 }
 
 /// How a branch joins the residual stream.
@@ -89,14 +101,26 @@ enum PartSaved<T> {
     DeltaNet(delta_net::Saved<T>, Option<linear::Saved<T>>),
     /// Likewise.
     ShortConv(short_conv::Saved<T>, Option<linear::Saved<T>>),
+    /// Likewise.
+    Mamba(mamba::Saved<T>, Option<linear::Saved<T>>),
     /// With what `down` keeps, and what it took, where that is kept.
     Mlp(mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     /// Likewise.
     Plain(plain_mlp::Saved<T>, Option<linear::Saved<T>>, Option<T>),
     Experts(moe::Saved<T>),
+    /// Nothing: backward computes the branch again, tile by tile.
+    Again,
+    MlpAndExperts(Box<mlp_and_experts::Saved<T>>),
+    /// With what its projection keeps.
+    PerLayer(per_layer::Saved<T>, Option<linear::Saved<T>>),
 }
 
 impl<T> Saved<T> {
+    /// Of a branch that is computed again ([`super::tiles`]).
+    pub const fn again() -> Self {
+        Self { normed: None, rstd: None, part: PartSaved::Again, raw: None }
+    }
+
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let extra = |extra: Option<linear::Saved<T>>| extra.map(|extra| extra.map(f));
@@ -107,9 +131,13 @@ impl<T> Saved<T> {
                 PartSaved::Attention(saved, o) => PartSaved::Attention(saved.map(f), extra(o)),
                 PartSaved::DeltaNet(saved, out) => PartSaved::DeltaNet(saved.map(f), extra(out)),
                 PartSaved::ShortConv(saved, out) => PartSaved::ShortConv(saved.map(f), extra(out)),
+                PartSaved::Mamba(saved, out) => PartSaved::Mamba(saved.map(f), extra(out)),
                 PartSaved::Mlp(saved, down, middle) => PartSaved::Mlp(saved.map(f), extra(down), middle.map(f)),
                 PartSaved::Plain(saved, fc2, middle) => PartSaved::Plain(saved.map(f), extra(fc2), middle.map(f)),
                 PartSaved::Experts(saved) => PartSaved::Experts(saved.map(f)),
+                PartSaved::Again => PartSaved::Again,
+                PartSaved::MlpAndExperts(saved) => PartSaved::MlpAndExperts(Box::new(saved.map(f))),
+                PartSaved::PerLayer(saved, out) => PartSaved::PerLayer(saved.map(f), extra(out)),
             },
             raw: self.raw.map(|(input, rstd)| (f(input), rstd)),
         }
@@ -119,6 +147,7 @@ impl<T> Saved<T> {
     pub const fn routing(&self) -> Option<&Routing> {
         match &self.part {
             PartSaved::Experts(saved) => Some(&saved.routing),
+            PartSaved::MlpAndExperts(saved) => Some(&saved.moe.routing),
             _ => None,
         }
     }
@@ -210,9 +239,12 @@ impl Branch {
             Part::Attention(attention) => attention.weights_mut(),
             Part::DeltaNet(part) => part.weights_mut(),
             Part::ShortConv(part) => part.weights_mut(),
+            Part::Mamba(part) => part.weights_mut(),
             Part::Mlp(mlp) => mlp.weights_mut().collect(),
             Part::Plain(mlp) => mlp.weights_mut().collect(),
             Part::Experts(moe) => moe.weights_mut(),
+            Part::MlpAndExperts(both) => both.weights_mut(),
+            Part::PerLayer(gate) => gate.weights_mut().collect(),
         };
         let norm = self.norm.iter_mut().flat_map(Norm::weights_mut);
         norm.chain(self.join.weights_mut()).chain(part).collect()
@@ -224,9 +256,12 @@ impl Branch {
             Part::Attention(attention) => attention.linears().any(Linear::trains) || attention.trains_norms(),
             Part::DeltaNet(part) => part.trains(),
             Part::ShortConv(part) => part.trains(),
+            Part::Mamba(part) => part.trains(),
             Part::Mlp(mlp) => mlp.linears().any(Linear::trains),
             Part::Plain(mlp) => mlp.linears().any(Linear::trains),
-            Part::Experts(moe) => moe.linears().any(Linear::trains),
+            Part::Experts(moe) => moe.trains(),
+            Part::MlpAndExperts(both) => both.trains(),
+            Part::PerLayer(gate) => gate.linears().any(Linear::trains),
         };
         part || self.trains_norm() || self.join.trains()
     }
@@ -238,6 +273,21 @@ impl Branch {
     /// The stream behind the branch, and what backward needs. With `whole` that includes what backward would else compute
     /// again at little cost: the normed input, and what the MLP's last product takes.
     pub fn forward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        rows: BlockRows<'_>,
+        whole: bool,
+        mixing: &mut dyn Mixing,
+    ) -> (Activation, Saved) {
+        match self.tiled(x.tokens(), rows) {
+            Some(tiles) => (self.forward_tiled(tiles, pass, x, rows), Saved::again()),
+            None => self.forward_whole(pass, x, rows, whole, mixing),
+        }
+    }
+
+    /// As [`Branch::forward`], all tokens at once.
+    pub fn forward_whole(
         &self,
         pass: &Pass<'_>,
         x: &Activation,
@@ -262,6 +312,12 @@ impl Branch {
                 let normed = h.filter(|_| whole);
                 let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
                 (y, Saved { normed, rstd, part: PartSaved::DeltaNet(saved, extra), raw })
+            }
+            Part::Mamba(part) => {
+                let saved = mixing.mamba(part, pass, input, rows);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &part.out_proj, &part.middle(pass, &saved), x);
+                (y, Saved { normed, rstd, part: PartSaved::Mamba(saved, extra), raw })
             }
             Part::ShortConv(part) => {
                 let (saved, middle) = mixing.short_conv(part, pass, input, rows);
@@ -290,6 +346,19 @@ impl Branch {
                 let (y, raw) = self.join.add(pass, y, x);
                 (y, Saved { normed, rstd, part: PartSaved::Experts(saved), raw })
             }
+            Part::MlpAndExperts(both) => {
+                let (y, saved) = both.forward(pass, x, input);
+                let normed = h.filter(|_| whole);
+                let (y, raw) = self.join.add(pass, y, x);
+                (y, Saved { normed, rstd, part: PartSaved::MlpAndExperts(Box::new(saved)), raw })
+            }
+            Part::PerLayer(gate) => {
+                let saved = gate.forward(pass, input);
+                let middle = gate.middle(&saved, per_layer(&rows), rows.outputs);
+                let normed = h.filter(|_| whole);
+                let (y, extra, raw) = self.join.forward(pass, &gate.projection, &middle, x);
+                (y, Saved { normed, rstd, part: PartSaved::PerLayer(saved, extra), raw })
+            }
         }
     }
 
@@ -304,21 +373,36 @@ impl Branch {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Activation> {
+        if let (PartSaved::Again, Some(tiles)) = (&saved.part, rows.tiles) {
+            return self.backward_tiled(tiles, pass, x, dy, rows, want_dx, grads);
+        }
         let Saved { normed: kept, rstd, part, raw } = saved;
         let norm = self.norm.as_ref().zip(rstd.as_ref());
         let again = || kept.or_else(|| norm.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let d_last = self.join.backward(pass, raw, &dy, grads);
         let d_part = d_last.as_ref().unwrap_or(&dy);
+        // What goes to the stream beside the norm.
+        let mut beside = None;
         let dh = match (&self.part, part) {
             (Part::Attention(attention), PartSaved::Attention(mut saved, extra)) => {
                 let d_mixed = attention.backward_output(pass, &mut saved, extra.as_ref(), d_part, grads);
                 drop(d_last);
-                let (projected, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
+                let (projected, gate, extra) = attention.backward_mix(pass, saved, d_mixed, rows, grads);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let h = h.as_ref().unwrap_or(x);
-                attention.backward_projections(pass, h, projected, &extra, rows.outputs, want_dh, grads)?
+                attention.backward_projections(pass, h, (projected, gate), &extra, rows.outputs, want_dh, grads)?
             }
             (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
+                let middle = part.middle(pass, &saved);
+                let mut d_middle = middle.like();
+                let to = Some((&mut d_middle, false));
+                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
+                drop((middle, d_last));
+                let (h, want_dh) = (again(), want_dx || self.trains_norm());
+                let (h, sequences) = (h.as_ref().unwrap_or(x), rows.all.sequences());
+                part.backward(pass, h, saved, &d_middle, &sequences, want_dh, grads)?
+            }
+            (Part::Mamba(part), PartSaved::Mamba(saved, extra)) => {
                 let middle = part.middle(pass, &saved);
                 let mut d_middle = middle.like();
                 let to = Some((&mut d_middle, false));
@@ -355,6 +439,17 @@ impl Branch {
             (Part::Experts(moe), PartSaved::Experts(saved)) => {
                 moe.backward(pass, again().as_ref().unwrap_or(x), saved, d_part, grads)
             }
+            (Part::MlpAndExperts(both), PartSaved::MlpAndExperts(saved)) => {
+                let h = again();
+                let (dx, dh) = both.backward(pass, (x, h.as_ref().unwrap_or(x)), *saved, d_part, grads);
+                beside = Some(dx);
+                dh
+            }
+            (Part::PerLayer(gate), PartSaved::PerLayer(saved, extra)) => {
+                let h = again();
+                let inputs = (h.as_ref().unwrap_or(x), per_layer(&rows), rows.outputs);
+                gate.backward(pass, inputs, saved, extra.as_ref(), d_part, grads)
+            }
             _ => unreachable!("a branch keeps its own kind"),
         };
         let picked = match &self.part {
@@ -368,6 +463,9 @@ impl Branch {
         match norm {
             Some((norm, rstd)) => norm.backward(pass, x, rstd, &dh, dx.as_mut().map(|dx| (dx, true)), grads),
             None => dx.iter_mut().for_each(|dx| elementwise::add(dx, &dh)),
+        }
+        if let (Some(dx), Some(beside)) = (&mut dx, &beside) {
+            elementwise::add(dx, beside);
         }
         dx
     }

@@ -13,6 +13,8 @@ use super::moe::Moe;
 use super::names::peft_name;
 use super::norm::Norm;
 use super::params::Params;
+use super::per_layer::PerLayer;
+use super::plain_mlp::PlainMlp;
 use super::projections::Projections;
 use super::quantize::Quantizer;
 use super::quantized_cache::Cache;
@@ -25,12 +27,14 @@ use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{
-    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, ScoreHead, SharedExpert,
+    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, RouterSpec, ScoreHead, SharedExpert,
 };
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
 use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
+use tunesmith_ops::pointwise::Function;
+use tunesmith_ops::route::{Groups, Router, Scores};
 
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
@@ -105,11 +109,18 @@ impl Model {
         cache: Option<Cache<'_>>,
         shards: Shards,
     ) -> Result<Self> {
+        if arch.vision.is_some() && arch.per_layer.is_some() {
+            return Err(Error::config(format!(
+                "not yet: pictures in {}, whose blocks have embeddings of their own",
+                arch.family.model_type
+            ))
+            .hint("leave out the section vision"));
+        }
         let tensors = arch.tensors();
         let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
         match config.tuning.mode {
             Mode::Full | Mode::Freeze if arch.freezes_language() => {}
-            Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
+            Mode::Full => trained.extend(arch.parameters().into_iter().map(|tensor| tensor.name)),
             Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
             _ => {
                 let targets = Targets::of(&config.tuning);
@@ -184,11 +195,13 @@ impl Builder<'_> {
         let (arch, config) = (self.arch, self.tensors.source.config);
         self.tensors.params.begin_segment();
         let mut embedding = self.tensors.weight("model.embed_tokens.weight")?;
-        let narrow = narrow(config);
-        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
-        self.shards.push(vec![&mut embedding], &mut self.tensors.params);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
+        let mut per_layer = self.per_layer(&mut linears)?;
+        let narrow = narrow(config);
+        let vision = arch.vision.as_ref().map(|vision| self.vision(vision, self.arch, narrow)).transpose()?;
+        let tables = std::iter::once(&mut embedding).chain(per_layer.iter_mut().flat_map(PerLayer::weights_mut));
+        self.shards.push(tables.collect(), &mut self.tensors.params);
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
         for layer in 0..arch.num_hidden_layers {
             self.tensors.params.begin_segment();
@@ -216,13 +229,12 @@ impl Builder<'_> {
             weight: head,
             outputs: arch.outputs(),
             squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
-            counts: arch.score.as_ref().is_some_and(|head| !head.is_number()),
             // What a family does to logits over the vocabulary it does not do to scores.
             scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
-        let segments = Segments { embedding, vision, blocks, head };
+        let segments = Segments { embedding, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
@@ -247,7 +259,12 @@ impl Builder<'_> {
         placement.adapter.attach_experts(&mut Module::new(&mut self.tensors, &spec, number, &placement))
     }
 
-    fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
+    pub(super) fn moe(
+        &mut self,
+        layer: usize,
+        experts: &Experts,
+        linears: &mut BTreeMap<String, LinearSpec>,
+    ) -> Result<Moe> {
         let (prefix, hidden) = (format!("model.layers.{layer}"), self.arch.hidden_size);
         let gate = match experts.clamp {
             Some(Clamp { alpha, limit }) => Gate::Clamped { alpha: alpha as f32, limit: limit as f32 },
@@ -261,7 +278,7 @@ impl Builder<'_> {
             layer: Some(layer),
         };
         let router = self.linear(&router)?;
-        let module = format!("{prefix}.mlp.experts");
+        let module = format!("{prefix}.{}", experts.module());
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
@@ -292,17 +309,18 @@ impl Builder<'_> {
         }
         let shared = match experts.shared {
             Some(SharedExpert { gated, .. }) => {
-                let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
-                let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
-                let down = linear("shared_expert.down_proj")?;
-                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down, gate };
-                Some((mlp, gated.then(|| linear("shared_expert_gate")).transpose()?))
+                let module = experts.shared_module();
+                let mut linear = |name: &str| self.named(&format!("{prefix}.{module}{name}"), linears);
+                let (to_gate, to_up) = (linear(".gate_proj")?, linear(".up_proj")?);
+                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down: linear(".down_proj")?, gate };
+                Some((mlp, gated.then(|| linear("_gate")).transpose()?))
             }
             None => None,
         };
-        let (per_token, normalised) = (experts.per_token, experts.normalised);
+        let choice = experts.choice_bias().filter(|_| !self.tensors.only_counts());
+        let choice = choice.map(|name| self.tensors.values(&format!("{prefix}.{name}"), experts.count)).transpose()?;
         let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
-        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool })
+        Ok(Moe { router, experts: parts, shared, factors: None, how: how(experts), choice, pool })
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -314,7 +332,7 @@ impl Builder<'_> {
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
         let arch = self.arch;
         let branches = arch.blocks[layer].branches.iter().map(|spec| self.branch(layer, spec, linears));
-        Ok(Block { branches: branches.collect::<Result<_>>()? })
+        Ok(Block { branches: branches.collect::<Result<_>>()?, scalar: self.layer_scalar(layer)? })
     }
 
     pub(super) fn norm(&mut self, layer: usize, name: &str) -> Result<Norm> {
@@ -332,12 +350,16 @@ impl Builder<'_> {
             PartSpec::Attention(attention) => Part::Attention(Box::new(self.attention(layer, attention, linears)?)),
             PartSpec::DeltaNet(spec) => Part::DeltaNet(Box::new(self.delta_net(layer, spec, linears)?)),
             PartSpec::ShortConv(spec) => Part::ShortConv(Box::new(self.short_conv(layer, spec, linears)?)),
+            PartSpec::Mamba(spec) => Part::Mamba(Box::new(self.mamba(layer, spec, linears)?)),
             PartSpec::Mlp { .. } => Part::Mlp(Box::new(self.mlp(layer, linears)?)),
+            PartSpec::PlainMlp { .. } => Part::Plain(Box::new(self.plain_mlp(layer, linears)?)),
             PartSpec::Experts => {
                 let experts = self.arch.experts.as_ref();
                 let experts = experts.ok_or_else(|| Error::model(format!("block {layer} has no experts")))?;
                 Part::Experts(Box::new(self.moe(layer, experts, linears)?))
             }
+            PartSpec::MlpAndExperts { .. } => Part::MlpAndExperts(Box::new(self.mlp_and_experts(layer, linears)?)),
+            PartSpec::PerLayer => Part::PerLayer(Box::new(self.per_layer_gate(layer, linears)?)),
         };
         let join = match spec.post_norm {
             Some(name) => Join::Normed(self.norm(layer, name)?),
@@ -347,12 +369,12 @@ impl Builder<'_> {
         Ok(Branch { norm, part, join })
     }
 
-    fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
+    pub(super) fn mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Mlp> {
         let (mlp, [to_gate, to_up, to_down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear =
             |this: &mut Self, name: &str| this.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
-        let gate_up = if self.arch.fused {
-            let module = linear(self, "gate_up_proj")?;
+        let gate_up = if let Some(gate_up) = self.arch.module_names.gate_up {
+            let module = linear(self, gate_up)?;
             let features = [module.out_features / 2; 2];
             Projections::fused(module, features)
         } else {
@@ -362,9 +384,27 @@ impl Builder<'_> {
         let down = linear(self, to_down)?;
         Ok(Mlp { gate_up, down, gate: gate(self.arch) })
     }
+
+    fn plain_mlp(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<PlainMlp> {
+        let (mlp, [_, up, down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
+        let mut linear = |name: &str| self.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
+        Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function: Function::Relu2 })
+    }
 }
 
-fn gate(arch: &Arch) -> Gate {
+/// How the router of these experts chooses.
+fn how(experts: &Experts) -> Router {
+    let RouterSpec { sigmoid, groups, eps, scale, .. } = experts.router;
+    Router {
+        per_token: experts.per_token,
+        scores: if sigmoid { Scores::Sigmoid } else { Scores::Softmax },
+        groups: groups.map(|(count, chosen)| Groups { count, chosen }),
+        normalised: experts.normalised.then_some(eps as f32),
+        scale: scale as f32,
+    }
+}
+
+pub(super) fn gate(arch: &Arch) -> Gate {
     match arch.activation {
         HiddenAct::Silu => Gate::Silu,
         HiddenAct::GeluTanh => Gate::GeluTanh,

@@ -1,5 +1,5 @@
 //! Builds encoder and connector from the tensors of a model that is being built.
-use super::attention::{Attention, Qkv};
+use super::attention::{Attention, OutputGate, Qkv};
 use super::block::Block;
 use super::blocks::Blocks;
 use super::branch::{Branch, Gained, Join, Part};
@@ -89,7 +89,7 @@ impl Builder<'_> {
         let norm = Some(self.encoder_norm(spec, &spec.block_name(layer, names.norm2))?);
         let part = self.encoder_mlp(spec, layer)?;
         let join = self.encoder_join(spec, layer, names.scale2)?;
-        Ok(Block { branches: vec![first, Branch { norm, part, join }] })
+        Ok(Block { branches: vec![first, Branch { norm, part, join }], scalar: None })
     }
 
     fn encoder_attention(&mut self, spec: &spec::Encoder, layer: usize) -> Result<Attention> {
@@ -106,8 +106,9 @@ impl Builder<'_> {
             qkv: Qkv::Own(projections),
             q_norm: None,
             k_norm: None,
+            v_norm: None,
             norms_after_rope: false,
-            gated: false,
+            gate: OutputGate::None,
             sinks: None,
             o: next(),
             heads: Heads::new(spec.num_heads, spec.num_heads, head_dim),

@@ -7,7 +7,10 @@ use super::device::pool;
 use super::head::Head;
 use super::params::Params;
 use super::pass::Pass;
+use super::per_layer::PerLayer;
+use super::per_layer_inputs::PerLayerInputs;
 use super::shards::Shards;
+use super::tiles::{TILE, Tiles};
 use super::vision::Vision;
 use super::weight::Weight;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use tunesmith_data::batch::{Batch, IGNORE};
 use tunesmith_device::Device;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::embedding;
-use tunesmith_ops::loss::Terms;
+use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
 
 mod counts;
@@ -42,11 +45,13 @@ pub struct Model {
     /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
     /// by the caller.
     pub loss_scale: f32,
-    /// Rows of a classification whose label was found, in all training passes since this was set to 0.
-    pub right: u64,
+    /// Losses, and rows of a classification whose label was found, of all training passes since [`Totals::begin`].
+    pub totals: Totals,
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
+    /// What makes embeddings for each block.
+    per_layer: Option<PerLayer>,
     /// What makes rows of pictures.
     pub(crate) vision: Option<Vision>,
     blocks: Blocks,
@@ -79,6 +84,7 @@ pub struct Phases {
 /// The parts of a model, in the order of a pass.
 pub(super) struct Segments {
     pub(super) embedding: Weight,
+    pub(super) per_layer: Option<PerLayer>,
     pub(super) vision: Option<Vision>,
     pub(super) blocks: Vec<Block>,
     pub(super) head: Head,
@@ -102,15 +108,18 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let Segments { embedding, vision, blocks, head } = segments;
+        let Segments { embedding, per_layer, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
-        let trains_below = embedding.trains() || sees;
+        let trains_per_layer = per_layer.as_ref().is_some_and(|it| it.trains() || embedding.trains());
+        let trains_below = embedding.trains() || sees || trains_per_layer;
         let mut blocks =
             Blocks::new(blocks, Some(1), trains_below, config.train.gradient_checkpointing, narrow(config));
         blocks.offloads = config.train.activation_offloading;
+        blocks.tiles = matches!(device, Device::Cuda(_)).then(|| Tiles { tokens: TILE, pool: pool(device, config) });
         let [forward, mut backward] = blocks.route();
-        // What is trained of encoder and connector is in the embedding's segment, and gathered again for its gradients.
-        backward.extend(sees.then_some(0));
+        // Encoder, connector and what makes embeddings for each block are in the embedding's segment, and gathered again for their
+        // gradients.
+        backward.extend((sees || trains_per_layer).then_some(0));
         let forward = std::iter::once(0).chain(forward).chain([Self::segment_of_head(&arch)]);
         shards.set_route(forward.collect(), &backward);
         Self {
@@ -118,11 +127,12 @@ impl Model {
             params,
             phases: Phases::default(),
             loss_scale: 1.0,
-            right: 0,
+            totals: Totals::default(),
             notes: Vec::new(),
             shards,
             at_head: counts::Buffers::default(),
             embedding,
+            per_layer,
             vision,
             blocks,
             head,
@@ -153,13 +163,24 @@ impl Model {
     pub fn idle_bytes(&self) -> [u64; 2] {
         let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
         let vision: u64 = self.vision.iter().map(|vision| vision.pool.idle_bytes()).sum();
-        [self.pool.idle_bytes() + experts + vision, self.head.pool.idle_bytes()]
+        let tiles: u64 = self.blocks.tiles.iter().map(|tiles| tiles.pool.idle_bytes()).sum();
+        [self.pool.idle_bytes() + experts + vision + tiles, self.head.pool.idle_bytes()]
     }
 
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
     /// rounds what is kept).
     pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
         self.blocks.checkpointing = checkpointing;
+    }
+
+    /// From here on branches that look at each token alone are computed for at most so many tokens at a time, where a block is
+    /// computed again for its backward pass, and in passes without one. On a GPU that is so from the first on, with 8,192 tokens; on
+    /// the CPU only after this.
+    ///
+    /// # Panics
+    /// In a pass, if that is no multiple of 16.
+    pub fn set_tiles(&mut self, tokens: usize, config: &Config) {
+        self.blocks.tiles = Some(Tiles { tokens, pool: pool(self.device(), config) });
     }
 
     /// How many blocks there are.
@@ -171,6 +192,7 @@ impl Model {
     pub fn release(&self) {
         self.pool.release();
         self.vision.iter().for_each(|vision| vision.pool.release());
+        self.blocks.tiles.iter().for_each(|tiles| tiles.pool.release());
         self.head.pool.release();
         self.shards.release();
         self.blocks.experts().for_each(|(_, moe)| moe.pool.release());
@@ -205,15 +227,35 @@ impl Model {
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
+    /// Whether backward asks for the gradients of embeddings for each block.
+    fn trains_per_layer(&self) -> bool {
+        self.per_layer.as_ref().is_some_and(|it| it.trains() || self.embedding.trains())
+    }
+
+    /// The embeddings of `tokens` for each block, whose embedding in the stream is `x`.
+    fn per_layer_inputs(
+        &self,
+        pass: &Pass<'_>,
+        x: &Activation,
+        tokens: &[u32],
+        gradients: bool,
+    ) -> Option<PerLayerInputs> {
+        self.per_layer.as_ref().map(|it| it.forward(pass, x, tokens, gradients))
+    }
+
     /// A pass without backward. `head` computes the result from the last block's output at the tokens `rows` (rising).
     fn evaluate<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Activation) -> T) -> Result<T> {
         self.forward(|| {
             let (pass, values) = (self.evaluation(), self.params.values());
             self.pool.reserve(batch.tokens.len());
             let layout = self.layout(batch, rows);
-            let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_batch(pass, batch))??;
-            let added = added.as_ref();
-            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added };
+            let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
+                let placed = self.embed_batch(pass, batch)?;
+                let per_layer = self.per_layer_inputs(pass, &placed.0, &batch.tokens, false);
+                Ok::<_, Error>((placed, per_layer))
+            })??;
+            let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
+            let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
             let x = self.blocks.forward(&walk, &pass, x)?;
             self.at_head(&pass, |pass| head(pass, &x))
         })

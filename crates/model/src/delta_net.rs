@@ -1,10 +1,10 @@
-//! Linear attention by the gated delta rule (Qwen3.5): a convolution with SiLU over q, k and v, the rule, a norm on each head, a
-//! gate, and an output projection.
+//! Linear attention by the gated delta rule (Qwen3.5, Qwen3-Next, OLMo Hybrid): a convolution with SiLU over q, k and v, the rule, a
+//! norm on each head, a gate, and an output projection.
 use super::grads::Grads;
 use super::linear::{self, Linear};
 use super::norm::Norm;
 use super::pass::Pass;
-use super::projections::Projections;
+use super::projections::{Outputs, Projections};
 use super::weight::Weight;
 use std::ops::Range;
 use tunesmith_ops::activation::Activation;
@@ -15,8 +15,7 @@ use tunesmith_ops::gated_mlp::{self, Gate};
 
 #[derive(Debug)]
 pub struct DeltaNet {
-    /// To q, k and v side by side, and to z, b and a.
-    pub in_proj: Projections<4>,
+    pub in_proj: InProj,
     /// Of the convolution, `[features of q, k and v, 1, kernel]`.
     pub conv: Weight,
     /// `[value heads]`.
@@ -27,9 +26,97 @@ pub struct DeltaNet {
     pub norm: Norm,
     pub out_proj: Linear,
     pub heads: Heads,
+    /// What the rule's beta is at most.
+    pub beta_max: f32,
     pub kernel: usize,
     /// Its number among the model's recurrent mixers, from 0: where caches hold its state.
     pub number: usize,
+}
+
+/// The projections of its input.
+#[derive(Debug)]
+pub enum InProj {
+    /// To q, k and v side by side, and to z, b and a.
+    Joined(Projections<4>),
+    /// To q, k, v, z, b and a.
+    Apart(Projections<6>),
+    /// To q, k, v and z, and to b and a, in a group for each head of keys.
+    Grouped(Projections<2>),
+}
+
+/// Widths in a group of the rows of `in_proj_qkvz`, and of `in_proj_ba`.
+fn groups(heads: Heads) -> ([usize; 4], usize) {
+    let values = heads.value / heads.key;
+    let value = values * heads.value_dim;
+    ([heads.key_dim, heads.key_dim, value, value], values)
+}
+
+impl InProj {
+    fn linears(&self) -> Box<dyn Iterator<Item = &Linear> + '_> {
+        match self {
+            Self::Joined(projections) => Box::new(projections.linears()),
+            Self::Apart(projections) => Box::new(projections.linears()),
+            Self::Grouped(projections) => Box::new(projections.linears()),
+        }
+    }
+
+    fn linears_mut(&mut self) -> Box<dyn Iterator<Item = &mut Linear> + '_> {
+        match self {
+            Self::Joined(projections) => Box::new(projections.linears_mut()),
+            Self::Apart(projections) => Box::new(projections.linears_mut()),
+            Self::Grouped(projections) => Box::new(projections.linears_mut()),
+        }
+    }
+
+    /// q, k and v side by side, z, b and a of `h`, and what the modules need in backward.
+    fn forward(&self, pass: &Pass<'_>, h: &Activation, heads: Heads) -> Outputs<4> {
+        match self {
+            Self::Joined(projections) => projections.forward(pass, h, None),
+            Self::Apart(projections) => {
+                let ([q, k, v, z, b, a], extra) = projections.forward(pass, h, None);
+                ([Activation::side_by_side(&[&q, &k, &v]), z, b, a], extra)
+            }
+            Self::Grouped(projections) => {
+                let ([qkvz, ba], extra) = projections.forward(pass, h, None);
+                let (widths, values) = groups(heads);
+                let [q, k, v, z] = qkvz.split_parts(widths);
+                let [b, a] = ba.split_halves(values);
+                ([Activation::side_by_side(&[&q, &k, &v]), z, b, a], extra)
+            }
+        }
+    }
+
+    /// From the gradients of [`InProj::forward`]'s outputs to that of `h`, or none if `want_dh` is false.
+    fn backward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        extra: &[Option<linear::Saved>],
+        d: [Activation; 4],
+        heads: Heads,
+        want_dh: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        match self {
+            Self::Joined(projections) => projections.backward(pass, h, extra, d, None, want_dh, grads),
+            Self::Apart(projections) => {
+                let [qkv, z, b, a] = d;
+                let keys = heads.keys();
+                let [q, k, v] = [0..keys, keys..2 * keys, 2 * keys..qkv.features()].map(|part| qkv.columns(part));
+                drop(qkv);
+                projections.backward(pass, h, extra, [q, k, v, z, b, a], None, want_dh, grads)
+            }
+            Self::Grouped(projections) => {
+                let [qkv, z, b, a] = d;
+                let (widths, values) = groups(heads);
+                let keys = heads.key * heads.key_dim;
+                let [q, k, v] = [0..keys, keys..2 * keys, 2 * keys..qkv.features()].map(|part| qkv.columns(part));
+                let d = [Activation::join_parts([&q, &k, &v, &z], widths), Activation::join_halves([&b, &a], values)];
+                drop((q, k, v, qkv, z, b, a));
+                projections.backward(pass, h, extra, d, None, want_dh, grads)
+            }
+        }
+    }
 }
 
 /// What forward keeps for backward.
@@ -84,12 +171,13 @@ impl DeltaNet {
         convolve: impl FnOnce(Conv<'_>, &Activation) -> Activation,
         rule: impl FnOnce(Inputs<'_>) -> Activation,
     ) -> Saved {
-        let (projected, extra) = self.in_proj.forward(pass, h, None);
+        let (projected, extra) = self.in_proj.forward(pass, h, self.heads);
         let [raw, _, b, a] = &projected;
         let conv = self.conv.view(pass.values);
         let qkv = convolve(Conv { weight: conv.vector(), bias: None, silu: true }, raw);
         let (a_log, dt_bias) = (self.a_log.view(pass.values), self.dt_bias.view(pass.values));
-        let o = rule(Inputs { qkv: &qkv, b, a, a_log: a_log.vector(), dt_bias: dt_bias.vector() });
+        let o =
+            rule(Inputs { qkv: &qkv, b, a, a_log: a_log.vector(), dt_bias: dt_bias.vector(), beta_max: self.beta_max });
         drop(qkv);
         let rstd = self.norm.stats(&o, self.heads.value);
         Saved { projected, o, rstd, extra }
@@ -122,7 +210,8 @@ impl DeltaNet {
         let conv = Conv { weight: conv.vector(), bias: None, silu: true };
         let qkv = causal_conv1d::forward(conv, &raw, sequences);
         let (a_log, dt_bias) = (self.a_log.view(pass.values), self.dt_bias.view(pass.values));
-        let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log: a_log.vector(), dt_bias: dt_bias.vector() };
+        let (a_log, dt_bias, beta_max) = (a_log.vector(), dt_bias.vector(), self.beta_max);
+        let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log, dt_bias, beta_max };
         let d = gated_delta_rule::backward(inputs, self.heads, sequences, &d_o);
         drop((qkv, d_o, b, a));
         let Gradients { qkv: d_qkv, b: d_b, a: d_a, a_log: d_a_log } = d;
@@ -134,6 +223,6 @@ impl DeltaNet {
         let d_weight = self.conv.trained().map(|range| grads.at(range));
         let (d_raw, dz) = causal_conv1d::backward(conv, &raw, d_qkv, sequences, d_weight);
         drop((raw, dz));
-        self.in_proj.backward(pass, h, &extra, [d_raw, z, d_b, d_a], None, want_dh, grads)
+        self.in_proj.backward(pass, h, &extra, [d_raw, z, d_b, d_a], self.heads, want_dh, grads)
     }
 }

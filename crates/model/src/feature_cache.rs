@@ -3,14 +3,18 @@
 //! A folder holds the features of one encoder and one way to prepare pictures. Its files are safetensors of many pictures: for each
 //! a tensor named by the hash of the picture's file, and its digest beside it. A file is written under a name of its own, synced
 //! and renamed, so that it is there whole or not at all, and runs may share the folder. A file that cannot be read is passed over, and its pictures
-//! are encoded again.
-use super::weights::{Numbers, WeightFiles, write_numbers_to};
-use std::collections::HashMap;
-use std::fs;
+//! are encoded again. Whoever encodes a part of the pictures holds a lock on it, so that ranks and runs share the work
+//! ([`FeatureCache::claim`]).
+//!
+//! Features that a GPU has computed in bfloat16 are stored so: only numbers that lose nothing by it.
+use super::weights::{Dtype, Numbers, WeightFiles, write_floats, write_numbers_by};
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::atomic::AtomicFile;
-use tunesmith_base::files::temporary;
+use tunesmith_base::files::{self, temporary};
 
 /// Changes with the form of the files.
 const VERSION: &str = "tunesmith features 1";
@@ -23,6 +27,7 @@ const ENDING: &str = "safetensors";
 pub struct FeatureCache {
     dir: PathBuf,
     files: Vec<WeightFiles>,
+    known: HashSet<PathBuf>,
     /// By content: the number of the file.
     places: HashMap<String, usize>,
     /// Not written yet.
@@ -36,16 +41,45 @@ impl FeatureCache {
         let key = blake3::hash(format!("{VERSION} {key}").as_bytes());
         let dir = root.join("features").join(&key.to_hex()[..32]);
         temporary::sweep_folder(&dir);
-        let mut cache = Self { dir, files: Vec::new(), places: HashMap::new(), pending: Vec::new(), pending_bytes: 0 };
-        let found = fs::read_dir(&cache.dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        let mut found: Vec<PathBuf> = found.filter(|path| path.extension().is_some_and(|end| end == ENDING)).collect();
+        let mut cache = Self {
+            dir,
+            files: Vec::new(),
+            known: HashSet::new(),
+            places: HashMap::new(),
+            pending: Vec::new(),
+            pending_bytes: 0,
+        };
+        cache.refresh();
+        cache
+    }
+
+    /// Finds what others have written meanwhile.
+    pub fn refresh(&mut self) {
+        let found = fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        let ours = |path: &PathBuf| path.extension().is_some_and(|end| end == ENDING) && !self.known.contains(path);
+        let mut found: Vec<PathBuf> = found.filter(ours).collect();
         found.sort();
         for path in found {
             if let Ok(file) = WeightFiles::open_file(&path) {
-                cache.add_file(file);
+                self.add_file(file);
             }
+            self.known.insert(path);
         }
-        cache
+    }
+
+    /// Claims the pictures of `part`, which all who share the folder call alike; `None` as long as somebody else encodes them. A claim
+    /// ends with its process. Where the file system has no locks, everybody gets every claim.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the folder cannot be written.
+    pub fn claim(&self, part: &str) -> Result<Option<Claim>> {
+        let path = self.dir.join(&blake3::hash(part.as_bytes()).to_hex()[..32]).with_extension("lock");
+        fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
+        let file = files::open_to_write(&path, true).map_err(|error| Error::io("write", &path, &error))?;
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            _ => Ok(Some(Claim { _file: file, path })),
+        }
     }
 
     /// The folder.
@@ -106,18 +140,26 @@ impl FeatureCache {
         let mut tensors = Vec::with_capacity(2 * pending.len());
         for ((content, features), digest) in pending.iter().zip(&digests) {
             name.update(content.as_bytes());
-            tensors.push((content.clone(), vec![features.len()], Numbers::F32(features.as_slice().into())));
+            let dtype = if are_bf16(features) { Dtype::BF16 } else { Dtype::F32 };
+            tensors.push((content.clone(), vec![features.len()], Numbers::Fetched(features.len(), dtype)));
             tensors.push((digest_name(content), vec![32], Numbers::U8(digest.as_bytes()[..].into())));
         }
         let path = self.dir.join(&name.finalize().to_hex()[..32]).with_extension(ENDING);
         fs::create_dir_all(&self.dir).map_err(|error| Error::io("create", &self.dir, &error))?;
         let write = || {
             let mut staged = AtomicFile::create(&path)?;
-            write_numbers_to(&mut staged, &tensors, &[])?;
+            let by_content: HashMap<&str, &[f32]> =
+                pending.iter().map(|(content, features)| (content.as_str(), features.as_slice())).collect();
+            let fetch = |content: &str, numbers: Numbers<'_>, writer: &mut dyn Write| match numbers {
+                Numbers::Fetched(_, dtype) => write_floats(writer, by_content[content], dtype),
+                _ => Err(std::io::ErrorKind::NotFound.into()),
+            };
+            write_numbers_by(&mut staged, &tensors, &fetch, &[])?;
             staged.commit()
         };
         write().map_err(|error| Error::io("write", &path, &error))?;
         self.add_file(WeightFiles::open_file(&path)?);
+        self.known.insert(path);
         Ok(())
     }
 
@@ -128,6 +170,25 @@ impl FeatureCache {
         }
         self.files.push(file);
     }
+}
+
+/// Pictures that nobody else encodes meanwhile ([`FeatureCache::claim`]).
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+    path: PathBuf,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Whoever waits for the claim holds the file open, and then finds the features.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether numbers are those of bfloat16.
+fn are_bf16(values: &[f32]) -> bool {
+    values.iter().all(|value| value.to_bits().trailing_zeros() >= 16)
 }
 
 fn digest_name(content: &str) -> String {
@@ -145,6 +206,27 @@ fn digest_of(features: &[f32]) -> blake3::Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_at_a_time_claims_a_part_and_finds_what_others_wrote() {
+        let root = tempfile::tempdir().unwrap();
+        let [mut one, mut two] = [(); 2].map(|()| FeatureCache::open(root.path(), "encoder"));
+        let claim = one.claim("a b").unwrap().unwrap();
+        assert!(two.claim("a b").unwrap().is_none() && two.claim("c").unwrap().is_some());
+        one.add("a".into(), vec![1.0, 1e-9]).unwrap();
+        one.add("b".into(), vec![-2.5, 0.15625, 65536.0]).unwrap();
+        one.flush().unwrap();
+        drop(claim);
+        assert!(!two.has("a"));
+        assert!(two.claim("a b").unwrap().is_some());
+        two.refresh();
+        assert_eq!(two.read("a", 2).unwrap(), [1.0, 1e-9]);
+        assert_eq!(two.read("b", 3).unwrap(), [-2.5, 0.15625, 65536.0]);
+        let file = &two.files[0];
+        assert!(!file.is_bf16("a") && file.is_bf16("b"), "16 bits only where nothing is lost");
+        let left = fs::read_dir(two.dir()).unwrap().map(|entry| entry.unwrap().path());
+        assert_eq!(left.filter(|path| path.extension().is_some_and(|end| end == "lock")).count(), 0);
+    }
 
     #[test]
     fn what_was_added_is_there_for_the_next_run_and_damage_is_noticed() {

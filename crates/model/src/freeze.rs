@@ -1,7 +1,7 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words;
-use tunesmith_config::arch::{Arch, ExpertNames, SCORE};
+use tunesmith_config::arch::{Arch, SCORE};
 use tunesmith_config::{FreezeConfig, Pattern, nearest};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -27,7 +27,7 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
         .hint(format!("expected -{total} to {total}")));
     }
     let blocks = if layers > 0 { total - count..total } else { 0..count };
-    let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
+    let names: Vec<String> = arch.parameters().into_iter().map(|spec| spec.name).collect();
     let seconds: Vec<Option<String>> = names.iter().map(|name| second_name(arch, name)).collect();
     let block_of = |name: &str| -> Option<usize> {
         name.strip_prefix("model.layers.")
@@ -87,8 +87,9 @@ fn second_name(arch: &Arch, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let experts = arch.experts_of(layer.parse().ok()?)?;
     let own = rest.replace("block_sparse_moe.", "mlp.");
-    let Some((_, matrix)) = own.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) else {
-        return (experts.names == ExpertNames::Mixtral && own != rest).then(|| format!("model.layers.{layer}.{own}"));
+    let inside = own.strip_prefix(experts.module()).and_then(|rest| rest.strip_prefix('.'));
+    let Some((_, matrix)) = inside.and_then(|rest| rest.split_once('.')) else {
+        return (own != rest).then(|| format!("model.layers.{layer}.{own}"));
     };
     let [_, _, down] = experts.names(0);
     let stacked = match matrix.strip_suffix(".bias") {
@@ -97,7 +98,7 @@ fn second_name(arch: &Arch, name: &str) -> Option<String> {
         None if down.ends_with(matrix) => "down_proj",
         None => "gate_up_proj",
     };
-    Some(format!("model.layers.{layer}.mlp.experts.{stacked}"))
+    Some(format!("model.layers.{layer}.{}.{stacked}", experts.module()))
 }
 
 /// An expert's gate and up are one matrix here, as in Transformers 5: both are trained, or neither.
@@ -112,7 +113,7 @@ fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
                 return Err(Error::config(format!(
                     "tuning.freeze trains {one} and not {other}: an expert's gate and up are one matrix"
                 ))
-                .hint("name both, as mlp.experts.gate_up_proj, or neither"));
+                .hint(format!("name both, as {}.gate_up_proj, or neither", experts.module())));
             }
         }
     }
@@ -123,7 +124,8 @@ fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
 fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     match entry {
-        "norms" => module.ends_with("norm"),
+        // Gemma 4 numbers some.
+        "norms" => module.trim_end_matches(['1', '2', '_']).ends_with("norm") || name == arch.final_norm(),
         "embeddings" => name == EMBEDDING,
         // A model that shares its embedding with its head has one matrix for both.
         "head" | "lm_head" => name == arch.head_tensor(),

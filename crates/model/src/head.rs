@@ -18,8 +18,6 @@ pub struct Head {
     pub outputs: usize,
     /// The loss is the squared error of one number; targets are the bits of numbers.
     pub squared: bool,
-    /// Outputs are labels: how many rows had theirs right is counted.
-    pub counts: bool,
     /// What logits are multiplied by.
     pub scale: f32,
     /// Then they go through `cap * tanh(logit / cap)`.

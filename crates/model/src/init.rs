@@ -1,6 +1,6 @@
 //! Fresh values: a base model from scratch, and where adapters draw from. Every tensor draws from a stream of its own, named by the
 //! run's seed and the tensor's name, so that adding a tensor changes no other.
-use tunesmith_config::arch::Arch;
+use tunesmith_config::arch::{Arch, LAYER_SCALAR};
 
 /// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).
 #[derive(Debug)]
@@ -59,10 +59,15 @@ fn is_bias(name: &str) -> bool {
 /// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
 /// the model's `initializer_range`.
 pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
-    if name.ends_with(".linear_attn.norm.weight") || name.ends_with(".dt_bias") {
+    let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    if ends(&[".linear_attn.norm.weight", ".dt_bias", ".D", LAYER_SCALAR, ".router.scale", ".router.per_expert_scale"])
+    {
         vec![1.0; count]
-    } else if name.ends_with("norm.weight") {
+    } else if ends(&["norm.weight", "layernorm_1.weight", "layernorm_2.weight"]) || name == arch.final_norm() {
         vec![1.0 - arch.norm_offset as f32; count]
+    } else if name.ends_with(".A_log") && !name.ends_with(".linear_attn.A_log") {
+        // Mamba 2: the rates 1, 2, 3 and so on.
+        (1..=count).map(|rate| (rate as f32).ln()).collect()
     } else if name.ends_with(".A_log") {
         // The logarithm of a rate between 0.01 and 16.
         let rates = Stream::new(seed, name).uniforms(1.0, count);

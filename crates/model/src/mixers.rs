@@ -1,6 +1,7 @@
 //! How the parts of a block compute in which a token takes from others: over a batch, or from what caches hold.
 use super::attention::{self, Attention};
 use super::delta_net::{self, DeltaNet};
+use super::mamba::{self, Mamba};
 use super::pass::{BlockRows, Pass};
 use super::short_conv::{self, ShortConv};
 use tunesmith_ops::activation::Activation;
@@ -22,6 +23,9 @@ pub trait Mixing {
         h: &Activation,
         rows: BlockRows<'_>,
     ) -> (short_conv::Saved, Activation);
+
+    /// What a selective state space gives.
+    fn mamba(&mut self, part: &Mamba, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mamba::Saved;
 }
 
 /// Over the sequences of a batch.
@@ -50,6 +54,10 @@ impl Mixing for OverBatch {
         h: &Activation,
         rows: BlockRows<'_>,
     ) -> (short_conv::Saved, Activation) {
+        part.forward(pass, h, &rows.all.sequences())
+    }
+
+    fn mamba(&mut self, part: &Mamba, pass: &Pass<'_>, h: &Activation, rows: BlockRows<'_>) -> mamba::Saved {
         part.forward(pass, h, &rows.all.sequences())
     }
 }

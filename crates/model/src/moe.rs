@@ -8,7 +8,7 @@ use super::weight::Weight;
 use std::sync::Arc;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise;
-use tunesmith_ops::route::{Routing, SigmoidGate, route};
+use tunesmith_ops::route::{Router, Routing, SigmoidGate, route};
 
 #[derive(Debug)]
 pub struct Moe {
@@ -17,10 +17,12 @@ pub struct Moe {
     pub experts: Vec<Mlp>,
     /// The MLP beside the experts that every token goes through, and the module whose sigmoid its output is multiplied by.
     pub shared: Option<(Mlp, Option<Linear>)>,
-    /// How many experts a token goes through.
-    pub per_token: usize,
-    /// The weights of a token's experts are made to sum to 1.
-    pub normalised: bool,
+    /// What each expert's weights are multiplied by, `[experts]`.
+    pub factors: Option<Weight>,
+    /// How a token's experts are chosen.
+    pub how: Router,
+    /// What is added to each expert's score for that choice, which is never trained.
+    pub choice: Option<Vec<f32>>,
     /// Where experts' activations come from, which are of very different lengths.
     pub pool: Arc<Pool>,
 }
@@ -75,7 +77,7 @@ impl Moe {
             .iter_mut()
             .flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.iter_mut().flat_map(Linear::weights_mut)));
         let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
-        self.router.weights_mut().chain(experts).chain(shared).collect()
+        self.router.weights_mut().chain(&mut self.factors).chain(experts).chain(shared).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
@@ -83,11 +85,24 @@ impl Moe {
         std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
+    /// Whether anything in it is trained.
+    pub fn trains(&self) -> bool {
+        self.linears().any(Linear::trains) || self.factors.as_ref().is_some_and(Weight::trains)
+    }
+
     /// `[rows, hidden]` to the same.
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
-        let (logits, router) = self.router.forward(pass, h, None);
-        let routing = route(&logits, self.per_token, self.normalised);
+        self.forward_routed(pass, h, h)
+    }
+
+    /// As [`Moe::forward`], with a router that looks at `seen [rows, hidden]`.
+    pub fn forward_routed(&self, pass: &Pass<'_>, seen: &Activation, h: &Activation) -> (Activation, Saved) {
+        let (logits, router) = self.router.forward(pass, seen, None);
+        let mut routing = route(&logits, self.choice.as_deref(), self.how);
         drop(logits);
+        if let Some(factors) = &self.factors {
+            routing.scale(factors.view(pass.values).vector());
+        }
         let mut out = h.like();
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
@@ -148,6 +163,35 @@ impl Moe {
         dy: &Activation,
         grads: &mut Grads<'_>,
     ) -> Activation {
+        let (mut dh, d_logits, router) = self.backward_experts(pass, h, saved, dy, grads);
+        self.router.backward(pass, &Input::new(h), router.as_ref(), &d_logits, Some((&mut dh, true)), grads);
+        dh
+    }
+
+    /// As [`Moe::backward`], of a router that looked at `seen`: the gradients of `seen` and of `h`.
+    pub fn backward_routed(
+        &self,
+        pass: &Pass<'_>,
+        (seen, h): (&Activation, &Activation),
+        saved: Saved,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> (Activation, Activation) {
+        let (dh, d_logits, router) = self.backward_experts(pass, h, saved, dy, grads);
+        let mut d_seen = seen.like();
+        self.router.backward(pass, &Input::new(seen), router.as_ref(), &d_logits, Some((&mut d_seen, false)), grads);
+        (d_seen, dh)
+    }
+
+    /// The gradients of `h` by way of the experts, and of the router's output, with what the router keeps.
+    fn backward_experts(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        saved: Saved,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> (Activation, Activation, Option<linear::Saved>) {
         let Saved { routing, experts, shared, router } = saved;
         let mut dh = h.like();
         dh.zero();
@@ -183,8 +227,13 @@ impl Moe {
                 to_gate.backward(pass, &Input::new(h), extra.as_ref(), &d_gate, Some((&mut dh, true)), grads);
             }
         }
+        if let Some(factors) = &self.factors {
+            let of_tokens = routing.scale_backward(&mut d_weights, h.pool());
+            if let Some(range) = factors.trained() {
+                elementwise::add_bias_backward(&of_tokens, grads.at(range));
+            }
+        }
         let d_logits = routing.backward(d_weights, pass.balance, h.pool());
-        self.router.backward(pass, &Input::new(h), router.as_ref(), &d_logits, Some((&mut dh, true)), grads);
-        dh
+        (dh, d_logits, router)
     }
 }

@@ -1,7 +1,9 @@
 //! What every segment needs in one pass over a batch.
 
-use super::positions::Positions;
+use super::per_layer_inputs::PerLayerInputs;
+use super::positions::{Positions, pairing};
 use super::shared_kv::SharedKeyValues;
+use super::tiles::Tiles;
 use super::values::Values;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,6 +24,17 @@ pub struct Pass<'a> {
     pub balance: Option<&'a [f32]>,
     /// Adapter dropout; none in evaluation.
     pub dropout: Option<Drops<'a>>,
+}
+
+impl Pass<'_> {
+    /// The pass of some of a branch's `all` rows, which gets their part of the dropout masks.
+    pub fn of_rows(&self, rows: &Range<usize>, all: usize) -> Self {
+        let dropout = self.dropout.map(|drops| match drops.picked.get(rows.clone()) {
+            Some(picked) if drops.picked.len() == all => Drops { picked, ..drops },
+            _ => Drops { first_row: drops.first_row + rows.start as u64, picked: &[], ..drops },
+        });
+        Pass { dropout, ..*self }
+    }
 }
 
 /// Which dropout masks hold in this pass.
@@ -100,6 +113,10 @@ pub struct BlockRows<'a> {
     pub outputs: &'a Rows,
     /// Keys and values that several blocks use.
     pub shared: &'a SharedKeyValues,
+    /// How branches are cut in long passes, where nothing of them is kept.
+    pub tiles: Option<&'a Tiles>,
+    /// Embeddings for each block, where the model has them.
+    pub per_layer: Option<&'a PerLayerInputs>,
 }
 
 /// Sequence boundaries and rotary tables of a batch.
@@ -114,7 +131,7 @@ pub struct Layout {
 impl Layout {
     /// The rows of a block that gives an output for every token.
     pub const fn block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.all, shared: &self.shared, tiles: None, per_layer: None }
     }
 
     /// The tokens that the head looks at, where they are not all.
@@ -124,7 +141,7 @@ impl Layout {
 
     /// The rows of the last block, which gives an output only for the tokens that the head looks at.
     pub const fn last_block(&self) -> BlockRows<'_> {
-        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared }
+        BlockRows { all: &self.all, outputs: &self.last, shared: &self.shared, tiles: None, per_layer: None }
     }
 
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising). `positions` replaces their counting.
@@ -249,6 +266,7 @@ fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) ->
             (range.clone(), (found.inv_freq.as_slice(), found.attention_factor))
         }),
     )
+    .paired(pairing(rule))
 }
 
 /// One rule's table for sequences with these boundaries.
@@ -262,4 +280,5 @@ fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
         let found = &by_length[&key(length)];
         (&found.inv_freq, found.attention_factor)
     })
+    .paired(pairing(rule))
 }

@@ -62,7 +62,7 @@ impl PictureEncoder {
         let Some(vision) = &source.arch.vision else { return Ok(String::new()) };
         let mut tensors = vision.encoder.tensors();
         if features == Features::Connector {
-            tensors.extend(vision.connector.tensors());
+            tensors.extend(vision.connectors().flat_map(tunesmith_config::vision::Connector::tensors));
         }
         for spec in tensors {
             hasher.update(format!("{:?} {:?}\n", spec.name, spec.shape).as_bytes());

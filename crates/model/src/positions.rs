@@ -4,7 +4,7 @@ use std::sync::Arc;
 use tunesmith_config::arch::{Frequencies, Rope as Rule};
 use tunesmith_config::vision::Mrope;
 use tunesmith_ops::activation::Pool;
-use tunesmith_ops::rope::{Rope, interleaved_sections, sections};
+use tunesmith_ops::rope::{Pairing, Rope, interleaved_sections, sections};
 
 /// Positions of the tokens of a walk, text after text.
 #[derive(Debug)]
@@ -61,8 +61,13 @@ impl Positions {
             texts.map(|(tokens, length)| (tokens, rule.frequencies(length))).collect();
         let parts = rules.iter().map(|(tokens, found)| (*tokens, (found.inv_freq.as_slice(), found.attention_factor)));
         let of: Vec<&[u32]> = self.of.iter().map(Vec::as_slice).collect();
-        Rope::with_components(pool, &of, &self.components, parts)
+        Rope::with_components(pool, &of, &self.components, parts).paired(pairing(rule))
     }
+}
+
+/// Which features a rule turns together.
+pub fn pairing(rule: &Rule) -> Pairing {
+    if rule.interleaved { Pairing::Interleaved } else { Pairing::Half }
 }
 
 #[cfg(test)]

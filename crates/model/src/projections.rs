@@ -24,6 +24,20 @@ struct Output {
     columns: Range<usize>,
 }
 
+impl Projections<3> {
+    /// A module for the first output, and one for the two others, whose so many features each lie side by side.
+    pub fn first_apart(first: Linear, rest: Linear, features: [usize; 2]) -> Self {
+        let [second, third] = features;
+        assert_eq!(second + third, rest.out_features, "the outputs are all of the module");
+        let outputs = [
+            Output { module: 0, columns: 0..first.out_features },
+            Output { module: 1, columns: 0..second },
+            Output { module: 1, columns: second..second + third },
+        ];
+        Self { linears: vec![first, rest], outputs }
+    }
+}
+
 impl<const N: usize> Projections<N> {
     /// A module for each output.
     pub fn apart(linears: [Linear; N]) -> Self {
@@ -166,7 +180,7 @@ mod tests {
         let adapter: Option<Box<dyn Formula>> = match kind {
             0 => None,
             1 => Some(Box::new(matrices)),
-            _ => Some(Box::new(Dora { matrices, magnitude: Magnitude::new(magnitude, squares) })),
+            _ => Some(Box::new(Dora { matrices, magnitude: Magnitude::new(magnitude, squares.into()) })),
         };
         let bias = Some(Weight::frozen(numbers(9, out), Device::Cpu));
         let weight = if full { Weight::Trained(weight) } else { frozen };

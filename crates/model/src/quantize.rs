@@ -2,19 +2,21 @@
 //! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
 //! and one matrix beside it.
 
-pub use super::quantized_form::{Held, How};
+pub use super::quantized_form::{Held, How, format_of};
 
 use super::quantized_cache::{Cache, Kept};
 use super::stack::Stack;
 use super::weights::WeightFiles;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TensorSpec};
-use tunesmith_config::{Config, InitLora, ModelConfig, Quantization, nearest};
+use tunesmith_config::stored_format::Layout;
+use tunesmith_config::{Config, Init, InitLora, ModelConfig, Quantization, nearest};
 use tunesmith_device::{Device, FloatBuffer};
-use tunesmith_ops::quant::{Format, Quantized, encode};
+use tunesmith_ops::quant::tiles::TileForm;
+use tunesmith_ops::quant::{Format, Four, Quantized, Tiled, encode};
 
 /// How the base of a run is quantized: what the configuration asks for, and what the checkpoint has where it leaves that open.
 ///
@@ -37,8 +39,8 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         return Err(Error::config("model.quantization: mxfp4, and the checkpoint holds nothing in that format")
             .hint("set model.quantization: nf4, which codes a checkpoint while it is loaded"));
     }
-    // Experts in MXFP4 stay so beside matrices in another format.
-    if let Some(stored) = stored.filter(|stored| *stored != wanted && *stored != Format::Mxfp4) {
+    // Experts in MXFP4 stay so beside matrices in another format; matrices in another maker's format are dequantized first.
+    if let Some(stored) = stored.filter(|stored| *stored != wanted && !stored.is_makers()) {
         let (wanted, stored) = (wanted.name(), stored.name());
         return Err(Error::config(format!("model.quantization: {wanted}, the checkpoint is quantized as {stored}"))
             .hint(format!("set model.quantization: {stored}, or none to dequantize it")));
@@ -76,7 +78,7 @@ pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
 /// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
 pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     let mut modules: Vec<String> =
-        arch.linear_modules().into_iter().filter(|spec| spec.layer.is_some()).map(|spec| spec.name).collect();
+        arch.linear_modules().into_iter().filter(|spec| !spec.is_head()).map(|spec| spec.name).collect();
     for layer in 0..arch.num_hidden_layers {
         if let Some(experts) = arch.experts_of(layer) {
             let names = (0..experts.count).flat_map(|expert| experts.names(expert));
@@ -102,20 +104,27 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
 }
 
-/// The matrices that the checkpoint has in MXFP4, and that a run of this configuration keeps so. Without files `config.json` says
-/// whether its experts are.
+/// The matrices that the checkpoint has in the format of its maker, and that a run of this configuration keeps so: all of them with
+/// `model.quantization: auto`, MXFP4 beside another format too. Without files `config.json` says which there are.
 ///
 /// # Errors
 /// As [`matrices`].
-pub fn stored_mxfp4(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeSet<String>> {
-    let has = |name: &String| match weights {
-        Some(files) => files.format_of(name) == Some(Format::Mxfp4),
-        None => arch.experts.is_some_and(|experts| experts.mxfp4) && name.contains(".experts."),
+pub fn kept(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeMap<String, Layout>> {
+    let ModelConfig { quantization, quantization_skip_modules: skip, .. } = &config.model;
+    let mxfp4 = arch.experts.is_some_and(|experts| experts.mxfp4);
+    let described = || arch.stored.as_ref().filter(|_| config.model.init == Init::Pretrained);
+    let layout = |name: &str| match weights {
+        Some(files) => files.layout(name),
+        None if mxfp4 && name.contains(".experts.") => Some(Layout::Mxfp4),
+        None => described()?.layout(name),
     };
-    if config.model.quantization == Quantization::None {
-        return Ok(BTreeSet::new());
-    }
-    Ok(matrices(arch, &config.model.quantization_skip_modules)?.into_iter().filter(has).collect())
+    let stays = |layout: &Layout| match quantization {
+        Quantization::None => false,
+        Quantization::Auto => true,
+        _ => *layout == Layout::Mxfp4,
+    };
+    let kept = |name: String| layout(&name).filter(stays).map(|layout| (name, layout));
+    Ok(matrices(arch, skip)?.into_iter().filter_map(kept).collect())
 }
 
 /// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
@@ -138,7 +147,7 @@ pub fn keep(
     for TensorSpec { name, shape } in arch.tensors() {
         let kept = |cache: &Cache<'_>| cache.has(&name);
         let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
-        if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
+        if let Some(how) = quantizer.how(&name).filter(|how| wanted && !how.format.is_makers()) {
             let values = || {
                 let mut values = FloatBuffer::zeros(device, shape.iter().product());
                 weights.read_to(&name, values.view_mut())?;
@@ -154,12 +163,14 @@ pub fn keep(
 pub(super) struct Quantizer<'a> {
     how: Option<How>,
     matrices: BTreeSet<String>,
-    /// Those that the checkpoint has in MXFP4.
-    stored: BTreeSet<String>,
+    /// Those that stay as the checkpoint has them, in the format of its maker.
+    stored: BTreeMap<String, Layout>,
     cache: Option<Cache<'a>>,
     /// What a user should know.
     notes: RefCell<Vec<String>>,
     requantized: Cell<usize>,
+    /// How many were dequantized from the format of the checkpoint's maker.
+    converted: Cell<usize>,
 }
 
 impl<'a> Quantizer<'a> {
@@ -175,22 +186,39 @@ impl<'a> Quantizer<'a> {
             Some(_) => matrices(arch, &config.model.quantization_skip_modules)?,
             None => BTreeSet::new(),
         };
-        let stored = stored_mxfp4(arch, config, weights)?;
-        Ok(Self { how, matrices, stored, cache, notes: RefCell::default(), requantized: Cell::new(0) })
+        let (stored, notes, requantized, converted) =
+            (kept(arch, config, weights)?, RefCell::default(), Cell::new(0), Cell::new(0));
+        Ok(Self { how, matrices, stored, cache, notes, requantized, converted })
     }
 
     /// Quantizes nothing.
     pub(super) fn none() -> Self {
-        let (notes, requantized) = (RefCell::default(), Cell::new(0));
-        Self { how: None, matrices: BTreeSet::new(), stored: BTreeSet::new(), cache: None, notes, requantized }
+        let (notes, requantized, converted) = (RefCell::default(), Cell::new(0), Cell::new(0));
+        let (matrices, stored) = (BTreeSet::new(), BTreeMap::new());
+        Self { how: None, matrices, stored, cache: None, notes, requantized, converted }
     }
 
     /// How a tensor is quantized, if it is.
     pub(super) fn how(&self, name: &str) -> Option<How> {
-        if self.stored.contains(name) {
-            return Some(How { format: Format::Mxfp4, double: false });
+        if let Some(layout) = self.stored.get(name) {
+            return Some(How { format: format_of(*layout), double: false });
         }
-        self.how.filter(|how| how.format != Format::Mxfp4 && self.matrices.contains(name))
+        self.how.filter(|how| !how.format.is_makers() && self.matrices.contains(name))
+    }
+
+    /// A matrix as the checkpoint has it, without its numbers, on a device that only counts; nothing where it is coded while it is
+    /// loaded.
+    pub(super) fn counted(&self, name: &str, shape: &[usize], device: Device) -> Option<Quantized> {
+        let layout = *self.stored.get(name)?;
+        let size = [*shape.first()?, *shape.last()?];
+        let (tile, zeros, grouped) = match layout {
+            Layout::Mxfp4 => return None,
+            Layout::Nvfp4 => return Some(Quantized::Four(Four::counted_nvfp4(size[0] * size[1], device))),
+            Layout::Fp8 { tile } => (tile, false, false),
+            Layout::Integers { group, zeros, grouped, .. } => ([1, group], zeros, grouped),
+        };
+        let form = TileForm { format: format_of(layout), tile, zeros, grouped };
+        Some(Quantized::Tiled(Tiled::counted(form, size, device)))
     }
 
     /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's. `values` makes them, on the
@@ -204,11 +232,12 @@ impl<'a> Quantizer<'a> {
         touched: bool,
         values: impl FnOnce() -> Result<FloatBuffer>,
     ) -> Result<Quantized> {
-        let stored = weights.filter(|files| files.format_of(name).is_some());
-        if let Some(files) = stored.filter(|_| !touched) {
+        let stored = weights.and_then(|files| Some((files, files.format_of(name)?)));
+        if let Some((files, _)) = stored.filter(|(_, format)| !touched && *format == how.format) {
             return files.read_quantized(name);
         }
-        self.requantized.update(|count| count + usize::from(stored.is_some()));
+        let counted = if touched { &self.requantized } else { &self.converted };
+        counted.update(|count| count + usize::from(stored.is_some()));
         let cache = self.cache.as_ref().filter(|_| !touched && weights.is_some());
         let mut damaged = false;
         if let Some(cache) = cache {
@@ -247,6 +276,13 @@ impl<'a> Quantizer<'a> {
                 "tuning.adapters are merged into {} of a quantized checkpoint: dequantized, changed and quantized again, \
                  which rounds them a second time",
                 count(self.requantized.get(), "matrix")
+            ));
+        }
+        if self.converted.get() > 0 {
+            notes.push(format!(
+                "{} of a quantized checkpoint are dequantized and quantized again, which rounds them a second time; \
+                 model.quantization: auto with tuning.mode: lora keeps them as they are",
+                count(self.converted.get(), "matrix")
             ));
         }
         notes

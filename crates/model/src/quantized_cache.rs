@@ -136,6 +136,11 @@ fn digest(name: &str, shape: &[usize], matrix: &Quantized) -> blake3::Hash {
             hasher.update(eight.codes());
             floats(&mut hasher, eight.scales());
         }
+        // None is kept: the checkpoint has them.
+        Quantized::Tiled(tiled) => {
+            hasher.update(tiled.codes());
+            floats(&mut hasher, tiled.scales());
+        }
     }
     hasher.finalize()
 }

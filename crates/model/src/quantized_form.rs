@@ -1,11 +1,12 @@
 //! In what form a run holds the matrices of its base.
 use tunesmith_config::Quantization;
+use tunesmith_config::stored_format::Layout;
 use tunesmith_ops::quant::Format;
 
 /// How matrices are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
-    /// NF4, FP4, int8 or FP8.
+    /// NF4, FP4, int8 or FP8; or that of a maker, which only its files have.
     pub format: Format,
     /// Double quantization: the scales are quantized too.
     pub double: bool,
@@ -20,6 +21,7 @@ impl How {
             Format::Int8 => Quantization::Int8,
             Format::Fp8 => Quantization::Fp8,
             Format::Mxfp4 => Quantization::Mxfp4,
+            Format::Fp8Tiles(_) | Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => Quantization::Auto,
         }
     }
 
@@ -27,7 +29,29 @@ impl How {
     pub fn describe(self) -> String {
         let nested = self.double && matches!(self.format, Format::Nf4 | Format::Fp4);
         let double = if nested { " with double quantization" } else { "" };
-        format!("{}{double}", self.format.name())
+        format!("{}{double}", name(self.format))
+    }
+}
+
+/// The format's name, with the size of its tiles.
+fn name(format: Format) -> String {
+    match format {
+        Format::Fp8Tiles([rows, columns]) => format!("{} {rows} x {columns}", format.name()),
+        _ => format.name().to_owned(),
+    }
+}
+
+/// The format of matrices that lie so in their files.
+pub const fn format_of(layout: Layout) -> Format {
+    const fn small(size: usize) -> u32 {
+        if size > u32::MAX as usize { u32::MAX } else { size as u32 }
+    }
+    match layout {
+        Layout::Mxfp4 => Format::Mxfp4,
+        Layout::Nvfp4 => Format::Nvfp4,
+        Layout::Fp8 { tile: [rows, columns] } => Format::Fp8Tiles([small(rows), small(columns)]),
+        Layout::Integers { bits: 4, .. } => Format::Int4Groups,
+        Layout::Integers { .. } => Format::Int8Groups,
     }
 }
 
@@ -45,8 +69,8 @@ impl Held {
     pub fn describe(held: Option<&Self>) -> String {
         let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
         match format {
-            Format::Int8 | Format::Fp8 | Format::Mxfp4 => format!("{}, but for {skip:?}", format.name()),
             Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
+            _ => format!("{}, but for {skip:?}", name(*format)),
         }
     }
 
@@ -57,8 +81,21 @@ impl Held {
         }
         let (how, skip) = text.split_once(", but for ")?;
         let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
-        let formats = [Format::Nf4, Format::Fp4, Format::Int8, Format::Fp8, Format::Mxfp4];
-        let format = formats.into_iter().find(|format| format.name() == name)?;
+        let formats = [
+            Format::Nf4,
+            Format::Fp4,
+            Format::Int8,
+            Format::Fp8,
+            Format::Mxfp4,
+            Format::Int4Groups,
+            Format::Int8Groups,
+            Format::Nvfp4,
+        ];
+        let tiles = || {
+            let (rows, columns) = name.strip_prefix("fp8_tiles ")?.split_once(" x ")?;
+            Some(Format::Fp8Tiles([rows.parse().ok()?, columns.parse().ok()?]))
+        };
+        let format = formats.into_iter().find(|format| format.name() == name).or_else(tiles)?;
         let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
         (Self::describe(Some(&held)) == text).then_some(Some(held))
     }
@@ -77,6 +114,10 @@ mod tests {
             (Format::Int8, false),
             (Format::Fp8, false),
             (Format::Mxfp4, false),
+            (Format::Fp8Tiles([128, 64]), false),
+            (Format::Int4Groups, false),
+            (Format::Int8Groups, false),
+            (Format::Nvfp4, false),
         ] {
             let held = Held { how: How { format, double }, skip: skip.clone() };
             assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));

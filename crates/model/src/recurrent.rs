@@ -1,10 +1,11 @@
-//! What a text keeps in a mixer that goes on from a state: a convolution's last inputs, and the state of a gated delta rule.
+//! What a text keeps in a mixer that goes on from a state: a convolution's last inputs, and the state of a gated delta rule or of
+//! Mamba 2.
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_device::Device;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::causal_conv1d::{self, Conv};
-use tunesmith_ops::gated_delta_rule::{self, Heads, Inputs, State};
+use tunesmith_ops::recurrence::{Shape, State};
 
 /// Of one text in one mixer. A copy shares its memory until one of both goes on.
 #[derive(Debug, Clone, Default)]
@@ -76,16 +77,17 @@ pub fn convolve(
     if joined.is_some() { y.gather_to(x.pool(), &new) } else { y }
 }
 
-/// The gated delta rule over `counts[i]` tokens of each text, that go on from its state.
-pub fn rule(
-    inputs: Inputs<'_>,
-    heads: Heads,
+/// What `step` gives, the gated delta rule or Mamba 2, over `counts[i]` tokens of each text that go on from its state: it takes
+/// where they lie and the states.
+pub fn go_on(
+    shape: Shape,
     device: Device,
     counts: &[usize],
     texts: &mut [&mut Recurrent],
+    step: impl FnOnce(&[Range<usize>], &mut [&mut State]) -> Activation,
 ) -> Activation {
-    let new = || Arc::new(State::new(device, heads));
+    let new = || Arc::new(State::new(device, shape));
     let mut states: Vec<&mut State> =
         texts.iter_mut().map(|text| Arc::make_mut(text.state.get_or_insert_with(new))).collect();
-    gated_delta_rule::forward(inputs, heads, &sequences(counts.iter().copied()), Some(&mut states))
+    step(&sequences(counts.iter().copied()), &mut states)
 }

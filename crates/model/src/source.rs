@@ -186,6 +186,9 @@ impl Tensors<'_> {
     /// whole beside its codes.
     fn counted_frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
         let (count, device) = (shape.iter().product(), self.device);
+        if let Some(matrix) = self.quantizer.counted(name, shape, device) {
+            return Ok(Weight::Quantized(Arc::new(matrix)));
+        }
         if let Some(How { format, double }) = self.quantizer.how(name) {
             let (whole, width) = (FloatBuffer::zeros(device, count), shape.last().copied().unwrap_or(1));
             let matrix = encode::quantize_there(whole.view(), width, format, double)?;
@@ -258,6 +261,12 @@ impl Tensors<'_> {
         Ok(Norm { weight: self.weight(name)?, bias: None, offset, eps })
     }
 
+    /// A norm of so many features whose gain is one.
+    pub(super) fn weightless(&self, features: usize) -> Norm {
+        let ones = Array::of(self.device, &vec![1.0; features]);
+        Norm { weight: Weight::Frozen(ones.into()), bias: None, offset: 0.0, eps: self.source.arch.rms_norm_eps as f32 }
+    }
+
     /// A module's weight and bias, as they are.
     pub(super) fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
         Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))
@@ -265,6 +274,23 @@ impl Tensors<'_> {
 
     pub(super) fn bias(&mut self, spec: &LinearSpec) -> Result<Option<Weight>> {
         if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
+    }
+
+    /// Tensors of the same row length that lie end to end, as one: trained together, or not at all, and never quantized.
+    pub(super) fn end_to_end(&mut self, names: &[String]) -> Result<Weight> {
+        let parts = names.iter().map(|name| self.weight(name)).collect::<Result<Vec<_>>>()?;
+        let apart = || Error::config(format!("{} can only be trained together", names.join(", ")));
+        let join = |whole: Weight, part: Weight| match (whole, part) {
+            // One after the other in the flat buffer: their ranges are one.
+            (Weight::Trained(whole), Weight::Trained(part)) if whole.end == part.start => {
+                Ok(Weight::Trained(whole.start..part.end))
+            }
+            (Weight::Frozen(whole), Weight::Frozen(part)) => whole.joined(&part).map(Weight::Frozen).ok_or_else(apart),
+            _ => Err(apart()),
+        };
+        let mut parts = parts.into_iter();
+        let first = parts.next().ok_or_else(|| Error::model("no tensor to join"))?;
+        parts.try_fold(first, join)
     }
 
     /// The two matrices, or biases, of an expert that lie side by side in Transformers 5, as one.

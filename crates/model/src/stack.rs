@@ -53,7 +53,8 @@ pub struct Stack(pub Vec<Layer>);
 /// and whether it is the second half of the parameter's rows.
 fn expert_part(name: &str) -> Option<(String, usize, bool)> {
     let (block, rest) = name.split_once(".experts.")?;
-    let layer = block.strip_suffix(".mlp").or_else(|| block.strip_suffix(".block_sparse_moe"))?;
+    let (layer, feed) = block.rsplit_once('.')?;
+    let feed = if feed == "block_sparse_moe" { "mlp" } else { feed };
     let (expert, matrix) = rest.split_once('.')?;
     let (parameter, second) = match matrix.strip_suffix(".weight")? {
         "gate_proj" | "w1" => ("gate_up_proj", false),
@@ -61,7 +62,7 @@ fn expert_part(name: &str) -> Option<(String, usize, bool)> {
         "down_proj" | "w2" => ("down_proj", false),
         _ => return None,
     };
-    Some((format!("{layer}.mlp.experts.{parameter}"), expert.parse().ok()?, second))
+    Some((format!("{layer}.{feed}.experts.{parameter}"), expert.parse().ok()?, second))
 }
 
 impl From<Frozen> for Layer {
@@ -185,5 +186,7 @@ mod tests {
         part("model.layers.7.block_sparse_moe.experts.3.w1.weight", "gate_up_proj", 3, false);
         part("model.layers.7.block_sparse_moe.experts.3.w2.weight", "down_proj", 3, false);
         assert_eq!(expert_part("model.layers.7.mlp.gate_proj.weight"), None);
+        let lfm2 = expert_part("model.layers.7.feed_forward.experts.3.w3.weight");
+        assert_eq!(lfm2, Some(("model.layers.7.feed_forward.experts.gate_up_proj".into(), 3, true)));
     }
 }

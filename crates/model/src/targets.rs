@@ -78,7 +78,7 @@ impl Targets {
             )));
         }
         let linears = arch.linear_modules();
-        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| linear.layer.is_some()).collect();
+        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| !linear.is_head()).collect();
         let on_parameters = self.parameters(arch, &rules)?;
         if !matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
@@ -89,7 +89,9 @@ impl Targets {
             }
         }
         self.refuse_former(arch, &blocks, &rules)?;
-        let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && !self.is_former(arch, &linear.name);
+        self.refuse_mamba(arch, &blocks, &rules)?;
+        let open = |name: &str| !self.is_former(arch, name) && !self.is_closed(arch, name);
+        let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && open(&linear.name);
         let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
         let mut placed: Vec<Placement> = placed.collect();
         if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() {
@@ -108,6 +110,26 @@ impl Targets {
             self.refuse_unused(arch, &blocks, &placed, &rules)?;
         }
         Ok(placed)
+    }
+
+    /// Whether PEFT takes no low-rank adapter on the module: in Nemotron-H, whose kernels read this weight by themselves.
+    fn is_closed(&self, arch: &Arch, module: &str) -> bool {
+        self.ranks.is_some() && arch.family.model_type == "nemotron_h" && last(module) == "out_proj"
+    }
+
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: such a module is asked for; `auto` leaves them out.
+    fn refuse_mamba(&self, arch: &Arch, blocks: &[&LinearSpec], rules: &Rules<'_>) -> Result<()> {
+        let asked = |name: &str| self.is_closed(arch, name) && rules.targets(name);
+        let found = blocks.iter().map(|linear| linear.name.as_str()).find(|name| asked(name));
+        match found.filter(|_| self.target_modules != TargetModules::Auto) {
+            Some(name) => Err(Error::config(format!(
+                "{}.target_modules: {name} matches, on which PEFT takes no LoRA in {}",
+                self.section, arch.family.model_type
+            ))
+            .hint("set target_modules: auto, or name modules such as [in_proj, q_proj, v_proj, up_proj, down_proj]")),
+            None => Ok(()),
+        }
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
@@ -136,6 +158,13 @@ impl Targets {
             saved.extend(found);
         }
         let embedding = "model.embed_tokens".to_owned();
+        if arch.wrapper.is_none() && arch.is_renamed() && saved.contains(&embedding) {
+            return Err(Error::config(format!(
+                "{}.modules_to_save: not yet: the embedding of {} beside adapters",
+                self.section, arch.family.model_type
+            ))
+            .hint("set tuning.mode: full or freeze to train it"));
+        }
         if arch.ties_head() && saved.iter().any(|module| *module == "lm_head") {
             saved.insert(&embedding);
         }
@@ -145,7 +174,7 @@ impl Targets {
         };
         // A head of scores is always trained in full, as PEFT does it for SEQ_CLS.
         let saved_whole = |name: &String| name == SCORE || is_saved(name);
-        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
+        let tensors: Vec<_> = arch.parameters().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
         if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
@@ -272,6 +301,8 @@ impl Targets {
             let is_used = |entry: &str| {
                 blocks.iter().any(|linear| rules.is_named(&linear.name, entry))
                     || former.iter().any(|name| ends_with_module(name, entry))
+                    // Of an adapter's file, those of an image encoder.
+                    || placed.iter().any(|placement| placement.module == entry)
             };
             let unused = entries.iter().find(|entry| !is_used(entry));
             if let Some(entry) = unused {

@@ -30,7 +30,7 @@ impl VisionFiles {
     pub fn open(arch: &Arch, weights: Option<&WeightFiles>, seed: u64) -> Result<Option<Self>> {
         let Some(vision) = &arch.vision else { return Ok(None) };
         let files = match &vision.folder {
-            Some(folder) => Some(Arc::new(WeightFiles::open_folder(folder)?)),
+            Some(folder) => Some(Arc::new(WeightFiles::open_at(folder)?)),
             None => weights.map(|weights| weights.beside().ok_or_else(|| no_vision(arch))).transpose()?,
         };
         let mut stored = BTreeMap::new();

@@ -1,13 +1,18 @@
 //! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
 mod format;
+mod listed;
+mod makers;
+mod makers_read;
+mod makers_tensor;
 mod open;
 mod quantized;
+mod renamed;
 mod stacked;
 mod wrapping;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -22,9 +27,10 @@ use rayon::prelude::*;
 
 use format::{CHUNK_BYTES, Entry};
 pub use format::{Dtype, first_non_finite};
+pub use makers::MakersPart;
 use quantized::QuantizedTensor;
 pub use quantized::{Parts, config_json};
-pub use stacked::StackedTensor;
+pub use stacked::{StackedTensor, Stacking};
 pub use wrapping::Wrapping;
 pub use write::{Numbers, write_floats, write_numbers_by, write_numbers_to, write_safetensors, write_safetensors_to};
 
@@ -41,6 +47,12 @@ pub struct WeightFiles {
     quantized: BTreeMap<String, QuantizedTensor>,
     /// Tensors of all experts of a block, whose parts are in `entries`.
     stacked: BTreeMap<String, Entry>,
+    /// Tensors whose numbers lie in several stretches, in order. `entries` has their shape and the first stretch.
+    pieces: BTreeMap<String, Vec<Entry>>,
+    /// Which of these have their rows as they are.
+    stacking: Stacking,
+    /// The names of scales of activations, and the like: nothing reads them.
+    of_activations: BTreeSet<String>,
     /// How the files name the tensors of `entries`, if otherwise.
     naming: Option<Naming>,
     /// What a multimodal checkpoint holds beside its language model.
@@ -67,12 +79,15 @@ impl WeightFiles {
         self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
     }
 
-    const fn empty() -> Self {
+    fn empty() -> Self {
         Self {
             files: Vec::new(),
             entries: BTreeMap::new(),
             quantized: BTreeMap::new(),
             stacked: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            stacking: Stacking::default(),
+            of_activations: BTreeSet::new(),
             naming: None,
             others: None,
         }
@@ -117,6 +132,22 @@ impl WeightFiles {
     /// As there; the tensor has fewer numbers.
     pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
+        if let Some(pieces) = self.pieces.get(name) {
+            self.expect_count(name, entry.len(), entry.len().max(first + out.len()))?;
+            let mut start = 0;
+            for piece in pieces {
+                let (from, to) = (first.max(start), (first + out.len()).min(start + piece.len()));
+                if from < to {
+                    self.read_entry_into(piece, dtype, name, from - start, &mut out[from - first..to - first])?;
+                }
+                start += piece.len();
+            }
+            return Ok(());
+        }
+        self.read_entry_into(entry, dtype, name, first, out)
+    }
+
+    fn read_entry_into(&self, entry: &Entry, dtype: Dtype, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
         if let Some(view) = entry.view {
             self.read_view(entry, dtype, view, first, out).map_err(|error| self.unread(entry, name, &error))?;
@@ -159,6 +190,15 @@ impl WeightFiles {
     /// # Errors
     /// As there.
     pub fn read_bf16_to(&self, name: &str, out: SliceMut<'_, bf16>) -> Result<()> {
+        if self.quantized.contains_key(name) {
+            let matrix = self.read_quantized(name)?;
+            self.expect_count(name, matrix.len(), out.len())?;
+            let wide = matrix.dequantize();
+            let mut narrow = vec![bf16::ZERO; wide.len()];
+            narrow.convert_from_f32_slice(&wide);
+            out.write(&narrow);
+            return Ok(());
+        }
         self.expect_count(name, self.readable(name)?.0.len(), out.len())?;
         if out.device() == Device::Cpu {
             return self.read_bf16_part_into(name, 0, &mut out.on_host());
@@ -277,9 +317,9 @@ impl WeightFiles {
         };
         match Dtype::parse(&entry.dtype) {
             Some(dtype) => Ok((entry, dtype)),
-            None => Err(self
-                .fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype))
-                .hint("not yet: weights quantized by other means than bitsandbytes; use the unquantized model")),
+            None => Err(self.fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype)).hint(
+                "quantized weights need a quantization_config in config.json; without one use the unquantized model",
+            )),
         }
     }
 
@@ -299,7 +339,7 @@ impl WeightFiles {
     /// # Errors
     /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_mxfp4(name);
+        let parts = |name: &str, entry: &Entry| entry.view.is_some() || self.is_part(name) || self.is_of_rows(name);
         let whole = self.entries.iter().filter(|(name, entry)| !parts(name, entry));
         let all: Vec<_> = whole.chain(&self.stacked).collect();
         let hashes: Vec<_> = all.into_par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();
@@ -313,10 +353,14 @@ impl WeightFiles {
     fn hash_tensor(&self, name: &str, entry: &Entry) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{name:?} {} {:?}\n", entry.dtype, entry.shape).as_bytes());
-        self.chunks(entry, |bytes| {
-            hasher.update(bytes);
-        })
-        .map_err(|error| Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model))?;
+        for entry in self.pieces.get(name).map_or(std::slice::from_ref(entry), Vec::as_slice) {
+            let read = self.chunks(entry, |bytes| {
+                hasher.update(bytes);
+            });
+            read.map_err(|error| {
+                Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model)
+            })?;
+        }
         Ok(hasher.finalize())
     }
 

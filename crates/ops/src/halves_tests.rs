@@ -1,6 +1,7 @@
 //! Ops on a GPU with activations of 16 bits: the results of float32 on the same numbers, rounded once.
 use crate::activation::{Activation, Number, Pool};
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
+use crate::latent_heads::{self, LatentHeads};
 use crate::loss::linear::{Objective, Projection, WeightGradient};
 use crate::quant::{Format, encode};
 use crate::rms_norm::Gain;
@@ -127,6 +128,12 @@ fn norms_gates_and_turns() {
             let mut noisy = act(9);
             noise::add(&mut noisy, &[0, tokens], 5.0, 11, 0);
             out.push(("noise", noisy.to_rows(), 1.0));
+            let how = LatentHeads { heads: 3, nope: 5, rope: 4, value: features };
+            let wide = |seed, width| Activation::from_rows(pool, &of(seed, tokens * width), width);
+            let (k, v) = latent_heads::forward(&wide(15, 3 * (5 + features)), &wide(16, 4), how);
+            out.extend([("latent keys", k.to_rows(), 0.0), ("latent values", v.to_rows(), 0.0)]);
+            let (d_kv, d_k_rot) = latent_heads::backward(&wide(17, 27), &wide(18, 3 * features), how);
+            out.extend([("d_kv", d_kv.to_rows(), 0.0), ("d_k_rot", d_k_rot.to_rows(), 1.0)]);
             let gains = array(pool, &of(10, features));
             out.push(("feature_scale", feature_scale::times(&x, gains.view()).to_rows(), 1.0));
             let mut added = act(11);

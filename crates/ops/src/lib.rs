@@ -33,7 +33,7 @@
 //!
 //! | norm | |
 //! |---|---|
-//! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups of `weight [dim]` |
+//! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups that share a `weight [dim]` or have their own |
 //! | [`layer_norm`] | `(x - mean) / sqrt(var + eps) * weight + bias`, `weight` and `bias` `[features]` |
 //!
 //! | rotary embedding | |
@@ -44,17 +44,20 @@
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
 //! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
+//! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
 //! | recurrent mixers | |
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
 //! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
+//! | [`mamba2`] | a state of each head that decays and takes up each token, `[state, dim]`: `y = S'' C + D x` |
+//! | [`recurrence::State`] | such states of a text, between two passes |
 //!
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
-//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU` |
+//! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square |
 //!
 //! | experts | |
 //! |---|---|
@@ -91,7 +94,7 @@
 //! | [`adamw`], [`adamw_8bit`], [`lion`], [`sgd`] | one step of values `[n]` by gradients `[n]`, with their state |
 //! | [`accumulate`] | `s += g`, `s` in float32 or bfloat16: gradients of several passes |
 //! | [`ema`] | `a + weight (x - a)`: a moving average |
-//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm |
+//! | [`squares`] | `sum_i x[i]^2` in f64: for the gradient norm; on a GPU also the factor of clipping by it |
 //!
 //! [`simd`] has the vectors, [`par`] the threads, and [`peak`] measures what the machine can do.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
@@ -108,22 +111,26 @@ pub mod dropout;
 pub mod elementwise;
 pub mod ema;
 pub mod embedding;
+pub mod factor;
 pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
 pub mod gemm;
 #[cfg(test)]
 mod halves_tests;
+pub mod latent_heads;
 pub mod layer_norm;
 pub mod lion;
 pub mod loss;
 pub mod low_rank;
+pub mod mamba2;
 pub mod narrow;
 pub mod noise;
 pub mod par;
 pub mod peak;
 pub mod pointwise;
 pub mod quant;
+pub mod recurrence;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;

@@ -90,6 +90,7 @@ impl UpdateRule for Adafactor {
 
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
+        let factor = factor.known();
         if values.is_empty() {
             return;
         }

@@ -33,7 +33,7 @@ impl Betas {
     }
 
     /// The constants of an update of `AdamW`.
-    pub(crate) const fn step(self, update: &TensorUpdate<'_>) -> Step {
+    pub(crate) const fn step<'a>(self, update: &TensorUpdate<'a>) -> Step<'a> {
         let Self { beta1, beta2, epsilon, weight_decay } = self.of(update.slot);
         let TensorUpdate { factor, rate, step: number, .. } = *update;
         Step { factor, rate, beta1, beta2, epsilon, weight_decay, number }
@@ -62,6 +62,10 @@ impl UpdateRule for AdamW {
 
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         vec![StateSpec::like("exp_avg", slot), StateSpec::like("exp_avg_sq", slot)]
+    }
+
+    fn takes_found_factor(&self) -> bool {
+        true
     }
 
     fn update(&self, update: TensorUpdate<'_>) {

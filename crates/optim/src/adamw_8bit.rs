@@ -41,6 +41,10 @@ impl UpdateRule for AdamW8bit {
         if slot.count() < MIN_8BIT_SIZE { 1 } else { BLOCK }
     }
 
+    fn takes_found_factor(&self) -> bool {
+        true
+    }
+
     fn update(&self, update: TensorUpdate<'_>) {
         let step = self.betas.step(&update);
         let TensorUpdate { values, grads, state, .. } = update;

@@ -69,6 +69,7 @@ impl UpdateRule for AdEmaMix {
 
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
+        let factor = factor.known();
         let [State::F32(fast), State::F32(slow), State::F32(v)] = state else { return };
         let (Betas { beta1, beta2, epsilon, weight_decay }, exponent) = (self.betas.of(slot), step as f64);
         let (alpha, beta3) = self.at(step);

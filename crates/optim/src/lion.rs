@@ -25,6 +25,10 @@ impl UpdateRule for Lion {
         vec![StateSpec::like("exp_avg", slot)]
     }
 
+    fn takes_found_factor(&self) -> bool {
+        true
+    }
+
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
         let [momentum] = state else { return };

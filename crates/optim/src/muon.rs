@@ -55,7 +55,8 @@ impl Muon {
     /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
         let mut parts = slot.name.split('.');
-        let has_row_per_token = parts.any(|part| ["embed_tokens", "lm_head", "score"].contains(&part));
+        let has_row_per_token =
+            parts.any(|part| ["embed_tokens", "embed_tokens_per_layer", "lm_head", "score"].contains(&part));
         slot.shape.len() == 2 && slot.count() > 0 && !has_row_per_token
     }
 }
@@ -113,6 +114,7 @@ impl UpdateRule for Muon {
             return AdamW(self.rest).update(update);
         }
         let TensorUpdate { slot, values, grads, factor, rate, state, .. } = update;
+        let factor = factor.known();
         let (rows, cols) = (slot.shape[0], slot.shape[1]);
         let (momentum, rest) = (self.momentum as f32, (1.0 - self.momentum) as f32);
         let mut direction = vec![0.0f32; values.len()];

@@ -16,6 +16,7 @@ use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_device::{FloatBuffer, Floats, FloatsMut, Slice};
 use tunesmith_ops::accumulate;
+use tunesmith_ops::factor::Factor;
 
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub struct TensorUpdate<'a> {
     /// The gradients of `values`, before `factor`.
     pub grads: Floats<'a>,
     /// What gradients are multiplied by: clipping and the loss scale in one.
-    pub factor: f32,
+    pub factor: Factor<'a>,
     /// The tensor's learning rate in this step.
     pub rate: f64,
     /// Number of the update, from 1: `t` of the formulas.
@@ -98,6 +99,11 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
 
     /// Fills fresh state from the tensor's first values.
     fn start(&self, _values: Floats<'_>, _state: &mut [State]) {}
+
+    /// Whether its updates are a GPU's kernels, which take a factor that the host does not know.
+    fn takes_found_factor(&self) -> bool {
+        false
+    }
 
     /// Called once before each step's updates, with the learning rate of the run.
     fn begin(&mut self, _rate: f64, _step: u64) {}
@@ -258,10 +264,10 @@ impl Optimizer {
         &mut self,
         values: impl Into<FloatsMut<'v>>,
         grads: impl Into<Gradients<'g>>,
-        factor: f32,
+        factor: impl Into<Factor<'g>>,
         rate: f64,
     ) {
-        let (values, grads) = (values.into(), grads.into());
+        let (values, grads, factor) = (values.into(), grads.into(), factor.into());
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
         self.step += 1;
         self.rule.begin(rate, self.step);
@@ -290,6 +296,16 @@ impl Optimizer {
             }
         }
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
+    }
+
+    /// Whether its updates take a factor that is found on a GPU while the host goes on ([`Factor::Found`]).
+    pub fn takes_found_factor(&self) -> bool {
+        self.rule.takes_found_factor()
+    }
+
+    /// Takes back the count of an update that changed nothing: its factor was found to be NaN.
+    pub const fn uncount(&mut self) {
+        self.step -= 1;
     }
 
     /// Whether the weights to evaluate, save and publish differ from those that are trained.

@@ -77,6 +77,7 @@ impl UpdateRule for ScheduleFreeAdamW {
 
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
+        let factor = factor.known();
         let [State::F32(z), State::F32(v)] = state else { return };
         let betas = self.betas.of(slot);
         let (beta2, rest2) = (betas.beta2 as f32, (1.0 - betas.beta2) as f32);

@@ -46,6 +46,10 @@ impl UpdateRule for Sgd {
         if self.momentum == 0.0 { Vec::new() } else { vec![StateSpec::like("momentum_buffer", slot)] }
     }
 
+    fn takes_found_factor(&self) -> bool {
+        true
+    }
+
     fn update(&self, update: TensorUpdate<'_>) {
         let TensorUpdate { slot, values, grads, factor, rate, step, state } = update;
         let constants = sgd::Step {

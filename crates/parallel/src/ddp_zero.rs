@@ -28,7 +28,8 @@ use tunesmith_config::GradDtype;
 use tunesmith_data::batch::Batch;
 use tunesmith_device::{Array, FloatBuffer, Floats, FloatsMut, Mark};
 use tunesmith_model::{Grads, Model, Params};
-use tunesmith_ops::squares;
+use tunesmith_ops::factor::Factor;
+use tunesmith_ops::squares::{self, Limits, Verdict};
 use tunesmith_optim::{Gradients, Optimizer};
 
 /// One rank's side of a run: what it keeps, and how it works with the other ranks.
@@ -51,14 +52,12 @@ pub struct Sharing {
 /// The outcome of the passes of a step.
 #[derive(Debug)]
 pub struct Walked {
-    /// The sum of this rank's losses.
-    pub total: f64,
     /// The first micro-batch that did not fit into memory, and the error.
     pub failed: Option<(usize, Error)>,
 }
 
-/// Forward and backward of one micro-batch: adds its gradients, returns its loss.
-type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<f64> + 'a;
+/// Forward and backward of one micro-batch: adds its gradients, and its loss to the model's totals.
+type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<()> + 'a;
 
 impl Sharing {
     /// Plain DDP: every rank keeps everything.
@@ -118,7 +117,7 @@ impl Sharing {
         most: usize,
         walk: &mut Walk<'_>,
     ) -> Result<Walked> {
-        let mut walked = Walked { total: 0.0, failed: None };
+        let mut walked = Walked { failed: None };
         let (alone, narrow) = (self.partition.ranks() == 1, self.sums.is_narrow());
         let device = model.params.values().device();
         if narrow || self.plan.reduce_every_pass {
@@ -132,7 +131,7 @@ impl Sharing {
                 let batch = batches.get(pass).filter(|_| walked.failed.is_none());
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                     Some(batch) => walk(model, batch, grads),
-                    None => model.idle(grads).map(|()| 0.0),
+                    None => model.idle(grads),
                 };
                 walked.add(pass, self.round(model, comm, None, pass, &mut walk)?)?;
             }
@@ -163,7 +162,7 @@ impl Sharing {
             let batch = batches.get(last).filter(|_| walked.failed.is_none());
             let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                 Some(batch) => walk(model, batch, grads),
-                None => Ok(0.0),
+                None => Ok(()),
             };
             let whole = (!narrow).then(|| whole.view_mut());
             walked.add(last, self.round(model, comm, whole, last, &mut walk)?)?;
@@ -181,8 +180,8 @@ impl Sharing {
         comm: &dyn Collectives,
         whole: Option<FloatsMut<'_>>,
         pass: usize,
-        walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
-    ) -> Result<Result<f64>> {
+        walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<()>,
+    ) -> Result<Result<()>> {
         let timeline = self.timeline.take();
         let device = model.params.values().device();
         // Backward waits for the thread where segments have buffers of their own, so that there are at most two of them.
@@ -267,6 +266,20 @@ impl Sharing {
         Ok(all[0].sqrt())
     }
 
+    /// The norm, and the factor of the update by it, found on a GPU while the host goes on; `most` and `scale` as in [`Limits`]. None
+    /// where several ranks have parts of the norm, or the update takes no such factor.
+    pub fn verdict(&self, model: &Model, optimizer: &Optimizer, most: f64, scale: f64) -> Option<Verdict> {
+        let totals = model.totals.on_gpu()?;
+        if self.partition.ranks() > 1 || self.packs() || !optimizer.takes_found_factor() {
+            return None;
+        }
+        let gradients = match &self.sums {
+            GradSums::Bf16(sums) => squares::Gradients::Bf16(sums.view()),
+            GradSums::F32(_) => squares::Gradients::F32(model.params.grads()),
+        };
+        Some(squares::verdict(gradients, Limits { totals, other: model.totals.on_host(), most, scale }))
+    }
+
     /// Compares the trained values with those of the other ranks, if [`Sharing::compares`] is set. Called before the update,
     /// which copies the owner's values to all ranks, be they right or wrong.
     ///
@@ -285,7 +298,7 @@ impl Sharing {
         model: &mut Model,
         optimizer: &mut Optimizer,
         comm: &dyn Collectives,
-        factor: f32,
+        factor: Factor<'_>,
         rate: f64,
     ) -> Result<()> {
         if self.packs() && !self.shares_state() {
@@ -354,9 +367,9 @@ pub fn partition(params: &Params, ranks: usize, legal: impl Fn(usize) -> usize) 
 
 impl Walked {
     /// Adds the outcome of a pass. Running out of memory is no error yet.
-    fn add(&mut self, pass: usize, done: Result<f64>) -> Result<()> {
+    fn add(&mut self, pass: usize, done: Result<()>) -> Result<()> {
         match done {
-            Ok(loss) => self.total += loss,
+            Ok(()) => {}
             Err(error) if error.kind() == Kind::Memory => {
                 self.failed.get_or_insert((pass, error));
             }

@@ -5,12 +5,12 @@
 //! <https://arxiv.org/abs/2001.08361>), `4 N` for a frozen base, and `6 N` for adapters on it.
 //!
 //! Attention costs `4 d` forward for each pair of a query and a key that it sees, and twice that backward; `d` is the
-//! width of all heads together. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
+//! width of all heads together: the mean of that of keys and that of values where these differ. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
 //! gradient checkpointing runs again costs its forward pass once more. Norms, activations and softmax are not counted.
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
-use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PartSpec};
+use tunesmith_config::arch::{Arch, BlockSpec, BranchSpec, LinearSpec, PER_LAYER_PROJECTION, PartSpec};
 
 /// Operations of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -59,7 +59,7 @@ impl Costs {
             ours.map(|(name, adapter)| matrices.numbers(arch, name, adapter.as_ref())).sum()
         };
         let weights = |block: Option<usize>| -> f64 {
-            let names = trained.tensors.iter().filter(|name| block_of(name) == block);
+            let names = trained.tensors.iter().filter(|name| place(name) == block);
             names.filter_map(|name| matrices.of.get(name.as_str())).sum()
         };
         let trains =
@@ -80,7 +80,7 @@ impl Costs {
             costs.token.useful += state * (1.0 + 2.0 * back);
             costs.token.again += state * (back + again);
             let Some(attention) = spec.attention() else { continue };
-            let width = attention.query_size() as f64;
+            let width = (attention.query_size() + attention.mixed_size()) as f64 / 2.0;
             let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
             match costs.pairs.iter_mut().find(|(window, _)| *window == attention.window) {
                 Some((_, sum)) => {
@@ -114,10 +114,16 @@ impl Costs {
     }
 }
 
+/// The block with which a matrix counts: what every block takes is computed once.
+fn place(name: &str) -> Option<usize> {
+    block_of(name).or_else(|| name.starts_with(PER_LAYER_PROJECTION).then_some(0))
+}
+
 /// Numbers of the states of a block with linear attention.
 fn states(block: &BlockSpec) -> f64 {
     let of = |branch: &BranchSpec| match &branch.part {
         PartSpec::DeltaNet(spec) => (spec.value_size() * spec.key_dim) as f64,
+        PartSpec::Mamba(spec) => (spec.inner_size() * spec.state) as f64,
         _ => 0.0,
     };
     block.branches.iter().map(of).sum()
@@ -139,7 +145,7 @@ impl Matrices {
         self.blocks = vec![0.0; arch.num_hidden_layers];
         let share = arch.experts.as_ref().map_or(1.0, |experts| experts.per_token as f64 / experts.count as f64);
         for spec in arch.tensors().into_iter().filter(|spec| spec.shape.len() == 2) {
-            let Some(block) = block_of(&spec.name) else { continue };
+            let Some(block) = place(&spec.name) else { continue };
             let numbers = spec.len() as f64 * if spec.name.contains(".experts.") { share } else { 1.0 };
             self.blocks[block] += numbers;
             self.of.insert(spec.name, numbers);

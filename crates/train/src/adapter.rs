@@ -118,6 +118,7 @@ pub(crate) fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arc
     };
     let before = arch.vocab_size;
     arch.grow(ids.clone());
+    arch.check_growth()?;
     let Some(source) = source else { return Ok(()) };
     let vocabulary = peft::vocabulary(source)?;
     let Vocabulary { rows, whole, .. } = &vocabulary;

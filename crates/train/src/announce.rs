@@ -3,7 +3,8 @@ use super::data_summary;
 use super::prepared::Prepared;
 use super::run_plan::RunPlan;
 use tunesmith_base::words;
-use tunesmith_config::{Backend, Mode};
+use tunesmith_config::{Backend, Mode, Quantization};
+use tunesmith_model::weights::WeightFiles;
 use tunesmith_plan::batches::Batches;
 use tunesmith_plan::rates::{Rate, rates};
 use tunesmith_plan::{grouped, human_bytes};
@@ -78,6 +79,7 @@ fn backend_note(plan: &RunPlan) -> Option<String> {
     }
     let held = match plan.engine.quantized {
         None => format!("dense base weights ({}): nothing is quantized", plan.engine.base_dtype),
+        Some(Quantization::Auto) => "base weights as the checkpoint's maker has quantized them".to_owned(),
         Some(format) => format!("base weights in {format}"),
     };
     Some(format!("tuning.backend = {backend} means fused kernels and the base that tuning.mode needs, here {held}"))
@@ -117,10 +119,16 @@ fn trained(prepared: &Prepared) -> Vec<(String, String)> {
         facts.push((format!("its {}", words::count(names.len(), "tensor")), by_block(names)));
     }
     if let Ok(Some(how)) = source.quantization() {
-        facts.push((
-            "base".to_owned(),
-            format!("{}: {}", how.describe(), words::count(source.quantized_matrices(), "matrix")),
-        ));
+        let matrices = words::count(source.quantized_matrices(), "matrix");
+        let stored = source.arch.stored.as_ref();
+        let mut text = match stored.filter(|_| how.format.is_makers()) {
+            Some(format) => format!("{}: {matrices}, as the checkpoint has them", format.describe()),
+            None => format!("{}: {matrices}", how.describe()),
+        };
+        if source.weights.as_ref().is_some_and(WeightFiles::has_activation_scales) {
+            text.push_str("; its scales of activations are ignored, since activations are not quantized");
+        }
+        facts.push(("base".to_owned(), text));
     }
     if !plan.model.merged_adapters.is_empty() {
         let dirs: Vec<_> = plan.model.merged_adapters.iter().map(|dir| dir.display().to_string()).collect();

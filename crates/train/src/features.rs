@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rayon::prelude::*;
 
+use super::ahead::{Ahead, ReadPixels};
 use super::engine;
 use super::model_source::{Described, ModelSource};
-use super::run_pictures::{Computed, Identity};
+use super::run_pictures::{Computed, Identity, PictureSource};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, disk};
 use tunesmith_base::memory::human_bytes;
@@ -21,7 +23,13 @@ use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_model::{PictureEncoder, device};
 use tunesmith_ops::simd;
 use tunesmith_telemetry::progress::{Event, Observer};
-use tunesmith_vision::Pixels;
+
+/// The parts that pictures are encoded in, so that ranks share the work.
+const PARTS: usize = 32;
+/// The most bytes of features of a part: a file of the cache.
+const PART_BYTES: usize = 128 << 20;
+/// How long a rank sleeps before it looks again what others have encoded.
+const OTHERS: Duration = Duration::from_millis(100);
 
 /// What is done about features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +169,7 @@ impl ModelSource {
         observer.event(&Event::Phase("reading the pictures"));
         let identities: Vec<(String, Identity)> = files
             .into_par_iter()
-            .map(|file| Identity::of(&pictures.files, &file).map(|identity| (file, identity)))
+            .map(|file| Identity::of(&pictures.source.files, &file).map(|identity| (file, identity)))
             .collect::<Result<_>>()?;
         let mut known: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, identity) in &identities {
@@ -175,7 +183,7 @@ impl ModelSource {
             }
             None
         } else {
-            let mut cache = FeatureCache::open(&root, &self.features_key(config, &pictures.files, features)?);
+            let mut cache = FeatureCache::open(&root, &self.features_key(config, &pictures.source.files, features)?);
             let missing: u64 =
                 known.iter().filter(|(content, _)| !cache.has(content)).map(|(_, &n)| 4 * n as u64).sum();
             if let Some(why) = too_large(config, &root, missing) {
@@ -187,13 +195,19 @@ impl ModelSource {
                 observer.event(&Event::Notice(&format!("{what}: the image encoder runs in every step")));
                 return Ok(None);
             }
-            kept.computed = self.encode(config, &pictures.files, features, &identities, &mut cache, observer)?;
+            // Of pictures with one content the first by name, in the order of contents, which is as good as random.
+            let mut one_each: BTreeMap<&str, (&str, &Identity)> = BTreeMap::new();
+            for (file, identity) in &identities {
+                one_each.entry(&identity.content).or_insert((file.as_str(), identity));
+            }
+            let one_each: Vec<_> = one_each.into_values().collect();
+            kept.computed = self.encode(config, &pictures.source, features, &one_each, &mut cache, observer)?;
             cache.dir().clone_into(&mut kept.dir);
             Some(cache)
         };
         let pictures_by_name = identities.into_iter().collect();
         let computed = Computed { arch: Arc::clone(&vision), features, pictures: pictures_by_name, cache };
-        if pictures.computed.set(computed).is_ok() {
+        if pictures.source.computed.set(computed).is_ok() {
             let behind = VisionArch { features: Some(features), ..(*vision).clone() };
             self.model_arch.vision = Some(Arc::new(behind));
         }
@@ -212,52 +226,91 @@ impl ModelSource {
         Ok(parts.join("\n"))
     }
 
-    /// Encodes the pictures that the cache lacks; gives their number. Pictures are decoded on all threads while others are
-    /// encoded.
+    /// Encodes the pictures that the cache lacks; gives their number. Others who need them, such as further ranks of this machine,
+    /// encode parts of them meanwhile. Pictures are read on all threads while others are encoded.
     fn encode(
         &self,
         config: &Config,
-        files: &PictureFiles,
+        source: &Arc<PictureSource>,
         features: Features,
-        identities: &[(String, Identity)],
+        pictures: &[(&str, &Identity)],
         cache: &mut FeatureCache,
         observer: &dyn Observer,
     ) -> Result<usize> {
-        let mut asked = BTreeSet::new();
-        let missing: Vec<_> = identities
-            .iter()
-            .filter(|(_, identity)| !cache.has(&identity.content) && asked.insert(&identity.content))
-            .collect();
-        if missing.is_empty() {
+        let lacks = |cache: &FeatureCache, part: &[(&str, &Identity)]| -> Vec<String> {
+            let missing = part.iter().filter(|(_, identity)| !cache.has(&identity.content));
+            missing.map(|(file, _)| (*file).to_owned()).collect()
+        };
+        let missing = lacks(cache, pictures).len();
+        if missing == 0 {
             return Ok(0);
         }
+        let contents: BTreeMap<&str, &str> =
+            pictures.iter().map(|(file, identity)| (*file, identity.content.as_str())).collect();
+        let mut encoder = None;
+        let mut open: Vec<&[(&str, &Identity)]> = self.parts(pictures, features);
         observer.event(&Event::Phase("loading the image encoder"));
-        let encoder = PictureEncoder::load(&self.arch, self.weights.as_ref(), config, &self.stack, features)?;
-        observer.begin("encoding pictures", missing.len() as u64);
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let pool = rayon::current_num_threads().max(1);
-        std::thread::scope(|scope| {
-            let missing = &missing;
-            scope.spawn(move || {
-                for group in missing.chunks(4 * pool) {
-                    let read: Result<Vec<Arc<Pixels>>> = group.par_iter().map(|(file, _)| files.pixels(file)).collect();
-                    let failed = read.is_err();
-                    if sender.send((group, read)).is_err() || failed {
-                        return;
-                    }
+        observer.begin("encoding pictures", missing as u64);
+        while !open.is_empty() {
+            let mut claimed = false;
+            for part in std::mem::take(&mut open) {
+                if lacks(cache, part).is_empty() {
+                    continue;
                 }
-            });
-            for (group, read) in receiver {
-                for ((file, identity), pixels) in group.iter().zip(read?) {
+                let names: Vec<&str> = part.iter().map(|(_, identity)| identity.content.as_str()).collect();
+                let Some(_claim) = cache.claim(&names.concat())? else {
+                    open.push(part);
+                    continue;
+                };
+                claimed = true;
+                cache.refresh();
+                let files = lacks(cache, part);
+                if files.is_empty() {
+                    continue;
+                }
+                if encoder.is_none() {
+                    let weights = self.weights.as_ref();
+                    let loaded = PictureEncoder::load(&self.arch, weights, config, &self.stack, features)?;
+                    encoder = Some(loaded);
+                }
+                let Some(encoder) = &encoder else { continue };
+                let source = Arc::clone(source);
+                let read: ReadPixels = Arc::new(move |file| source.files.pixels(file));
+                let ahead = Ahead::of(files.clone(), rayon::current_num_threads(), Arc::clone(&read));
+                for file in &files {
+                    let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
                     let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
-                    cache.add(identity.content.clone(), encoded)?;
+                    cache.add(contents[file.as_str()].to_owned(), encoded)?;
                     observer.advance(1);
                 }
+                cache.flush()?;
             }
-            Ok::<_, Error>(())
-        })?;
-        cache.flush()?;
+            if !open.is_empty() && !claimed {
+                std::thread::sleep(OTHERS);
+                cache.refresh();
+            }
+        }
         observer.end();
-        Ok(missing.len())
+        Ok(missing)
+    }
+
+    /// The pictures in parts of about as many bytes of features, which whoever shares the cache makes alike.
+    fn parts<'a>(
+        &self,
+        pictures: &'a [(&'a str, &'a Identity)],
+        features: Features,
+    ) -> Vec<&'a [(&'a str, &'a Identity)]> {
+        let Some(vision) = &self.arch.vision else { return Vec::new() };
+        let bytes: Vec<usize> = pictures.iter().map(|(_, identity)| 4 * identity.numbers(vision, features)).collect();
+        let limit = (bytes.iter().sum::<usize>() / PARTS).clamp(1, PART_BYTES);
+        let (mut parts, mut first, mut filled) = (Vec::new(), 0, 0);
+        for (at, bytes) in bytes.iter().enumerate() {
+            filled += bytes;
+            if filled >= limit || at + 1 == pictures.len() {
+                parts.push(&pictures[first..=at]);
+                (first, filled) = (at + 1, 0);
+            }
+        }
+        parts
     }
 }

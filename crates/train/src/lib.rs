@@ -1,6 +1,7 @@
 //! Training: the module `setup` turns a configuration into a `RunPlan`, [`run`] executes the plan, and [`step`] is one
 //! optimizer step. The other modules evaluate, save checkpoints, handle signals, and write metrics, samples, and the report.
 pub mod adapter;
+mod ahead;
 mod announce;
 pub mod autobatch;
 mod averages;

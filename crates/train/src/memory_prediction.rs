@@ -55,14 +55,14 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 Dtype::Auto if through_f32 => Storage::F32,
                 Dtype::Auto => stored,
             },
-            quantized: quantize::resolve(config, weights)?.map(|how| match how.format {
-                Format::Nf4 | Format::Fp4 => Storage::FourBit { double: how.double },
-                Format::Int8 => Storage::Int8,
-                Format::Fp8 => Storage::Fp8,
-                Format::Mxfp4 => Storage::Mxfp4,
+            quantized: quantize::resolve(config, weights)?.and_then(|how| match how.format {
+                Format::Nf4 | Format::Fp4 => Some(Storage::FourBit { double: how.double }),
+                Format::Int8 => Some(Storage::Int8),
+                Format::Fp8 => Some(Storage::Fp8),
+                Format::Mxfp4 | Format::Fp8Tiles(_) | Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => None,
             }),
             quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?.into(),
-            stored_mxfp4: quantize::stored_mxfp4(arch, config, weights)?.into(),
+            stored: quantize::kept(arch, config, weights)?.into(),
             wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
             through_f32,
         },
@@ -150,7 +150,7 @@ pub(crate) fn threads(config: &Config) -> usize {
 /// The names of the model's tensors that are trained in full.
 fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTreeSet<String>> {
     Ok(match config.tuning.mode {
-        Mode::Full => arch.tensors().into_iter().map(|spec| spec.name).collect(),
+        Mode::Full => arch.parameters().into_iter().map(|spec| spec.name).collect(),
         Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect(),
         _ => {
             let targets = Targets::of(&config.tuning);

@@ -69,9 +69,8 @@ impl OnGpu {
         }
         config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
         config.model.quantization = match (base.quantized, config.model.quantization) {
-            (None | Some(Storage::Mxfp4), _) if !base.stored_mxfp4.is_empty() => Quantization::Mxfp4,
-            (Some(Storage::Mxfp4), _) => Quantization::Mxfp4,
-            (None | Some(Storage::F32 | Storage::Bf16), _) => Quantization::None,
+            (None, _) if !base.stored.is_empty() => Quantization::Auto,
+            (None | Some(Storage::F32 | Storage::Bf16 | Storage::Stored(_)), _) => Quantization::None,
             (Some(Storage::FourBit { .. }), Quantization::Fp4) => Quantization::Fp4,
             (Some(Storage::FourBit { .. }), _) => Quantization::Nf4,
             (Some(Storage::Int8), _) => Quantization::Int8,
@@ -80,6 +79,8 @@ impl OnGpu {
         if let Some(Storage::FourBit { double }) = base.quantized {
             config.model.double_quant = double;
         }
+        // The files may hold other matrices so than config.json says.
+        arch.stored = arch.stored.map(|format| format.with_found(base.stored.clone()));
         let gpu = CountedGpu::take();
         let model = Model::on_counted(&arch, &config, &gpu)?;
         let held = GpuHeld { held: memory::live(gpu.device()), most: memory::peak(gpu.device()) };
@@ -123,7 +124,8 @@ impl MetaEngine {
         let Some((eighth, quarter)) = self.parts() else { return of(experts) };
         let (less, more) = (of(Some(eighth)), of(Some(quarter)));
         let kept = from_parts(less.kept, more.kept);
-        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head }
+        let host = from_parts(less.host, more.host);
+        GpuBytes { kept, pools: from_parts(less.pools, more.pools), head: more.head, host }
     }
 
     /// An eighth and a quarter of the experts, if there are so many that these are counted instead of all.

@@ -53,6 +53,12 @@ pub(crate) fn batches_of_rank(
     Ok(batches)
 }
 
+/// Has the pictures of a step that comes later read meanwhile: those of one rank.
+pub(crate) fn read_ahead(split: &Split, step: &Step, world: World) {
+    let own = step.iter().skip(world.rank).step_by(world.size);
+    split.read_ahead(&own.flatten().flatten().copied().collect::<Vec<_>>());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

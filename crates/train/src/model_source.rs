@@ -160,6 +160,10 @@ impl Described {
         }
         let weights = match (config.model.init, arch.wrapper) {
             (Init::Pretrained, _) => Some(WeightFiles::open_model(&dir, &arch, &stored)?),
+            (Init::Random, None) if arch.is_renamed() => {
+                return Err(Error::config(format!("model.init: random: not yet for {}", arch.family.model_type))
+                    .hint("set model.init: pretrained"));
+            }
             (Init::Random, None) => None,
             (Init::Random, Some(wrapper)) => {
                 return Err(Error::config(format!(
@@ -226,8 +230,12 @@ impl ModelSource {
 
     /// Number of matrices of the base that quantization covers.
     pub fn quantized_matrices(&self) -> usize {
-        quantize::matrices(&self.arch, &self.config.model.quantization_skip_modules)
-            .map_or(0, |matrices| matrices.len())
+        let kept = quantize::kept(&self.arch, &self.config, self.weights.as_ref()).map_or(0, |kept| kept.len());
+        match self.quantization() {
+            Ok(Some(how)) if how.format.is_makers() => kept,
+            _ => quantize::matrices(&self.arch, &self.config.model.quantization_skip_modules)
+                .map_or(0, |matrices| matrices.len()),
+        }
     }
 
     /// A hash of the weights of the base and of the merged adapters, for the stamp. Reads all weights once.
@@ -292,13 +300,14 @@ impl ModelSource {
         Ok(model)
     }
 
-    /// The cache of quantized matrices; `None` if the base is not quantized, or already quantized on disk.
+    /// The cache of quantized matrices; `None` if the base is not quantized, or used as it is on disk.
     fn quantized_cache(&self) -> Result<Option<Cache<'_>>> {
-        let dense = self.weights.as_ref().filter(|files| self.config.data.use_cache && files.quantization().is_none());
+        let coded = |files: &&WeightFiles| files.quantization().is_none_or(Format::is_makers);
+        let dense = self.weights.as_ref().filter(|_| self.config.data.use_cache).filter(coded);
         let root = self.config.data.cache_dir.clone().or_else(tunesmith_base::files::user_cache);
         match (self.quantization()?, dense, root) {
             // FP8 is coded as fast as it is read.
-            (Some(how), Some(files), Some(root)) if how.format != Format::Fp8 => {
+            (Some(how), Some(files), Some(root)) if how.format != Format::Fp8 && !how.format.is_makers() => {
                 Cache::new(&root, files, how).map(Some)
             }
             _ => Ok(None),

@@ -114,7 +114,8 @@ fn prepare(
     observer: &dyn Observer,
     seat: Seat,
 ) -> Result<(Prepared, Box<dyn Collectives>)> {
-    let checked = seat.in_turn(|| setup::open_locally(resolved, options, stop, observer, &seat))?;
+    let mut checked = seat.in_turn(|| setup::open_locally(resolved, options, stop, observer, &seat))?;
+    checked.features(options, observer)?;
     // Connects after the data are read, which may take longer than the timeout of an operation between ranks.
     let comm = seat.connect()?;
     let prepared = checked.plan(resolved, options, &*comm, observer)?;

@@ -1,7 +1,8 @@
 //! The pictures of a run, which come as pixels or as features that have been computed.
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::ahead::Ahead;
 use tunesmith_base::error::Result;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
 use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures};
@@ -11,8 +12,16 @@ use tunesmith_vision::{Pixels, Tile};
 /// The pictures of a run: read from their files, or the features of them that have been computed.
 #[derive(Debug)]
 pub struct RunPictures {
-    pub(crate) files: PictureFiles,
-    pub(crate) computed: OnceLock<Computed>,
+    pub(crate) source: Arc<PictureSource>,
+    /// Those that the next step will ask for.
+    ahead: Mutex<Option<Arc<Ahead>>>,
+}
+
+/// Where pictures come from.
+#[derive(Debug)]
+pub(crate) struct PictureSource {
+    pub files: PictureFiles,
+    pub computed: OnceLock<Computed>,
 }
 
 /// Where the features of pictures are.
@@ -35,41 +44,61 @@ pub(crate) struct Identity {
 
 impl RunPictures {
     /// Of these files.
-    pub const fn new(files: PictureFiles) -> Self {
-        Self { files, computed: OnceLock::new() }
+    pub fn new(files: PictureFiles) -> Self {
+        let source = PictureSource { files, computed: OnceLock::new() };
+        Self { source: Arc::new(source), ahead: Mutex::new(None) }
     }
 }
 
-impl Pictures for RunPictures {
-    fn keep(&self, name: String) -> Result<String> {
-        self.files.keep(name)
-    }
-
-    fn rows(&self, file: &str) -> Result<PictureRows> {
-        self.files.rows(file)
-    }
-
+impl PictureSource {
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
         match self.computed.get() {
             Some(computed) => computed.pixels(&self.files, file).map(Arc::new),
             None => self.files.pixels(file),
         }
     }
+}
+
+impl Pictures for RunPictures {
+    fn keep(&self, name: String) -> Result<String> {
+        self.source.files.keep(name)
+    }
+
+    fn rows(&self, file: &str) -> Result<PictureRows> {
+        self.source.files.rows(file)
+    }
+
+    fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match ahead.and_then(|ahead| ahead.take(file)) {
+            Some(pixels) => Ok(pixels),
+            None => self.source.pixels(file),
+        }
+    }
+
+    fn read_ahead(&self, files: Vec<String>) {
+        // A step computes on all threads too: half of them keep up with it.
+        let threads = rayon::current_num_threads().div_ceil(2);
+        let source = Arc::clone(&self.source);
+        let next = Ahead::of(files, threads, Arc::new(move |file| source.pixels(file)));
+        let before = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(next));
+        drop(before);
+    }
 
     fn look(&self, file: &str) -> Result<PictureLook> {
-        self.files.look(file)
+        self.source.files.look(file)
     }
 
     fn thumbnail(&self, file: &str) -> Result<String> {
-        self.files.thumbnail(file)
+        self.source.files.thumbnail(file)
     }
 
     fn chat(&self) -> Option<ChatImages> {
-        self.files.chat()
+        self.source.files.chat()
     }
 
     fn key(&self) -> String {
-        self.files.key()
+        self.source.files.key()
     }
 }
 

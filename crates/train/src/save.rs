@@ -18,7 +18,7 @@ use tunesmith_config::Mode;
 use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_device::Floats;
-use tunesmith_model::weights::Wrapping;
+use tunesmith_model::weights::{Stacking, WeightFiles, Wrapping};
 use tunesmith_parallel::gather_optimizer::Gathered;
 use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::MetricsWriter;
@@ -99,7 +99,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             state,
             weights: match &adapter {
                 Some(adapter) => Weights::Adapter(adapter),
-                None if plan.model.mode == Mode::Freeze => Weights::Part,
+                None if plan.model.mode == Mode::Freeze || source.arch.has_buffers() => Weights::Part,
                 None => Weights::Model(folder_source(plan, source, dataset, tokenizer.as_deref())),
             },
             specs,
@@ -324,6 +324,7 @@ fn folder_source<'a>(
         template: template.map(data::ChatTemplate::source),
         own_head: Some(&source.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: source.wrapping.as_ref(),
+        stacking: source.weights.as_ref().map_or(Stacking::NONE, WeightFiles::stacking),
     }
 }
 

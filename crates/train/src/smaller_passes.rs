@@ -32,6 +32,9 @@ impl Session<'_> {
         loop {
             let batches =
                 micro_batches::batches_of_rank(&self.dataset.train, rows, self.pass_limit(), self.comm.world())?;
+            if self.dataset.train.has_pictures() && self.state.step + 1 < self.plan.steps.total_steps {
+                micro_batches::read_ahead(&self.dataset.train, &self.sampler.peek(), self.comm.world());
+            }
             let max_grad_norm = self.plan.optimizer.max_grad_norm;
             match attempt(
                 &mut self.model,

@@ -124,13 +124,12 @@ pub fn attempt(
     // Forward and backward. Gradients are summed over ranks during the last passes.
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
-    model.right = 0;
+    model.totals.begin(model.device());
     let share = 1.0 / passes.max(1) as f32;
     let step = optimizer.step;
-    let Walked { total, failed } =
-        sharing.passes(model, comm, micro_batches, most_passes, &mut |model, batch, grads| {
-            model.forward_backward_into(batch, scale, share, step, grads)
-        })?;
+    let Walked { failed } = sharing.passes(model, comm, micro_batches, most_passes, &mut |model, batch, grads| {
+        model.forward_backward_into(batch, scale, share, step, grads)
+    })?;
     // A rank without memory stops all ranks here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];
     comm.all_reduce(&mut short)?;
@@ -142,22 +141,36 @@ pub fn attempt(
 
     // Update.
     sharing.compare(comm, model)?;
-    let mut sum = [total, model.right as f64];
-    comm.all_reduce(&mut sum)?;
-    let [total_loss, right] = sum;
-    let loss = if weight > 0.0 { total_loss / weight } else { 0.0 };
-    let grad_norm = sharing.norm(comm, model)? / loss_scale;
-    let skipped = !(loss.is_finite() && grad_norm.is_finite());
-    if !skipped {
-        let factor = clip::factor(grad_norm, max_grad_norm) / loss_scale as f32;
-        sharing.update(model, optimizer, comm, factor, rate)?;
+    let mean = |total: f64, weight: f64| if weight > 0.0 { total / weight } else { 0.0 };
+    let (total, right, loss, grad_norm);
+    if let Some(verdict) = sharing.verdict(model, optimizer, max_grad_norm, loss_scale) {
+        // A GPU by itself: the update is asked for before the host waits for the norm, which is then computed beside it.
+        sharing.update(model, optimizer, comm, verdict.factor(), rate)?;
+        let [norm, totals @ ..] = verdict.read();
+        grad_norm = norm;
+        (total, right) = model.totals.with(&totals);
+        loss = mean(total, weight);
+        if !(loss.is_finite() && grad_norm.is_finite()) {
+            optimizer.uncount();
+        }
+    } else {
+        let own = model.totals.read();
+        let mut sum = [own.0, own.1 as f64];
+        comm.all_reduce(&mut sum)?;
+        (total, right, loss) = (own.0, sum[1] as u64, mean(sum[0], weight));
+        grad_norm = sharing.norm(comm, model)? / loss_scale;
+        if loss.is_finite() && grad_norm.is_finite() {
+            let factor = clip::factor(grad_norm, max_grad_norm) / loss_scale as f32;
+            sharing.update(model, optimizer, comm, factor.into(), rate)?;
+        }
     }
-    let rank_loss = if own_weight > 0.0 { total / own_weight } else { 0.0 };
+    let skipped = !(loss.is_finite() && grad_norm.is_finite());
+    let rank_loss = mean(total, own_weight);
     let overflow = skipped && optimizer.scaler.as_ref().is_some_and(LossScaler::can_fall);
     if let Some(scaler) = &mut optimizer.scaler {
         scaler.update(skipped);
     }
-    let right = right as u64;
+    let right = if model.arch.score.as_ref().is_some_and(|head| !head.is_number()) { right } else { 0 };
     let stats = StepStats { loss, rank_loss, right, grad_norm, label_tokens, tokens, skipped, overflow };
     Ok(Attempt::Done(Late::ready(stats)))
 }

@@ -23,7 +23,7 @@ pub(crate) fn size(shape: &[usize]) -> u64 {
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a module to train does not exist.
 pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
-    let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    let tensors = arch.parameters().into_iter().map(|spec| (spec.name, spec.shape));
     let of_vision = arch.vision.iter().flat_map(|vision| vision.trained_tensors());
     let of_vision = of_vision.map(|spec| (spec.name, spec.shape));
     match config.tuning.mode {
@@ -31,7 +31,8 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
         Mode::Full => Ok(tensors.chain(of_vision).collect()),
         Mode::Freeze => {
             let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
-            let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
+            let mut all = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+            let vocabulary = all.find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
             if let Some((name, _)) = vocabulary.filter(|_| !arch.new_tokens.is_empty()) {
                 return Err(Error::config(format!(
                     "tuning.new_tokens needs {name} to be trained, which tuning.freeze does not do"

@@ -88,7 +88,13 @@ impl Sight {
         }
         let vision = VisionArch { training: training(config, &vision), ..vision };
         let processing = Processing { backend, ..Processing::open(&folder)? };
-        let processing = Processing { size: size(config, &processing)?, ..processing };
+        let mut processing = Processing { size: size(config, &processing)?, ..processing };
+        if let (Size::Canvas { cut, .. }, Some(ChatImages { form: ChatForm::InternVl, .. })) =
+            (&mut processing.size, vision.chat)
+        {
+            // InternVL's processor cuts pictures, whatever that of the images says.
+            *cut = true;
+        }
         let processor = Processor::new(processing, vision.encoder.patch_size);
         let files = PictureFiles::new(
             processor,
@@ -138,6 +144,16 @@ fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
         adapters: tuning.vision_target_modules.clone(),
         freeze_language: tuning.freeze_language,
     }
+}
+
+/// Encoder and connector of a pair.
+///
+/// # Errors
+/// As [`Sight::open`].
+pub fn of_pair(config: &Config, seer: Seer<'_>, downloads: &dyn DownloadProgress) -> Result<VisionArch> {
+    let name =
+        config.vision.encoder.as_deref().ok_or_else(|| Error::config("vision.encoder names no image encoder"))?;
+    paired(config, name, seer, Part::Whole, downloads).map(|(_, vision)| vision)
 }
 
 /// The encoder's folder, and its pair with the model.

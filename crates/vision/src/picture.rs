@@ -41,6 +41,9 @@ impl Picture {
     /// [`tunesmith_base::Kind::Data`]: the bytes are no such file, are cut off, are a CMYK JPEG, or have more than [`MAX_PIXELS`]
     /// pixels.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if is_cut_off(bytes) {
+            return Err(Error::data("the picture is cut off"));
+        }
         isolated(|| {
             let (mut picture, orientation) = if is_jpeg(bytes) { jpeg(bytes)? } else { other(bytes)? };
             picture.apply_orientation(orientation);
@@ -71,8 +74,11 @@ impl Picture {
     /// Width and height of a file's picture as [`Self::decode`] gives it, from its header.
     ///
     /// # Errors
-    /// As [`Self::decode`], but for damage behind the header.
+    /// As [`Self::decode`], but for damage between the header and the end.
     pub fn size(bytes: &[u8]) -> Result<(u32, u32)> {
+        if is_cut_off(bytes) {
+            return Err(Error::data("the picture is cut off"));
+        }
         isolated(|| {
             let (width, height, orientation) = if is_jpeg(bytes) {
                 let (decoder, width, height) = jpeg_header(bytes)?;
@@ -95,6 +101,31 @@ fn isolated<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::data("the picture cannot be read").caused_by(error)
+}
+
+/// Whether a JPEG, PNG or WebP file lacks its end, which shows without decoding it.
+fn is_cut_off(bytes: &[u8]) -> bool {
+    if is_jpeg(bytes) {
+        // In the data of a scan, a byte 0xff is never followed by that of a marker: the last mark of an end has no scan behind it.
+        let end = bytes.windows(2).rposition(|pair| pair == [0xff, 0xd9]);
+        return bytes[end.unwrap_or(0)..].windows(2).any(|pair| pair == [0xff, 0xda]);
+    }
+    let number = |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
+    if bytes.starts_with(b"RIFF") {
+        return number(4).is_none_or(|size| u64::from(u32::from_le_bytes(size)) + 8 > bytes.len() as u64);
+    }
+    if !bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return false;
+    }
+    // Chunks: a length, a name, so many bytes, and a checksum.
+    let mut at = 8;
+    while let (Some(length), Some(name)) = (number(at), bytes.get(at + 4..at + 8)) {
+        at = at.saturating_add(12).saturating_add(u32::from_be_bytes(length) as usize);
+        if name == b"IEND" {
+            return at > bytes.len();
+        }
+    }
+    true
 }
 
 fn check(width: u64, height: u64) -> Result<()> {
@@ -143,11 +174,6 @@ fn jpeg_orientation(decoder: &Jpeg<'_>) -> Orientation {
 
 fn jpeg(bytes: &[u8]) -> Result<(DynamicImage, Orientation)> {
     let (mut decoder, width, height) = jpeg_header(bytes)?;
-    // Behind the start of the last scan, both markers stand nowhere else: in its data a byte 0xff is never followed by them.
-    let marker = |kind: u8| bytes.windows(2).rposition(|pair| pair == [0xff, kind]);
-    if marker(0xd9) < marker(0xda) {
-        return Err(Error::data("the picture is cut off"));
-    }
     let rgb = decoder.decode().map_err(unreadable)?;
     let picture = RgbImage::from_raw(width, height, rgb).ok_or_else(|| Error::data("the picture is cut off"))?;
     Ok((picture.into(), jpeg_orientation(&decoder)))

@@ -64,6 +64,11 @@ impl Processor {
                     steps.push((tile, tile));
                 }
             }
+            Size::Canvas { tile: [tall, wide], cut, least, most } => {
+                let (columns, rows) = if cut { canvas((width, height), [tall, wide], [least, most]) } else { (1, 1) };
+                steps.push((wide * columns, tall * rows));
+                split = (columns * rows > 1).then_some((rows as usize, columns as usize));
+            }
             Size::Pixels { least, most, merge } => {
                 steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
             }
@@ -78,6 +83,7 @@ impl Processor {
         let (width, height) = self.processing.crop.map_or((width, height), |[height, width]| (width, height));
         let whole = match self.processing.size {
             Size::Tiles { tile, .. } if split.is_some() => (tile, tile),
+            Size::Canvas { tile: [height, width], .. } => (width, height),
             _ => (width, height),
         };
         let tile = Tile { rows: (whole.1 / self.patch) as usize, columns: (whole.0 / self.patch) as usize };
@@ -107,11 +113,19 @@ impl Processor {
             current = Cow::Owned(centre(&current, width, height));
         }
         let mut patches = Vec::new();
-        if let (Some((rows, columns)), Size::Tiles { tile, .. }) = (layout.split, self.processing.size) {
+        let tile = match self.processing.size {
+            Size::Tiles { tile, .. } => [tile; 2],
+            Size::Canvas { tile, .. } => tile,
+            _ => [0; 2],
+        };
+        if let (Some((rows, columns)), [tall, wide]) = (layout.split, tile) {
             for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-                self.unfold(&current, (column as u32 * tile, row as u32 * tile), layout.tiles[0], &mut patches);
+                self.unfold(&current, (column as u32 * wide, row as u32 * tall), layout.tiles[0], &mut patches);
             }
-            current = Cow::Owned(resize(&current, tile, tile, resample, backend).into_owned());
+            // The whole is made of the picture itself, or of what was cut.
+            let is_canvas = matches!(self.processing.size, Size::Canvas { .. });
+            let whole = if is_canvas { picture } else { &*current };
+            current = Cow::Owned(resize(whole, wide, tall, resample, backend).into_owned());
         }
         self.unfold(&current, (0, 0), layout.tiles[0], &mut patches);
         Ok(Pixels { patches, tiles: layout.tiles })
@@ -181,6 +195,30 @@ fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Resu
         near
     };
     Ok((width as u32, height as u32))
+}
+
+/// Columns and rows of the grid of tiles whose shape is nearest to the picture's: `get_optimal_tiled_canvas` of
+/// `transformers.models.got_ocr2.image_processing_got_ocr2`. Of grids that are as near, one with more tiles is taken as long as these
+/// have less than twice the picture's pixels.
+fn canvas((width, height): (u32, u32), [tall, wide]: [u32; 2], [least, most]: [u32; 2]) -> (u32, u32) {
+    let mut grids: Vec<(u32, u32)> = (1..=most)
+        .flat_map(|columns| (1..=most).map(move |rows| (columns, rows)))
+        .filter(|(columns, rows)| (least..=most).contains(&(columns * rows)))
+        .collect();
+    grids.sort_by_key(|(columns, rows)| columns * rows);
+    let [width, height, tall, wide] = [width, height, tall, wide].map(f64::from);
+    let (mut best, mut nearest) = ((1, 1), f64::INFINITY);
+    for (columns, rows) in grids {
+        let [across, down] = [columns, rows].map(f64::from);
+        let apart = (width / height - across / down).abs();
+        let as_near = apart.total_cmp(&nearest).is_eq();
+        if apart < nearest {
+            (best, nearest) = ((columns, rows), apart);
+        } else if as_near && width * height > 0.5 * tall * wide * across * down {
+            best = (columns, rows);
+        }
+    }
+    best
 }
 
 /// The size at which the longer side is `longest`, and the shorter one in proportion and even.

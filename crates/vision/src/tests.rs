@@ -120,6 +120,10 @@ fn a_file_that_is_cut_off_or_changed_never_panics() {
                 assert!(found == whole || name == "rgb.tiff" || name == "animated.gif", "{name} up to {end}");
             }
         }
+        if ["rgb.png", "rgb.jpg", "rgb.webp"].contains(&name) {
+            let error = Picture::size(&bytes[..bytes.len() - 9]).unwrap_err();
+            assert!(error.message().contains("cut off"), "{name} shows it without being decoded: {error}");
+        }
         for at in (0..bytes.len()).step_by(3) {
             let mut changed = bytes.clone();
             changed[at] ^= 0x55;

@@ -1,4 +1,5 @@
 //! Evaluation of generated answers: every model's answer to each row, and its scores.
+use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -7,7 +8,7 @@ use super::super::atomic_lines::AtomicLines;
 use super::super::terminal::print_note;
 use super::evaluation::Evaluation;
 use crate::data::process::{Part, sources};
-use crate::data::question;
+use crate::data::{Shown, Tokenizer, question};
 use crate::error::{Error, Result};
 use crate::eval::EvalSplit;
 use crate::eval::metrics::{Difference, Metrics, Score};
@@ -15,6 +16,24 @@ use crate::files::output::Existing;
 use crate::model::Model;
 use crate::telemetry::report::answers::{self, Answered};
 use crate::words::{are, count};
+
+/// The most bytes of small copies of pictures that the report gets.
+const PICTURE_BYTES: usize = 8 << 20;
+
+/// A prompt as text, with a picture's name in the place of its rows, whose ids mean nothing.
+fn readable(tokenizer: &Tokenizer, prompt: &[u32], pictures: &[Shown]) -> Result<String> {
+    let (mut text, mut from) = (String::new(), 0);
+    for Shown { file, runs } in pictures {
+        for (number, run) in runs.iter().filter(|run| run.end <= prompt.len()).enumerate() {
+            text += &tokenizer.decode(&prompt[from..run.start.max(from)], false)?;
+            if number == 0 {
+                let _ = write!(text, "[{file}]"); // a String never fails
+            }
+            from = run.end;
+        }
+    }
+    Ok(text + &tokenizer.decode(&prompt[from..], false)?)
+}
 
 /// How answers are generated and where they are kept meanwhile.
 pub(super) struct Answers<'a> {
@@ -71,7 +90,7 @@ impl Evaluation for Answers<'_> {
         let EvalSplit { dataset, split, rows, .. } = self.eval_split;
         let tokenizer = &dataset.tokenizer;
         let mut files = measured.iter().map(|measured| measured.lines.read()).collect::<Result<Vec<_>>>()?;
-        let (mut shown, mut raw_rows) = (Vec::new(), 0);
+        let (mut shown, mut raw_rows, mut picture_bytes) = (Vec::new(), 0, 0);
         for index in 0..rows {
             let mut by_model = Vec::with_capacity(files.len());
             for lines in &mut files {
@@ -86,7 +105,8 @@ impl Evaluation for Answers<'_> {
             let (prompt, reference) = split.prompt(index)?;
             let question = dataset.question(split, index)?.is_some();
             raw_rows += usize::from(!question);
-            let prompt = if question { Some(tokenizer.decode(&prompt, false)?) } else { None };
+            let pictures = split.pictures(index).last().map_or(&[] as &[Shown], Vec::as_slice);
+            let prompt = if question { Some(readable(tokenizer, &prompt, pictures)?) } else { None };
             let reference = tokenizer.decode(&reference, true)?;
             let by_name = |field: &str| -> Map<String, Value> {
                 names.iter().zip(&by_model).map(|(name, line)| ((*name).to_owned(), line[field].clone())).collect()
@@ -99,9 +119,14 @@ impl Evaluation for Answers<'_> {
                 .to_string(),
             )?;
             if let Some(prompt) = prompt.filter(|_| shown.len() < answers::ROWS) {
+                let mut pictures = if picture_bytes < PICTURE_BYTES { split.thumbnails(index)? } else { Vec::new() };
+                picture_bytes += pictures.iter().map(String::len).sum::<usize>();
+                if picture_bytes > PICTURE_BYTES {
+                    pictures.clear();
+                }
                 let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
                 let answers = by_model.iter().map(text).collect();
-                shown.push(Answered { question: String::new(), prompt, reference, answers });
+                shown.push(Answered { question: String::new(), prompt, pictures, reference, answers });
             }
         }
         if raw_rows > 0 {

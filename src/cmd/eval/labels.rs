@@ -73,6 +73,7 @@ impl Evaluation for Predictions<'_> {
             let reference = plain(&reference);
             let is_right = answers.last() == Some(&reference);
             if is_right { &mut right } else { &mut wrong }.push(Answered {
+                pictures: Vec::new(),
                 question: prompt.clone(),
                 prompt,
                 reference,

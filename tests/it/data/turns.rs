@@ -15,7 +15,8 @@ const SPECIAL: &str = "<s> </s> <|im_start|> <|im_end|> <|im_sep|> <|start_heade
     <|START_TOOL_RESULT|> <|END_TOOL_RESULT|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> <|tool_call_begin|> \
     <|tool_call_end|> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|call_end|> [gMASK] <sop> <|user|> <|assistant|> <|system|> \
     <|observation|> <SPECIAL_10> <SPECIAL_11> <SPECIAL_12> <｜end▁of▁sentence｜> <|tool_call_start|> <|tool_list_start|> [INST] [/INST] \
-    [TOOL_CALLS] <|open|> <|close|> <|sep|> <|end_of_msg|> <|endoftext|> <|/tool_call|> <|tool_call|> <|start_of_role|> <|end_of_role|> <|end_of_text|>";
+    [TOOL_CALLS] <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|think|> \
+    <|open|> <|close|> <|sep|> <|end_of_msg|> <|endoftext|> <|/tool_call|> <|tool_call|> <|start_of_role|> <|end_of_role|> <|end_of_text|>";
 
 /// Templates: the folder, the name, what ends a turn (nothing: it has no end), whether they know tools and thoughts.
 const TEMPLATES: &[(&str, &str, &[&str], bool)] = &[
@@ -24,6 +25,7 @@ const TEMPLATES: &[(&str, &str, &[&str], bool)] = &[
     ("c3", "cohere2", &["<|END_OF_TURN_TOKEN|>"], true),
     ("c3", "command_r7b", &["<|END_OF_TURN_TOKEN|>"], true),
     ("c3", "deepseek_v31", &["<｜end▁of▁sentence｜>"], true),
+    ("c3", "gemma4", &["<turn|>", "<tool_call|>"], true),
     ("c3", "glm45", &[], true),
     ("c3", "gpt_oss", &["<|return|>", "<|call|>"], true),
     ("c3", "granite", &["<|end_of_text|>"], true),
@@ -259,6 +261,13 @@ fn a_turn_begins_behind_its_header_however_the_text_before_it_is_rewritten() {
     let result = json!({"role": "tool", "name": "look", "content": "found"});
     let answer = json!({"role": "assistant", "content": "done", "thinking": "so"});
     let tools = json!({"messages": [user("q"), called, result, answer]});
+    let thought =
+        |text: &str, thought: &str| json!({"role": "assistant", "content": text, "reasoning_content": thought});
+    let mut looks = thought("", "hm");
+    looks["tool_calls"] = json!([{"type": "function", "function": {"name": "look", "arguments": {}}}]);
+    let found = json!({"role": "tool", "name": "look", "content": "found"});
+    let thought =
+        json!({"messages": [user("q"), looks, found, thought("done", "so"), user("r"), thought("again", "yes")]});
     let twice = json!({"messages": [user("q"), {"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]});
     let analysis = "<|channel|>analysis<|message|>";
     let call = "<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}<|call|>";
@@ -278,6 +287,17 @@ fn a_turn_begins_behind_its_header_however_the_text_before_it_is_rewritten() {
             vec![
                 &*format!("{analysis}hm<|end|>{call}"),
                 &*format!("{analysis}so<|end|><|start|>assistant<|channel|>final<|message|>done<|return|>"),
+            ],
+        ),
+        // A thought stays while its answer is the last, and a turn goes on behind the result of its call.
+        (
+            "c3",
+            "gemma4",
+            &thought,
+            vec![
+                "<|channel>thought\nhm\n<channel|><|tool_call>call:look{}<tool_call|>",
+                "<|channel>thought\nso\n<channel|>done<turn|>",
+                "<|channel>thought\nyes\n<channel|>again<turn|>",
             ],
         ),
         // An empty thought belongs to the last turn alone.

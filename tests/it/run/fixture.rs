@@ -62,14 +62,21 @@ impl Fixture {
         ];
         // YAML sections out of dotted keys; a later line replaces an earlier one.
         let mut config: Value = json!({});
+        // In one pass: the folder's random name may have such a word itself.
+        let words = regex::Regex::new("MODEL|OUT|TRAIN|VAL|CACHE").unwrap();
         for line in lines.iter().chain(extra) {
             let (key, value) = line.split_once(": ").unwrap();
-            let value = value
-                .replace("MODEL", self.path("model").to_str().unwrap())
-                .replace("OUT", self.path("out").to_str().unwrap())
-                .replace("TRAIN", self.path("train.jsonl").to_str().unwrap())
-                .replace("VAL", self.path("val.jsonl").to_str().unwrap())
-                .replace("CACHE", self.path("cache").to_str().unwrap());
+            let value = words.replace_all(value, |found: &regex::Captures<'_>| {
+                let name = match &found[0] {
+                    "MODEL" => "model",
+                    "OUT" => "out",
+                    "TRAIN" => "train.jsonl",
+                    "VAL" => "val.jsonl",
+                    _ => "cache",
+                };
+                self.path(name).to_str().unwrap().to_owned()
+            });
+            let value = value.into_owned();
             let value = serde_json::from_str(&value).unwrap_or(Value::String(value));
             let (sections, last) = key.rsplit_once('.').unwrap_or(("", key));
             let section =
@@ -91,9 +98,10 @@ impl Fixture {
     }
 }
 
-/// `tunesmith ARGS`, its environment free of settings.
+/// `tunesmith ARGS`, its environment free of settings. `TUNESMITH_TEST_BINARY` names the program for tests that were built elsewhere.
 pub fn tunesmith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tunesmith"));
+    let program = std::env::var_os("TUNESMITH_TEST_BINARY");
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tunesmith").into()));
     let sections = ["MODEL_", "TUNING_", "TRAIN_", "DATA_", "LOGGING_", "GEN_", "TUNESMITH_MEMORY_BUDGET"];
     for (name, _) in std::env::vars().filter(|(name, _)| sections.iter().any(|section| name.starts_with(section))) {
         command.env_remove(name);

@@ -19,10 +19,18 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() })?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.mlp_bias = source.flag("mlp_bias", false)?;
-    arch.embedding_scale = source.positive("embedding_multiplier", 1.0)?;
-    arch.embedding_scaled_outside = true;
-    arch.attention_scale = source.positive("attention_multiplier", 1.0)?;
-    arch.residual_scale = source.positive("residual_multiplier", 1.0)?;
-    arch.logit_scale = 1.0 / source.positive("logits_scaling", 1.0)?;
+    source.granite_constants(&mut arch)?;
     Ok(arch)
+}
+
+impl Source<'_> {
+    /// Granite's constants.
+    pub(super) fn granite_constants(&self, arch: &mut Arch) -> Result<()> {
+        arch.embedding_scale = self.positive("embedding_multiplier", 1.0)?;
+        arch.embedding_scaled_outside = true;
+        arch.attention_scale = self.positive("attention_multiplier", 1.0)?;
+        arch.residual_scale = self.positive("residual_multiplier", 1.0)?;
+        arch.logit_scale = 1.0 / self.positive("logits_scaling", 1.0)?;
+        Ok(())
+    }
 }

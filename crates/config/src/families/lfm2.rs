@@ -3,6 +3,7 @@ use crate::arch::{Arch, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
 use crate::decoder_json::Defaults;
 use crate::family::Family;
 use crate::hf_json::Source;
+use crate::mixers_json::MAX_KERNEL;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -15,11 +16,8 @@ pub(super) static FAMILY: Family = Family {
     gguf: None,
 };
 
-/// The most tokens that a convolution looks at.
-const MAX_KERNEL: usize = 16;
-
-pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults {
+pub(super) fn defaults() -> Defaults {
+    Defaults {
         kv_heads: Some(8),
         context: 128_000,
         theta: 1e6,
@@ -30,16 +28,30 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         tied: true,
         pad: Some(0),
         ..Defaults::default()
-    };
-    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    }
+}
+
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
+    let mut arch = source.decoder(&FAMILY, &defaults())?;
+    let width = mlp_width(source)?;
+    arch.intermediate_size = width;
+    for branch in arch.blocks.iter_mut().flat_map(|block| &mut block.branches) {
+        if let PartSpec::Mlp { intermediate_size } = &mut branch.part {
+            *intermediate_size = width;
+        }
+    }
+    mixers(source, &mut arch)?;
+    Ok(arch)
+}
+
+/// The convolutions and what attention has, and the names of all.
+pub(super) fn mixers(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
     arch.tie_word_embeddings = source.flag("tie_embedding", arch.tie_word_embeddings)?;
     arch.module_names = &ModuleNames::LFM2;
     arch.qk_norm = QkNorm::Head;
-    let width = mlp_width(source)?;
-    arch.intermediate_size = width;
     let kernel = source.size_up_to("conv_L_cache", Some(3), MAX_KERNEL)?;
     let mixer = PartSpec::ShortConv(ShortConvSpec { kernel, bias: source.flag("conv_bias", false)? });
-    let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
+    let kinds = source.layer_list("layer_types", arch, |kind| match kind.as_str() {
         Some("conv") => Some(true),
         Some("full_attention") => Some(false),
         _ => None,
@@ -53,16 +65,13 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             block.set_mixer(&mixer);
         }
         for branch in &mut block.branches {
-            branch.norm = Some(match &mut branch.part {
-                PartSpec::Mlp { intermediate_size } => {
-                    *intermediate_size = width;
-                    "ffn_norm"
-                }
+            branch.norm = Some(match branch.part {
+                PartSpec::Mlp { .. } => "ffn_norm",
                 _ => "operator_norm",
             });
         }
     }
-    Ok(arch)
+    Ok(())
 }
 
 /// The width of the MLPs, which the file gives before it is cut to two thirds and rounded up.

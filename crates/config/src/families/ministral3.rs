@@ -1,5 +1,5 @@
 //! Ministral 3: Mistral whose queries are scaled by their position.
-use crate::arch::{Arch, QueryScaling, RopeScaling};
+use crate::arch::Arch;
 use crate::decoder_json::Defaults;
 use crate::family::Family;
 use crate::hf_json::Source;
@@ -33,16 +33,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     let window = source.window(None)?;
     arch.attentions_mut().for_each(|attention| attention.window = window);
-    arch.query_scaling = match source.rope_number("llama_4_scaling_beta")? {
-        Some(beta) => {
-            let RopeScaling::Yarn { original_max_position_embeddings, .. } = arch.ropes[0].scaling else {
-                return Err(source.not_yet("llama_4_scaling_beta with a rope_type other than yarn"));
-            };
-            Some(QueryScaling { beta, original_max_position_embeddings })
-        }
-        None => {
-            return Err(source.error("no rope_parameters.llama_4_scaling_beta, which the class in Transformers needs"));
-        }
-    };
+    arch.query_scaling = Some(source.query_scaling(&arch.ropes[0])?);
     Ok(arch)
 }

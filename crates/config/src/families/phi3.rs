@@ -1,5 +1,5 @@
 //! Phi-3: Llama with q, k, v in one matrix and gate and up in another, a part of each head turned, `longrope`.
-use crate::arch::Arch;
+use crate::arch::{Arch, ModuleNames};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
@@ -19,7 +19,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults =
         Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: Some(1.0), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
-    arch.fused = true;
+    (arch.fused, arch.module_names) = (true, &ModuleNames::PHI3);
     let window = source.window(None)?;
     arch.attentions_mut().for_each(|attention| attention.window = window);
     Ok(arch)

@@ -1,8 +1,9 @@
 //! Qwen3.5, text: three of four blocks have linear attention by the gated delta rule, the others attention with a gate on its output.
-use crate::arch::{Arch, DeltaNetSpec, PartSpec, QkNorm};
+use crate::arch::{Arch, DeltaNetNames, DeltaNetSpec, GateSpec, PartSpec, QkNorm};
 use crate::decoder_json::Defaults;
 use crate::family::Family;
 use crate::hf_json::Source;
+use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -16,21 +17,33 @@ pub(super) static FAMILY: Family = Family {
     gguf: None,
 };
 
-/// The most tokens that a convolution looks at.
-const MAX_KERNEL: usize = 16;
-/// Bound of the width of a head of keys: a GPU keeps 64 columns of a state in its shared memory.
-const MAX_KEY_DIM: usize = 256;
+pub(super) fn defaults() -> Defaults {
+    Defaults { kv_heads: Some(4), head_dim: Some(256), partial_rotary: Some(0.25), ..Defaults::default() }
+}
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults =
-        Defaults { kv_heads: Some(4), head_dim: Some(256), partial_rotary: Some(0.25), ..Defaults::default() };
-    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let mut arch = source.decoder(&FAMILY, &defaults())?;
+    mixers(source, &mut arch, DeltaNetNames::Qwen)?;
+    Ok(arch)
+}
+
+/// Both kinds of attention, and the norms.
+pub(super) fn mixers(source: &Source<'_>, arch: &mut Arch, names: DeltaNetNames) -> Result<()> {
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Head;
     arch.norm_offset = 1.0;
-    arch.attentions_mut().for_each(|attention| attention.gated = true);
-    let mixer = PartSpec::DeltaNet(source.delta_net()?);
-    let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
+    arch.attentions_mut().for_each(|attention| attention.gate = GateSpec::Beside);
+    let mixer = PartSpec::DeltaNet(source.checked_delta_net(DeltaNetSpec {
+        names,
+        key_heads: source.size("linear_num_key_heads", Some(16))?,
+        value_heads: source.size("linear_num_value_heads", Some(32))?,
+        key_dim: source.size_up_to("linear_key_head_dim", Some(128), MAX_ROWS)?,
+        value_dim: source.size("linear_value_head_dim", Some(128))?,
+        kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
+        beta_max: 1.0,
+        norm_eps: arch.rms_norm_eps,
+    })?);
+    let kinds = source.layer_list("layer_types", arch, |kind| match kind.as_str() {
         Some("linear_attention") => Some(true),
         Some("full_attention") => Some(false),
         _ => None,
@@ -41,30 +54,5 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             block.set_mixer(&mixer);
         }
     }
-    Ok(arch)
-}
-
-impl Source<'_> {
-    /// The `linear_*` keys.
-    fn delta_net(&self) -> Result<DeltaNetSpec> {
-        let spec = DeltaNetSpec {
-            key_heads: self.size("linear_num_key_heads", Some(16))?,
-            value_heads: self.size("linear_num_value_heads", Some(32))?,
-            key_dim: self.size_up_to("linear_key_head_dim", Some(128), MAX_KEY_DIM)?,
-            value_dim: self.size("linear_value_head_dim", Some(128))?,
-            kernel: self.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
-        };
-        let DeltaNetSpec { key_heads, value_heads, .. } = spec;
-        if !value_heads.is_multiple_of(key_heads) {
-            return Err(self.error(format!(
-                "linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}"
-            )));
-        }
-        let most = crate::hf_json::MAX_SIZE;
-        let width = [(key_heads, spec.key_dim), (value_heads, spec.value_dim)].map(|(heads, width)| heads * width);
-        if width.iter().any(|&width| width > most) {
-            return Err(self.error(format!("linear attention of width {width:?}, expected at most {most}")));
-        }
-        Ok(spec)
-    }
+    Ok(())
 }

@@ -12,7 +12,7 @@ pub struct ChatImages {
 /// What stands around the rows of a picture, as the processor of Transformers writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChatForm {
-    /// Nothing: LLaVA, and pairs.
+    /// Nothing: LLaVA, `PaliGemma`, and pairs.
     Bare,
     /// Empty lines, a token that begins a picture, and one that ends it. Templates write the first one.
     Gemma3 {
@@ -23,4 +23,6 @@ pub enum ChatForm {
     },
     /// Tokens with the row and column of each tile, a line for each row of tiles, and the whole picture behind them.
     Idefics3,
+    /// `<img>` and `</img>` (`InternVL`).
+    InternVl,
 }

@@ -23,6 +23,12 @@ pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise,
 pub use families::{ENCODERS, EncoderFamily};
 pub use processing::{Backend, Processing, Resample, Size};
 
+/// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
+/// `feature_layer`, and `image_token_id`.
+pub const PAIR_SETTINGS: &str = "vision.json";
+/// The tensors of encoder and connector in such a folder: `vision_tower.…` and `multi_modal_projector.…`.
+pub const PAIR_WEIGHTS: &str = "vision.safetensors";
+
 /// Encoder and connector of a model that sees pictures, and what of them is trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VisionArch {
@@ -42,7 +48,7 @@ pub struct VisionArch {
     pub prefix: bool,
     /// How a chat shows pictures; `None` where they stand only in front of a caption.
     pub chat: Option<ChatImages>,
-    /// The encoder's folder; `None` where it is a part of the decoder's checkpoint.
+    /// The encoder's folder, or the file with encoder and connector; `None` where they are a part of the decoder's checkpoint.
     pub folder: Option<PathBuf>,
     /// What is trained.
     pub training: VisionTraining,
@@ -96,8 +102,8 @@ pub struct VisionTraining {
 }
 
 impl VisionArch {
-    /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's. `decoder_size` is the
-    /// decoder's width.
+    /// Reads the encoder and the connector of a composite checkpoint from `dir/config.json`, such as LLaVA's, or of a merged pair from
+    /// its [`PAIR_SETTINGS`]. `decoder_size` is the decoder's width.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a `model_type` without pictures here, or a form that is not known, by name.
@@ -113,12 +119,19 @@ impl VisionArch {
         models::pair(dir, pairing, decoder_size)
     }
 
+    /// What describes the encoder of a pair, with its `model_type`: for [`PAIR_SETTINGS`].
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: its `config.json` cannot be read.
+    pub fn encoder_config(folder: &Path) -> Result<serde_json::Map<String, serde_json::Value>> {
+        models::encoder_config(folder)
+    }
+
     /// The values of pictures that need no second computation: the connector's rows if it is frozen and they are fewer numbers, else
     /// the encoder's. `None` if a part of the encoder is trained.
     pub fn fixed_features(&self) -> Option<Features> {
         let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
-        // Features of inner blocks are not kept.
-        if *encoder || *last_blocks > 0 || !adapters.is_empty() || !self.deepstack.is_empty() {
+        if *encoder || *last_blocks > 0 || !adapters.is_empty() {
             return None;
         }
         let of_encoder = self.connector.side().pow(2) * self.connector.encoder_size;
@@ -127,15 +140,17 @@ impl VisionArch {
         Some(if fixed && fewer { Features::Connector } else { Features::Encoder })
     }
 
-    /// The shape of the features of a picture with these tiles (rows and columns of patches each): rows and width.
+    /// The shape of the features of a picture with these tiles (rows and columns of patches each): rows and width. The rows for the
+    /// first connector come first, then those for the connectors behind inner blocks.
     pub fn features_shape(&self, features: Features, tiles: &[(usize, usize)]) -> [usize; 2] {
         let kept = if self.encoder.feature.drop_prefix { 0 } else { self.encoder.prefix_tokens() };
-        match features {
+        let [rows, width] = match features {
             Features::Encoder => {
                 [tiles.iter().map(|(rows, columns)| rows * columns + kept).sum(), self.connector.encoder_size]
             }
             Features::Connector => [self.rows(tiles.iter().copied()), self.connector.decoder_size],
-        }
+        };
+        [rows * self.connectors().count(), width]
     }
 
     /// Encoder and connector in one line, for people.

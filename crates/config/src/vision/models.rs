@@ -134,7 +134,8 @@ fn paligemma(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
     let mut encoder = encoder(&vision, Some("siglip_vision_model"))?;
     TOWER.clone_into(&mut encoder.prefix);
     let kind = ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true };
-    Ok(VisionArch { prefix: true, ..whole(encoder, kind, decoder_size) })
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 256_000)?, form: ChatForm::Bare });
+    Ok(VisionArch { prefix: true, chat, ..whole(encoder, kind, decoder_size) })
 }
 
 fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -166,7 +167,8 @@ fn internvl(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         hidden_size: decoder_size,
         activation,
     });
-    Ok(whole(encoder, kind, decoder_size))
+    let chat = Some(ChatImages { token: token(source, &IMAGE, 151_667)?, form: ChatForm::InternVl });
+    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
 }
 
 /// Qwen's models from the second on.
@@ -249,6 +251,9 @@ fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionAr
 }
 
 pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
+    if dir.join(super::PAIR_SETTINGS).is_file() {
+        return merged_pair(dir, decoder_size);
+    }
     let path = dir.join("config.json");
     let source = open(dir, &path)?;
     match source.text("model_type")?.unwrap_or_default() {
@@ -264,11 +269,46 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     }
 }
 
+/// A pair whose parts are in one folder.
+fn merged_pair(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
+    let path = dir.join(super::PAIR_SETTINGS);
+    let source = open(dir, &path)?;
+    let optional = |key: &str| match source.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_i64().map(Some).ok_or_else(|| source.mismatch(key, "a whole number")),
+    };
+    let hidden_size = match source.get("connector_hidden_size") {
+        None | Some(Value::Null) => None,
+        Some(_) => Some(source.size("connector_hidden_size", None)?),
+    };
+    let pairing = Pairing { hidden_size, feature_layer: optional("feature_layer")?, dropout: 0.0 };
+    let mut vision = paired(&inner(&source, "vision_config")?, &pairing, decoder_size)?;
+    vision.connector.stored = true;
+    vision.folder = Some(dir.join(super::PAIR_WEIGHTS));
+    if optional("image_token_id")?.is_some() {
+        vision.chat = Some(ChatImages { token: token(&source, &IMAGE, 0)?, form: ChatForm::Bare });
+    }
+    Ok(vision)
+}
+
+/// The part of an encoder's `config.json` that describes it, and names its class.
+pub(super) fn encoder_config(dir: &Path) -> Result<Map<String, Value>> {
+    let path = dir.join("config.json");
+    Ok(encoder_part(open(dir, &path)?)?.map)
+}
+
 pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result<VisionArch> {
     let path = dir.join("config.json");
-    let source = open(dir, &path)?;
+    let part = encoder_part(open(dir, &path)?)?;
+    let mut vision = paired(&part, pairing, decoder_size)?;
+    vision.folder = Some(dir.to_owned());
+    Ok(vision)
+}
+
+/// What describes the encoder: of a checkpoint with a text part its `vision_config`.
+fn encoder_part(source: Source<'_>) -> Result<Source<'_>> {
     let kind = source.text("model_type")?.unwrap_or_default();
-    let part = match ENCODERS.iter().find(|family| family.wholes.contains(&kind)) {
+    Ok(match ENCODERS.iter().find(|family| family.wholes.contains(&kind)) {
         Some(family) => {
             let mut part = if source.has("vision_config") {
                 inner(&source, "vision_config")?
@@ -279,11 +319,14 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
             part
         }
         None => source,
-    };
-    let mut encoder = encoder(&part, None)?;
+    })
+}
+
+fn paired(part: &Source<'_>, pairing: &Pairing, decoder_size: usize) -> Result<VisionArch> {
+    let mut encoder = encoder(part, None)?;
     TOWER.clone_into(&mut encoder.prefix);
     if let Some(index) = pairing.feature_layer {
-        encoder.feature = feature_layer(&part, "num_hidden_layers", index, &encoder)?;
+        encoder.feature = feature_layer(part, "num_hidden_layers", index, &encoder)?;
     }
     let kind = match pairing.hidden_size {
         None => ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true },
@@ -297,6 +340,5 @@ pub(super) fn pair(dir: &Path, pairing: &Pairing, decoder_size: usize) -> Result
     };
     let mut paired = whole(encoder, kind, decoder_size);
     paired.connector.stored = false;
-    paired.folder = Some(dir.to_owned());
     Ok(paired)
 }

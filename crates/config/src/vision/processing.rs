@@ -10,6 +10,9 @@ use tunesmith_base::error::{Error, Result};
 /// The most pixels of a side after resizing.
 const MOST: usize = 1 << 14;
 
+/// The most tiles that a picture is cut into where its shape decides.
+const MOST_TILES: usize = 64;
+
 /// How a picture is prepared for an encoder. The steps follow one another in the order of the fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Processing {
@@ -51,6 +54,18 @@ pub enum Size {
         tile: u32,
         /// Whether it is cut; else it is shown as a whole alone.
         split: bool,
+    },
+    /// The picture is resized to a grid of tiles whose shape is nearest to its own, cut, and shown once more as a whole in the size of a
+    /// tile (`InternVL`).
+    Canvas {
+        /// Height and width of a tile.
+        tile: [u32; 2],
+        /// Whether it is cut; else it gets the size of a tile.
+        cut: bool,
+        /// The fewest tiles.
+        least: u32,
+        /// The most tiles.
+        most: u32,
     },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
@@ -126,6 +141,14 @@ const CLASSES: &[Class] = &[
         resample: Resample::Bilinear,
         crops: false,
         normal: HALF,
+    },
+    Class {
+        name: "GotOcr2ImageProcessor",
+        older: "",
+        size: Size::Canvas { tile: [384; 2], cut: false, least: 1, most: 12 },
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: OPENAI,
     },
     Class {
         name: "Idefics3ImageProcessor",
@@ -284,6 +307,17 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    if let Size::Canvas { tile, least, most, .. } = class.size {
+        let tile = match sizes(source, "size") {
+            Some(size) => [side(&size, "height")?, side(&size, "width")?],
+            None => tile,
+        };
+        let tiles = |key: &str, default: u32| {
+            source.size_up_to(key, Some(default as usize), MOST_TILES).map(|tiles| tiles as u32)
+        };
+        let (least, most) = (tiles("min_patches", least)?, tiles("max_patches", most)?);
+        return Ok(Size::Canvas { tile, cut: source.flag("crop_to_patches", false)?, least, most });
     }
     if let Size::Pixels { least, most, merge } = class.size {
         let area = |source: &Source<'_>, key: &str, default: u64| {

@@ -1,5 +1,5 @@
 //! Reads rows from files: JSON Lines, JSON (a list, or `{"data": […]}`), CSV and TSV in UTF-8, plain or compressed;
-//! Parquet and Arrow.
+//! Parquet and Arrow; tar and zip archives.
 //!
 //! Rows are passed on one by one, so a file is never in memory as a whole. The expensive part, parsing, happens in the
 //! caller's threads ([`RawRow::parse`]). Each format is a file of this folder and a line in
@@ -8,6 +8,7 @@ mod column_json;
 mod columns;
 mod compressed;
 pub(super) mod glob;
+mod samples;
 mod text;
 
 use std::cell::Cell;
@@ -313,6 +314,11 @@ pub(super) fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Resu
             .map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
         hasher.update(content.finalize().as_bytes());
         hasher.update(path.file_name().map_or_else(String::new, extensions).as_bytes());
+        // Rows of archives name pictures by where the archive is.
+        if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("tar") || end.eq_ignore_ascii_case("zip")) {
+            let whole = std::path::absolute(path).map_err(|error| Error::io("find", path, &error))?;
+            hasher.update(whole.as_os_str().as_encoded_bytes());
+        }
     }
     Ok(())
 }

@@ -82,7 +82,10 @@ impl Layout {
                 put("rope.scaling.attn_factor", Value::F32(*attention_factor as f32));
                 put("rope.scaling.original_context_length", Value::count(*original_max_position_embeddings));
             }
-            RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Dynamic { .. } => {}
+            RopeScaling::None
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::Dynamic { .. }
+            | RopeScaling::Proportional { .. } => {}
         }
         if let Some(local) = arch.ropes.get(1) {
             put("rope.freq_base_swa", Value::F32(local.theta as f32));
@@ -249,6 +252,7 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     let lacks = |what: &str| !gguf.ropes.contains(&what);
     match &rope.scaling {
         RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
+        RopeScaling::Proportional { .. } => no("rope_type proportional"),
         RopeScaling::LongRope { .. } if lacks("longrope") => no("rope_type longrope"),
         RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
         _ if rope.rotary_dim != attention.head_dim && lacks("partial") => no("partial rotary embeddings"),

@@ -12,8 +12,7 @@ use std::path::Path;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 
-use super::folder::fits;
-use super::merge::Merged;
+use super::merge::{Merged, fits};
 use container::{Entry, Header, Value};
 use families::Layout;
 use tunesmith_base::error::{Error, Result};

@@ -11,7 +11,7 @@ use crate::values::placed;
 use crate::weight::Weight;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use tunesmith_device::Floats;
+use tunesmith_device::{Array, FloatBuffer, Floats};
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::elementwise::sub;
 use tunesmith_ops::feature_scale;
@@ -27,7 +27,7 @@ pub struct Magnitude {
     /// Their place among the trained values, `[out_features]`.
     pub range: Range<usize>,
     /// `||W_j||²` of each row of the base.
-    pub squares: Vec<f64>,
+    pub squares: Array<f64>,
     /// The result of the last [`Magnitude::norms`], for the same values.
     known: Arc<Mutex<Option<Known>>>,
 }
@@ -37,12 +37,12 @@ pub struct Magnitude {
 struct Known {
     a: Vec<f32>,
     b: Vec<f32>,
-    norms: Vec<f32>,
+    norms: FloatBuffer,
 }
 
 impl Magnitude {
     /// Magnitudes at `range` of the trained values, of a base whose rows have these squares.
-    pub fn new(range: Range<usize>, squares: Vec<f64>) -> Self {
+    pub fn new(range: Range<usize>, squares: Array<f64>) -> Self {
         Self { range, squares, known: Arc::default() }
     }
 
@@ -55,7 +55,7 @@ impl Magnitude {
         update: Update<'_>,
         in_features: usize,
         tokens: usize,
-    ) -> Vec<f32> {
+    ) -> FloatBuffer {
         let fresh = || row_norms(pool, weight, &self.squares, update, in_features);
         if tokens > FEW_TOKENS {
             return fresh();
@@ -101,8 +101,7 @@ impl Formula for Dora {
         };
         let norm = self.magnitude.norms(x.pool(), weight.store(), update, inputs, x.tokens());
         let magnitudes = base.pass.values.at(&self.magnitude.range);
-        let gain = magnitudes.read().iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
-        let [norm, gain] = [norm, gain].map(|numbers| placed(numbers, x.device()));
+        let gain = feature_scale::ratio(magnitudes, norm.view());
         feature_scale::add(&mut y, &v, gain.view());
         (y, Some(Saved { acts: vec![low, v], numbers: vec![norm, gain] }))
     }
@@ -134,11 +133,11 @@ impl Formula for Dora {
 
 /// Of a fresh adapter `||W_j||²` and `||W_j + s (B A)_j||` of each row, with which the magnitudes start. `values` are
 /// the trained ones, in case the weight is among them.
-pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_features: usize) -> (Vec<f64>, Vec<f32>) {
-    let squares = row_squares(weight, values, in_features);
+pub fn start(weight: &Weight, values: Floats<'_>, update: Update<'_>, in_features: usize) -> (Array<f64>, Vec<f32>) {
+    let squares = placed(row_squares(weight, values, in_features), update.a.device());
     let view = weight.view(values.into());
     let norms = row_norms(&Pool::on(update.a.device()), view.store(), &squares, update, in_features);
-    (squares, norms)
+    (squares, norms.read())
 }
 
 /// Brings a merged row to its magnitude.
@@ -221,7 +220,7 @@ mod tests {
                             module: 5,
                             expert: None,
                         },
-                        magnitude: Magnitude::new(m_range.clone(), squares.clone()),
+                        magnitude: Magnitude::new(m_range.clone(), squares.clone().into()),
                     })),
                     weight,
                 };
@@ -249,7 +248,7 @@ mod tests {
                 let mask =
                     pass.dropout.map_or_else(|| ones.to_rows(), |drops| drops.of(5, TOKENS).apply(&ones).to_rows());
                 let update = Update { a: (&a).into(), b: (&b).into(), rank: RANK, scale: SCALE as f32 };
-                let norms = row_norms(&pool, (&w).into(), &squares, update, IN);
+                let norms = row_norms(&pool, (&w).into(), &squares.clone().into(), update, IN).read();
                 let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
                 let norms = wide(&norms);
                 let (x, mask, w, bias) = (wide(&x), wide(&mask), wide(&w), wide(&bias));
@@ -281,9 +280,9 @@ mod tests {
         let weight = Weight::frozen(w.clone(), Device::Cpu);
         let squares = row_squares(&weight, Floats::default(), inputs);
         let update = Update { a: (&a).into(), b: (&b).into(), rank, scale };
-        let magnitude = Magnitude::new(0..out, squares);
+        let magnitude = Magnitude::new(0..out, squares.into());
         let found = |update, tokens| {
-            magnitude.norms(&Pool::new(), weight.view(Values::default()).store(), update, inputs, tokens)
+            magnitude.norms(&Pool::new(), weight.view(Values::default()).store(), update, inputs, tokens).read()
         };
         let norms = found(update, 1);
         let other = numbers(4, out * rank);

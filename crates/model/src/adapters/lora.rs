@@ -18,6 +18,7 @@ use crate::values::placed;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
+use tunesmith_device::Array;
 use tunesmith_ops::low_rank;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
@@ -204,7 +205,7 @@ impl Adapter for Update {
         let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
         let (rank, scale) = (self.rank.r, self.rank.scale);
         let magnitudes = if self.magnitudes && at.device().only_counts() {
-            Some((vec![1.0; self.outputs], Vec::new()))
+            Some((Array::zeros(at.device(), self.outputs), Vec::new()))
         } else if self.magnitudes {
             let [a, b] = [&a, &b].map(|start| placed(start.clone(), at.device()));
             let (weight, values) = at.base()?;

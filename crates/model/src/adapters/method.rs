@@ -125,7 +125,9 @@ impl Placement {
     pub fn weight(&self, arch: &Arch) -> String {
         let weight = format!("{}.weight", self.module);
         match &arch.experts {
-            Some(experts) if self.module.ends_with(".mlp.gate") => weight.replace("mlp.gate.weight", experts.router()),
+            Some(experts) if self.module.ends_with(&format!(".{}", experts.router_module())) => {
+                weight.replace(&format!("{}.weight", experts.router_module()), experts.router())
+            }
             _ => weight,
         }
     }

@@ -16,6 +16,8 @@ pub(super) struct Buffers {
     experts: Vec<Vec<BufferCount>>,
     /// Bytes of the device that are in use, but for idle buffers.
     bytes: u64,
+    /// Bytes of the host that wait there for a GPU.
+    host: u64,
 }
 
 fn in_use(counts: &[BufferCount]) -> Counts {
@@ -40,11 +42,16 @@ impl Model {
     pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
         let experts = self.blocks.experts().map(|(index, moe)| {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
-            moe.pool.counts((tokens * moe.per_token).div_ceil(moe.experts.len()).max(1))
+            moe.pool.counts((tokens * moe.how.per_token).div_ceil(moe.experts.len()).max(1))
         });
         let idle = self.idle_bytes()[0];
         let bytes = memory::live(self.device()).saturating_sub(idle);
-        Buffers { main: self.pool.counts(tokens), experts: experts.collect(), bytes }
+        Buffers {
+            main: self.pool.counts(tokens),
+            experts: experts.collect(),
+            bytes,
+            host: memory::on_host(self.device()),
+        }
     }
 
     /// What a pass keeps for backward, as `walk` says it.
@@ -82,9 +89,10 @@ impl Model {
             self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::whole(&mut grads))?;
         }
         let (most, head) = (memory::peak(device) - before, self.idle_bytes()[1]);
-        let kept = std::mem::take(&mut self.at_head).bytes.saturating_sub(before + head);
+        let Buffers { bytes, host, .. } = std::mem::take(&mut self.at_head);
+        let kept = bytes.saturating_sub(before + head);
         self.release();
-        Ok(GpuBytes { kept, pools: most.saturating_sub(head), head })
+        Ok(GpuBytes { kept, pools: most.saturating_sub(head), head, host })
     }
 
     /// Walks a pass forward and backward on the meta device.

@@ -5,6 +5,7 @@ use super::pictures::{Placed, put};
 use crate::attention::{self as mixed, Attention};
 use crate::blocks::Walk;
 use crate::delta_net::{self, DeltaNet};
+use crate::mamba::{self, Mamba};
 use crate::mixers::Mixing;
 use crate::pass::{BlockRows, Layout, Pass};
 use crate::positions::Positions;
@@ -22,6 +23,8 @@ use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::causal_conv1d::Conv;
+use tunesmith_ops::gated_delta_rule;
+use tunesmith_ops::mamba2;
 use tunesmith_ops::par;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
@@ -262,8 +265,13 @@ impl Model {
         let layout = layout.scaling(self.arch.query_scaling);
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
-        let (x, added) = self.shards.at(0, values, &pass, |pass| self.embed_texts(pass, &tokens, texts))?;
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added: added.as_ref() };
+        let ((x, added), per_layer) = self.shards.at(0, values, &pass, |pass| {
+            let placed = self.embed_texts(pass, &tokens, texts);
+            let per_layer = self.per_layer_inputs(pass, &placed.0, &tokens, false);
+            (placed, per_layer)
+        })?;
+        let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
+        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
         let mut caches = OverCaches { texts: &mut *texts, single, fresh };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
@@ -365,7 +373,22 @@ impl Mixing for OverCaches<'_, '_> {
             recurrent::convolve(conv, part.kernel, x, &counts, &mut texts.borrow_mut())
         };
         part.forward_by(pass, h, convolve, |inputs| {
-            recurrent::rule(inputs, part.heads, h.device(), &counts, &mut texts.borrow_mut())
+            recurrent::go_on(part.heads.state(), h.device(), &counts, &mut texts.borrow_mut(), |sequences, states| {
+                gated_delta_rule::forward(inputs, part.heads, sequences, Some(states))
+            })
+        })
+    }
+
+    fn mamba(&mut self, part: &Mamba, pass: &Pass<'_>, h: &Activation, _: BlockRows<'_>) -> mamba::Saved {
+        let (counts, texts) = self.recurrent(part.number);
+        let texts = RefCell::new(texts);
+        let convolve = |conv: Conv<'_>, x: &Activation| {
+            recurrent::convolve(conv, part.kernel, x, &counts, &mut texts.borrow_mut())
+        };
+        part.forward_by(pass, h, convolve, |inputs| {
+            recurrent::go_on(part.heads.state(), h.device(), &counts, &mut texts.borrow_mut(), |sequences, states| {
+                mamba2::forward(inputs, part.heads, sequences, Some(states))
+            })
         })
     }
 

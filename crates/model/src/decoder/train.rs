@@ -8,7 +8,7 @@ use crate::pass::{Drops, Pass};
 use crate::shards::Kind;
 use crate::vision::{Splice, Training, Vision};
 use std::time::Instant;
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_data::batch::Batch;
 use tunesmith_device::memory;
 use tunesmith_ops::activation::Activation;
@@ -28,13 +28,20 @@ impl Model {
     /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary. [`tunesmith_base::Kind::Memory`]: the activations do not fit into the
     /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
+        let device = self.device();
+        memory::guarded(|| {
+            self.totals.begin(device);
+            Ok(())
+        })?;
         let mut grads = self.params.take_grads();
         let walked = self.forward_backward_into(batch, scale, share, step, &mut Grads::whole(&mut grads));
         self.params.put_grads(grads);
-        walked
+        walked?;
+        memory::guarded(|| Ok(self.totals.read().0))
     }
 
-    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final.
+    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final, and the
+    /// losses to [`Model::totals`]: nobody waits for a GPU.
     ///
     /// # Errors
     /// As [`Model::forward_backward`], and those of whoever takes the gradients.
@@ -45,7 +52,7 @@ impl Model {
         share: f32,
         step: u64,
         grads: &mut Grads<'_>,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         self.check(batch)?;
         self.shards.begin(Kind::Train)?;
         let params = std::mem::take(&mut self.params);
@@ -62,10 +69,10 @@ impl Model {
         share: f32,
         step: u64,
         grads: &mut Grads<'_>,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
-            return Ok(0.0);
+            return Ok(());
         }
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
@@ -96,13 +103,26 @@ impl Model {
             rows: &splice.images,
             images: &batch.images,
         };
-        let (mut x, seen) = self.shards.at(0, values, &pass, |pass| self.embed_training(pass, batch, training))??;
-        if let Some(alpha) = self.noise {
-            let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
-            noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
-        }
+        let trains_per_layer = self.trains_per_layer();
+        let (x, seen, per_layer) = self.shards.at(0, values, &pass, |pass| {
+            let (mut x, seen) = self.embed_training(pass, batch, training)?;
+            if let Some(alpha) = self.noise {
+                let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
+                noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
+            }
+            let per_layer = self.per_layer_inputs(pass, &x, &batch.tokens, trains_per_layer);
+            Ok::<_, Error>((x, seen, per_layer))
+        })??;
+        let embedded = trains_per_layer.then(|| x.copy());
         let ((x, added), pictures) = self.place(x, seen, &splice);
-        let walk = Walk { shards: &self.shards, values, layout: &layout, every_token, added: added.as_ref() };
+        let walk = Walk {
+            shards: &self.shards,
+            values,
+            layout: &layout,
+            every_token,
+            added: added.as_ref(),
+            per_layer: per_layer.as_ref(),
+        };
         let (x, trace) = self.blocks.forward_keeping(&walk, &pass, x, balance.is_some())?;
         self.phases.forward += lap();
         if self.device().only_counts() {
@@ -143,10 +163,15 @@ impl Model {
         // Backward.
         let trains_embedding = self.embedding.trains();
         let trains_vision = self.vision.as_ref().is_some_and(Vision::trains);
-        let trains_below = trains_embedding || trains_vision;
+        let trains_below = trains_embedding || trains_vision || trains_per_layer;
         let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_below, grads)?;
-        if let Some(dx) = dx.filter(|_| trains_below) {
+        if let Some(mut dx) = dx.filter(|_| trains_below) {
             grads.open(embedding.clone());
+            if let (Some(it), Some(inputs), Some(x)) = (&self.per_layer, per_layer, embedded) {
+                let tokens = (batch.tokens.as_slice(), self.arch.pad_token_id);
+                let dx = trains_embedding.then_some(&mut dx);
+                self.shards.at(0, values, &pass, |pass| it.backward(pass, inputs, (&x, dx), tokens, grads))?;
+            }
             if trains_embedding {
                 self.embedding_backward(&dx, batch, &splice, grads);
             }
@@ -158,11 +183,9 @@ impl Model {
             grads.close(&embedding)?;
         }
         drop(layout);
-        // Read when a GPU has been told all of the pass, so that it never waits for the host in between.
-        let (total, right) = losses.sum();
-        self.right += if self.head.counts { right as u64 } else { 0 };
+        self.totals.add(losses, total_of_balance);
         self.phases.backward += lap();
-        Ok(total + total_of_balance)
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //! `target_parameters`. For `LoRA` it also knows the names that routers and experts had as modules of Transformers 4,
 //! which older adapters and settings use: in a list, an expression, or behind `all-linear`.
 //!
-//! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice
+//! PEFT 0.21 does that for Mixtral, Qwen3-MoE, and those that Transformers reads as one of them. The joined matrix of gate and up then has twice the rank and twice
 //! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
 //! MLP.
 use super::rules::Rules;
@@ -38,8 +38,10 @@ impl Parameter {
 /// The former names of a model's router, and of an expert's gate, up and down; none where PEFT does not know them.
 fn former(arch: &Arch) -> Option<[&'static str; 4]> {
     match arch.family.model_type {
-        "mixtral" => Some(["gate", "w1", "w3", "w2"]),
-        "qwen3_moe" => Some(["gate", "gate_proj", "up_proj", "down_proj"]),
+        "mixtral" | "minimax_m2" => Some(["gate", "w1", "w3", "w2"]),
+        "qwen3_moe" | "qwen3_next" | "glm4_moe" | "glm4_moe_lite" | "deepseek_v2" | "deepseek_v3" | "afmoe" => {
+            Some(["gate", "gate_proj", "up_proj", "down_proj"])
+        }
         _ => None,
     }
 }
@@ -54,7 +56,7 @@ impl Targets {
         let Some(former) = self.former(arch) else { return Vec::new() };
         let sparse = (0..arch.num_hidden_layers).filter(|&layer| arch.experts_of(layer).is_some());
         let of = |layer| former.map(|name| self.forms(&format!("model.layers.{layer}"), name)).concat();
-        sparse.flat_map(of).collect()
+        sparse.flat_map(of).chain(arch.routers().map(|router| router.name)).collect()
     }
 
     /// The forms that a former name may be written in, in a block; in a list PEFT looks at the last part alone.
@@ -118,22 +120,24 @@ impl Targets {
             })
         };
         let mut found = Vec::new();
-        let linears = arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some());
+        let linears = arch.linear_modules().into_iter().filter(|linear| !linear.is_head());
         for module in linears {
             let spec = LinearSpec { name: format!("{}.weight", module.name), ..module.clone() };
             if wanted(&spec.name) {
                 found.push(Parameter { spec, wrapper: module.name, experts: None, joined: 0 });
             }
         }
-        let routers: Vec<LinearSpec> = arch.routers().collect();
-        for router in routers {
-            let Some((layer, experts)) = router.layer.and_then(|layer| Some((layer, arch.experts_of(layer)?))) else {
-                continue;
-            };
+        let mut routers = arch.routers().peekable();
+        for layer in 0..arch.num_hidden_layers {
+            let Some(experts) = arch.experts_of(layer) else { continue };
+            let router = routers.next_if(|router| router.layer == Some(layer));
             let block = format!("model.layers.{layer}");
-            let (module, hidden) = (format!("{block}.mlp.experts"), arch.hidden_size);
+            let (module, hidden) = (format!("{block}.{}", experts.module()), arch.hidden_size);
             let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
-                Some(former) => former.map(|name| self.forms(&block, name).iter().any(|form| rules.names(form))),
+                Some(former) => former.map(|name| {
+                    let itself = name == former[0] && router.as_ref().is_some_and(|router| rules.names(&router.name));
+                    itself || self.forms(&block, name).iter().any(|form| rules.names(form))
+                }),
                 None => [false; 4],
             };
             if by_gate != by_up {
@@ -154,10 +158,12 @@ impl Targets {
                 bias: false,
                 layer: Some(layer),
             };
-            let weight = format!("{}.weight", router.name);
-            if wanted(&weight) || by_router {
-                let spec = spec(weight, router.out_features, router.in_features);
-                found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
+            if let Some(router) = router {
+                let weight = format!("{}.weight", router.name);
+                if wanted(&weight) || by_router {
+                    let spec = spec(weight, router.out_features, router.in_features);
+                    found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
+                }
             }
             let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
             let down = spec(format!("{module}.down_proj"), hidden, experts.width);
@@ -183,9 +189,13 @@ impl Targets {
             Some((target, _)) => Err(Error::config(format!(
                 "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
             ))
-            .hint(
-                "those of a model with experts are mlp.experts.gate_up_proj, mlp.experts.down_proj and mlp.gate.weight",
-            )),
+            .hint(match &arch.experts {
+                Some(experts) => {
+                    let (module, router) = (experts.module(), experts.router_module());
+                    format!("beside the weights of linear modules there are {module}.gate_up_proj, {module}.down_proj and {router}.weight")
+                }
+                None => "name the weights of linear modules, such as self_attn.q_proj.weight".to_owned(),
+            })),
             None => Ok(found),
         }
     }

@@ -82,7 +82,14 @@ fn rope(pass: &Pass<'_>, spec: &Spec, tiles: &Tiles, order: Option<&Order>) -> O
 
 impl Encoder {
     fn walk<'a>(&'a self, layout: &'a Layout) -> Walk<'a> {
-        Walk { shards: &self.shards, values: Floats::default(), layout, every_token: true, added: None }
+        Walk {
+            shards: &self.shards,
+            values: Floats::default(),
+            layout,
+            every_token: true,
+            added: None,
+            per_layer: None,
+        }
     }
 
     /// From `patches [patches, channels * frames * patch * patch]` to the rows that connectors take, each `[rows, hidden]`: those

@@ -196,22 +196,37 @@ impl Vision {
             Some(Features::Encoder) => self.arch.connector.encoder_size,
             Some(Features::Connector) => self.arch.connector.decoder_size,
         };
-        let x = match pictures {
-            [one] => Activation::from_rows(&self.pool, &one.patches, width),
-            several => {
-                let all: Vec<f32> = several.iter().flat_map(|pixels| &pixels.patches).copied().collect();
-                Activation::from_rows(&self.pool, &all, width)
+        // Features hold rows for each connector.
+        let parts = if self.arch.features.is_some() { self.arch.connectors().count() } else { 1 };
+        let inputs = (0..parts).map(|part| {
+            let of = |pixels: &Pixels| {
+                let count = pixels.patches.len() / parts;
+                part * count..(part + 1) * count
+            };
+            match pictures {
+                [one] => Activation::from_rows(&self.pool, &one.patches[of(one)], width),
+                several => {
+                    let all = several.iter().flat_map(|pixels| &pixels.patches[of(pixels)]);
+                    Activation::from_rows(&self.pool, &all.copied().collect::<Vec<f32>>(), width)
+                }
             }
-        };
-        let (mut outputs, encoder) = match &self.encoder {
-            Some(encoder) => encoder.forward(&pass, &tiles, x, training.is_some())?,
-            None => (vec![x], None),
+        });
+        let mut inputs: Vec<Activation> = inputs.collect();
+        let (outputs, encoder) = match (&self.encoder, inputs.pop()) {
+            (Some(encoder), Some(x)) => {
+                let (mut outputs, saved) = encoder.forward(&pass, &tiles, x, training.is_some())?;
+                // The last output is the first connector's.
+                outputs.rotate_right(1);
+                (outputs, saved)
+            }
+            (_, last) => {
+                inputs.extend(last);
+                (inputs, None)
+            }
         };
         if self.connectors.is_empty() {
             return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new() }));
         }
-        // The last output is the first connector's.
-        outputs.rotate_right(1);
         let mut features = Vec::with_capacity(outputs.len());
         let mut connectors = Vec::with_capacity(outputs.len());
         for ((connector, spec), x) in self.connectors.iter().zip(self.arch.connectors()).zip(outputs) {
@@ -229,9 +244,9 @@ impl Vision {
     /// As [`Vision::forward`].
     pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
         let (y, trace) = self.forward(pass, &[pixels], None)?;
-        Ok(match (features, trace.connectors.first()) {
-            (Features::Encoder, Some((x, _))) => x.to_rows(),
-            _ => y[0].to_rows(),
+        Ok(match features {
+            Features::Encoder => trace.connectors.iter().flat_map(|(x, _)| x.to_rows()).collect(),
+            Features::Connector => y.iter().flat_map(Activation::to_rows).collect(),
         })
     }
 

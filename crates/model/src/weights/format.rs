@@ -208,7 +208,7 @@ pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> 
 }
 
 /// The dtypes of the format whose numbers fill whole bytes, and how many.
-const DTYPES: [(&str, u64); 16] = [
+const DTYPES: [(&str, u64); 17] = [
     ("F64", 8),
     ("I64", 8),
     ("U64", 8),
@@ -225,6 +225,7 @@ const DTYPES: [(&str, u64); 16] = [
     ("I8", 1),
     ("F8_E4M3", 1),
     ("F8_E5M2", 1),
+    ("F8_E8M0", 1),
 ];
 
 /// Bytes of one number; none for a dtype whose size is not known here (such a tensor is never read).

@@ -1,5 +1,5 @@
 //! Opens the files of a model and holds their tensors against what its architecture needs.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -10,7 +10,8 @@ use super::WeightFiles;
 use super::format::{Entry, Pairs, read_header};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
-use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::arch::{Arch, Naming, TensorSpec};
+use tunesmith_config::stored_format::StoredFormat;
 
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
@@ -18,25 +19,25 @@ const INDEX_BYTES: u64 = 64 << 20;
 impl WeightFiles {
     /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
     /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
-    /// has quantized. Stored rotary frequencies
+    /// has quantized, or in the maker's format that `dir/config.json` describes. Stored rotary frequencies
     /// and a tied model's `lm_head.weight` are passed over.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`], naming file, tensor, what was found and what was expected.
     pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, false)
+        Self::open_part(dir, expected, None)
     }
 
     /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
-    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]).
+    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]), as do heads that predict ahead.
     ///
     /// # Errors
     /// As there.
     pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
-        Self::open_part(dir, expected, arch.wrapper.is_some())
+        Self::open_part(dir, expected, Some(arch))
     }
 
-    fn open_part(dir: &Path, expected: &[TensorSpec], wrapped: bool) -> Result<Self> {
+    fn open_part(dir: &Path, expected: &[TensorSpec], arch: Option<&Arch>) -> Result<Self> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let (mut weights, origin) = if single.exists() {
@@ -46,11 +47,23 @@ impl WeightFiles {
         } else {
             return Err(no_weights(dir));
         };
-        if wrapped {
-            weights.unwrap_model()?;
+        let format = StoredFormat::from_dir(dir)?;
+        let own = Naming::is_own(&|name| weights.entries.contains_key(name));
+        let wrapped = own || arch.is_some_and(|arch| arch.wrapper.is_some());
+        let mut others = if wrapped { weights.unwrap_model() } else { BTreeMap::new() };
+        if let Some(arch) = arch.filter(|arch| arch.predicts_ahead) {
+            others.extend(weights.take_ahead(arch.num_hidden_layers));
+        }
+        if wrapped || !others.is_empty() {
+            weights.put_aside(others, format.as_ref())?;
         }
         weights.find_quantized()?;
+        if let Some(format) = &format {
+            weights.find_makers(format)?;
+        }
         weights.unstack();
+        weights.unlist();
+        weights.rename_linear_attention();
         weights.check(expected, &origin)?;
         Ok(weights)
     }
@@ -70,6 +83,14 @@ impl WeightFiles {
         };
         weights.find_quantized()?;
         Ok(weights)
+    }
+
+    /// Opens a folder as [`Self::open_folder`], or a file as [`Self::open_file`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_at(path: &Path) -> Result<Self> {
+        if path.is_file() { Self::open_file(path) } else { Self::open_folder(path) }
     }
 
     /// Opens one file, whatever tensors it holds.
@@ -165,7 +186,7 @@ impl WeightFiles {
         let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
         self.check_shared(&known)?;
         let companions: BTreeSet<String> = self.companions();
-        let passed = |name: &str| is_passed_over(name) || companions.contains(name);
+        let passed = |name: &str| is_passed_over(name) || companions.contains(name) || is_unused_key(name, &known);
         let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
         match self.entries.iter().find(|(name, _)| extra(name)) {
             Some((name, entry)) => Err(self
@@ -209,6 +230,15 @@ impl WeightFiles {
 /// Stored buffers that the model computes itself, and the copy of a shared embedding.
 fn is_passed_over(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// Keys and values of a block that takes those of another: Gemma 4's files have them, and no class of Transformers reads them.
+fn is_unused_key(name: &str, known: &BTreeSet<&str>) -> bool {
+    let parts = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
+    let block = parts.iter().find_map(|part| name.strip_suffix(part));
+    // No other block has none of them.
+    let has = |block: &str, part: &str| known.contains(format!("{block}{part}").as_str());
+    block.is_some_and(|block| has(block, ".layer_scalar") && parts.iter().all(|part| !has(block, part)))
 }
 
 /// No separator and no parent: joined to a folder it stays in it.

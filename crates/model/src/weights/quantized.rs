@@ -9,6 +9,8 @@
 //! ```
 use super::WeightFiles;
 use super::format::Entry;
+use super::makers_tensor::MakersTensor;
+use crate::quantized_form::format_of;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -28,6 +30,8 @@ pub(super) enum QuantizedTensor {
     Four(State, String),
     Eight(Vec<usize>),
     Mx(MxTensor),
+    Makers(MakersTensor),
+    Rows(RowsTensor),
 }
 
 impl QuantizedTensor {
@@ -36,6 +40,8 @@ impl QuantizedTensor {
             Self::Four(state, _) => &state.shape,
             Self::Eight(shape) => shape,
             Self::Mx(tensor) => tensor.shape(),
+            Self::Makers(tensor) => &tensor.shape,
+            Self::Rows(rows) => &rows.shape,
         }
     }
 }
@@ -57,6 +63,19 @@ impl MxTensor {
     pub(super) const fn shape(&self) -> &[usize] {
         &self.shape
     }
+}
+
+/// Some rows of a matrix of 4 bits.
+#[derive(Debug, Clone)]
+pub(super) struct RowsTensor {
+    /// The name of the whole matrix, and how it is quantized.
+    pub(super) whole: String,
+    pub(super) format: Format,
+    /// `[rows, columns]` of these.
+    pub(super) shape: [usize; 2],
+    /// The first row, and how many further on the next is.
+    pub(super) first: usize,
+    pub(super) step: usize,
 }
 
 /// The JSON beside a matrix of 4 bits.
@@ -122,6 +141,8 @@ impl WeightFiles {
         let beside = |(name, quantized): (&String, &QuantizedTensor)| -> Vec<String> {
             match quantized {
                 QuantizedTensor::Mx(_) => Vec::new(),
+                QuantizedTensor::Makers(tensor) => tensor.companions().collect(),
+                QuantizedTensor::Rows(rows) => vec![rows.whole.clone()],
                 QuantizedTensor::Four(_, state) => {
                     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"];
                     let parts = parts.into_iter().map(|part| format!("{name}.{part}"));
@@ -133,7 +154,7 @@ impl WeightFiles {
                 }
             }
         };
-        self.quantized.iter().flat_map(beside).collect()
+        self.quantized.iter().flat_map(beside).chain(self.of_activations.iter().cloned()).collect()
     }
 
     fn state(&self, name: &str) -> Result<State> {
@@ -167,6 +188,8 @@ impl WeightFiles {
             QuantizedTensor::Four(..) => Format::Nf4,
             QuantizedTensor::Eight(_) => Format::Int8,
             QuantizedTensor::Mx(_) => Format::Mxfp4,
+            QuantizedTensor::Makers(tensor) => format_of(tensor.layout),
+            QuantizedTensor::Rows(rows) => rows.format,
         })
     }
 
@@ -190,6 +213,16 @@ impl WeightFiles {
                 let read = self.read_mxfp4(tensor);
                 read.map_err(|error| self.misfit(name, "cannot be read").caused_by(error))?
             }
+            QuantizedTensor::Makers(tensor) => self.read_makers(name, tensor)?,
+            QuantizedTensor::Rows(rows) => match self.read_quantized(&rows.whole)? {
+                whole if rows.step == 1 => Ok(whole),
+                Quantized::Four(four) => {
+                    four.rows(rows.shape[1], rows.first, rows.step).map(Quantized::Four).ok_or_else(|| {
+                        format!("has rows of {}, which end within a block of {}", rows.shape[1], four.block())
+                    })
+                }
+                Quantized::Eight(_) | Quantized::Tiled(_) => Err("is no matrix of 4 bits".into()),
+            },
             QuantizedTensor::Eight(shape) => {
                 let module = name.trim_end_matches(".weight");
                 let order = format!("{module}.weight_format");
@@ -225,7 +258,7 @@ impl WeightFiles {
         }))
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry> {
+    pub(super) fn entry(&self, name: &str) -> Result<&Entry> {
         self.entries.get(name).ok_or_else(|| {
             let origin = self.files.first().map_or_else(String::new, |(path, _)| path.display().to_string());
             Error::model(format!("{origin}: no tensor {name:?}, which a quantized matrix needs"))
@@ -241,14 +274,14 @@ impl WeightFiles {
     }
 
     /// A tensor's bytes as they are.
-    fn raw(&self, name: &str) -> Result<Vec<u8>> {
+    pub(super) fn raw(&self, name: &str) -> Result<Vec<u8>> {
         let entry = self.entry(name)?;
         let mut bytes = Vec::with_capacity((entry.end - entry.begin) as usize); // held against the file's size
         self.chunks(entry, |chunk| bytes.extend_from_slice(chunk)).map_err(|error| self.unread(entry, name, &error))?;
         Ok(bytes)
     }
 
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+    pub(super) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         let entry = self.entry(name)?;
         if entry.len() != len {
             return Err(self.fail(entry, name, format!("is {:?}, expected {len} numbers", entry.shape)));
@@ -305,6 +338,7 @@ impl<'a> Parts<'a> {
                 )
             }
             Quantized::Eight(_) => Vec::new(),
+            Quantized::Tiled(tiled) => return Err(fail(format!("bitsandbytes has no {}", tiled.format().name()))),
         };
         Ok(Self { name: name.into(), shape: shape.to_vec(), matrix, state })
     }
@@ -342,6 +376,7 @@ impl<'a> Parts<'a> {
                 let order = (format!("{module}.weight_format"), Vec::new(), Numbers::U8([0][..].into()));
                 vec![(name.clone(), self.shape.clone(), Numbers::I8(eight.codes())), scales, order]
             }
+            Quantized::Tiled(_) => Vec::new(), // Parts::new has refused it
         }
     }
 }

@@ -8,10 +8,13 @@
 //! mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
 //! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
 //! ```
+//!
+//! Those of other families lie as they are, the gate's rows before the up's: `experts.gate_up_proj [E, 2I, H]` and
+//! `experts.down_proj [E, H, I]`. Files of such a family may have them or each matrix by itself; what is written is as it was read.
 use super::format::{Entry, View};
 use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use tunesmith_ops::quant::{Four, MX_BLOCK, Quantized};
 
@@ -29,6 +32,41 @@ const STACKED: [Stacked; 4] = [
     ("gate_up_proj_bias", &[("gate_proj.bias", 0, 2), ("up_proj.bias", 1, 2)]),
     ("down_proj_bias", &[("down_proj.bias", 0, 1)]),
 ];
+
+/// Stands for the number of a block in [`IN_ROWS`].
+const BLOCK: &str = "0";
+
+/// What an expert's gate, up and down are called where they are not stacked, by the module that has the experts. Gemma 4's are in the
+/// block itself.
+const IN_ROWS: [(&str, [&str; 3]); 4] = [
+    ("mlp", ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
+    (BLOCK, ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
+    ("feed_forward", ["w1.weight", "w3.weight", "w2.weight"]),
+    ("block_sparse_moe", ["w1.weight", "w3.weight", "w2.weight"]),
+];
+
+/// Whether the module `experts`, such as `model.layers.0.mlp.experts`, has names of [`IN_ROWS`], and which.
+fn in_rows(experts: &str) -> Option<&'static [&'static str; 3]> {
+    let feed = experts.strip_suffix(".experts")?.rsplit('.').next()?;
+    let feed = if feed.bytes().all(|letter| letter.is_ascii_digit()) { BLOCK } else { feed };
+    IN_ROWS.iter().find(|(of, _)| *of == feed).map(|(_, parts)| parts)
+}
+
+/// The module of the experts, and the parts of a stacked tensor whose rows lie as they are.
+fn of_rows(name: &str) -> Option<(&str, &'static [&'static str])> {
+    let (experts, end) = name.rsplit_once('.')?;
+    let parts = in_rows(experts)?;
+    match end {
+        "gate_up_proj" => Some((experts, &parts[..2])),
+        "down_proj" => Some((experts, &parts[2..])),
+        _ => None,
+    }
+}
+
+/// Whether the experts are gpt-oss's, by the name of the router beside them. `has` says whether a tensor is there.
+fn are_gpt_oss(experts: &str, has: impl Fn(&str) -> bool) -> bool {
+    experts.strip_suffix(".experts").is_some_and(|feed| has(&format!("{feed}.router.weight")))
+}
 
 /// An expert's stretch of a tensor of so many.
 fn stretch(entry: &Entry, expert: usize, count: usize, shape: Vec<usize>) -> Entry {
@@ -73,6 +111,47 @@ impl WeightFiles {
                 self.stacked.insert(name, entry);
             }
         }
+        self.unstack_rows();
+    }
+
+    /// As [`WeightFiles::unstack`], of tensors whose rows lie as they are.
+    fn unstack_rows(&mut self) {
+        let stacked: Vec<String> = self.entries.keys().filter(|name| of_rows(name).is_some()).cloned().collect();
+        for name in stacked {
+            let Some(((experts, parts), entry)) = of_rows(&name).zip(self.entries.get(&name).cloned()) else {
+                continue;
+            };
+            let &[count, rows, columns] = entry.shape.as_slice() else { continue };
+            let fits = (1..=MAX_EXPERTS).contains(&count) && rows.is_multiple_of(parts.len());
+            if !fits || are_gpt_oss(experts, |router| self.entries.contains_key(router)) {
+                continue;
+            }
+            for expert in 0..count {
+                for (index, part) in parts.iter().enumerate() {
+                    let (part_of, all) = (expert * parts.len() + index, count * parts.len());
+                    let own = stretch(&entry, part_of, all, vec![rows / parts.len(), columns]);
+                    self.entries.insert(format!("{experts}.{expert}.{part}"), own);
+                }
+            }
+            self.entries.remove(&name);
+            self.stacking.0.insert(name.clone());
+            self.stacked.insert(name, entry);
+        }
+    }
+
+    /// Whether a tensor is a part of a stacked one whose rows lie as they are.
+    pub(super) fn is_of_rows(&self, name: &str) -> bool {
+        let part = name.rsplit_once(".experts.").and_then(|(feed, rest)| Some((feed, rest.split_once('.')?.1)));
+        part.is_some_and(|(feed, part)| {
+            let ends = ["gate_up_proj", "down_proj"].map(|end| format!("{feed}.experts.{end}"));
+            let has = |end: &String| of_rows(end).is_some_and(|(_, parts)| parts.contains(&part));
+            ends.iter().any(|end| has(end) && self.stacking.0.contains(end))
+        })
+    }
+
+    /// Which experts they hold stacked.
+    pub const fn stacking(&self) -> &Stacking {
+        &self.stacking
     }
 
     fn unstack_plain(&mut self, name: &str, experts: &str, parts: &[Part]) -> bool {
@@ -167,9 +246,9 @@ impl WeightFiles {
         written
     }
 
-    /// Whether a tensor is an expert's part of a matrix in MXFP4.
-    pub(super) fn is_mxfp4(&self, name: &str) -> bool {
-        matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_)))
+    /// Whether a tensor is an expert's part of a quantized matrix, which another name has as a whole.
+    pub(super) fn is_part(&self, name: &str) -> bool {
+        matches!(self.quantized.get(name), Some(QuantizedTensor::Mx(_) | QuantizedTensor::Rows(_)))
     }
 
     /// A matrix in MXFP4 as it is stored.
@@ -186,6 +265,21 @@ impl WeightFiles {
     }
 }
 
+/// Which stacked tensors of experts files hold whose rows lie as they are: what is written is as it was read.
+#[derive(Debug, Clone, Default)]
+pub struct Stacking(BTreeSet<String>);
+
+impl Stacking {
+    /// Of no such tensor: each matrix is by itself.
+    pub const NONE: &Self = &Self(BTreeSet::new());
+
+    /// The stacked tensors that a folder has in the place of some of `tensors`, which are names and shapes.
+    pub fn again<'a>(&self, tensors: impl Iterator<Item = (&'a str, &'a [usize])> + Clone) -> Vec<StackedTensor> {
+        let in_rows = StackedTensor::in_rows(tensors.clone()).into_iter().filter(|it| self.0.contains(&it.name));
+        StackedTensor::of(tensors).into_iter().chain(in_rows).collect()
+    }
+}
+
 /// A stacked tensor that is to be written.
 #[derive(Debug, Clone)]
 pub struct StackedTensor {
@@ -195,6 +289,8 @@ pub struct StackedTensor {
     pub shape: Vec<usize>,
     /// Of each expert the names of its parts here.
     pub experts: Vec<Vec<String>>,
+    /// Whether the parts lie one after the other, as they are; else they are transposed and lie in turn.
+    in_rows: bool,
 }
 
 impl StackedTensor {
@@ -216,13 +312,43 @@ impl StackedTensor {
                 [width] => vec![experts.len(), parts.len() * width],
                 _ => return None,
             };
-            Some(Self { name: format!("{block}.mlp.experts.{end}"), shape, experts })
+            Some(Self { name: format!("{block}.mlp.experts.{end}"), shape, experts, in_rows: false })
         };
         blocks.flat_map(|block| STACKED.iter().map(move |stacked| (block, stacked))).filter_map(tensor).collect()
     }
 
+    /// As [`StackedTensor::of`], as Transformers holds the experts of all other families.
+    pub fn in_rows<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
+        let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
+        let mut all = Vec::new();
+        let modules = shapes.keys().filter_map(|name| {
+            let ends = [".0.gate_proj.weight", ".0.w1.weight"];
+            ends.into_iter().find_map(|end| name.strip_suffix(end)).filter(|experts| in_rows(experts).is_some())
+        });
+        for experts in modules {
+            let ends = ["gate_up_proj", "down_proj"].map(|end| format!("{experts}.{end}"));
+            for name in ends.into_iter().filter(|_| !are_gpt_oss(experts, |router| shapes.contains_key(router))) {
+                let parts = of_rows(&name).map_or(&[] as &[&str], |(_, parts)| parts);
+                let names = |expert: usize| -> Vec<String> {
+                    parts.iter().map(|part| format!("{experts}.{expert}.{part}")).collect()
+                };
+                let is_there = |names: &Vec<String>| names.iter().all(|name| shapes.contains_key(name.as_str()));
+                let of_each: Vec<Vec<String>> = (0..MAX_EXPERTS).map(names).take_while(is_there).collect();
+                let first = of_each.first().and_then(|names| shapes.get(names.first()?.as_str()).copied());
+                if let Some(&[rows, columns]) = first {
+                    let shape = vec![of_each.len(), parts.len() * rows, columns];
+                    all.push(Self { name, shape, experts: of_each, in_rows: true });
+                }
+            }
+        }
+        all
+    }
+
     /// One expert's numbers as they are stored, given those of its parts.
     pub fn joined(&self, parts: &[Vec<f32>]) -> Vec<f32> {
+        if self.in_rows {
+            return parts.concat();
+        }
         let width = self.shape.last().copied().unwrap_or(1);
         let mut out = vec![0.0; parts.iter().map(Vec::len).sum()];
         // Each part is `[width / parts, columns]`, or a bias of one column.

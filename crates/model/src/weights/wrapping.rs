@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use super::WeightFiles;
 use super::format::{Dtype, Entry, known_dtype};
+use super::makers::MakersPart;
 use super::write::{Numbers, write_floats};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Naming, is_beside, is_decoders};
+use tunesmith_config::stored_format::StoredFormat;
 
 /// What a multimodal checkpoint has that its language model alone has not.
 #[derive(Debug, Clone)]
@@ -19,6 +21,16 @@ pub struct Wrapping {
 }
 
 impl Wrapping {
+    /// Of files in which nothing is a language model's.
+    pub fn of(others: WeightFiles) -> Self {
+        Self { naming: None, others: Arc::new(others) }
+    }
+
+    /// The dtype of a tensor, by its name in the files.
+    pub fn dtype(&self, stored: &str) -> Option<Dtype> {
+        self.others.dtype(stored)
+    }
+
     /// The name of a tensor in the files: of the language model's, or one of encoder or connector by its name in Transformers 5.
     pub fn stored_name(&self, name: &str) -> String {
         if is_beside(name) {
@@ -33,9 +45,10 @@ impl Wrapping {
         self.others.entries.contains_key(stored)
     }
 
-    /// Whether there are heads that predict several tokens at once (`mtp.*`), which know the model as it was.
+    /// Whether there are heads that predict several tokens at once, which know the model as it was: `mtp.*`, or blocks behind the
+    /// last one.
     pub fn predicts_ahead(&self) -> bool {
-        self.others.entries.keys().any(|name| name.starts_with("mtp."))
+        self.others.entries.keys().any(|name| name.starts_with("mtp.") || block_of(name).is_some())
     }
 
     /// Bytes of the tensors beside the language model.
@@ -52,14 +65,19 @@ impl Wrapping {
         self.others.entries.keys().map(top).collect()
     }
 
-    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but matrices that bitsandbytes has
-    /// quantized, which are widened, since what is written with them is not quantized.
+    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but quantized matrices, which are widened, since
+    /// what is written with them is not quantized. With `keeps`, those in a maker's format stay as they are.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: one is of a dtype that is not known here.
-    pub fn tensors(&self) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
+    pub fn tensors(&self, keeps: bool) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
         let others = &*self.others;
         let companions = others.companions();
+        let mut stored: Vec<MakersPart> = Vec::new();
+        if keeps {
+            stored.extend(others.quantized.keys().flat_map(|name| others.makers_parts(name)));
+            stored.extend(others.makers_leftovers());
+        }
         let plain =
             |(name, _): &(&String, &Entry)| !companions.contains(*name) && !others.quantized.contains_key(*name);
         let wide = others.entries.iter().filter(plain).find_map(|(_, entry)| Dtype::parse(&entry.dtype));
@@ -74,7 +92,9 @@ impl Wrapping {
             })?;
             Ok((name.clone(), entry.shape.clone(), Numbers::Elsewhere(entry.len(), dtype)))
         };
-        others.entries.iter().filter(|(name, _)| !companions.contains(*name)).map(tensor).collect()
+        let kept = |name: &str| keeps && others.layout(name).is_some();
+        let rest = others.entries.iter().filter(|(name, _)| !companions.contains(*name) && !kept(name)).map(tensor);
+        rest.chain(stored.into_iter().map(|part| Ok((part.name, part.shape, part.numbers)))).collect()
     }
 
     /// Writes one of [`Wrapping::tensors`], 1 MiB at a time where it is copied.
@@ -86,7 +106,12 @@ impl Wrapping {
             let (_, values) = self.others.read(name).map_err(io::Error::other)?;
             return write_floats(writer, &values, dtype);
         }
-        let entry = self.others.entries.get(name).ok_or(io::ErrorKind::NotFound)?;
+        // Codes may have another name here than in the files.
+        let Some(entry) = self.others.entries.get(name) else {
+            let matrix = name.rsplit_once('.').map_or_else(String::new, |(module, _)| format!("{module}.weight"));
+            let part = self.others.makers_parts(&matrix).into_iter().find(|part| part.name == name);
+            return self.others.write_makers_part(&part.ok_or(io::ErrorKind::NotFound)?, writer);
+        };
         let mut written = Ok(());
         self.others.chunks(entry, |bytes| {
             if written.is_ok() {
@@ -95,6 +120,11 @@ impl Wrapping {
         })?;
         written
     }
+}
+
+/// The number of the block that a tensor belongs to, by its name in a plain language model.
+fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
 /// What all of a tensor's names beside the language model have in common: checkpoints have the tower with and without
@@ -110,7 +140,8 @@ impl WeightFiles {
     /// As [`WeightFiles::open_file`].
     pub fn open_saved(path: &Path) -> Result<Self> {
         let mut weights = Self::open_file(path)?;
-        weights.unwrap_model()?;
+        let others = weights.unwrap_model();
+        weights.put_aside(others, None)?;
         weights.unstack();
         Ok(weights)
     }
@@ -126,7 +157,7 @@ impl WeightFiles {
     }
 
     /// Takes out what is no part of a language model, and gives what is the names that it has alone.
-    pub(super) fn unwrap_model(&mut self) -> Result<()> {
+    pub(super) fn unwrap_model(&mut self) -> BTreeMap<String, Entry> {
         self.naming = Naming::find(&|name| self.entries.contains_key(name));
         let mut others = BTreeMap::new();
         for (name, entry) in std::mem::take(&mut self.entries) {
@@ -139,6 +170,22 @@ impl WeightFiles {
                 None => others.insert(name, entry),
             };
         }
+        others
+    }
+
+    /// Takes out heads that predict several tokens at once, of a model with so many blocks: `mtp.*`, and blocks behind the last one.
+    pub(super) fn take_ahead(&mut self, blocks: usize) -> BTreeMap<String, Entry> {
+        let ahead = |name: &str| name.starts_with("mtp.") || block_of(name).is_some_and(|block| block >= blocks);
+        let names: Vec<String> = self.entries.keys().filter(|name| ahead(name)).cloned().collect();
+        let taken = names.into_iter().filter_map(|name| {
+            let entry = self.entries.remove(&name)?;
+            Some((self.stored_name(&name), entry))
+        });
+        taken.collect()
+    }
+
+    /// Keeps entries that are no part of the language model.
+    pub(super) fn put_aside(&mut self, others: BTreeMap<String, Entry>, format: Option<&StoredFormat>) -> Result<()> {
         let open = |(path, file): &(PathBuf, File)| {
             let file = file.try_clone().map_err(|error| Error::io("open", path, &error))?;
             Ok((path.clone(), file))
@@ -146,6 +193,9 @@ impl WeightFiles {
         let files = self.files.iter().map(open).collect::<Result<_>>()?;
         let mut others = Self { files, entries: others, ..Self::empty() };
         others.find_quantized()?;
+        if let Some(format) = format {
+            others.find_makers(format)?;
+        }
         self.others = Some(Arc::new(others));
         Ok(())
     }

@@ -35,23 +35,25 @@ pub(super) fn side_by_side(parts: &[&Activation], out: &mut Activation) {
     }
 }
 
-pub(super) fn split_halves(x: &Activation, width: usize, halves: &mut [Activation; 2]) {
-    let width = width * LANES;
-    for (which, half) in halves.iter_mut().enumerate() {
-        let to = half.data_mut().chunks_exact_mut(width);
-        to.zip(x.data().chunks_exact(2 * width)).for_each(|(to, pair)| {
-            to.copy_from_slice(&pair[which * width..][..width]);
-        });
+pub(super) fn split_parts(x: &Activation, widths: &[usize], parts: &mut [Activation]) {
+    let group = LANES * widths.iter().sum::<usize>();
+    let mut first = 0;
+    for (part, width) in parts.iter_mut().zip(widths) {
+        let width = width * LANES;
+        let to = part.data_mut().chunks_exact_mut(width);
+        to.zip(x.data().chunks_exact(group)).for_each(|(to, from)| to.copy_from_slice(&from[first..][..width]));
+        first += width;
     }
 }
 
-pub(super) fn join_halves(halves: [&Activation; 2], width: usize, out: &mut Activation) {
-    let width = width * LANES;
-    for (which, half) in halves.into_iter().enumerate() {
-        let to = out.data_mut().chunks_exact_mut(2 * width);
-        to.zip(half.data().chunks_exact(width)).for_each(|(pair, from)| {
-            pair[which * width..][..width].copy_from_slice(from);
-        });
+pub(super) fn join_parts(parts: &[&Activation], widths: &[usize], out: &mut Activation) {
+    let group = LANES * widths.iter().sum::<usize>();
+    let mut first = 0;
+    for (part, width) in parts.iter().zip(widths) {
+        let width = width * LANES;
+        let to = out.data_mut().chunks_exact_mut(group);
+        to.zip(part.data().chunks_exact(width)).for_each(|(to, from)| to[first..][..width].copy_from_slice(from));
+        first += width;
     }
 }
 

@@ -153,17 +153,21 @@ fn copy_blocks(
     cuda::launch(from.device(), KERNELS.same(&[from, to]), "activation_columns", Grid::items(count * width), &args);
 }
 
-pub(super) fn split_halves(x: &Activation, width: usize, halves: &mut [Activation; 2]) {
-    let pairs = x.tokens() * x.features() / (2 * width);
-    for (which, half) in halves.iter_mut().enumerate() {
-        copy_blocks((x, 2 * width, which * width), (half, width, 0), pairs, width);
+pub(super) fn split_parts(x: &Activation, widths: &[usize], parts: &mut [Activation]) {
+    let group: usize = widths.iter().sum();
+    let (mut first, count) = (0, x.tokens() * x.features() / group);
+    for (part, &width) in parts.iter_mut().zip(widths) {
+        copy_blocks((x, group, first), (part, width, 0), count, width);
+        first += width;
     }
 }
 
-pub(super) fn join_halves(halves: [&Activation; 2], width: usize, out: &mut Activation) {
-    let pairs = out.tokens() * out.features() / (2 * width);
-    for (which, half) in halves.into_iter().enumerate() {
-        copy_blocks((half, width, 0), (out, 2 * width, which * width), pairs, width);
+pub(super) fn join_parts(parts: &[&Activation], widths: &[usize], out: &mut Activation) {
+    let group: usize = widths.iter().sum();
+    let (mut first, count) = (0, out.tokens() * out.features() / group);
+    for (part, &width) in parts.iter().zip(widths) {
+        copy_blocks((part, width, 0), (out, group, first), count, width);
+        first += width;
     }
 }
 

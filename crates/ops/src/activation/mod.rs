@@ -173,7 +173,8 @@ impl Activation {
     }
 
     /// The rows `rows`, which begin with a panel, as an activation of another pool: `[rows.len(), features]`.
-    pub(crate) fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
+    #[must_use]
+    pub fn rows(&self, pool: &Arc<Pool>, rows: std::ops::Range<usize>) -> Self {
         assert!(rows.start.is_multiple_of(LANES), "rows from the beginning of a panel on");
         let mut out = pool.typed_blank(rows.len(), self.features, self.number);
         match self.device() {
@@ -185,7 +186,7 @@ impl Activation {
     }
 
     /// The reverse of [`Activation::rows`]: replaces the rows from `first` on by those of `part`.
-    pub(crate) fn put_rows(&mut self, first: usize, part: &Self) {
+    pub fn put_rows(&mut self, first: usize, part: &Self) {
         assert!(first.is_multiple_of(LANES) && self.features == part.features, "rows from the beginning of a panel on");
         match self.device() {
             Device::Cpu => cpu::put_rows(self, first, part),
@@ -232,26 +233,41 @@ impl Activation {
     /// Of each `2 width` features the first half, and the last: `[tokens, features / 2]` each.
     #[must_use]
     pub fn split_halves(&self, width: usize) -> [Self; 2] {
-        assert!(self.features.is_multiple_of(2 * width), "features in pairs of {width}");
-        let mut halves = [0, 1].map(|_| self.pool.typed(self.tokens, self.features / 2, self.number));
-        match self.device() {
-            Device::Cpu => cpu::split_halves(self, width, &mut halves),
-            Device::Cuda(_) => cuda::split_halves(self, width, &mut halves),
-            Device::Meta => {}
-        }
-        halves
+        self.split_parts([width; 2])
     }
 
     /// The reverse of [`Activation::split_halves`].
     #[must_use]
     pub fn join_halves(halves: [&Self; 2], width: usize) -> Self {
-        let [first, last] = halves;
-        assert_eq!((first.tokens, first.features), (last.tokens, last.features), "both have one shape");
-        assert!(first.features.is_multiple_of(width), "features in parts of {width}");
-        let mut out = first.pool.typed(first.tokens, 2 * first.features, first.number);
+        Self::join_parts(halves, [width; 2])
+    }
+
+    /// Features lie in groups, each with so many of every part, one part after the other: all of each part,
+    /// `[tokens, groups * widths[i]]`.
+    #[must_use]
+    pub fn split_parts<const N: usize>(&self, widths: [usize; N]) -> [Self; N] {
+        let group: usize = widths.iter().sum();
+        assert!(self.features.is_multiple_of(group), "features in groups of {group}");
+        let groups = self.features / group;
+        let mut parts = widths.map(|width| self.pool.typed(self.tokens, groups * width, self.number));
+        match self.device() {
+            Device::Cpu => cpu::split_parts(self, &widths, &mut parts),
+            Device::Cuda(_) => cuda::split_parts(self, &widths, &mut parts),
+            Device::Meta => {}
+        }
+        parts
+    }
+
+    /// The reverse of [`Activation::split_parts`].
+    #[must_use]
+    pub fn join_parts<const N: usize>(parts: [&Self; N], widths: [usize; N]) -> Self {
+        let (tokens, groups) = (parts[0].tokens, parts[0].features / widths[0]);
+        let fits = |(part, width): (&&Self, &usize)| (part.tokens, part.features) == (tokens, groups * width);
+        assert!(parts.iter().zip(&widths).all(fits), "all have the same tokens and groups");
+        let mut out = parts[0].pool.typed(tokens, groups * widths.iter().sum::<usize>(), parts[0].number);
         match out.device() {
-            Device::Cpu => cpu::join_halves(halves, width, &mut out),
-            Device::Cuda(_) => cuda::join_halves(halves, width, &mut out),
+            Device::Cpu => cpu::join_parts(&parts, &widths, &mut out),
+            Device::Cuda(_) => cuda::join_parts(&parts, &widths, &mut out),
             Device::Meta => {}
         }
         out

@@ -99,3 +99,18 @@ fn halves_of_pairs_come_apart_and_together() {
         assert_eq!(Activation::join_halves([&halves[0], &halves[1]], width).to_rows(), rows);
     });
 }
+
+#[test]
+fn parts_of_groups_come_apart_and_together() {
+    crate::testing::each_engine(|engine| {
+        let (tokens, widths, groups) = (21, [3, 1, 4], 5);
+        let group: usize = widths.iter().sum();
+        let rows: Vec<f32> = (0..tokens * groups * group).map(|at| at as f32).collect();
+        let parts = Activation::from_rows(&engine.pool(), &rows, groups * group).split_parts(widths);
+        for (part, own) in parts.iter().zip([0..3, 3..4, 4..8]) {
+            let expected: Vec<f32> = rows.chunks_exact(group).flat_map(|group| group[own.clone()].to_vec()).collect();
+            assert_eq!(part.to_rows(), expected);
+        }
+        assert_eq!(Activation::join_parts(parts.each_ref(), widths).to_rows(), rows);
+    });
+}

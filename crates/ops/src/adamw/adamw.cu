@@ -1,10 +1,11 @@
 // AdamW's update, a thread a value.
 #include "dev.cuh"
 
-KERNEL adamw_update(float* values, const float* grads, float* m, float* v, float factor, float beta1, float rest1, float beta2,
+KERNEL adamw_update(float* values, const float* grads, float* m, float* v, const float* found, float factor, float beta1, float rest1, float beta2,
                     float rest2, float epsilon, float keep, float pace, float root, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= count) return;
+    factor = factor_of(found, factor);
+    if (i >= count || factor != factor) return;
     float grad = grads[i] * factor;
     float first = beta1 * m[i] + rest1 * grad;
     float second = beta2 * v[i] + rest2 * grad * grad;

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 pub(super) fn update(values: &mut [f32], grads: &[f32], m: &mut [f32], v: &mut [f32], step: &Step) {
     let [keep, pace, root] = step.rounded();
-    let Step { factor, .. } = *step;
+    let factor = step.factor.known();
     let (beta1, beta2) = (step.beta1 as f32, step.beta2 as f32);
     let (rest1, rest2) = ((1.0 - step.beta1) as f32, (1.0 - step.beta2) as f32);
     let epsilon = step.epsilon as f32;

@@ -5,13 +5,16 @@ use crate::floats::{Floats, FloatsMut};
 
 static KERNELS: Source = Source::new("adamw", include_str!("adamw.cu"));
 
-impl Step {
-    /// The kernels' constants: factor, beta1 and its rest, beta2 and its rest, epsilon, and those of [`Step::rounded`].
-    pub(crate) fn args(&self) -> [Arg; 9] {
+impl Step<'_> {
+    /// The kernels' constants: factor (two arguments), beta1 and its rest, beta2 and its rest, epsilon, and those of [`Step::rounded`].
+    pub(crate) fn args(&self) -> [Arg; 10] {
         let [keep, pace, root] = self.rounded();
         let (beta1, rest1) = (self.beta1 as f32, (1.0 - self.beta1) as f32);
         let (beta2, rest2) = (self.beta2 as f32, (1.0 - self.beta2) as f32);
-        [self.factor, beta1, rest1, beta2, rest2, self.epsilon as f32, keep, pace, root].map(Arg::from)
+        let [found, factor] = self.factor.args();
+        let [beta1, rest1, beta2, rest2, epsilon, keep, pace, root] =
+            [beta1, rest1, beta2, rest2, self.epsilon as f32, keep, pace, root].map(Arg::from);
+        [found, factor, beta1, rest1, beta2, rest2, epsilon, keep, pace, root]
     }
 }
 

@@ -12,15 +12,16 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::factor::Factor;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The constants of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
     /// What gradients are multiplied by.
-    pub factor: f32,
+    pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,
     /// Decay of the first moment, in 0..1.
@@ -35,7 +36,7 @@ pub struct Step {
     pub number: u64,
 }
 
-impl Step {
+impl Step<'_> {
     /// What the weight is multiplied by, the learning rate over the first moment's correction, and the root of the second
     /// moment's correction.
     pub(crate) fn rounded(&self) -> [f32; 3] {
@@ -54,7 +55,7 @@ pub fn update(
     grads: Floats<'_>,
     exp_avg: FloatsMut<'_>,
     exp_avg_sq: FloatsMut<'_>,
-    step: &Step,
+    step: &Step<'_>,
 ) {
     let lengths = [values.len(), exp_avg.len(), exp_avg_sq.len()];
     assert_eq!(lengths, [grads.len(); 3], "a gradient and two moments for each value");

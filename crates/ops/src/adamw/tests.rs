@@ -12,8 +12,15 @@ fn steps_follow_the_definition() {
         let [mut on_device, mut md, mut vd] = [&values, &m, &v].map(|numbers| engine.array(numbers));
         for number in 1..4 {
             let grads = numbers(number + 1, count);
-            let step =
-                Step { factor: 0.5, rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, number };
+            let step = Step {
+                factor: 0.5.into(),
+                rate: 0.01,
+                beta1: 0.9,
+                beta2: 0.999,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                number,
+            };
             let grads_there = engine.array(&grads);
             update(on_device.view_mut(), grads_there.view(), md.view_mut(), vd.view_mut(), &step);
             reference::update(&mut values64, &f64s(&grads), &mut m64, &mut v64, &step);

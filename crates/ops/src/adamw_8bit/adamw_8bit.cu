@@ -33,8 +33,10 @@ static __device__ inline float within(float value) { return value < -1.0f ? -1.0
 
 // maps: the values of the first map (256) and its bounds (255), then those of the second
 KERNEL adamw_8bit_update(float* values, const float* grads, u8* codes1, u8* codes2, float* absmax1, float* absmax2, const float* maps,
-                         float factor, float beta1, float rest1, float beta2, float rest2, float epsilon, float keep, float pace,
-                         float root, u64 count) {
+                         const float* found, float factor, float beta1, float rest1, float beta2, float rest2, float epsilon, float keep,
+                         float pace, float root, u64 count) {
+    factor = factor_of(found, factor);
+    if (factor != factor) return;
     Step step = {factor, beta1, rest1, beta2, rest2, epsilon, keep, pace, root};
     u64 i = u64(blockIdx.x) * 256 + threadIdx.x;
     bool there = i < count;
@@ -56,8 +58,10 @@ KERNEL adamw_8bit_update(float* values, const float* grads, u8* codes1, u8* code
     }
 }
 
-KERNEL adamw_8bit_small(float* values, const float* grads, float* exp_avg, float* exp_avg_sq, float factor, float beta1, float rest1,
-                        float beta2, float rest2, float epsilon, float keep, float pace, float root, u64 count) {
+KERNEL adamw_8bit_small(float* values, const float* grads, float* exp_avg, float* exp_avg_sq, const float* found, float factor,
+                        float beta1, float rest1, float beta2, float rest2, float epsilon, float keep, float pace, float root, u64 count) {
+    factor = factor_of(found, factor);
+    if (factor != factor) return;
     Step step = {factor, beta1, rest1, beta2, rest2, epsilon, keep, pace, root};
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;

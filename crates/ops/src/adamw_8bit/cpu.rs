@@ -36,11 +36,11 @@ struct Rounded {
     root: f32,
 }
 
-impl From<&Step> for Rounded {
+impl From<&Step<'_>> for Rounded {
     fn from(step: &Step) -> Self {
         let [keep, pace, root] = step.rounded();
         Self {
-            factor: step.factor,
+            factor: step.factor.known(),
             beta1: step.beta1 as f32,
             beta2: step.beta2 as f32,
             rest1: (1.0 - step.beta1) as f32,

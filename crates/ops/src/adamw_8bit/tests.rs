@@ -4,8 +4,8 @@ use crate::adamw::reference;
 use crate::par::TASK;
 use crate::testing::{each_engine, f64s, near, numbers};
 
-fn step(number: u64) -> Step {
-    Step { factor: 0.5, rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, number }
+fn step(number: u64) -> Step<'static> {
+    Step { factor: 0.5.into(), rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, number }
 }
 
 #[test]

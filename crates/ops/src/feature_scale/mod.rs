@@ -11,7 +11,7 @@ mod tests;
 use crate::activation::Activation;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
-use tunesmith_device::Device;
+use tunesmith_device::{Device, FloatBuffer};
 
 /// `gain ⊙ v`: `v [tokens, features]`, `gain [features]`.
 ///
@@ -39,6 +39,22 @@ pub fn add(y: &mut Activation, v: &Activation, gain: Floats<'_>) {
         Device::Cpu => cpu::add(y, v, gain.cpu_slice()),
         Device::Cuda(_) => cuda::add(y, v, gain),
         Device::Meta => {}
+    }
+}
+
+/// `magnitudes / norms`, number by number: the gain of `DoRA`.
+///
+/// # Panics
+/// If there are not as many of both.
+pub fn ratio(magnitudes: Floats<'_>, norms: Floats<'_>) -> FloatBuffer {
+    assert_eq!(magnitudes.len(), norms.len(), "a norm for each magnitude");
+    match magnitudes.device() {
+        Device::Cpu => {
+            let pairs = magnitudes.cpu_slice().iter().zip(norms.cpu_slice());
+            pairs.map(|(magnitude, norm)| magnitude / norm).collect::<Vec<f32>>().into()
+        }
+        Device::Cuda(_) => cuda::ratio(magnitudes, norms),
+        Device::Meta => FloatBuffer::zeros(Device::Meta, norms.len()),
     }
 }
 

@@ -45,3 +45,14 @@ fn a_gradient_of_another_width_is_refused() {
     let (dy, v) = (Activation::from_rows(&pool, &[0.0; 6], 3), Activation::from_rows(&pool, &[0.0; 6], 3));
     backward(&dy, &v, [1.0; 2][..].into(), (&mut [0.0; 2][..]).into());
 }
+
+#[test]
+fn gains_are_magnitudes_over_norms() {
+    crate::testing::each_engine(|engine| {
+        let (magnitudes, norms) = (numbers(1, 300), numbers(2, 300));
+        let found = ratio(engine.array(&magnitudes).view(), engine.array(&norms).view()).read();
+        for (found, (magnitude, norm)) in found.iter().zip(magnitudes.iter().zip(&norms)) {
+            assert!((found / (magnitude / norm) - 1.0).abs() < 1e-6);
+        }
+    });
+}

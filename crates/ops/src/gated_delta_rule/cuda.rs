@@ -1,7 +1,8 @@
 //! The rule in a GPU's memory: a block a head, sequence and slice of a state's columns, token by token.
-use super::{Gradients, Heads, Inputs, State};
+use super::{Gradients, Heads, Inputs};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
+use crate::recurrence::State;
 use std::ops::Range;
 use tunesmith_device::{Array, FloatBuffer};
 
@@ -53,6 +54,7 @@ fn prepared(inputs: &Inputs<'_>, heads: Heads) -> [Activation; 2] {
         inputs.a.into(),
         inputs.a_log.into(),
         inputs.dt_bias.into(),
+        inputs.beta_max.into(),
         (&mut gates).into(),
         Arg::count(tokens * heads.value),
         (heads.value as u32).into(),
@@ -129,6 +131,7 @@ pub(super) fn backward(
     let args = [
         (&gates).into(),
         (&d_gates).into(),
+        inputs.beta_max.into(),
         (&mut d.b).into(),
         (&mut d.a).into(),
         (&mut d.a_log).into(),

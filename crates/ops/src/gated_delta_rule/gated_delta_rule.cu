@@ -26,12 +26,13 @@ KERNEL TYPED(gated_delta_rule_norm)(const act* qkv, float* normed, u32 key, u32 
 }
 
 // A thread a token and value head. As in PyTorch, softplus is the identity beyond 20.
-KERNEL TYPED(gated_delta_rule_gates)(const act* b, const act* a, const float* a_log, const float* dt_bias, float* gates, u64 count, u32 value) {
+KERNEL TYPED(gated_delta_rule_gates)(const act* b, const act* a, const float* a_log, const float* dt_bias, float beta_max, float* gates, u64 count,
+                                     u32 value) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float rate = -expf(a_log[i % value]), x = widen(a[i]) + dt_bias[i % value];
     float softplus = x > 20.0f ? x : log1pf(expf(x)), slope = x > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-x));
-    gates[4 * i] = 1.0f / (1.0f + expf(-widen(b[i])));
+    gates[4 * i] = beta_max / (1.0f + expf(-widen(b[i])));
     gates[4 * i + 1] = expf(rate * softplus);
     gates[4 * i + 2] = rate * softplus;
     gates[4 * i + 3] = rate * slope;
@@ -203,7 +204,8 @@ KERNEL TYPED(gated_delta_rule_norm_backward)(const act* qkv, const float* d_keys
 }
 
 // From the gradients of beta and g to those of b, a and A_log; a thread a token and value head
-KERNEL TYPED(gated_delta_rule_gates_backward)(const float* gates, const float* d_gates, act* d_b, act* d_a, float* d_rate, u64 count, u32 slices) {
+KERNEL TYPED(gated_delta_rule_gates_backward)(const float* gates, const float* d_gates, float beta_max, act* d_b, act* d_a, float* d_rate, u64 count,
+                                              u32 slices) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float d_beta = 0.0f, d_g = 0.0f, beta = gates[4 * i];
@@ -211,7 +213,7 @@ KERNEL TYPED(gated_delta_rule_gates_backward)(const float* gates, const float* d
         d_beta += d_gates[(i * slices + slice) * 2];
         d_g += d_gates[(i * slices + slice) * 2 + 1];
     }
-    store(d_b + i, d_beta * beta * (1.0f - beta));
+    store(d_b + i, d_beta * beta * (1.0f - beta / beta_max));
     store(d_a + i, d_g * gates[4 * i + 3]);
     d_rate[i] = d_g * gates[4 * i + 2];
 }

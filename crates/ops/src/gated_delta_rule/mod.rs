@@ -4,7 +4,7 @@
 //!
 //! For a token with the inputs `q`, `k`, `v`, `b`, `a` of a value head:
 //! - `q̂ = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim)`, `k̂ = k / sqrt(sum k^2 + 1e-6)`;
-//! - `beta = sigmoid(b)`, `g = -exp(A_log) softplus(a + dt_bias)`;
+//! - `beta = beta_max sigmoid(b)`, `g = -exp(A_log) softplus(a + dt_bias)`;
 //! - `T = exp(g) S`, `u = beta (v - T' k̂)`, `S' = T + k̂ u'`, `o = S'' q̂`.
 //!
 //! Backward, from the last token to the first, with `c = beta du`: `dS' += q̂ do'`, `dq̂ = S' do`, `du = dS'' k̂`, `dv = c`,
@@ -16,13 +16,12 @@ mod cpu;
 mod cuda;
 #[cfg(test)]
 mod reference;
-mod state;
 #[cfg(test)]
 mod tests;
 
 use crate::activation::Activation;
 use crate::floats::Floats;
-pub use state::State;
+use crate::recurrence::{Shape, State, check_sequences};
 use std::ops::Range;
 use tunesmith_device::Device;
 
@@ -53,6 +52,11 @@ impl Heads {
         self.value * self.value_dim
     }
 
+    /// The sizes of a state.
+    pub const fn state(&self) -> Shape {
+        Shape { heads: self.value, rows: self.key_dim, columns: self.value_dim }
+    }
+
     /// Value heads that share a key head.
     const fn group(&self) -> usize {
         self.value / self.key
@@ -72,10 +76,12 @@ pub struct Inputs<'a> {
     pub a_log: Floats<'a>,
     /// `dt_bias`, `[value]`.
     pub dt_bias: Floats<'a>,
+    /// What `beta` is at most: 1, or 2 in OLMo Hybrid, where a state may change its sign.
+    pub beta_max: f32,
 }
 
 impl Inputs<'_> {
-    fn check(&self, heads: Heads, sequences: &[Range<usize>]) {
+    fn check(&self, heads: Heads) {
         let (tokens, value) = (self.qkv.tokens(), heads.value);
         assert!(heads.key > 0 && heads.value.is_multiple_of(heads.key), "value heads are a multiple of key heads");
         assert_eq!(self.qkv.features(), 2 * heads.keys() + heads.values(), "q, k and v of all heads");
@@ -83,12 +89,6 @@ impl Inputs<'_> {
             assert_eq!((gate.tokens(), gate.features()), (tokens, value), "a and b of each token and value head");
         }
         assert_eq!((self.a_log.len(), self.dt_bias.len()), (value, value), "constants of each value head");
-        let mut end = 0;
-        for sequence in sequences {
-            assert!(sequence.start == end && sequence.end >= end, "sequences lie end to end");
-            end = sequence.end;
-        }
-        assert_eq!(end, tokens, "each token is in a sequence");
     }
 }
 
@@ -103,11 +103,8 @@ pub fn forward(
     sequences: &[Range<usize>],
     states: Option<&mut [&mut State]>,
 ) -> Activation {
-    inputs.check(heads, sequences);
-    if let Some(states) = &states {
-        assert_eq!(states.len(), sequences.len(), "a state for each sequence");
-        assert!(states.iter().all(|state| state.heads() == heads), "states of these heads");
-    }
+    inputs.check(heads);
+    check_sequences(inputs.qkv.tokens(), sequences, states.as_deref(), heads.state());
     let mut out = inputs.qkv.pool().act(inputs.qkv.tokens(), heads.values());
     match inputs.qkv.device() {
         Device::Cpu => cpu::forward(inputs, heads, sequences, states, &mut out),
@@ -136,7 +133,8 @@ pub struct Gradients {
 /// # Panics
 /// If the shapes do not fit.
 pub fn backward(inputs: Inputs<'_>, heads: Heads, sequences: &[Range<usize>], dy: &Activation) -> Gradients {
-    inputs.check(heads, sequences);
+    inputs.check(heads);
+    check_sequences(inputs.qkv.tokens(), sequences, None, heads.state());
     assert_eq!((dy.tokens(), dy.features()), (inputs.qkv.tokens(), heads.values()), "a gradient for each output");
     let Inputs { qkv, b, a, .. } = inputs;
     let a_log = a.pool().act_f32(a.tokens(), heads.value);

@@ -9,6 +9,7 @@ pub(super) struct Rows<'a> {
     pub(super) a: &'a [f64],
     pub(super) a_log: &'a [f64],
     pub(super) dt_bias: &'a [f64],
+    pub(super) beta_max: f64,
 }
 
 fn normed(x: &[f64]) -> Vec<f64> {
@@ -30,7 +31,7 @@ pub(super) fn forward(rows: &Rows<'_>, heads: Heads, sequences: &[Range<usize>])
                 let q: Vec<f64> = normed(&row[at..][..key_dim]).iter().map(|q| q / (key_dim as f64).sqrt()).collect();
                 let k = normed(&row[keys + at..][..key_dim]);
                 let v = &row[2 * keys + head * value_dim..][..value_dim];
-                let beta = 1.0 / (1.0 + (-rows.b[token * value + head]).exp());
+                let beta = rows.beta_max / (1.0 + (-rows.b[token * value + head]).exp());
                 let x = rows.a[token * value + head] + rows.dt_bias[head];
                 let decay = (-rows.a_log[head].exp() * x.exp().ln_1p()).exp();
                 for j in 0..value_dim {

@@ -9,6 +9,7 @@ const TOKENS: usize = 90;
 
 struct Case {
     heads: Heads,
+    beta_max: f32,
     qkv: Vec<f32>,
     b: Vec<f32>,
     a: Vec<f32>,
@@ -17,10 +18,11 @@ struct Case {
     seed: Vec<f32>,
 }
 
-fn case(heads: Heads) -> Case {
+fn case(heads: Heads, beta_max: f32) -> Case {
     let scaled = |seed, count, scale: f32| numbers(seed, count).iter().map(|x| x * scale).collect::<Vec<f32>>();
     Case {
         heads,
+        beta_max,
         qkv: numbers(1, TOKENS * (2 * heads.keys() + heads.values())),
         b: scaled(2, TOKENS * heads.value, 2.0),
         a: scaled(3, TOKENS * heads.value, 2.0),
@@ -48,10 +50,12 @@ fn check(engine: Engine, case: &Case) {
     let (qkv, b, a) =
         (act(&case.qkv, 2 * heads.keys() + heads.values()), act(&case.b, heads.value), act(&case.a, heads.value));
     let (a_log, dt_bias) = (engine.array(&case.a_log), engine.array(&case.dt_bias));
-    let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log: a_log.view(), dt_bias: dt_bias.view() };
+    let (a_log, dt_bias, beta_max) = (a_log.view(), dt_bias.view(), case.beta_max);
+    let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log, dt_bias, beta_max };
     let double = [&case.qkv, &case.b, &case.a, &case.a_log, &case.dt_bias].map(|x| f64s(x));
     let [d_qkv, d_b, d_a, d_a_log, d_dt_bias] = &double;
-    let rows = || Rows { qkv: d_qkv, b: d_b, a: d_a, a_log: d_a_log, dt_bias: d_dt_bias };
+    let beta_max = f64::from(case.beta_max);
+    let rows = || Rows { qkv: d_qkv, b: d_b, a: d_a, a_log: d_a_log, dt_bias: d_dt_bias, beta_max };
     let expected = reference::forward(&rows(), heads, &SEQUENCES);
     near("out", &forward(inputs, heads, &SEQUENCES, None).to_rows(), &expected, 2e-5);
 
@@ -68,7 +72,7 @@ fn check(engine: Engine, case: &Case) {
 
     // In two parts, with states between them.
     let cut = 17;
-    let mut state = State::new(engine.device(), heads);
+    let mut state = State::new(engine.device(), heads.state());
     let last = SEQUENCES[3].clone();
     let mut parts = Vec::new();
     for part in [last.start..last.start + cut, last.start + cut..last.end] {
@@ -85,14 +89,18 @@ fn check(engine: Engine, case: &Case) {
 
 #[test]
 fn equals_its_recurrence_and_its_finite_differences() {
-    each_engine(|engine| HEADS.into_iter().for_each(|heads| check(engine, &case(heads))));
+    each_engine(|engine| {
+        for (heads, beta_max) in HEADS.into_iter().zip([1.0, 1.0, 2.0]) {
+            check(engine, &case(heads, beta_max));
+        }
+    });
 }
 
 #[test]
 fn a_state_that_has_decayed_to_nothing_stays_finite() {
     each_engine(|engine| {
         let heads = HEADS[2];
-        let mut case = case(heads);
+        let mut case = case(heads, 1.0);
         case.a.fill(60.0);
         case.a_log.fill(4.0);
         let pool = engine.pool();
@@ -100,7 +108,8 @@ fn a_state_that_has_decayed_to_nothing_stays_finite() {
         let (qkv, b, a) =
             (act(&case.qkv, 2 * heads.keys() + heads.values()), act(&case.b, heads.value), act(&case.a, heads.value));
         let (a_log, dt_bias) = (engine.array(&case.a_log), engine.array(&case.dt_bias));
-        let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log: a_log.view(), dt_bias: dt_bias.view() };
+        let (a_log, dt_bias, beta_max) = (a_log.view(), dt_bias.view(), case.beta_max);
+        let inputs = Inputs { qkv: &qkv, b: &b, a: &a, a_log, dt_bias, beta_max };
         let dy = act(&case.seed, heads.values());
         let out = forward(inputs, heads, &SEQUENCES, None).to_rows();
         let d = backward(inputs, heads, &SEQUENCES, &dy);

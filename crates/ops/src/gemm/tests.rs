@@ -70,6 +70,37 @@ fn a_bf16_matrix_multiplies_as_its_values_do() {
 }
 
 #[test]
+fn a_matrix_in_a_maker_s_format_multiplies_as_its_values_do() {
+    use crate::quant::tiles_tests::cases;
+    each_engine(|engine| {
+        for (tokens, depth, rows) in [(1, 2, 1), (5, 33, 7), (19, 64, 192), (18, 600, 101)] {
+            let pool = engine.pool();
+            let x = Activation::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let y = Activation::from_rows(&pool, &numbers(2, tokens * rows), rows);
+            // Each case anew takes long: those that differ most.
+            for (what, matrix, _) in cases(rows, depth).into_iter().step_by(if depth > 100 { 4 } else { 1 }) {
+                let matrix = matrix.to(engine.device());
+                let wide = engine.array(&matrix.dequantize());
+                let run = |store, turned: bool| {
+                    let (matrix, x, out) = if turned {
+                        (Matrix::transposed(store, depth), &y, depth)
+                    } else {
+                        (Matrix::rows(store, depth), &x, rows)
+                    };
+                    let mut out = pool.act(tokens, out);
+                    matmul(&mut out, Init::Zero, &[Term { matrix, x }]);
+                    out.to_rows()
+                };
+                for turned in [false, true] {
+                    let same = run(Store::Quantized(&matrix), turned) == run(Store::F32(wide.view()), turned);
+                    assert!(same, "{engine:?} {what}, turned {turned}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn outer_equals_the_plain_sum_on_odd_sizes() {
     each_engine(|engine| {
         for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50)] {

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 pub(super) fn update(values: &mut [f32], grads: &[f32], exp_avg: &mut [f32], step: &Step) {
     let Step { factor, rate, beta1, beta2, weight_decay } = *step;
+    let factor = factor.known();
     let keep = (1.0 - rate * weight_decay) as f32;
     let (rest1, rest2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
     let (beta1, beta2, rate) = (beta1 as f32, beta2 as f32, rate as f32);

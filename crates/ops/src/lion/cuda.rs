@@ -8,11 +8,13 @@ static KERNELS: Source = Source::new("lion", include_str!("lion.cu"));
 pub(super) fn update(values: FloatsMut<'_>, grads: Floats<'_>, exp_avg: FloatsMut<'_>, step: &Step) {
     let Step { factor, rate, beta1, beta2, weight_decay } = *step;
     let (device, count) = (grads.device(), grads.len());
+    let [found, factor] = factor.args();
     let args = [
         values.into(),
         grads.into(),
         exp_avg.into(),
-        factor.into(),
+        found,
+        factor,
         ((1.0 - rate * weight_decay) as f32).into(),
         (rate as f32).into(),
         (beta1 as f32).into(),

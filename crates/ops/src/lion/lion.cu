@@ -1,10 +1,11 @@
 // Lion's update, a thread a value.
 #include "dev.cuh"
 
-KERNEL lion_update(float* values, const float* grads, float* momentum, float factor, float keep, float rate, float beta1, float rest1,
+KERNEL lion_update(float* values, const float* grads, float* momentum, const float* found, float factor, float keep, float rate, float beta1, float rest1,
                    float beta2, float rest2, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= count) return;
+    factor = factor_of(found, factor);
+    if (i >= count || factor != factor) return;
     float grad = grads[i] * factor, m = momentum[i];
     float direction = beta1 * m + rest1 * grad;
     float sign = float(direction > 0.0f) - float(direction < 0.0f);

@@ -11,15 +11,16 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::factor::Factor;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The constants of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
     /// What gradients are multiplied by.
-    pub factor: f32,
+    pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,
     /// The share of the momentum in the direction, in 0..1.
@@ -31,7 +32,7 @@ pub struct Step {
 }
 
 /// Updates `values [n]` and their momentum `exp_avg [n]` by `grads [n]`. The sign of 0 is 0.
-pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, exp_avg: FloatsMut<'_>, step: &Step) {
+pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, exp_avg: FloatsMut<'_>, step: &Step<'_>) {
     assert_eq!([values.len(), exp_avg.len()], [grads.len(); 2], "a gradient and a momentum for each value");
     match values.device() {
         Device::Cpu => cpu::update(values.cpu_slice(), grads.cpu_slice(), exp_avg.cpu_slice(), step),

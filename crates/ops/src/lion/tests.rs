@@ -6,7 +6,7 @@ use crate::testing::{each_engine, f64s, near, numbers};
 #[test]
 fn steps_follow_the_definition() {
     each_engine(|engine| {
-        let step = Step { factor: 0.5, rate: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+        let step = Step { factor: 0.5.into(), rate: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
         let count = TASK + 5;
         let (values, momentum) = (numbers(1, count), vec![0.0; count]);
         let (mut expected, mut expected_momentum) = (f64s(&values), f64s(&momentum));

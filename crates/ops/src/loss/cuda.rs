@@ -46,3 +46,11 @@ pub(super) fn squared(values: &mut Activation, targets: &[u32], scales: &[f32]) 
     cuda::launch(device, &KERNELS, "loss_squared", Grid::items(count), &args);
     losses
 }
+
+/// `to[0] += sum of the losses, each by its weight` (none: 1), `to[1] += how many are right`.
+pub(super) fn totals(losses: &Array<f32>, weights: &[f32], to: &mut Array<f64>) {
+    let device = losses.device();
+    let weights = (!weights.is_empty()).then(|| cuda::upload(device, weights));
+    let args = [losses.into(), weights.as_ref().map_or(Arg::NULL, Arg::from), Arg::count(losses.len() / 4), to.into()];
+    cuda::launch(device, &KERNELS, "loss_totals", Grid::blocks(1), &args);
+}

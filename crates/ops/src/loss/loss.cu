@@ -52,3 +52,18 @@ KERNEL loss_squared(float* values, const u32* targets, const float* scales, floa
     values[i] = 2.0f * scales[i] * error;
     out[4 * i] = error * error;
 }
+
+// totals[0] += sum_t weights[t] losses[t] in double precision, without weights each once; totals[1] += how many are right. One block.
+KERNEL loss_totals(const float* losses, const float* weights, u64 count, double* totals) {
+    double total = 0.0, right = 0.0;
+    for (u64 t = threadIdx.x; t < count; t += blockDim.x) {
+        total += double(losses[4 * t]) * (weights ? double(weights[t]) : 1.0);
+        right += double(losses[4 * t + 3]);
+    }
+    total = block_sum(total);
+    right = block_sum(right);
+    if (threadIdx.x == 0) {
+        totals[0] += total;
+        totals[1] += right;
+    }
+}

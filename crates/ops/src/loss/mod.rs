@@ -11,6 +11,9 @@ pub mod linear;
 mod reference;
 #[cfg(test)]
 mod tests;
+mod totals;
+
+pub use totals::Totals;
 
 use crate::activation::Activation;
 use tunesmith_device::{Array, Device};

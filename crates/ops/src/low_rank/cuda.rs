@@ -7,12 +7,11 @@ use tunesmith_device::Array;
 static KERNELS: Source = Source::new("low_rank", include_str!("low_rank.cu"));
 
 /// `aw` is A W^T `[rank, out_features]`, `aa` is A A^T `[rank, rank]`.
-pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa: &Activation) -> Vec<f32> {
+pub(super) fn row_norms(squares: &Array<f64>, update: Update<'_>, aw: &Activation, aa: &Activation) -> Array<f32> {
     let (device, rows) = (aw.device(), squares.len());
-    let squares = cuda::upload(device, squares);
     let norms = Array::<f32>::zeros(device, rows);
     let args = [
-        (&squares).into(),
+        squares.into(),
         update.b.into(),
         aw.floats().into(),
         aa.floats().into(),
@@ -22,5 +21,5 @@ pub(super) fn row_norms(squares: &[f64], update: Update<'_>, aw: &Activation, aa
         Arg::count(update.rank),
     ];
     cuda::launch(device, &KERNELS, "low_rank_row_norms", Grid::items(rows), &args);
-    norms.read()
+    norms
 }

@@ -11,7 +11,8 @@ use crate::activation::{Activation, Pool};
 use crate::floats::Floats;
 use crate::gemm::{Init, Matrix, Store, Term, matmul};
 use std::sync::Arc;
-use tunesmith_device::Device;
+use tunesmith_cpu_slice::CpuSlice as _;
+use tunesmith_device::{Array, Device, FloatBuffer};
 
 /// The low-rank update of a weight: `scale * B A`.
 #[derive(Debug, Clone, Copy)]
@@ -27,16 +28,16 @@ pub struct Update<'a> {
 }
 
 /// `||W_j + s (B A)_j||` of each row j of `weight [out_features, in_features]`, given `squares[j] = ||W_j||²`:
-/// `[out_features]`. Ones on the meta device.
+/// `[out_features]`, where the weight is, as `squares` is.
 ///
 /// The sum is never formed: `||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`.
 pub fn row_norms(
     pool: &Arc<Pool>,
     weight: Store<'_>,
-    squares: &[f64],
+    squares: &Array<f64>,
     update: Update<'_>,
     in_features: usize,
-) -> Vec<f32> {
+) -> FloatBuffer {
     let Update { a, rank, .. } = update;
     let rows = Activation::from_floats(pool, a, in_features);
     // A W^T `[rank, out_features]` and A A^T `[rank, rank]`.
@@ -44,8 +45,8 @@ pub fn row_norms(
     matmul(&mut aw, Init::Zero, &[Term { matrix: Matrix::rows(weight, in_features), x: &rows }]);
     matmul(&mut aa, Init::Zero, &[Term { matrix: Matrix::rows(a, in_features), x: &rows }]);
     match rows.device() {
-        Device::Cpu => cpu::row_norms(squares, update, &aw, &aa),
+        Device::Cpu => cpu::row_norms(squares.view().cpu_slice(), update, &aw, &aa).into(),
         Device::Cuda(_) => cuda::row_norms(squares, update, &aw, &aa),
-        Device::Meta => vec![1.0; squares.len()],
+        Device::Meta => FloatBuffer::zeros(Device::Meta, squares.len()),
     }
 }

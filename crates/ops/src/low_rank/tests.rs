@@ -11,8 +11,8 @@ fn norms_are_those_of_the_sum() {
             let squares: Vec<f64> = w.chunks(inputs).map(square).collect();
             let [wd, ad, bd] = [&w, &a, &b].map(|values| engine.array(values));
             let update = Update { a: ad.view(), b: bd.view(), rank, scale: 0.75 };
-            let norms = row_norms(&engine.pool(), Store::F32(wd.view()), &squares, update, inputs);
-            for (got, want) in norms.into_iter().zip(reference::row_norms(&w, &a, &b, rank, 0.75)) {
+            let norms = row_norms(&engine.pool(), Store::F32(wd.view()), &engine.array(&squares), update, inputs);
+            for (got, want) in norms.read().into_iter().zip(reference::row_norms(&w, &a, &b, rank, 0.75)) {
                 assert!((f64::from(got) - want).abs() < 1e-4, "{engine:?}: {got} != {want}");
             }
         }

@@ -65,6 +65,10 @@ unsafe fn both<S: Simd>(function: Function, x: S::V) -> (S::V, S::V) {
                 let zero = S::splat(0.0);
                 (S::if_gt(x, zero, x, zero), S::if_gt(x, zero, S::splat(1.0), zero))
             }
+            Function::Relu2 => {
+                let kept = S::if_gt(x, S::splat(0.0), x, S::splat(0.0));
+                (S::mul(kept, kept), S::add(kept, kept))
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ const fn number(function: Function) -> i32 {
         Function::QuickGelu => 2,
         Function::Silu => 3,
         Function::Relu => 4,
+        Function::Relu2 => 5,
     }
 }
 

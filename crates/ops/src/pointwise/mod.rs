@@ -23,6 +23,8 @@ pub enum Function {
     Silu,
     /// `max(x, 0)`; its slope at 0 is 0, as in `PyTorch`.
     Relu,
+    /// `max(x, 0)^2`: Nemotron-H. So et al., "Primer", 2021.
+    Relu2,
 }
 
 /// `f(x)`, `[tokens, features]`.

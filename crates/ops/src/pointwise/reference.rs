@@ -19,6 +19,7 @@ pub(super) fn forward(function: Function, x: &[f64]) -> Vec<f64> {
         Function::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
         Function::Silu => x / (1.0 + (-x).exp()),
         Function::Relu => x.max(0.0),
+        Function::Relu2 => x.max(0.0).powi(2),
     };
     x.iter().map(of).collect()
 }

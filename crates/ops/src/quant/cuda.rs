@@ -1,5 +1,6 @@
 //! Coding and widening in a GPU's memory.
 use super::rule::{NESTED_BLOCK, Rule};
+use super::tiles::Zeros;
 use super::{Format, Four, Nested, Quantized, Scales, Turned, map};
 use crate::activation::{Activation, Number};
 use crate::cuda::{self, Arg, Grid, Source};
@@ -40,6 +41,27 @@ pub(super) fn widen(matrix: &Quantized, start: usize, count: usize, (out, number
                 Number::Bf16 => "quant_widen_eight_bf16",
             };
             (kernel, vec![codes, scales, Arg::count(width), fp8.into(), start, count, Arg::address(out)])
+        }
+        Quantized::Tiled(tiled) => {
+            let kernel = match number {
+                Number::F32 => "quant_widen_tiles_float",
+                Number::F16 => "quant_widen_tiles_f16",
+                Number::Bf16 => "quant_widen_tiles_bf16",
+            };
+            let (zeros, zero) = match &tiled.zeros {
+                Zeros::All(zero) => (Arg::NULL, f32::from(*zero)),
+                Zeros::Each(zeros) => (zeros.view().into(), 0.0),
+            };
+            let groups = tiled.groups.as_ref().map_or(Arg::NULL, |groups| groups.view().into());
+            let kind = match tiled.format {
+                Format::Fp8Tiles(_) => 0u32,
+                Format::Int8Groups => 1,
+                _ => 2,
+            };
+            let (codes, scales) = (tiled.codes.view().into(), tiled.scales.view().into());
+            let [width, high, wide, across] = [tiled.width, tiled.tile[0], tiled.tile[1], tiled.across].map(Arg::count);
+            let (zero, kind, to) = (zero.into(), kind.into(), Arg::address(out));
+            (kernel, vec![codes, scales, zeros, zero, groups, width, high, wide, across, kind, start, count, to])
         }
     };
     cuda::launch(matrix.device(), &KERNELS, kernel, grid, &args);

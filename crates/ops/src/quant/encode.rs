@@ -1,5 +1,6 @@
 //! Coding a matrix, to the byte as bitsandbytes does it on a CPU with AVX2: on every device the same bytes.
 use super::rule::Rule;
+use super::tiles::{TileForm, Tiled};
 use super::{E2M1, Eight, Format, Four, MX_BLOCK, Nested, Quantized, Scales, cpu, cuda, map};
 use crate::floats::Floats;
 use tunesmith_base::error::{Error, Result};
@@ -41,7 +42,22 @@ pub fn quantize_there(values: Floats<'_>, width: usize, format: Format, double: 
         Format::Nf4 | Format::Fp4 => four_there(values, format, BLOCK, double).map(Quantized::Four),
         Format::Int8 | Format::Fp8 => eight_there(values, format, width).map(Quantized::Eight),
         Format::Mxfp4 => mxfp4(values, width).map(Quantized::Four),
+        Format::Fp8Tiles(tile) => fp8_tiles(values, width, tile).map(Quantized::Tiled),
+        Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => {
+            Err(Error::model(format!("not yet: numbers cannot be coded in {}", format.name()))
+                .hint("use the unquantized model, or set model.quantization: nf4 or none"))
+        }
     }
+}
+
+/// Codes a matrix in FP8 with a scale for each tile, on the host.
+fn fp8_tiles(values: Floats<'_>, width: usize, tile: [u32; 2]) -> Result<Tiled> {
+    let (device, tile) = (values.device(), tile.map(|size| size as usize));
+    if device.only_counts() {
+        let form = TileForm { format: Format::Fp8Tiles([0, 0]), tile, zeros: false, grouped: false };
+        return Ok(Tiled::counted(form, [values.len() / width.max(1), width], device));
+    }
+    Tiled::coded_fp8(&values.read(), width, tile, |scale| scale).map(|tiled| tiled.to(device)).map_err(Error::model)
 }
 
 /// Codes a matrix in MXFP4, on the host: a scale is the power of two that brings the largest magnitude of its 32 numbers below 8, as

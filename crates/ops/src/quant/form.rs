@@ -1,5 +1,7 @@
 //! A quantized matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
-use super::{Eight, Format, Four, Nested, Quantized, Scales, lookup};
+use super::four::lookup;
+use super::tiles::{Tiled, Zeros, groups_on};
+use super::{Eight, Format, Four, Nested, Quantized, Scales};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -129,7 +131,7 @@ impl<T: Element> Deref for Stored<T> {
 #[derive(Debug, Clone)]
 pub struct Form {
     kind: Kind,
-    /// Codes of numbers, then codes of scales.
+    /// Codes of numbers, then codes of scales, or zeros.
     bytes: [usize; 2],
     floats: usize,
 }
@@ -147,6 +149,15 @@ enum Kind {
     Eight {
         format: Format,
         width: usize,
+    },
+    Tiled {
+        format: Format,
+        width: usize,
+        tile: [usize; 2],
+        across: usize,
+        /// The one zero of all tiles; `None` where they have zeros of their own.
+        zero: Option<u8>,
+        groups: Option<Arc<Array<u32>>>,
     },
 }
 
@@ -186,6 +197,19 @@ impl Form {
         let scales = Stored::part(floats, float..float + self.floats);
         match &self.kind {
             Kind::Eight { format, width } => Quantized::Eight(Eight::assembled(*format, codes, scales, *width)),
+            Kind::Tiled { format, width, tile, across, zero, groups } => Quantized::Tiled(Tiled {
+                format: *format,
+                width: *width,
+                tile: *tile,
+                across: *across,
+                zeros: match zero {
+                    Some(zero) => Zeros::All(*zero),
+                    None => Zeros::Each(Stored::part(bytes, byte + self.bytes[0]..byte + self.bytes())),
+                },
+                groups: groups.as_ref().map(|groups| groups_on(groups, codes.device())),
+                codes,
+                scales,
+            }),
             Kind::Four { format, len, shift, table, nested, lookup: known } => {
                 let scales = match nested {
                     None => Scales::Plain(scales),
@@ -214,6 +238,15 @@ impl Quantized {
                 let kind = Kind::Eight { format: *format, width: *width };
                 Form { kind, bytes: [codes.len(), 0], floats: scales.len() }
             }
+            Self::Tiled(Tiled { format, codes, width, tile, across, scales, zeros, groups }) => {
+                let (zero, each) = match zeros {
+                    Zeros::All(zero) => (Some(*zero), 0),
+                    Zeros::Each(zeros) => (None, zeros.len()),
+                };
+                let (format, width, tile, across, groups) = (*format, *width, *tile, *across, groups.clone());
+                let kind = Kind::Tiled { format, width, tile, across, zero, groups };
+                Form { kind, bytes: [codes.len(), each], floats: scales.len() }
+            }
             Self::Four(Four { format, codes, len, shift, table, scales, lookup }) => {
                 let (nested, bytes, floats) = match scales {
                     Scales::Plain(scales) => (None, 0, scales.len()),
@@ -229,11 +262,15 @@ impl Quantized {
         }
     }
 
-    /// The numbers of a matrix on the CPU: codes, codes of scales (none where scales are not quantized), and scales or their
-    /// factors.
+    /// The numbers of a matrix on the CPU: codes, codes of scales (none where scales are not quantized) or zeros of tiles, and scales or
+    /// their factors.
     pub fn parts(&self) -> ([&[u8]; 2], &[f32]) {
         match self {
             Self::Eight(eight) => ([&eight.codes, &[]], &eight.scales),
+            Self::Tiled(tiled) => {
+                let zeros: &[u8] = tiled.zeros.each().map_or(&[], |zeros| zeros);
+                ([&tiled.codes, zeros], &tiled.scales)
+            }
             Self::Four(four) => match &four.scales {
                 Scales::Plain(scales) => ([&four.codes, &[]], scales),
                 Scales::Nested(nested) => ([&four.codes, &nested.codes], &nested.absmax),

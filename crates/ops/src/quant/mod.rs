@@ -14,12 +14,18 @@
 //! **MXFP4** (Open Compute Project, "Microscaling Formats", 2023): 4 bits, `e2m1(code) * 2^(scale - 127)` with a byte of scale for
 //! each 32 numbers of a row. gpt-oss's files hold its experts so; nothing here codes it.
 //!
+//! **NVFP4** (NVIDIA): 4 bits, `e2m1(code) * scale` with a scale for each 16 numbers of a row, which is `e4m3(byte)` times a number of the
+//! matrix, or over it. Nothing here codes it.
+//!
+//! [`tiles`] has what other makers of models store: FP8 with a scale for each tile, and integers in groups.
+//!
 //! [`encode`] makes them, where the numbers are; [`Quantized::widen`] gives a stretch of the numbers back. Codes, scales and
 //! numbers are the same to the bit on every device.
 mod cpu;
 mod cuda;
 pub mod encode;
 mod form;
+mod four;
 pub mod fp8;
 pub mod map;
 #[cfg(test)]
@@ -27,10 +33,15 @@ mod reference;
 mod rule;
 #[cfg(test)]
 mod tests;
+pub mod tiles;
+#[cfg(test)]
+pub(crate) mod tiles_tests;
 
-pub(crate) use cpu::{eight_run, four_run};
+pub(crate) use cpu::any_run;
 pub(crate) use cuda::fp8_rows;
 pub use form::{Form, Numbers, Stored};
+pub use four::{BLOCKS, Four};
+pub use tiles::Tiled;
 
 use crate::activation::Number;
 use crate::floats::FloatsMut;
@@ -51,12 +62,22 @@ pub enum Format {
     Fp8,
     /// 4 bits as floating point ([`E2M1`]), with a power of two for each 32 numbers of a row: the Open Compute Project's MX format.
     Mxfp4,
+    /// 8 bits of floating point with a scale for each tile of so many rows and columns, as a maker stores it ([`tiles`]).
+    Fp8Tiles([u32; 2]),
+    /// Integers of 4 bits with a scale for each group of a row: GPTQ, AWQ, compressed-tensors ([`tiles`]).
+    Int4Groups,
+    /// As [`Format::Int4Groups`], of 8 bits.
+    Int8Groups,
+    /// 4 bits as floating point ([`E2M1`]), with a scale of 8 bits for each 16 numbers of a row.
+    Nvfp4,
 }
 
 /// What the codes of MXFP4 mean: sign, two bits of exponent, one of mantissa.
 pub const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 /// Numbers that share a scale in MXFP4.
 pub const MX_BLOCK: usize = 32;
+/// Numbers that share a scale in NVFP4.
+pub const NV_BLOCK: usize = 16;
 /// The largest exponent of a scale in MXFP4 with which every code is finite.
 const MX_LARGEST: u8 = 252;
 
@@ -69,6 +90,23 @@ impl Format {
             Self::Int8 => "int8",
             Self::Fp8 => "fp8",
             Self::Mxfp4 => "mxfp4",
+            Self::Fp8Tiles(_) => "fp8_tiles",
+            Self::Int4Groups => "int4_groups",
+            Self::Int8Groups => "int8_groups",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    /// Whether it is the format of a model's maker, which a run keeps as the files have it, and no format of bitsandbytes.
+    pub const fn is_makers(self) -> bool {
+        matches!(self, Self::Mxfp4 | Self::Fp8Tiles(_) | Self::Int4Groups | Self::Int8Groups | Self::Nvfp4)
+    }
+
+    /// Codes in a byte.
+    const fn per_byte(self) -> usize {
+        match self {
+            Self::Nf4 | Self::Fp4 | Self::Mxfp4 | Self::Nvfp4 | Self::Int4Groups => 2,
+            Self::Int8 | Self::Fp8 | Self::Fp8Tiles(_) | Self::Int8Groups => 1,
         }
     }
 }
@@ -176,162 +214,6 @@ impl Look<'_> {
     }
 }
 
-/// A matrix of 4 bits a number.
-#[derive(Debug, Clone)]
-pub struct Four {
-    format: Format,
-    codes: Stored<u8>,
-    len: usize,
-    /// A block holds `1 << shift` numbers.
-    shift: u32,
-    table: [f32; 16],
-    scales: Scales,
-    /// What [`lookup`] gives.
-    lookup: Option<Arc<Array<f32>>>,
-}
-
-/// What codes mean, for kernels of a GPU: the table, and the map of nested scales behind it.
-fn lookup(device: Device, table: &[f32; 16], scales: &Scales) -> Option<Arc<Array<f32>>> {
-    let map = match scales {
-        Scales::Plain(_) => &[][..],
-        Scales::Nested(nested) => &nested.map[..],
-    };
-    match device {
-        Device::Cuda(_) => Some(Arc::new(Array::of(device, &[table, map].concat()))),
-        Device::Cpu | Device::Meta => None,
-    }
-}
-
-/// The sizes of blocks that bitsandbytes has.
-pub const BLOCKS: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
-
-impl Four {
-    /// From its parts, as they may stand in a file.
-    ///
-    /// # Errors
-    /// In words, which part does not fit the others.
-    pub fn new(
-        format: Format,
-        codes: Vec<u8>,
-        len: usize,
-        block: usize,
-        table: [f32; 16],
-        scales: Scales,
-    ) -> Result<Self, String> {
-        Self::of(format, codes.into(), len, block, table, scales)
-    }
-
-    /// A matrix in MXFP4: two codes a byte, the first in the **low** half, and of each 32 numbers the exponent of their scale,
-    /// `2^(scale - 127)`.
-    ///
-    /// # Errors
-    /// In words: sizes that do not fit, or a scale that is no number.
-    pub fn mxfp4(mut codes: Vec<u8>, scales: Vec<u8>) -> Result<Self, String> {
-        if let Some(scale) = scales.iter().find(|&&scale| scale > MX_LARGEST) {
-            return Err(format!("a scale of {scale}, expected at most {MX_LARGEST}"));
-        }
-        for pair in &mut codes {
-            *pair = pair.rotate_left(4);
-        }
-        let map = std::array::from_fn(|scale| 2.0f32.powi(scale.min(usize::from(MX_LARGEST)) as i32 - 127));
-        let (len, block) = (2 * codes.len(), scales.len());
-        // The exponents are the codes of nested scales, whose one factor is 1.
-        let nested = Nested { codes: scales.into(), map: Arc::new(map), absmax: vec![1.0].into(), block, offset: 0.0 };
-        Self::new(Format::Mxfp4, codes, len, MX_BLOCK, E2M1, Scales::Nested(nested))
-    }
-
-    /// As [`Four::new`], on any device.
-    fn of(
-        format: Format,
-        codes: Stored<u8>,
-        len: usize,
-        block: usize,
-        table: [f32; 16],
-        scales: Scales,
-    ) -> Result<Self, String> {
-        if matches!(format, Format::Int8 | Format::Fp8) {
-            return Err(format!("{} is no format of 4 bits", format.name()));
-        }
-        if !BLOCKS.contains(&block) {
-            return Err(format!("blocks of {block} numbers, expected one of {BLOCKS:?}"));
-        }
-        let (bytes, blocks) = (len.div_ceil(2), len.div_ceil(block));
-        if len == 0 || codes.len() != bytes {
-            return Err(format!("{} bytes of codes for {len} numbers, expected {bytes}", codes.len()));
-        }
-        if scales.len() != blocks {
-            return Err(format!("{} scales for {len} numbers in blocks of {block}, expected {blocks}", scales.len()));
-        }
-        let finite = match &scales {
-            Scales::Plain(scales) => scales.view().to_host().iter().all(|scale| scale.is_finite()),
-            Scales::Nested(nested) => {
-                let factors = if nested.block == 0 { 0 } else { blocks.div_ceil(nested.block) };
-                if factors == 0 || nested.absmax.len() != factors {
-                    let (found, block) = (nested.absmax.len(), nested.block);
-                    return Err(format!("{found} factors for {blocks} scales in blocks of {block}"));
-                }
-                let absmax = nested.absmax.view().to_host();
-                nested.map.iter().chain(&*absmax).chain([&nested.offset]).all(|value| value.is_finite())
-            }
-        };
-        if !finite || !table.iter().all(|value| value.is_finite()) {
-            return Err("a scale that is NaN or infinite".into());
-        }
-        let lookup = lookup(codes.device(), &table, &scales);
-        Ok(Self { format, codes, len, shift: block.trailing_zeros(), table, scales, lookup })
-    }
-
-    /// The format of the matrix.
-    pub const fn format(&self) -> Format {
-        self.format
-    }
-
-    /// Two codes a byte, the first in the high half; of a matrix on the CPU.
-    pub fn codes(&self) -> &[u8] {
-        &self.codes
-    }
-
-    /// Numbers that share a scale.
-    pub const fn block(&self) -> usize {
-        1 << self.shift
-    }
-
-    /// What a code means, before its scale.
-    pub const fn table(&self) -> &[f32; 16] {
-        &self.table
-    }
-
-    /// The scale of each block.
-    pub const fn scales(&self) -> &Scales {
-        &self.scales
-    }
-
-    /// `self` and then `below`, as one matrix; nothing where they are quantized differently or `self` ends within a block.
-    /// Scales that were quantized are widened, since their offsets differ; those of MXFP4 do not.
-    fn joined(&self, below: &Self) -> Option<Self> {
-        let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
-        fits.then(|| Self {
-            codes: self.codes.joined(&below.codes),
-            len: self.len + below.len,
-            scales: match (&self.scales, &below.scales) {
-                (Scales::Nested(above), Scales::Nested(below)) if self.format == Format::Mxfp4 => {
-                    let (codes, block) = (above.codes.joined(&below.codes), above.block + below.block);
-                    Scales::Nested(Nested { codes, block, ..above.clone() })
-                }
-                _ => Scales::Plain(self.scales.wide().joined(&below.scales.wide())),
-            },
-            lookup: self.lookup.clone(),
-            ..*self
-        })
-    }
-
-    fn to(&self, device: Device) -> Self {
-        let (codes, scales) = (self.codes.to(device), self.scales.to(device));
-        let lookup = lookup(device, &self.table, &scales);
-        Self { codes, scales, lookup, ..*self }
-    }
-}
-
 /// A matrix of 8 bits a number.
 #[derive(Debug, Clone)]
 pub struct Eight {
@@ -424,6 +306,8 @@ pub enum Quantized {
     Four(Four),
     /// Int8 or FP8, with a scale for each row.
     Eight(Eight),
+    /// As a maker stores it, with a scale for each tile.
+    Tiled(Tiled),
 }
 
 impl Quantized {
@@ -432,6 +316,7 @@ impl Quantized {
         match self {
             Self::Four(four) => four.format,
             Self::Eight(eight) => eight.format,
+            Self::Tiled(tiled) => tiled.format,
         }
     }
 
@@ -441,6 +326,7 @@ impl Quantized {
         match self {
             Self::Four(four) => four.len,
             Self::Eight(eight) => eight.codes.len(),
+            Self::Tiled(tiled) => tiled.len(),
         }
     }
 
@@ -452,6 +338,7 @@ impl Quantized {
                 let turned = eight.turned.as_ref().map_or(0, |turned| turned.codes.len() + 4 * turned.scales.len());
                 eight.codes.len() + 4 * eight.scales.len() + turned
             }
+            Self::Tiled(tiled) => tiled.bytes(),
         }
     }
 
@@ -460,6 +347,7 @@ impl Quantized {
         match self {
             Self::Four(four) => four.codes.device(),
             Self::Eight(eight) => eight.codes.device(),
+            Self::Tiled(tiled) => tiled.codes.device(),
         }
     }
 
@@ -469,6 +357,7 @@ impl Quantized {
         match self {
             Self::Four(four) => Self::Four(four.to(device)),
             Self::Eight(eight) => Self::Eight(eight.to(device)),
+            Self::Tiled(tiled) => Self::Tiled(tiled.to(device)),
         }
     }
 
@@ -523,6 +412,7 @@ impl Quantized {
                 let (codes, scales) = (above.codes.joined(&below.codes), above.scales.joined(&below.scales));
                 Some(Self::Eight(Eight::assembled(above.format, codes, scales, above.width)))
             }
+            (Self::Tiled(above), Self::Tiled(below)) => above.joined(below).map(Self::Tiled),
             _ => None,
         }
     }

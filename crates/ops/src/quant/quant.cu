@@ -122,6 +122,52 @@ KERNEL quant_widen_eight_bf16(const u8* codes, const float* scales, u64 width, i
     widen_eight(codes, scales, width, fp8, start, count, out);
 }
 
+// out[i] = (code - zero) scale of number start + i, a scale and a zero for each tile of high x wide numbers, `across` tiles side by side; or
+// column c has tile groups[c] of its row. Kind 0: FP8, without zeros; 1: signed bytes, 128 less than their codes; 2: 4 bits, the first in
+// the high half. A thread has four.
+template <class T>
+static __device__ inline void widen_tiles(const u8* codes, const float* scales, const u8* zeros, float zero, const u32* groups, u64 width,
+                                          u64 high, u64 wide, u64 across, u32 kind, u64 start, u64 count, T* out) {
+    u64 i = 4 * (u64(blockIdx.x) * blockDim.x + threadIdx.x), at = start + i;
+    if (i >= count) return;
+    u64 row = at / width, column = at % width;
+    u32 here = u32(min(u64(4), count - i));
+    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 j = 0; j < here; j++, at++) {
+        u64 tile = row / high * across + (groups ? u64(groups[column]) : column / wide);
+        float from = zeros ? float(zeros[tile]) : zero, code;
+        if (kind == 0) {
+            code = of_fp8(codes[at]);
+        } else if (kind == 1) {
+            code = float(static_cast<signed char>(codes[at])) - (from - 128.0f);
+        } else {
+            u8 pair = codes[at / 2];
+            code = float(at % 2 ? pair & 15 : pair >> 4) - from;
+        }
+        values[j] = code * scales[tile];
+        if (++column == width) {
+            row++;
+            column = 0;
+        }
+    }
+    put(out + i, values, here);
+}
+
+KERNEL quant_widen_tiles_float(const u8* codes, const float* scales, const u8* zeros, float zero, const u32* groups, u64 width, u64 high, u64 wide,
+                               u64 across, u32 kind, u64 start, u64 count, float* out) {
+    widen_tiles(codes, scales, zeros, zero, groups, width, high, wide, across, kind, start, count, out);
+}
+
+KERNEL quant_widen_tiles_f16(const u8* codes, const float* scales, const u8* zeros, float zero, const u32* groups, u64 width, u64 high, u64 wide,
+                             u64 across, u32 kind, u64 start, u64 count, f16* out) {
+    widen_tiles(codes, scales, zeros, zero, groups, width, high, wide, across, kind, start, count, out);
+}
+
+KERNEL quant_widen_tiles_bf16(const u8* codes, const float* scales, const u8* zeros, float zero, const u32* groups, u64 width, u64 high, u64 wide,
+                              u64 across, u32 kind, u64 start, u64 count, bf16* out) {
+    widen_tiles(codes, scales, zeros, zero, groups, width, high, wide, across, kind, start, count, out);
+}
+
 // Rows of `width` numbers in FP8, a block a row: the scale is the largest magnitude over 448. `odd`, if any, becomes 1 where a number is
 // not finite.
 template <class T>

@@ -22,6 +22,26 @@ pub(super) fn widen_fp8(codes: &[u8], scales: &[f32], width: usize) -> Vec<f64> 
     codes.iter().enumerate().map(number).collect()
 }
 
+/// `(code - zero) * scale` of the tile, of codes that are numbers already: rows of `width`, tiles of `tile`; the tile of column c is
+/// `groups[c]` where there are some.
+pub(super) fn widen_tiles(
+    codes: &[f64],
+    width: usize,
+    tile: [usize; 2],
+    scales: &[f32],
+    zeros: &[f64],
+    groups: Option<&[u32]>,
+) -> Vec<f64> {
+    let across = width.div_ceil(tile[1]);
+    let number = |(at, code): (usize, &f64)| {
+        let (row, column) = (at / width, at % width);
+        let beside = groups.map_or(column / tile[1], |groups| groups[column] as usize);
+        let index = row / tile[0] * across + beside;
+        (code - zeros[index]) * f64::from(scales[index])
+    };
+    codes.iter().enumerate().map(number).collect()
+}
+
 /// How far the nearest of the values `table * scale` is from a number.
 pub(super) fn distance(value: f32, table: &[f32], scale: f32) -> f64 {
     let far = |at: &f32| (f64::from(*at) * f64::from(scale) - f64::from(value)).abs();

@@ -55,8 +55,8 @@ const NF4_ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1
 pub const fn table(format: Format) -> &'static [f32; 16] {
     match format {
         Format::Fp4 => &FP4,
-        Format::Mxfp4 => &super::E2M1,
-        Format::Nf4 | Format::Int8 | Format::Fp8 => &NF4,
+        Format::Mxfp4 | Format::Nvfp4 => &super::E2M1,
+        _ => &NF4,
     }
 }
 
@@ -70,7 +70,7 @@ impl Rule {
     pub(super) fn new(format: Format) -> Self {
         let (table, order) = match format {
             Format::Fp4 => (FP4, FP4_ORDER),
-            Format::Nf4 | Format::Int8 | Format::Fp8 | Format::Mxfp4 => (NF4, NF4_ORDER),
+            _ => (NF4, NF4_ORDER),
         };
         let sorted = order.map(|code| table[usize::from(code)]);
         Self { bounds: std::array::from_fn(|at| f32::midpoint(sorted[at], sorted[at + 1])), order }

@@ -12,17 +12,17 @@ fn parts(matrix: &Quantized) -> Parts {
     let ([codes, nested], floats) = matrix.parts();
     let outer = match &matrix {
         Quantized::Four(Four { scales: Scales::Nested(nested), .. }) => Some((nested.offset.to_bits(), nested.block)),
-        Quantized::Four(_) | Quantized::Eight(_) => None,
+        Quantized::Four(_) | Quantized::Eight(_) | Quantized::Tiled(_) => None,
     };
     ([codes, nested].map(<[u8]>::to_vec), bits(floats), outer)
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// Numbers whose blocks differ in magnitude, some of them zero.
-fn uneven(count: usize) -> Vec<f32> {
+pub(super) fn uneven(count: usize) -> Vec<f32> {
     let value = |(at, value): (usize, f32)| match at / 64 % 5 {
         3 => 0.0,
         part => value * value * value * [1.0, 1e-3, 40.0, 0.0, 3e-39][part],
@@ -120,6 +120,7 @@ fn numbers_are_near_and_as_defined() {
                         assert!((value - wide).abs() <= eight.scales()[at / width] / 253.0, "{at}");
                     }
                 }
+                Quantized::Tiled(_) => panic!("{format:?} has no tiles"),
             }
         }
     });

@@ -12,6 +12,18 @@ struct HostGain<'a> {
     offset: f32,
 }
 
+impl HostGain<'_> {
+    /// The weight of a group of so many features: of all groups, where they share one.
+    fn of(&self, group: usize, dim: usize) -> &[f32] {
+        if self.weight.len() == dim { self.weight } else { &self.weight[group * dim..][..dim] }
+    }
+}
+
+/// Groups, and the features of each.
+fn sizes(x: &Activation, rstd: &Activation) -> [usize; 2] {
+    [rstd.features(), x.features() / rstd.features()]
+}
+
 impl<'a> Gain<'a> {
     fn host(self) -> HostGain<'a> {
         HostGain { weight: self.weight.cpu_slice(), offset: self.offset }
@@ -51,15 +63,21 @@ unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f
 dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32); }
 
 /// # Safety
-/// The features of `S`; `x` and `out` hold `groups * gain.weight.len()` vectors, `rstd` holds `groups`.
+/// The features of `S`; `x` and `out` hold `groups * dim` vectors, `rstd` holds `groups`.
 #[inline(always)]
-unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, out: *mut f32) {
-    // SAFETY: `group` is below `groups` and `feature` below the weight's length: within all, as the caller says.
+unsafe fn apply_kernel<S: Simd>(
+    x: *const f32,
+    rstd: *const f32,
+    gain: HostGain<'_>,
+    [groups, dim]: [usize; 2],
+    out: *mut f32,
+) {
+    // SAFETY: `group` is below `groups` and `feature` below `dim`: within all, as the caller says.
     unsafe {
         for group in 0..groups {
             let r = S::load(rstd.add(group * LANES));
-            for (feature, &w) in gain.weight.iter().enumerate() {
-                let at = (group * gain.weight.len() + feature) * LANES;
+            for (feature, &w) in gain.of(group, dim).iter().enumerate() {
+                let at = (group * dim + feature) * LANES;
                 S::store(out.add(at), S::mul(S::mul(S::load(x.add(at)), r), S::splat(w + gain.offset)));
             }
         }
@@ -67,29 +85,31 @@ unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: HostGain<
 }
 
 dispatch! {
-    fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, out: *mut f32);
+    fn apply_panel = apply_kernel(
+        x: *const f32, rstd: *const f32, gain: HostGain<'_>, sizes: [usize; 2], out: *mut f32,
+    );
 }
 
 /// # Safety
-/// The features of `S`; `x`, `dh` and `dx` hold `groups * gain.weight.len()` vectors, `rstd` holds `groups`.
+/// The features of `S`; `x`, `dh` and `dx` hold `groups * dim` vectors, `rstd` holds `groups`.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,
     rstd: *const f32,
     gain: HostGain<'_>,
-    groups: usize,
+    [groups, dim]: [usize; 2],
     dh: *const f32,
     dx: *mut f32,
     add: bool,
 ) {
-    // SAFETY: `group` is below `groups` and `feature` below the weight's length: within all, as the caller says.
+    // SAFETY: `group` is below `groups` and `feature` below `dim`: within all, as the caller says.
     unsafe {
-        let dim = gain.weight.len();
         for group in 0..groups {
+            let weight = gain.of(group, dim);
             let base = group * dim * LANES;
             let r = S::load(rstd.add(group * LANES));
             let (mut even, mut odd) = (S::splat(0.0), S::splat(0.0));
-            for (feature, &w) in gain.weight.iter().enumerate() {
+            for (feature, &w) in weight.iter().enumerate() {
                 let at = base + feature * LANES;
                 let term = S::mul(S::load(dh.add(at)), S::splat(w + gain.offset));
                 if feature % 2 == 0 {
@@ -101,7 +121,7 @@ unsafe fn backward_kernel<S: Simd>(
             // dx = r (w dh - x r^2 mean(w dh x))
             let mean = S::mul(S::add(even, odd), S::splat(-1.0 / dim as f32));
             let pull = S::mul(S::mul(mean, r), r);
-            for (feature, &w) in gain.weight.iter().enumerate() {
+            for (feature, &w) in weight.iter().enumerate() {
                 let at = base + feature * LANES;
                 let inner = S::fma(S::load(x.add(at)), pull, S::mul(S::load(dh.add(at)), S::splat(w + gain.offset)));
                 let value = S::mul(inner, r);
@@ -113,7 +133,7 @@ unsafe fn backward_kernel<S: Simd>(
 
 dispatch! {
     fn backward_panel = backward_kernel(
-        x: *const f32, rstd: *const f32, gain: HostGain<'_>, groups: usize, dh: *const f32, dx: *mut f32, add: bool,
+        x: *const f32, rstd: *const f32, gain: HostGain<'_>, sizes: [usize; 2], dh: *const f32, dx: *mut f32, add: bool,
     );
 }
 
@@ -128,13 +148,13 @@ pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
 }
 
 pub(super) fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>, out: &mut Activation) {
-    let (gain, groups) = (gain.host(), rstd.features());
+    let (gain, sizes) = (gain.host(), sizes(x, rstd));
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
         let (x, rstd) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr());
         // SAFETY: `super::apply` holds the gain against the panels of `x` and `rstd`, and makes `out` with the shape of
         // `x`; no other task has this panel of it.
-        unsafe { apply_panel(x, rstd, gain, groups, to.get().add(panel * stride)) };
+        unsafe { apply_panel(x, rstd, gain, sizes, to.get().add(panel * stride)) };
     });
 }
 
@@ -147,22 +167,24 @@ pub(super) fn backward(
     add: bool,
 ) {
     let gain = gain.host();
-    let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
+    let (to, stride, sizes) = (dx.shared(), dx.stride(), sizes(x, rstd));
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());
         // SAFETY: `super::backward` holds all shapes against each other; `dx` is borrowed for writing, and no other
         // task has this panel of it.
-        unsafe { backward_panel(x, rstd, gain, groups, dh, to.get().add(panel * stride), add) };
+        unsafe { backward_panel(x, rstd, gain, sizes, dh, to.get().add(panel * stride), add) };
     });
 }
 
 /// In one task, so that each sum adds panel by panel.
 pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: &mut [f32]) {
-    let (dim, groups) = (dw.len(), rstd.features());
+    let [groups, dim] = sizes(x, rstd);
+    let own = dw.len() != dim;
     for panel in 0..x.panels() {
         let (x, rstd, dh) = (x.panel(panel), rstd.panel(panel), dh.panel(panel));
         for group in 0..groups {
             let r = &rstd[group * LANES..][..LANES];
+            let dw = if own { &mut dw[group * dim..][..dim] } else { &mut *dw };
             for (feature, total) in dw.iter_mut().enumerate() {
                 let at = (group * dim + feature) * LANES;
                 let (x, dh) = (&x[at..at + LANES], &dh[at..at + LANES]);

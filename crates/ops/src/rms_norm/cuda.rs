@@ -13,8 +13,16 @@ pub(super) fn stats(x: &Activation, eps: f32, out: &mut Activation) {
 }
 
 pub(super) fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>, out: &mut Activation) {
-    let (rows, dim) = (rstd.tokens() * rstd.features(), gain.weight.len());
-    let args = [x.into(), rstd.into(), gain.weight.into(), gain.offset.into(), out.into(), Arg::count(dim)];
+    let (rows, dim) = (rstd.tokens() * rstd.features(), x.features() / rstd.features());
+    let args = [
+        x.into(),
+        rstd.into(),
+        gain.weight.into(),
+        Arg::count(gain.weight.len()),
+        gain.offset.into(),
+        out.into(),
+        Arg::count(dim),
+    ];
     let grid = Grid::rows_of_packs(rows, dim, x.number());
     cuda::launch(x.device(), KERNELS.same(&[x, out]), "rms_norm_apply", grid, &args);
 }
@@ -27,11 +35,12 @@ pub(super) fn backward(
     dx: &mut Activation,
     add: bool,
 ) {
-    let (rows, dim) = (rstd.tokens() * rstd.features(), gain.weight.len());
+    let (rows, dim) = (rstd.tokens() * rstd.features(), x.features() / rstd.features());
     let args = [
         x.into(),
         rstd.into(),
         gain.weight.into(),
+        Arg::count(gain.weight.len()),
         gain.offset.into(),
         dh.into(),
         dx.into(),
@@ -48,7 +57,8 @@ pub(super) fn backward(
 }
 
 pub(super) fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
-    let (rows, dim) = (rstd.tokens() * rstd.features(), dw.len());
-    let args = [x.into(), rstd.into(), dh.into(), dw.into(), Arg::count(rows), Arg::count(dim)];
-    cuda::launch(x.device(), KERNELS.same(&[x, dh]), "rms_norm_backward_weight", Grid::columns(dim), &args);
+    let (dim, weights) = (x.features() / rstd.features(), dw.len());
+    let rows = x.tokens() * x.features() / weights;
+    let args = [x.into(), rstd.into(), dh.into(), dw.into(), Arg::count(rows), Arg::count(weights), Arg::count(dim)];
+    cuda::launch(x.device(), KERNELS.same(&[x, dh]), "rms_norm_backward_weight", Grid::columns(weights), &args);
 }

@@ -1,7 +1,8 @@
 //! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features or over each head's (Qwen3's q and k).
 //! Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, <https://arxiv.org/abs/1910.07467>.
 //!
-//! `features = groups * dim`: each of `groups` has a mean of its own, and all share one weight `[dim]`.
+//! `features = groups * dim`: each of `groups` has a mean of its own. All share one weight `[dim]`, or each has its own, `[groups * dim]`
+//! (Mamba 2).
 mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -17,10 +18,16 @@ use tunesmith_device::Device;
 /// What a normed row is multiplied by.
 #[derive(Debug, Clone, Copy)]
 pub struct Gain<'a> {
-    /// The weight `[dim]`.
+    /// The weight `[dim]` of every group, or the weights of all, `[groups * dim]`.
     pub weight: Floats<'a>,
     /// Added to each of them: Gemma counts its weights from 1.
     pub offset: f32,
+}
+
+/// Holds a number of weights against the features of a group, or of all groups.
+fn check_weights(x: &Activation, rstd: &Activation, weights: usize) {
+    let own = weights == x.features();
+    assert!(own || x.features() == rstd.features() * weights, "a weight for each feature");
 }
 
 /// `rstd = 1 / sqrt(mean(x^2) + eps)` of each token and group: `[tokens, groups]`, for `x [tokens, groups * dim]`.
@@ -43,7 +50,7 @@ pub fn stats(x: &Activation, groups: usize, eps: f32) -> Activation {
 /// # Panics
 /// If the shapes do not fit.
 pub fn apply(x: &Activation, rstd: &Activation, gain: Gain<'_>) -> Activation {
-    assert_eq!(x.features(), rstd.features() * gain.weight.len(), "a weight for each feature");
+    check_weights(x, rstd, gain.weight.len());
     let mut out = x.pool().blank(x.tokens(), x.features());
     match x.device() {
         Device::Cpu => cpu::apply(x, rstd, gain, &mut out),
@@ -62,11 +69,8 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
     for other in [dh, &*dx] {
         assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
     }
-    assert_eq!(
-        (x.tokens(), x.features()),
-        (rstd.tokens(), rstd.features() * gain.weight.len()),
-        "a weight for each feature"
-    );
+    assert_eq!(x.tokens(), rstd.tokens(), "both have one shape");
+    check_weights(x, rstd, gain.weight.len());
     match x.device() {
         Device::Cpu => cpu::backward(x, rstd, gain, dh, dx, add),
         Device::Cuda(_) => cuda::backward(x, rstd, gain, dh, dx, add),
@@ -74,8 +78,12 @@ pub fn backward(x: &Activation, rstd: &Activation, gain: Gain<'_>, dh: &Activati
     }
 }
 
-/// Adds the gradient with respect to the weight, `sum over tokens and groups of dh x rstd`, to `dw [dim]`.
+/// Adds the gradient with respect to the weight, `sum over tokens and the groups that share it of dh x rstd`, to `dw`.
+///
+/// # Panics
+/// If the shapes do not fit.
 pub fn backward_weight(x: &Activation, rstd: &Activation, dh: &Activation, dw: FloatsMut<'_>) {
+    check_weights(x, rstd, dw.len());
     match x.device() {
         Device::Cpu => cpu::backward_weight(x, rstd, dh, dw.cpu_slice()),
         Device::Cuda(_) => cuda::backward_weight(x, rstd, dh, dw),

@@ -1,4 +1,4 @@
-// RMSNorm over groups of `dim` features: a block a token and group.
+// RMSNorm over groups of `dim` features: a block a token and group. `weights` is dim, or groups * dim where each group has its own.
 #include "dev.cuh"
 
 // rstd[t, g] = 1 / sqrt(mean(x^2) + eps)
@@ -15,8 +15,9 @@ KERNEL TYPED(rms_norm_stats)(const act* x, float* rstd, u64 dim, float eps) {
 }
 
 // out = x rstd (weight + offset)
-KERNEL TYPED(rms_norm_apply)(const act* x, const float* rstd, const float* weight, float offset, act* out, u64 dim) {
+KERNEL TYPED(rms_norm_apply)(const act* x, const float* rstd, const float* weight, u64 weights, float offset, act* out, u64 dim) {
     u64 start = u64(blockIdx.x) * dim;
+    weight += start % weights;
     float r = rstd[blockIdx.x];
     for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
         float values[Pack<act>::COUNT];
@@ -29,9 +30,10 @@ KERNEL TYPED(rms_norm_apply)(const act* x, const float* rstd, const float* weigh
 }
 
 // dx = rstd (g - x rstd^2 mean(g x)), g = (weight + offset) dh; added to what is there if `add`
-KERNEL TYPED(rms_norm_backward)(const act* x, const float* rstd, const float* weight, float offset, const act* dh, act* dx, i32 add,
-                                u64 dim) {
+KERNEL TYPED(rms_norm_backward)(const act* x, const float* rstd, const float* weight, u64 weights, float offset, const act* dh, act* dx,
+                                i32 add, u64 dim) {
     u64 start = u64(blockIdx.x) * dim;
+    weight += start % weights;
     float r = rstd[blockIdx.x], sum = 0.0f;
     float xs[Pack<act>::COUNT], gs[Pack<act>::COUNT], sums[Pack<act>::COUNT];
     for (u64 j = threadIdx.x * Pack<act>::COUNT; j < dim; j += blockDim.x * Pack<act>::COUNT) {
@@ -54,13 +56,15 @@ KERNEL TYPED(rms_norm_backward)(const act* x, const float* rstd, const float* we
     }
 }
 
-// dw[j] += sum over rows (tokens and groups) of dh x rstd; a block has 32 features
-KERNEL TYPED(rms_norm_backward_weight)(const act* x, const float* rstd, const act* dh, float* dw, u64 rows, u64 dim) {
+// dw[j] += sum over rows of `weights` features of dh x rstd; a block has 32 features
+KERNEL TYPED(rms_norm_backward_weight)(const act* x, const float* rstd, const act* dh, float* dw, u64 rows, u64 weights, u64 dim) {
     u64 feature = u64(blockIdx.x) * WARP + threadIdx.x % WARP;
     float sum = 0.0f;
-    if (feature < dim)
-        for (u64 row = threadIdx.x / WARP; row < rows; row += blockDim.x / WARP)
-            sum += widen(x[row * dim + feature]) * rstd[row] * widen(dh[row * dim + feature]);
+    if (feature < weights)
+        for (u64 row = threadIdx.x / WARP; row < rows; row += blockDim.x / WARP) {
+            u64 at = row * weights + feature;
+            sum += widen(x[at]) * rstd[at / dim] * widen(dh[at]);
+        }
     sum = column_sum(sum);
-    if (threadIdx.x < WARP && feature < dim) dw[feature] += sum;
+    if (threadIdx.x < WARP && feature < weights) dw[feature] += sum;
 }

@@ -1,34 +1,118 @@
 //! Plain loops in one task: a router has few logits.
-use super::{Expert, Routing};
+use super::{Expert, Groups, Router, Routing, Scores};
 use crate::activation::Activation;
 
-pub(super) fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
+pub(super) fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routing {
+    let Router { per_token, groups, normalised, scale, .. } = router;
     let count = logits.features();
-    let mut probabilities = logits.to_rows();
+    let mut scores = logits.to_rows();
     let mut chosen = vec![(Vec::new(), Vec::new()); count];
     let mut order: Vec<usize> = Vec::with_capacity(count);
-    for (row, p) in probabilities.chunks_exact_mut(count).enumerate() {
-        let top = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for p in p.iter_mut() {
-            *p = (*p - top).exp();
-        }
-        let sum: f32 = p.iter().sum();
-        for p in p.iter_mut() {
-            *p /= sum;
-        }
-        order.clear();
-        order.extend(0..count);
-        order.sort_by(|&a, &b| p[b].total_cmp(&p[a]).then(a.cmp(&b)));
-        order.truncate(per_token);
-        let sum: f32 = if normalised { order.iter().map(|&expert| p[expert]).sum() } else { 1.0 };
+    let (mut sigmoids, mut biased) = (Vec::new(), Vec::new());
+    for (row, scores) in scores.chunks_exact_mut(count).enumerate() {
+        let s: &[f32] = match router.scores {
+            Scores::Softmax => {
+                softmax(scores);
+                scores
+            }
+            Scores::Sigmoid => {
+                sigmoids.clear();
+                sigmoids.extend(scores.iter().map(|&x| sigmoid_of(x)));
+                &sigmoids
+            }
+        };
+        let choice = match bias {
+            None => s,
+            Some(bias) => {
+                biased.clear();
+                biased.extend(s.iter().zip(bias).map(|(s, bias)| s + bias));
+                &biased
+            }
+        };
+        candidates(choice, groups, &mut order);
+        keep_best(choice, per_token, &mut order);
+        let sum = normalised.map_or(1.0, |eps| order.iter().map(|&expert| s[expert]).sum::<f32>() + eps);
         for &expert in &order {
             chosen[expert].0.push(row);
-            chosen[expert].1.push(p[expert] / sum);
+            chosen[expert].1.push(s[expert] / sum * scale);
         }
     }
     let experts = chosen.into_iter().map(|(tokens, weights)| Expert { tokens: tokens.into(), weights: weights.into() });
     let experts = experts.collect();
-    Routing { tokens: logits.tokens(), probabilities, experts, normalised, group: 1 }
+    Routing { tokens: logits.tokens(), scores, experts, router, factors: Vec::new(), group: 1 }
+}
+
+/// A row of logits to probabilities.
+fn softmax(row: &mut [f32]) {
+    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    for x in row.iter_mut() {
+        *x = (*x - top).exp();
+    }
+    let sum: f32 = row.iter().sum();
+    for x in row.iter_mut() {
+        *x /= sum;
+    }
+}
+
+fn sigmoid_of(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The experts that a token may go to, rising.
+fn candidates(choice: &[f32], groups: Option<Groups>, order: &mut Vec<usize>) {
+    order.clear();
+    let Some(Groups { count, chosen }) = groups else { return order.extend(0..choice.len()) };
+    let size = choice.len() / count;
+    let best_two = |group: &[f32]| {
+        let mut best = [f32::NEG_INFINITY; 2];
+        for &score in group {
+            if score > best[0] {
+                best = [score, best[0]];
+            } else if score > best[1] {
+                best[1] = score;
+            }
+        }
+        best[0] + best[1]
+    };
+    let sums: Vec<f32> = choice.chunks_exact(size).map(best_two).collect();
+    let mut best: Vec<usize> = (0..count).collect();
+    keep_best(&sums, chosen, &mut best);
+    best.sort_unstable();
+    order.extend(best.into_iter().flat_map(|group| group * size..(group + 1) * size));
+}
+
+/// Keeps those with the `count` largest scores, the largest first, and the first of equal ones.
+fn keep_best(scores: &[f32], count: usize, order: &mut Vec<usize>) {
+    let by_score = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if count < order.len() {
+        order.select_nth_unstable_by(count, by_score);
+        order.truncate(count);
+    }
+    order.sort_unstable_by(by_score);
+}
+
+/// Of each expert the number of its tokens and the sum of its probabilities.
+pub(super) fn load(routing: &Routing) -> Vec<(f64, f64)> {
+    let count = routing.experts.len();
+    if routing.router.scores == Scores::Softmax {
+        let sum = |expert: usize| routing.scores.iter().skip(expert).step_by(count).map(|&p| f64::from(p)).sum();
+        let one = |(expert, it): (usize, &Expert)| (it.tokens.len() as f64, sum(expert));
+        return routing.experts.iter().enumerate().map(one).collect();
+    }
+    let (mut load, mut order) = (vec![(0.0, 0.0); count], Vec::with_capacity(count));
+    for row in routing.scores.chunks_exact(count) {
+        let mut p = row.to_vec();
+        softmax(&mut p);
+        candidates(&p, None, &mut order);
+        keep_best(&p, routing.router.per_token, &mut order);
+        for &expert in &order {
+            load[expert].0 += 1.0;
+        }
+        for (load, &p) in load.iter_mut().zip(&p) {
+            load.1 += f64::from(p);
+        }
+    }
+    load
 }
 
 /// `gradient` is `[tokens, experts]`.
@@ -39,8 +123,8 @@ pub(super) fn set_weight_gradient(
     middle: &Activation,
     gradient: &mut [f32],
 ) {
-    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
-    for (&token, d) in tokens.iter().zip(factor_gradients(weights, d_middle, middle)) {
+    let (tokens, count) = (&routing.experts[expert].tokens, routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(&routing.weights(expert), d_middle, middle)) {
         gradient[token * count + expert] = d;
     }
 }
@@ -53,38 +137,81 @@ pub(super) fn add_weight_gradient(
     biases: &Activation,
     gradient: &mut [f32],
 ) {
-    let (Expert { tokens, weights }, count) = (&routing.experts[expert], routing.experts.len());
-    for (&token, d) in tokens.iter().zip(factor_gradients(weights, dy, biases)) {
+    let (tokens, count) = (&routing.experts[expert].tokens, routing.experts.len());
+    for (&token, d) in tokens.iter().zip(factor_gradients(&routing.weights(expert), dy, biases)) {
         gradient[token * count + expert] += d;
+    }
+}
+
+/// `gradient [tokens, experts]` is that of weights times factors, and becomes that of the weights; `of_factors` becomes each token's
+/// part of that of the factors.
+pub(super) fn scale_backward(routing: &Routing, gradient: &mut [f32], of_factors: &mut [f32]) {
+    let count = routing.experts.len();
+    for (expert, (Expert { tokens, weights }, factor)) in routing.experts.iter().zip(&routing.factors).enumerate() {
+        for (&token, weight) in tokens.iter().zip(weights.iter()) {
+            let at = token * count + expert;
+            of_factors[at] = gradient[at] * weight;
+            gradient[at] *= factor;
+        }
     }
 }
 
 /// Turns the gradient of the weights `[tokens, experts]` into that of the logits.
 pub(super) fn backward(routing: &Routing, gradient: &mut [f32], balance: Option<&[f32]>) {
-    let count = routing.experts.len();
-    if routing.normalised {
-        // w = p / S: dp = (dw - sum dw w) / S, for the chosen.
+    let (count, Router { scores, normalised, scale, .. }) = (routing.experts.len(), routing.router);
+    let score = |at: usize| match scores {
+        Scores::Softmax => routing.scores[at],
+        Scores::Sigmoid => sigmoid_of(routing.scores[at]),
+    };
+    if let Some(eps) = normalised {
+        // w = c s / S with S = sum s + eps: ds = (c dw - sum dw w) / S, for the chosen.
         let mut sums = vec![(0.0f32, 0.0f32); gradient.len() / count];
         for (expert, Expert { tokens, weights }) in routing.experts.iter().enumerate() {
             for (&token, weight) in tokens.iter().zip(weights.iter()) {
-                sums[token].0 += routing.probabilities[token * count + expert];
+                sums[token].0 += score(token * count + expert);
                 sums[token].1 += gradient[token * count + expert] * weight;
             }
         }
         for (expert, it) in routing.experts.iter().enumerate() {
             for &token in &it.tokens[..] {
                 let d = &mut gradient[token * count + expert];
-                *d = (*d - sums[token].1) / sums[token].0;
+                *d = (scale * *d - sums[token].1) / (sums[token].0 + eps);
+            }
+        }
+    } else {
+        for d in gradient.iter_mut() {
+            *d *= scale;
+        }
+    }
+    match scores {
+        Scores::Softmax => {
+            for (d, p) in gradient.chunks_exact_mut(count).zip(routing.scores.chunks_exact(count)) {
+                softmax_backward(p, balance, d);
+            }
+        }
+        Scores::Sigmoid => {
+            for (d, x) in gradient.iter_mut().zip(&routing.scores) {
+                let s = sigmoid_of(*x);
+                *d *= s * (1.0 - s);
+            }
+            let rows = gradient.chunks_exact_mut(count).zip(routing.scores.chunks_exact(count));
+            for (d, x) in rows.filter(|_| balance.is_some()) {
+                let (mut p, mut of_balance) = (x.to_vec(), vec![0.0; count]);
+                softmax(&mut p);
+                softmax_backward(&p, balance, &mut of_balance);
+                d.iter_mut().zip(&of_balance).for_each(|(d, balance)| *d += balance);
             }
         }
     }
-    for (d, p) in gradient.chunks_exact_mut(count).zip(routing.probabilities.chunks_exact(count)) {
-        if let Some(balance) = balance {
-            d.iter_mut().zip(balance).for_each(|(d, balance)| *d += balance);
-        }
-        let along: f32 = d.iter().zip(p).map(|(d, p)| d * p).sum();
-        d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
+}
+
+/// From the gradient `d` of a row of probabilities `p`, to which `balance` is added, to that of the logits.
+fn softmax_backward(p: &[f32], balance: Option<&[f32]>, d: &mut [f32]) {
+    if let Some(balance) = balance {
+        d.iter_mut().zip(balance).for_each(|(d, balance)| *d += balance);
     }
+    let along: f32 = d.iter().zip(p).map(|(d, p)| d * p).sum();
+    d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
 }
 
 /// The gradient of each token's factor, given `d_middle`, which carries the factor already.
@@ -95,7 +222,7 @@ fn factor_gradients(factors: &[f32], d_middle: &Activation, middle: &Activation)
 
 /// Of `logits [tokens, 1]`.
 pub(super) fn sigmoid(logits: &Activation) -> Vec<f32> {
-    logits.to_rows().into_iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect()
+    logits.to_rows().into_iter().map(sigmoid_of).collect()
 }
 
 pub(super) fn sigmoid_backward(factors: &[f32], d_middle: &Activation, middle: &Activation) -> Vec<f32> {

@@ -1,6 +1,10 @@
 //! Routing in a mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): each token goes through
-//! the experts with its largest probabilities `p = softmax(logits)`. An expert's output counts with the weight `w = p`, or
-//! `w = p / sum of the chosen p`.
+//! the experts with its largest scores `s = softmax(logits)` or `s = sigmoid(logits)`. An expert's output counts with the weight
+//! `w = c s`, or `w = c s / (sum of the chosen s + eps)`; an expert may have a factor by which all of its weights are multiplied
+//! ([`Routing::scale`]).
+//!
+//! A bias may move the choice, and is no part of the weights (Wang et al., 2024, <https://arxiv.org/abs/2408.15664>). The choice may
+//! be among the experts of the best groups (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>).
 //!
 //! Of tokens `[tokens, features]` an expert sees its own, which [`Routing::dispatch`] copies; [`Routing::combine`] adds its
 //! outputs to all.
@@ -22,12 +26,59 @@ use tunesmith_device::Device;
 #[derive(Debug)]
 pub struct Routing {
     tokens: usize,
-    /// `[tokens, experts]`; none where only counting is done.
-    probabilities: Vec<f32>,
+    /// `[tokens, experts]`, probabilities for a softmax and logits for a sigmoid; none where only counting is done.
+    scores: Vec<f32>,
     experts: Vec<Expert>,
-    normalised: bool,
+    router: Router,
+    /// What the weights of each expert are multiplied by; empty without that.
+    factors: Vec<f32>,
     /// The most experts of a group.
     group: usize,
+}
+
+/// In the place of a factor of 0, whose gradient would be lost.
+const SMALLEST_FACTOR: f32 = 1e-20;
+
+/// How a router chooses experts and weighs them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Router {
+    /// Experts that a token goes through.
+    pub per_token: usize,
+    /// What the logits go through.
+    pub scores: Scores,
+    /// Among which experts it chooses; `None`: among all.
+    pub groups: Option<Groups>,
+    /// What is added to the sum of a token's chosen scores, which its weights are divided by; `None`: they are not.
+    pub normalised: Option<f32>,
+    /// Factor `c` on all weights.
+    pub scale: f32,
+}
+
+/// What a router's logits go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// A softmax over all experts.
+    Softmax,
+    /// A sigmoid each.
+    Sigmoid,
+}
+
+/// Experts in groups of equal size, one after the other. A token's experts are in the groups with the largest sums of their best
+/// two scores, the bias included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups; a group has at least two experts.
+    pub count: usize,
+    /// How many of them a token may go to.
+    pub chosen: usize,
+}
+
+impl Router {
+    /// A softmax over all experts, and weights that sum to 1 if `normalised`.
+    pub const fn softmax(per_token: usize, normalised: bool) -> Self {
+        let normalised = if normalised { Some(0.0) } else { None };
+        Self { per_token, scores: Scores::Softmax, groups: None, normalised, scale: 1.0 }
+    }
 }
 
 /// The most experts of a group in a pass of at most [`LANES`] tokens. Each takes a panel.
@@ -44,15 +95,24 @@ struct Expert {
 #[derive(Debug)]
 pub struct WeightGradients(Vec<f32>);
 
-/// Sends each token of `logits [tokens, experts]` to the `per_token` experts with the largest ones, the first of equal
-/// ones. `normalised`: a token's weights sum to 1.
-pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing {
+/// Sends each token of `logits [tokens, experts]` to the experts with the largest scores, the first of equal ones. `bias
+/// [experts]` is added to the scores for the choice.
+///
+/// # Panics
+/// If the bias is not one for each expert, or the groups are not of one size or hold too few experts.
+pub fn route(logits: &Activation, bias: Option<&[f32]>, router: Router) -> Routing {
+    let count = logits.features();
+    assert!(bias.is_none_or(|bias| bias.len() == count), "a bias for each expert");
+    if let Some(Groups { count: groups, chosen }) = router.groups {
+        assert!(groups > 0 && count.is_multiple_of(groups) && count / groups >= 2, "groups of one size");
+        assert!(chosen <= groups && chosen * (count / groups) >= router.per_token, "groups of enough experts");
+    }
     match logits.device() {
-        device if device.only_counts() => balanced(logits.tokens(), logits.features(), per_token),
+        device if device.only_counts() => balanced(logits.tokens(), count, router),
         Device::Cpu | Device::Cuda(_) => {
             // An expert of a larger pass has work for all threads, and activations that are not held beside others'.
             let group = if logits.tokens() <= LANES { GROUP } else { 1 };
-            Routing { group, ..cpu::route(logits, per_token, normalised) }
+            Routing { group, ..cpu::route(logits, bias, router) }
         }
         Device::Meta => unreachable!("it only counts"),
     }
@@ -60,15 +120,45 @@ pub fn route(logits: &Activation, per_token: usize, normalised: bool) -> Routing
 
 /// Where only counting is done no token has a favourite: they spread evenly. Experts are counted one by one: passes that are so small
 /// that the CPU takes several at once need no prediction.
-fn balanced(tokens: usize, count: usize, per_token: usize) -> Routing {
-    let pairs = tokens * per_token;
+fn balanced(tokens: usize, count: usize, router: Router) -> Routing {
+    let pairs = tokens * router.per_token;
     let (each, used) = (pairs.div_ceil(count).max(1), count.min(pairs));
     let mut experts = vec![Expert::default(); count];
     experts[..used].fill(Expert { tokens: (0..each).collect(), weights: vec![0.0; each].into() });
-    Routing { tokens, probabilities: Vec::new(), experts, normalised: false, group: 1 }
+    Routing { tokens, scores: Vec::new(), experts, router, factors: Vec::new(), group: 1 }
 }
 
 impl Routing {
+    /// From here on the weights of each expert are multiplied by its one of `factors [experts]`. Where only counting is done they
+    /// have no values.
+    pub fn scale(&mut self, factors: Floats<'_>) {
+        if factors.device().only_counts() {
+            return;
+        }
+        self.factors = factors.read();
+        self.factors.iter_mut().filter(|factor| **factor == 0.0).for_each(|factor| *factor = SMALLEST_FACTOR);
+    }
+
+    /// An expert's weights times its factor.
+    fn weights(&self, expert: usize) -> Arc<[f32]> {
+        let weights = &self.experts[expert].weights;
+        match self.factors.get(expert) {
+            Some(factor) => weights.iter().map(|weight| weight * factor).collect(),
+            None => Arc::clone(weights),
+        }
+    }
+
+    /// The gradient of [`Routing::scale`]: turns that of the weights times factors into that of the weights, and gives what each
+    /// token adds to that of the factors, `[tokens, experts]` in memory of `pool`.
+    pub fn scale_backward(&self, gradients: &mut WeightGradients, pool: &Arc<Pool>) -> Activation {
+        let count = self.experts.len();
+        let mut of_factors = vec![0.0; self.tokens * count];
+        if !pool.device().only_counts() {
+            cpu::scale_backward(self, &mut gradients.0, &mut of_factors);
+        }
+        Activation::from_rows(pool, &of_factors, count)
+    }
+
     /// The experts that have tokens, rising, in groups whose activations may be held at once: their products are computed
     /// together.
     pub fn groups(&self) -> Vec<Vec<usize>> {
@@ -78,13 +168,10 @@ impl Routing {
     }
 
     /// How many tokens each expert has, and the sum of its probabilities over all tokens: what the load-balancing loss is
-    /// made of.
-    pub fn load(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        let count = self.experts.len();
-        self.experts.iter().enumerate().map(move |(expert, it)| {
-            let sum = self.probabilities.iter().skip(expert).step_by(count).map(|&p| f64::from(p)).sum();
-            (it.tokens.len() as f64, sum)
-        })
+    /// made of. The probabilities are those of a softmax. Where the router's scores are sigmoids, the tokens are those that would
+    /// choose the expert by these probabilities, as in Transformers' `load_balancing_loss_func`.
+    pub fn load(&self) -> Vec<(f64, f64)> {
+        cpu::load(self)
     }
 
     /// An expert's tokens of `x [tokens, features]`, in memory of `pool`.
@@ -94,8 +181,7 @@ impl Routing {
 
     /// Adds an expert's outputs `y`, times its weights, to its tokens in `out [tokens, features]`.
     pub fn combine(&self, expert: usize, y: &Activation, out: &mut Activation) {
-        let Expert { tokens, weights } = &self.experts[expert];
-        out.scatter_add(tokens, Some(weights), y);
+        out.scatter_add(&self.experts[expert].tokens, Some(&self.weights(expert)), y);
     }
 
     /// The gradient of [`Routing::dispatch`]: adds that of an expert's tokens, `dx`, to `dh [tokens, features]`.
@@ -105,15 +191,14 @@ impl Routing {
 
     /// The gradient of [`Routing::combine`] with respect to an expert's outputs, given that of `out`.
     pub fn combine_backward(&self, expert: usize, d_out: &Activation, pool: &Arc<Pool>) -> Activation {
-        let Expert { tokens, weights } = &self.experts[expert];
-        let mut dy = d_out.gather_to(pool, tokens);
-        dy.times(weights);
+        let mut dy = d_out.gather_to(pool, &self.experts[expert].tokens);
+        dy.times(&self.weights(expert));
         dy
     }
 
     /// Zeros, for [`Routing::set_weight_gradient`].
     pub fn weight_gradients(&self) -> WeightGradients {
-        WeightGradients(vec![0.0; self.probabilities.len()])
+        WeightGradients(vec![0.0; self.scores.len()])
     }
 
     /// Sets the gradient of an expert's weights. Let its output be `D m`: `dL/dw = d_out · D m = (D^T d_out) · m`. `d_middle`

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 pub(super) fn update(values: &mut [f32], grads: &[f32], buffer: Option<&mut [f32]>, step: &Step) {
     let Step { factor, rate, momentum, dampening, nesterov, weight_decay } = *step;
+    let factor = factor.known();
     let (rate, decay) = (rate as f32, weight_decay as f32);
     let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK));
     let Some(buffer) = buffer else {

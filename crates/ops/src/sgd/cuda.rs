@@ -8,11 +8,13 @@ static KERNELS: Source = Source::new("sgd", include_str!("sgd.cu"));
 pub(super) fn update(values: FloatsMut<'_>, grads: Floats<'_>, buffer: Option<FloatsMut<'_>>, step: &Step) {
     let Step { factor, rate, momentum, dampening, nesterov, weight_decay } = *step;
     let (device, count) = (grads.device(), grads.len());
+    let [found, factor] = factor.args();
     let args = [
         values.into(),
         grads.into(),
         buffer.map_or(Arg::NULL, Arg::from),
-        factor.into(),
+        found,
+        factor,
         (rate as f32).into(),
         (momentum as f32).into(),
         ((1.0 - dampening) as f32).into(),

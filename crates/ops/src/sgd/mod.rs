@@ -12,15 +12,16 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::factor::Factor;
 use crate::floats::{Floats, FloatsMut};
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
 /// The constants of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
     /// What gradients are multiplied by.
-    pub factor: f32,
+    pub factor: Factor<'a>,
     /// The learning rate.
     pub rate: f64,
     /// Share of the last step's direction that is kept, in 0..1.
@@ -34,7 +35,7 @@ pub struct Step {
 }
 
 /// Updates `values [n]` by `grads [n]`, and `momentum [n]` if there is one.
-pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, momentum: Option<FloatsMut<'_>>, step: &Step) {
+pub fn update(values: FloatsMut<'_>, grads: Floats<'_>, momentum: Option<FloatsMut<'_>>, step: &Step<'_>) {
     assert_eq!(values.len(), grads.len(), "a gradient for each value");
     assert!(momentum.as_ref().is_none_or(|it| it.len() == grads.len()), "a momentum for each value");
     match values.device() {

@@ -1,10 +1,11 @@
 // Stochastic gradient descent, a thread a value. Without a momentum, `buffer` is null.
 #include "dev.cuh"
 
-KERNEL sgd_update(float* values, const float* grads, float* buffer, float factor, float rate, float momentum, float fresh, float decay,
+KERNEL sgd_update(float* values, const float* grads, float* buffer, const float* found, float factor, float rate, float momentum, float fresh, float decay,
                   i32 nesterov, u64 count) {
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= count) return;
+    factor = factor_of(found, factor);
+    if (i >= count || factor != factor) return;
     float grad = grads[i] * factor + decay * values[i];
     if (buffer) {
         float velocity = momentum * buffer[i] + fresh * grad;

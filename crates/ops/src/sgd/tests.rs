@@ -8,7 +8,7 @@ fn steps_follow_the_definition() {
     each_engine(|engine| {
         let count = TASK + 5;
         for (momentum, dampening, nesterov) in [(0.0, 0.0, false), (0.9, 0.2, false), (0.9, 0.0, true)] {
-            let step = Step { factor: 0.5, rate: 0.1, momentum, dampening, nesterov, weight_decay: 0.1 };
+            let step = Step { factor: 0.5.into(), rate: 0.1, momentum, dampening, nesterov, weight_decay: 0.1 };
             let (values, buffer) = (numbers(1, count), vec![0.0; if momentum > 0.0 { count } else { 0 }]);
             let (mut expected, mut expected_buffer) = (f64s(&values), f64s(&buffer));
             let (mut on_device, mut momentum_there) = (engine.array(&values), engine.array(&buffer));

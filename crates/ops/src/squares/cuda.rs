@@ -1,4 +1,5 @@
 //! Sums of squares in a GPU's memory.
+use super::Limits;
 use crate::cuda::{self, Arg, Grid, Source};
 use crate::floats::Floats;
 use half::bf16;
@@ -20,9 +21,33 @@ pub(crate) fn sum_bf16(x: Slice<'_, bf16>) -> f64 {
 
 /// The sums of the blocks, added in their order.
 fn of<T: Element>(x: Slice<'_, T>, kernel: &'static str) -> f64 {
+    parts(x, kernel).read().iter().sum()
+}
+
+/// The sums of the blocks.
+pub(super) fn parts<T: Element>(x: Slice<'_, T>, kernel: &'static str) -> Array<f64> {
     let blocks = x.len().div_ceil(SPAN);
     let sums = Array::<f64>::zeros(x.device(), blocks);
     let args = [x.into(), (&sums).into(), Arg::count(x.len())];
     cuda::launch(x.device(), &KERNELS, kernel, Grid::rows(blocks, x.len()), &args);
-    sums.read().iter().sum()
+    sums
+}
+
+/// As [`super::verdict`], given the sums of blocks: the factor; norm and totals.
+pub(super) fn verdict(sums: &Array<f64>, limits: Limits<'_>) -> (Array<f32>, Array<f64>) {
+    let device = sums.device();
+    let (mut factor, mut found) = (Array::<f32>::zeros(device, 1), Array::<f64>::zeros(device, 3));
+    let Limits { totals, other, most, scale } = limits;
+    let args = [
+        sums.into(),
+        Arg::count(sums.len()),
+        totals.into(),
+        other.into(),
+        most.into(),
+        scale.into(),
+        (&mut factor).into(),
+        (&mut found).into(),
+    ];
+    cuda::launch(device, &KERNELS, "squares_verdict", Grid::blocks(1), &args);
+    (factor, found)
 }

@@ -6,9 +6,11 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
+use crate::factor::Factor;
 use crate::floats::Floats;
+use half::bf16;
 use tunesmith_cpu_slice::CpuSlice as _;
-use tunesmith_device::Device;
+use tunesmith_device::{Array, Device, Slice, Storing};
 
 /// The sum of the squares of `x [n]`, in f64. It does not depend on the number of threads. NaN or infinite where a number is.
 pub fn sum(x: Floats<'_>) -> f64 {
@@ -16,5 +18,63 @@ pub fn sum(x: Floats<'_>) -> f64 {
         Device::Cpu => cpu::sum(x.cpu_slice()),
         Device::Cuda(_) => cuda::sum(x),
         Device::Meta => 0.0,
+    }
+}
+
+/// Gradients in a GPU's memory, as a run keeps them.
+#[derive(Debug, Clone, Copy)]
+pub enum Gradients<'a> {
+    /// In float32.
+    F32(Floats<'a>),
+    /// In bfloat16.
+    Bf16(Slice<'a, bf16>),
+}
+
+/// What a step's update depends on, beside its gradients.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits<'a> {
+    /// The sum of the losses, and a second number, as [`crate::loss::Totals`] has them on the GPU.
+    pub totals: Slice<'a, f64>,
+    /// A loss that is none of these.
+    pub other: f64,
+    /// The norm that gradients are clipped to; 0: not at all.
+    pub most: f64,
+    /// What the gradients were multiplied by.
+    pub scale: f64,
+}
+
+/// What a GPU has found of a step: the factor for its update, and numbers that the host reads later.
+#[derive(Debug)]
+pub struct Verdict {
+    factor: Array<f32>,
+    /// Pinned: the norm, and the two totals.
+    numbers: Array<f64>,
+    /// The copy that brings them.
+    storing: Storing<f64>,
+}
+
+/// The gradients' norm, and `min(1, most / (norm + 1e-6)) / scale`, or NaN where the norm or the losses are not finite. The host
+/// does not wait.
+pub fn verdict(gradients: Gradients<'_>, limits: Limits<'_>) -> Verdict {
+    let (factor, found) = match gradients {
+        Gradients::F32(x) => cuda::verdict(&cuda::parts(x, "squares_sum"), limits),
+        Gradients::Bf16(x) => cuda::verdict(&cuda::parts(x, "squares_sum_bf16"), limits),
+    };
+    let mut numbers = Array::pinned(factor.device(), found.len());
+    let storing = numbers.store(0, found);
+    Verdict { factor, numbers, storing }
+}
+
+impl Verdict {
+    /// What gradients are multiplied by.
+    pub fn factor(&self) -> Factor<'_> {
+        Factor::Found(self.factor.view())
+    }
+
+    /// The norm and the two totals. Waits for them, not for what the GPU was asked for since.
+    pub fn read(self) -> [f64; 3] {
+        let numbers = self.numbers.to_host();
+        drop(self.storing);
+        [numbers[0], numbers[1], numbers[2]]
     }
 }

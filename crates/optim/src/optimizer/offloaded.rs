@@ -5,6 +5,7 @@ use crate::state::{FetchingState, State, StoringState};
 use std::ops::Range;
 use tunesmith_device::FloatBuffer;
 use tunesmith_ops::accumulate;
+use tunesmith_ops::factor::Factor;
 
 /// Values of a piece. A rule that looks at a whole tensor has larger ones. Tests have small tensors.
 const PIECE: usize = if cfg!(test) { 1100 } else { 4 << 20 };
@@ -77,7 +78,7 @@ pub(super) fn update(
     mut rest: Remaining<'_>,
     packed: [bool; 2],
     grads: Gradients<'_>,
-    factor: f32,
+    factor: Factor<'_>,
     rate: f64,
 ) {
     let pieces = optimizer.pieces();

@@ -159,3 +159,42 @@ fn cuts_fall_on_blocks_and_between_tensors() {
     assert_eq!(cut(Optim::Adafactor, 100), 0);
     assert_eq!(cut(Optim::Adafactor, 1 << 20), 1 << 20);
 }
+
+#[test]
+fn a_factor_that_is_found_on_a_gpu_gives_the_bits_of_one_that_is_known_and_nan_changes_nothing() {
+    tunesmith_device::cuda::testing::stand_in();
+    let device = Device::Cuda(0);
+    let (slots, segments) = slots();
+    let length = segments[segments.len() - 1];
+    let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
+    let mut found = 0;
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
+        let rule = || rule(&train).unwrap();
+        if !rule().takes_found_factor() {
+            continue;
+        }
+        found += 1;
+        let fresh = || {
+            let values = FloatBuffer::of(device, &start);
+            (Optimizer::new(rule(), slots.clone(), values.view()), values)
+        };
+        let ((mut known, mut values), (mut other, mut same)) = (fresh(), fresh());
+        let [half, nan] = [0.5, f32::NAN].map(|factor| FloatBuffer::of(device, &[factor]));
+        for step in 2..5 {
+            let grads: Vec<f32> = (0..length).map(|index| number(step, index)).collect();
+            let grads = FloatBuffer::of(device, &grads);
+            known.update(&mut values, grads.view(), 0.5, 0.01);
+            other.update(&mut same, grads.view(), Factor::Found(half.view()), 0.01);
+            // A step that is skipped.
+            other.update(&mut same, grads.view(), Factor::Found(nan.view()), 0.01);
+            other.uncount();
+        }
+        assert_eq!(known.step, other.step);
+        assert!(values == same, "{optim:?}: values");
+        for ((name, _, one), (_, _, two)) in known.tensors().into_iter().zip(other.tensors()) {
+            assert!(one.read() == two.read(), "{optim:?}: {name}");
+        }
+    }
+    assert!(found >= 4, "AdamW, its form of 8 bits, SGD and Lion");
+}

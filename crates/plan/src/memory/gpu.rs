@@ -49,6 +49,7 @@ impl Predictor<'_> {
             kept: between(|walked| walked.kept),
             pools: between(|walked| walked.pools),
             head: between(|walked| walked.head),
+            host: between(|walked| walked.host),
         }
     }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::stored_format::Layout;
 
 /// How a matrix's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +25,8 @@ pub enum Storage {
     Int8,
     /// As [`Storage::Int8`], in floating point.
     Fp8,
-    /// Four bits a number, and a byte for each 32.
-    Mxfp4,
+    /// As the checkpoint holds it, in the format of its maker.
+    Stored(Layout),
 }
 
 impl Storage {
@@ -39,14 +40,14 @@ impl Storage {
                 let blocks = numbers.div_ceil(64);
                 numbers.div_ceil(2) + if double { blocks + 4 * blocks.div_ceil(256) + 4 } else { 4 * blocks }
             }
-            Self::Mxfp4 => numbers.div_ceil(2) + numbers.div_ceil(32),
+            Self::Stored(layout) => layout.bytes(shape),
             Self::Int8 | Self::Fp8 => numbers + 4 * numbers / shape.last().map_or(1, |&size| size.max(1) as u64),
         }
     }
 
     /// Whether its numbers are dequantized before they are multiplied.
     pub(crate) const fn is_quantized(self) -> bool {
-        matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8 | Self::Mxfp4)
+        matches!(self, Self::FourBit { .. } | Self::Int8 | Self::Fp8 | Self::Stored(_))
     }
 
     /// The name in tables, such as `bf16`.
@@ -58,7 +59,7 @@ impl Storage {
             Self::FourBit { double: false } => "4 bit",
             Self::Int8 => "int8",
             Self::Fp8 => "FP8",
-            Self::Mxfp4 => "MXFP4",
+            Self::Stored(layout) => layout.name(),
         }
     }
 }
@@ -72,8 +73,8 @@ pub struct Base {
     pub quantized: Option<Storage>,
     /// The names of the tensors that `quantized` applies to.
     pub quantized_tensors: Arc<BTreeSet<String>>,
-    /// The names of the tensors that the checkpoint has in MXFP4, and that stay so.
-    pub stored_mxfp4: Arc<BTreeSet<String>>,
+    /// The tensors that the checkpoint has in the format of its maker, and that stay so.
+    pub stored: Arc<BTreeMap<String, Layout>>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
@@ -208,10 +209,10 @@ impl Job<'_> {
             None
         } else if !TensorSpec::is_matrix(&spec.shape) || base.wide.contains(module) || has_rows {
             Some(Storage::F32)
-        } else if base.stored_mxfp4.contains(&spec.name) {
-            Some(Storage::Mxfp4)
+        } else if let Some(layout) = base.stored.get(&spec.name) {
+            Some(Storage::Stored(*layout))
         } else {
-            let named = |storage: &Storage| *storage != Storage::Mxfp4 && base.quantized_tensors.contains(&spec.name);
+            let named = |_: &Storage| base.quantized_tensors.contains(&spec.name);
             Some(base.quantized.filter(named).unwrap_or(base.matrices))
         }
     }

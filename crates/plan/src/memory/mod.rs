@@ -19,7 +19,7 @@ use pool::{LANES, bytes};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use tunesmith_config::arch::AttentionSpec;
+use tunesmith_config::arch::{AttentionSpec, EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM, PER_LAYER_PROJECTION};
 use tunesmith_device::gpu::WORKSPACE;
 use tunesmith_ops::loss::linear::chunk_tokens;
 
@@ -138,6 +138,8 @@ pub struct Walked {
     pub pools: u64,
     /// Bytes of a chunk of logits, and of the head's other buffers for it.
     pub head: u64,
+    /// Bytes that wait in the host's memory when the head begins (`train.activation_offloading`).
+    pub host: u64,
 }
 
 /// Predicts the memory of one job for passes of any size. It walks the model once for each number of experts in use.
@@ -193,7 +195,7 @@ impl<'a> Predictor<'a> {
             let at = match block_of(&spec.name) {
                 _ if sees => 0,
                 Some(block) => block + 1,
-                None if spec.name == "model.embed_tokens.weight" => 0,
+                None if is_beside_embedding(&spec.name) => 0,
                 None => segments.len() - 1,
             };
             let whole = Storage::F32.bytes(&spec.shape);
@@ -302,8 +304,8 @@ impl<'a> Predictor<'a> {
             kept += bytes(&expert.saved, each);
             pools += bytes(&expert.all, each);
         }
-        let chunk = chunk_tokens(self.job.arch.outputs()) as u64;
-        Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)) }
+        let chunk = chunk_tokens(self.job.arch.outputs(), tunesmith_device::Device::Cpu) as u64;
+        Walked { kept, pools, head: bytes(&counts.head, chunk.min(pass.labelled)), host: 0 }
     }
 
     /// Tokens that an expert sees if `tokens` are spread evenly.
@@ -328,12 +330,12 @@ impl<'a> Predictor<'a> {
     /// The most bytes of a rank that trains alone, in passes as large as `pass`.
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
-        let Walked { kept, pools, head } = self.activations(pass);
+        let Walked { kept, pools, head, host } = self.activations(pass);
         let values = 4 * job.trained.values;
         let frozen = self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + self.constants;
         let scratch = |attention: &AttentionSpec| {
             let tasks = attention.num_kv_heads * pass.tokens.div_ceil(pass.longest) as usize;
-            job.threads.min(tasks) as u64 * attention_scratch(attention.head_dim, pass.longest)
+            job.threads.min(tasks) as u64 * attention_scratch(attention, pass.longest)
         };
         let start = if job.trained.keeps_start { values } else { 0 };
         let mut breakdown = Breakdown {
@@ -359,7 +361,7 @@ impl<'a> Predictor<'a> {
                 let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
-                breakdown.host = job.optimizer.scratch + job.companions;
+                breakdown.host = host + job.optimizer.scratch + job.companions;
                 most - held
             }
         };
@@ -369,15 +371,20 @@ impl<'a> Predictor<'a> {
     }
 }
 
+/// Whether a tensor is gathered with the embedding: its own, and those of embeddings for each block.
+fn is_beside_embedding(tensor: &str) -> bool {
+    [EMBEDDING, PER_LAYER_EMBEDDING, PER_LAYER_NORM].contains(&tensor) || tensor.starts_with(PER_LAYER_PROJECTION)
+}
+
 /// The number of the block that a tensor belongs to; `None` for those of embedding and head.
 pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
-/// Bytes of a thread's scratch memory in attention's backward pass, for heads of that size and rows of `longest` tokens
+/// Bytes of a thread's scratch memory in attention's backward pass, for its heads and rows of `longest` tokens
 /// (`ops::attention::backward`).
-fn attention_scratch(head_dim: usize, longest: u64) -> u64 {
+fn attention_scratch(attention: &AttentionSpec, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(LANES);
     let block = 2 * 8 * LANES * LANES;
-    4 * (8 * tokens * head_dim as u64 + 2 * tokens + 3 * block)
+    4 * (4 * tokens * (attention.head_dim + attention.value_dim()) as u64 + 2 * tokens + 3 * block)
 }

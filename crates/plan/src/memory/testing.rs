@@ -39,7 +39,7 @@ impl CountBuffers for Engine {
         let full = walk.full.min(self.blocks) as u64;
         let kept = 4096 * walk.tokens as u64 * (10 * (self.blocks as u64 - full) + full);
         let head = 4 * 34_048 * (walk.labelled as u64).min(1000);
-        Walked { kept, pools: kept + 4 * (20 * 1024 + 4 * 4096) * walk.tokens as u64, head }
+        Walked { kept, pools: kept + 4 * (20 * 1024 + 4 * 4096) * walk.tokens as u64, head, host: 0 }
     }
 }
 
@@ -61,7 +61,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
             matrices: Storage::Bf16,
             quantized: None,
             quantized_tensors: Arc::default(),
-            stored_mxfp4: Arc::default(),
+            stored: Arc::default(),
             wide: Arc::default(),
             through_f32: false,
         },

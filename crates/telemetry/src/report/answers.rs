@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::html::{clipped, escape, pairs};
-use super::{SAMPLE_CHARACTERS, question, text};
+use super::{SAMPLE_CHARACTERS, pictures, question, text};
 use tunesmith_base::words;
 use tunesmith_config::greater_is_better;
 use tunesmith_eval::metrics::{Difference, Score};
@@ -33,6 +33,8 @@ pub struct Answered {
     pub prompt: String,
     /// What of it the user asked last.
     pub question: String,
+    /// Small copies of the pictures that it shows, as `data:` URIs.
+    pub pictures: Vec<String>,
     /// What should have been said.
     pub reference: String,
     /// What each model said, in their order.
@@ -150,7 +152,8 @@ fn scores(out: &mut String, asked: &[Asked], differences: &[Difference]) {
 fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
     let _ = write!(
         out,
-        "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}</div><div class=\"answers\"><div><small>reference</small>{}</div>",
+        "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}{}</div><div class=\"answers\"><div><small>reference</small>{}</div>",
+        pictures(&row.pictures),
         question(&row.question, &row.prompt),
         text(&row.reference)
     );
@@ -254,6 +257,7 @@ mod tests {
             p_value: Some(0.0),
         };
         let row = Answered {
+            pictures: Vec::new(),
             prompt: "<script>".into(),
             question: "<script>".into(),
             reference: "a b".into(),

@@ -95,14 +95,9 @@ pub fn open_locally(
         }
         output_checks::refuse_foreign(&resolved.config, options.overwrite, resumes_here, observer)?;
     }
-    let (mut source, config) = described.open(resolved, resume.as_ref(), observer)?;
+    let (source, config) = described.open(resolved, resume.as_ref(), observer)?;
     observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(&config, &source.dir, source.arch.vocab_size, observer, source.pictures.as_ref())?;
-    let compute = if options.plan_only { Compute::Assume } else { Compute::AsConfigured };
-    let features = source.compute_features(&config, &dataset, compute, observer)?;
-    if let Some(features) = features.filter(|features| features.computed > 0) {
-        observer.event(&Event::Notice(&features.described()));
-    }
     let sampler = dataset.sampler(&config);
     if seat.world.local_size > 1 && seat.world.local_rank == 0 {
         source.quantize_ahead(observer)?;
@@ -115,6 +110,19 @@ pub fn open_locally(
 }
 
 impl Checked {
+    /// Computes the features of the run's pictures, if that is to be done. All ranks of a machine call this at once and share the work.
+    ///
+    /// # Errors
+    /// Those of [`ModelSource::compute_features`].
+    pub fn features(&mut self, options: &Options, observer: &dyn Observer) -> Result<()> {
+        let compute = if options.plan_only { Compute::Assume } else { Compute::AsConfigured };
+        let features = self.source.compute_features(&self.config, &self.dataset, compute, observer)?;
+        if let Some(features) = features.filter(|features| features.computed > 0) {
+            observer.event(&Event::Notice(&features.described()));
+        }
+        Ok(())
+    }
+
     /// Makes the plan together with the other ranks. If sizes are `auto`, loads the model and measures passes.
     ///
     /// # Errors

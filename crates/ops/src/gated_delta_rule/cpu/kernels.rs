@@ -2,12 +2,9 @@
 //!
 //! Columns of a state do not depend on each other: 32 of them, `[keys][32]`, stay in the nearest cache while a chunk's tokens
 //! pass. `keys` is the width of keys filled up with zeros to a multiple of 16.
-use super::COLUMNS;
 use crate::activation::LANES;
+use crate::recurrence::{Block, COLUMNS, sums_of};
 use crate::simd::{Simd, dispatch};
-
-/// Rows of `[LANES][COLUMNS]` floats.
-pub(super) type Block = [[f32; COLUMNS]; LANES];
 
 /// A chunk of at most 16 tokens.
 pub(super) struct Forward<'a> {
@@ -95,24 +92,6 @@ pub(super) struct Backward<'a> {
     /// `[tokens][keys]`, added to.
     pub(super) dq: *mut f32,
     pub(super) dk: *mut f32,
-}
-
-/// The sums over the lanes of sixteen vectors.
-///
-/// # Safety
-/// The features of `S`.
-#[inline(always)]
-unsafe fn sums_of<S: Simd>(vectors: &[S::V; LANES]) -> S::V {
-    // SAFETY: registers only; the caller has the features of `S`.
-    unsafe {
-        let mut turned = S::turn(vectors);
-        for width in [8, 4, 2, 1] {
-            for index in 0..width {
-                turned[index] = S::add(turned[index], turned[index + width]);
-            }
-        }
-        turned[0]
-    }
 }
 
 /// Writes the gradients of `v`, of `beta` and of `g` of each token.

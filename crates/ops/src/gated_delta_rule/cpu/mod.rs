@@ -2,59 +2,15 @@
 mod kernels;
 mod rows;
 
-use super::{Gradients, Heads, Inputs, State};
+use super::{Gradients, Heads, Inputs};
 use crate::activation::{Activation, LANES};
 use crate::par::{self, Shared};
-use kernels::{Backward, Block, Forward, backward_chunk, forward_chunk};
+use crate::recurrence::{Block, Chunk, Scratch, State, add_rows, chunks, read_block, write_block};
+use kernels::{Backward, Forward, backward_chunk, forward_chunk};
 pub(super) use rows::Normed;
-use rows::{Chunk, Gate, chunks, norm_backward, read_block, write_block};
+use rows::{Gate, norm_backward};
 use std::ops::Range;
 use tunesmith_cpu_slice::CpuSlice as _;
-
-/// Columns of a state that pass through the tokens together.
-const COLUMNS: usize = 32;
-
-/// The width of keys, filled up to whole vectors.
-const fn padded(heads: Heads) -> usize {
-    heads.key_dim.next_multiple_of(LANES)
-}
-
-/// Floats of [`COLUMNS`] columns of a state.
-const fn group_floats(heads: Heads) -> usize {
-    padded(heads) * COLUMNS
-}
-
-/// Groups of columns of a head.
-const fn groups(heads: Heads) -> usize {
-    heads.value_dim.div_ceil(COLUMNS)
-}
-
-/// Floats of the states of all heads: `[value heads][groups of columns][keys][32]`.
-pub(super) const fn state_floats(heads: Heads) -> usize {
-    heads.value * groups(heads) * group_floats(heads)
-}
-
-/// Floats in which a vector's loads cross no cache line.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[allow(dead_code, reason = "kernels read it through a pointer")] [f32; LANES]);
-
-/// Memory of a task, of zeros.
-struct Scratch(Vec<Line>);
-
-impl Scratch {
-    fn new(floats: usize) -> Self {
-        Self(vec![Line([0.0; LANES]); floats.div_ceil(LANES)])
-    }
-
-    fn ptr(&mut self) -> *mut f32 {
-        self.0.as_mut_ptr().cast()
-    }
-
-    fn zero(&mut self) {
-        self.0.fill(Line([0.0; LANES]));
-    }
-}
 
 pub(super) fn forward(
     inputs: Inputs<'_>,
@@ -63,30 +19,30 @@ pub(super) fn forward(
     states: Option<&mut [&mut State]>,
     out: &mut Activation,
 ) {
-    let (normed, own) = (Normed::new(inputs.qkv, heads), group_floats(heads));
+    let (normed, shape) = (Normed::new(inputs.qkv, heads), heads.state());
     let states: Option<Vec<Shared<f32>>> = states.map(|states| {
         states.iter_mut().map(|state| Shared(state.floats.view_mut().cpu_slice().as_mut_ptr())).collect()
     });
     let (to, stride) = (out.shared(), out.stride());
     par::run(sequences.len() * heads.value, |task| {
         let (sequence, head) = (task / heads.value, task % heads.value);
-        let mut scratch = Scratch::new(if states.is_some() { 0 } else { groups(heads) * own });
+        let mut scratch = Scratch::new(if states.is_some() { 0 } else { shape.groups() * shape.group_floats() });
         let state = match &states {
-            // SAFETY: a state has `groups(heads) * own` floats of each head, and `head` is below `heads.value`; no other task
+            // SAFETY: a state has the floats of all groups of each head, and `head` is below `heads.value`; no other task
             // has this sequence and head.
-            Some(states) => unsafe { states[sequence].get().add(head * groups(heads) * own) },
+            Some(states) => unsafe { states[sequence].get().add(shape.place(head, 0)) },
             None => scratch.ptr(),
         };
         for chunk in chunks(&sequences[sequence]) {
             let gates = Gate::of_chunk(&inputs, head, &chunk);
-            for group in 0..groups(heads) {
-                let columns = columns(heads, head, group);
+            for group in 0..shape.groups() {
+                let columns = shape.columns_of(head, group);
                 let (mut results, mut miss) = (Block::default(), Block::default());
                 let v = read_block(inputs.qkv, &chunk, 2 * heads.keys() + columns.start, columns.len());
-                // SAFETY: `group` is below `groups(heads)`, so that its `own` floats are among those of the head's state.
-                let state = unsafe { state.add(group * own) };
+                // SAFETY: `group` is below the number of groups, so that its floats are among those of the head's state.
+                let state = unsafe { state.add(shape.place(0, group)) };
                 let call = part(&normed, heads, head, &chunk, &gates, &v, (state, 0));
-                // SAFETY: `part` gives keys of `chunk.len` tokens; the state has `own` floats, and all tokens have the same.
+                // SAFETY: `part` gives keys of `chunk.len` tokens; the state has a group's floats, and all tokens have the same.
                 unsafe { forward_chunk(&call, &mut results, &mut miss) };
                 // SAFETY: `out` has a token for each of `qkv` and the features of all heads: those of `columns` at the chunk's
                 // tokens are in it, and no other task's.
@@ -94,12 +50,6 @@ pub(super) fn forward(
             }
         }
     });
-}
-
-/// The columns of a group, as features of all heads' values.
-fn columns(heads: Heads, head: usize, group: usize) -> Range<usize> {
-    let first = head * heads.value_dim;
-    first + group * COLUMNS..first + heads.value_dim.min((group + 1) * COLUMNS)
 }
 
 /// What the kernels need of a chunk, with the place of the state before it and how far apart the states behind its tokens are.
@@ -113,7 +63,7 @@ fn part<'a>(
     (state, stride): (*mut f32, usize),
 ) -> Forward<'a> {
     let [q, k] = normed.at(head / heads.group(), chunk);
-    let (tokens, keys) = (chunk.len, padded(heads));
+    let (tokens, keys) = (chunk.len, heads.state().padded());
     Forward { q, k, v, beta: &gates.beta, decay: &gates.decay, tokens, keys, state, stride }
 }
 
@@ -121,7 +71,7 @@ fn part<'a>(
 /// head; and `q̂` and `k̂`.
 pub(super) fn scratch(inputs: Inputs<'_>, heads: Heads) -> (Activation, Normed) {
     let normed = Normed::new(inputs.qkv, heads);
-    let floats = heads.key * group_floats(heads);
+    let floats = heads.key * heads.state().group_floats();
     (inputs.qkv.pool().act_f32(inputs.qkv.tokens(), floats / LANES), normed)
 }
 
@@ -148,7 +98,7 @@ pub(super) fn backward(
     d: &mut Gradients,
 ) {
     let (mut checkpoints, normed) = scratch(inputs, heads);
-    let stride = d.qkv.stride();
+    let (stride, shape) = (d.qkv.stride(), heads.state());
     let pass = Pass {
         inputs,
         heads,
@@ -165,9 +115,9 @@ pub(super) fn backward(
         let (sequence, key) = (&sequences[task / heads.key], task % heads.key);
         pass.clear(sequence, key);
         let mut scratch =
-            [(LANES + 1) * group_floats(heads), group_floats(heads), 2 * LANES * padded(heads)].map(Scratch::new);
+            [(LANES + 1) * shape.group_floats(), shape.group_floats(), 2 * LANES * shape.padded()].map(Scratch::new);
         for head in key * heads.group()..(key + 1) * heads.group() {
-            for group in 0..groups(heads) {
+            for group in 0..shape.groups() {
                 pass.columns_backward(sequence, head, group, &mut scratch);
             }
         }
@@ -206,8 +156,8 @@ impl Pass<'_> {
     /// The gradients that some columns of a value head add.
     fn columns_backward(&self, sequence: &Range<usize>, head: usize, group: usize, scratch: &mut [Scratch; 3]) {
         let Self { inputs, heads, normed, .. } = *self;
-        let (own, keys, key) = (group_floats(heads), padded(heads), head / heads.group());
-        let columns = columns(heads, head, group);
+        let (shape, key) = (heads.state(), head / heads.group());
+        let (own, keys, columns) = (shape.group_floats(), shape.padded(), shape.columns_of(head, group));
         let [states, d_state, d_keys] = scratch;
         states.zero();
         d_state.zero();
@@ -256,8 +206,8 @@ impl Pass<'_> {
                 let first = 2 * heads.keys();
                 write_block(&dv, &chunk, panel, first + columns.start..first + columns.end);
                 let at = |which: usize| panel.add((which * heads.keys() + key * heads.key_dim) * LANES);
-                rows::add_keys(dq, &chunk, at(0), heads);
-                rows::add_keys(dk, &chunk, at(1), heads);
+                add_rows(dq, keys, &chunk, at(0), heads.key_dim);
+                add_rows(dk, keys, &chunk, at(1), heads.key_dim);
             }
             for (index, lane) in chunk.lanes().enumerate() {
                 let place = chunk.panel * heads.value * LANES + head * LANES + lane;

@@ -1,37 +1,9 @@
 //! What a chunk reads and writes of activations in panels.
-use super::{COLUMNS, kernels::Block, padded};
 use crate::activation::{Activation, LANES};
 use crate::gated_delta_rule::{Heads, Inputs, NORM_EPS};
 use crate::par;
-use std::ops::Range;
+use crate::recurrence::Chunk;
 use tunesmith_cpu_slice::CpuSlice as _;
-
-/// The tokens that a sequence has in one panel.
-#[derive(Debug)]
-pub(super) struct Chunk {
-    pub(super) panel: usize,
-    /// Its first token's place in the panel.
-    first: usize,
-    pub(super) len: usize,
-    /// Whether the sequence begins with it.
-    pub(super) is_first: bool,
-}
-
-impl Chunk {
-    pub(super) const fn lanes(&self) -> Range<usize> {
-        self.first..self.first + self.len
-    }
-}
-
-/// The chunks of a sequence, in order.
-pub(super) fn chunks(sequence: &Range<usize>) -> impl DoubleEndedIterator<Item = Chunk> {
-    let Range { start, end } = *sequence;
-    (start / LANES..end.div_ceil(LANES)).filter(move |_| start < end).map(move |panel| {
-        let first = start.max(panel * LANES);
-        let len = end.min((panel + 1) * LANES) - first;
-        Chunk { panel, first: first - panel * LANES, len, is_first: first == start }
-    })
-}
 
 /// `q̂` and `k̂` of every token, row by row.
 #[derive(Debug)]
@@ -43,7 +15,7 @@ pub(in crate::gated_delta_rule) struct Normed {
 
 impl Normed {
     pub(in crate::gated_delta_rule) fn new(qkv: &Activation, heads: Heads) -> Self {
-        let keys = padded(heads);
+        let keys = heads.state().padded();
         let mut rows = qkv.pool().act_f32(qkv.tokens(), 2 * heads.key * keys);
         if !qkv.is_meta() {
             let (to, stride) = (rows.shared(), rows.stride());
@@ -87,49 +59,10 @@ fn roots(lanes: &[f32]) -> [f32; LANES] {
     sums.map(|sum| (sum + NORM_EPS).sqrt().recip())
 }
 
-/// Some features of a chunk's tokens, at most 32 from `first` on; zeros beyond.
-pub(super) fn read_block(act: &Activation, chunk: &Chunk, first: usize, count: usize) -> Block {
-    let (panel, mut block) = (act.panel(chunk.panel), Block::default());
-    for (feature, lanes) in panel[first * LANES..][..count * LANES].chunks_exact(LANES).enumerate() {
-        for (row, value) in block.iter_mut().zip(&lanes[chunk.lanes()]) {
-            row[feature] = *value;
-        }
-    }
-    block
-}
-
-/// Writes the features `columns` of a chunk's tokens.
-///
-/// # Safety
-/// `panel` is that of the chunk, with these features, and nobody else has them at these tokens.
-pub(super) unsafe fn write_block(block: &Block, chunk: &Chunk, panel: *mut f32, columns: Range<usize>) {
-    debug_assert!(columns.len() <= COLUMNS, "a block's columns");
-    for (index, feature) in columns.enumerate() {
-        for (row, lane) in block.iter().zip(chunk.lanes()) {
-            // SAFETY: as the caller says.
-            unsafe { *panel.add(feature * LANES + lane) = row[index] };
-        }
-    }
-}
-
-/// Adds `rows [tokens][keys]` to the features of a key head from `place` on.
-///
-/// # Safety
-/// As for [`write_block`]; `rows` has a row for each token of the chunk.
-pub(super) unsafe fn add_keys(rows: *const f32, chunk: &Chunk, place: *mut f32, heads: Heads) {
-    let keys = padded(heads);
-    for feature in 0..heads.key_dim {
-        for (token, lane) in chunk.lanes().enumerate() {
-            // SAFETY: as the caller says.
-            unsafe { *place.add(feature * LANES + lane) += *rows.add(token * keys + feature) };
-        }
-    }
-}
-
 /// Turns the gradients of `q̂` and `k̂` of a key head into those of q and k, at a chunk's tokens.
 ///
 /// # Safety
-/// As for [`write_block`], with the gradients' panel.
+/// `panel` is the gradients' panel of the chunk, and nobody else has these features at its tokens.
 pub(super) unsafe fn norm_backward(qkv: &Activation, heads: Heads, key: usize, chunk: &Chunk, panel: *mut f32) {
     for which in 0..2 {
         let first = which * heads.keys() + key * heads.key_dim;
@@ -163,6 +96,7 @@ pub(super) struct Gate {
     g: [f32; LANES],
     /// The derivative of `g` by `a`.
     slope: [f32; LANES],
+    beta_max: f32,
 }
 
 fn sigmoid(x: f32) -> f32 {
@@ -174,13 +108,13 @@ impl Gate {
         let rate = -inputs.a_log.cpu_slice()[head].exp();
         let shift = inputs.dt_bias.cpu_slice()[head];
         let none = [0.0; LANES];
-        let mut gates = Self { beta: none, decay: none, g: none, slope: none };
+        let mut gates = Self { beta: none, decay: none, g: none, slope: none, beta_max: inputs.beta_max };
         for (index, lane) in chunk.lanes().enumerate() {
             let at = |act: &Activation| act.at(chunk.panel * LANES + lane, head);
             let x = at(inputs.a) + shift;
             // As PyTorch: beyond 20 softplus is the identity.
             let (softplus, slope) = if x > 20.0 { (x, 1.0) } else { (x.exp().ln_1p(), sigmoid(x)) };
-            gates.beta[index] = sigmoid(at(inputs.b));
+            gates.beta[index] = inputs.beta_max * sigmoid(at(inputs.b));
             gates.g[index] = rate * softplus;
             gates.decay[index] = gates.g[index].exp();
             gates.slope[index] = rate * slope;
@@ -191,6 +125,6 @@ impl Gate {
     /// From the gradients of `beta` and `g` of a token to those of `b`, of `a`, and of `A_log`.
     pub(super) fn chain(&self, index: usize, d_beta: f32, d_g: f32) -> [f32; 3] {
         let beta = self.beta[index];
-        [d_beta * beta * (1.0 - beta), d_g * self.slope[index], d_g * self.g[index]]
+        [d_beta * beta * (1.0 - beta / self.beta_max), d_g * self.slope[index], d_g * self.g[index]]
     }
 }

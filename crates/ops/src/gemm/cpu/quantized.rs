@@ -1,24 +1,9 @@
 //! Tiles of a quantized matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
 use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
-use crate::quant::{Quantized, eight_run, four_run};
+use crate::quant::{Quantized, any_run as run};
 use crate::simd::Simd;
 use std::mem::MaybeUninit;
-
-/// Writes `count` numbers of the matrix from `at` on.
-///
-/// # Safety
-/// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
-#[inline(always)]
-unsafe fn run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
-    // SAFETY: both kinds ask what this function asks.
-    unsafe {
-        match matrix {
-            Quantized::Four(four) => four_run::<S>(four, at, to, count),
-            Quantized::Eight(eight) => eight_run::<S>(eight, at, to, count),
-        }
-    }
-}
 
 /// Widens `rows` runs of `depth` numbers from `at` on, `row` apart, end to end.
 ///

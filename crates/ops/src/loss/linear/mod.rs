@@ -7,23 +7,26 @@
 mod cpu;
 mod cuda;
 
-use super::{Losses, Results, Terms, cross_entropy, gradient, squared};
+use super::{Losses, Results, Terms, cross_entropy, cuda::totals, gradient, squared};
 use crate::activation::{Activation, LANES, Pool};
 use crate::floats::FloatsMut;
 use crate::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
 use crate::softcap;
 use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
-use tunesmith_device::Device;
+use tunesmith_device::{Array, Device};
 
 /// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
 const CHUNK_BYTES: usize = 64 << 20;
+/// The same on a GPU, whose products are at full speed from some hundred tokens on.
+const CHUNK_BYTES_OF_GPU: usize = 256 << 20;
 /// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
 const CHUNK_TOKENS: usize = 512;
 
 /// Tokens of a chunk: the logits `[chunk, outputs]` of so many exist at once.
-pub fn chunk_tokens(outputs: usize) -> usize {
-    (CHUNK_BYTES / (outputs * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
+pub fn chunk_tokens(outputs: usize, device: Device) -> usize {
+    let bytes = if matches!(device, Device::Cuda(_)) { CHUNK_BYTES_OF_GPU } else { CHUNK_BYTES };
+    (bytes / (outputs * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
 }
 
 /// `logits = cap(W h)`.
@@ -86,8 +89,24 @@ impl RowLosses {
     /// The sum of the losses, each by its weight; and how many rows' target has the largest logit, or one of several equal
     /// ones. Waits for a GPU.
     pub fn sum(self) -> (f64, usize) {
+        let mut sums = Array::default();
+        let (total, right) = self.add_up(&mut sums);
+        let sums = if sums.is_empty() { vec![0.0; 2] } else { sums.read() };
+        (total + sums[0], right + sums[1] as usize)
+    }
+
+    /// What the host computed of [`RowLosses::sum`]. What a GPU did is added to both numbers of `to` there, which begins with zeros if it is
+    /// empty.
+    pub(super) fn add_up(self, to: &mut Array<f64>) -> (f64, usize) {
         let (mut total, mut right) = (0.0, 0);
         for (losses, weights) in self.0 {
+            if let Results::Gpu(losses) = &losses.0 {
+                if to.is_empty() {
+                    to.reset(losses.device(), 2);
+                }
+                totals(losses, &weights, to);
+                continue;
+            }
             let losses = losses.read();
             right += losses.iter().filter(|loss| loss.right).count();
             let each = losses.iter().map(|loss| f64::from(loss.nll));
@@ -114,14 +133,15 @@ impl Projection<'_> {
     /// Logits of the rows `h [rows, hidden]`, in parts `[some rows, outputs]`.
     pub fn logits(&self, h: &Activation) -> Vec<Activation> {
         let all: Vec<usize> = (0..h.tokens()).collect();
-        all.chunks(chunk_tokens(self.outputs)).map(|part| self.project(&h.gather(part))).collect()
+        all.chunks(chunk_tokens(self.outputs, self.pool.device())).map(|part| self.project(&h.gather(part))).collect()
     }
 
     /// Each row's loss, and whether its target is the most probable output, or one of several equally probable ones. With
     /// `squares` the loss is the squared error of one number, of which none is right.
     pub fn losses(&self, h: &Activation, targets: &[u32], squares: bool) -> Vec<(f32, bool)> {
         let mut losses = Vec::new();
-        let (all, chunk): (Vec<usize>, usize) = ((0..h.tokens()).collect(), chunk_tokens(self.outputs));
+        let (all, chunk): (Vec<usize>, usize) =
+            ((0..h.tokens()).collect(), chunk_tokens(self.outputs, self.pool.device()));
         for (part, targets) in all.chunks(chunk).zip(targets.chunks(chunk)) {
             let mut logits = self.project(&h.gather(part));
             losses.push(if squares {
@@ -143,7 +163,7 @@ impl Projection<'_> {
         scale: f32,
         mut d_weight: WeightGradient<'_>,
     ) -> LossGradient {
-        let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs));
+        let (hidden, chunk) = (h.features(), chunk_tokens(self.outputs, self.pool.device()));
         let mut found = LossGradient { losses: RowLosses::default(), dh: h.pool().act(h.tokens(), hidden) };
         let plain =
             objective.terms.is_plain() && objective.weights.is_empty() && !objective.squared && self.softcap.is_none();

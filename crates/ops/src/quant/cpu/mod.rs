@@ -3,7 +3,7 @@ mod encode;
 mod run;
 
 pub(super) use encode::{eight, four, fp8, nested, torch_sum};
-pub(crate) use run::{eight_run, four_run};
+pub(crate) use run::any_run;
 
 use super::{Look, Quantized};
 use crate::par::{self, Shared};

@@ -1,8 +1,10 @@
 //! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
 //! A number is the same to the bit at every level and wherever the stretch begins.
 use crate::activation::LANES;
+use crate::quant::tiles::{Tiled, Zeros};
 use crate::quant::{Eight, Format, Four, Quantized, fp8};
 use crate::simd::{Simd, dispatch};
+use tunesmith_cpu_slice::CpuSlice as _;
 
 /// 1 / 127 as bitsandbytes writes it.
 const EIGHTH: f32 = 7.874_016e-3;
@@ -12,7 +14,7 @@ const EIGHTH: f32 = 7.874_016e-3;
 /// # Safety
 /// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
 #[inline(always)]
-pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
+unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
     let block = 1usize << four.shift;
     let (codes, scales) = (four.codes.as_ptr(), four.scales.look());
     // SAFETY: `Four::new` has held the parts against each other: a byte for each two numbers, a scale for each block.
@@ -54,7 +56,7 @@ pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut 
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
+unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
     // SAFETY: `Eight::new` has held the parts against each other: a byte for each number. A whole vector is taken where
     // 16 numbers of the row are left, single ones below `here`; scales are looked up with a check.
     unsafe {
@@ -87,17 +89,107 @@ pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *m
     }
 }
 
-/// As [`four_run`], for either.
+/// The integers 0 to 15.
+const CODES: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
+/// As [`four_run`], of a matrix with a scale for each tile.
 ///
 /// # Safety
 /// As there.
 #[inline(always)]
-unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
-    // SAFETY: both kinds ask what this function asks.
+unsafe fn tiled_run<S: Simd>(tiled: &Tiled, mut at: usize, mut to: *mut f32, mut count: usize) {
+    let (codes, scales): (*const u8, &[f32]) = (tiled.codes.as_ptr(), &tiled.scales);
+    let groups = tiled.groups.as_ref().map(|groups| groups.view());
+    let groups = groups.as_ref().map(|groups| groups.cpu_slice());
+    let Tiled { width, tile: [high, wide], across, format, .. } = *tiled;
+    let zero_of = |tile: usize| match &tiled.zeros {
+        Zeros::All(zero) => f32::from(*zero),
+        Zeros::Each(zeros) => f32::from(zeros[tile]),
+    };
+    let values = &*fp8::VALUES;
+    // What is subtracted from a code of 8 bits: it is stored 128 less.
+    let lower = if format == Format::Int8Groups { 128.0 } else { 0.0 };
+    // SAFETY: `Tiled::of` has held the parts against each other: a byte for each number, or each two, a scale and a zero for each tile,
+    // which are looked up with a check. `at + done` is below the length, and a whole vector is taken where 16 numbers of the tile's
+    // row are left: 16 bytes, or 8 from a whole byte on, as `at + done` is even by then.
+    unsafe {
+        let one = |at: usize| match format {
+            Format::Fp8Tiles(_) => values[usize::from(*codes.add(at))],
+            Format::Int8Groups => f32::from((*codes.add(at)).cast_signed()),
+            _ => {
+                let pair = *codes.add(at / 2);
+                f32::from(if at & 1 == 0 { pair >> 4 } else { pair & 15 })
+            }
+        };
+        while count > 0 {
+            let (row, column) = (at / width, at % width);
+            let line = row / high * across;
+            if let Some(groups) = groups {
+                let here = count.min(width - column);
+                for (done, &group) in groups[column..column + here].iter().enumerate() {
+                    let tile = line + group as usize;
+                    *to.add(done) = (one(at + done) - (zero_of(tile) - lower)) * scales[tile];
+                }
+                at += here;
+                to = to.add(here);
+                count -= here;
+                continue;
+            }
+            let tile = line + column / wide;
+            let here = count.min(wide - column % wide).min(width - column);
+            let (scale, zero) = (scales[tile], zero_of(tile) - lower);
+            let mut done = 0;
+            match format {
+                Format::Fp8Tiles(_) => {
+                    while done < here {
+                        *to.add(done) = one(at + done) * scale;
+                        done += 1;
+                    }
+                }
+                Format::Int8Groups => {
+                    let (factor, zero) = (S::splat(scale), S::splat(zero));
+                    while done + LANES <= here {
+                        let value = S::sub(S::load_i8(codes.add(at + done)), zero);
+                        S::store(to.add(done), S::mul(value, factor));
+                        done += LANES;
+                    }
+                }
+                _ => {
+                    if at & 1 == 1 {
+                        *to = (one(at) - zero) * scale;
+                        done = 1;
+                    }
+                    let (factor, table) = (S::splat(scale), S::sub(S::load(CODES.as_ptr()), S::splat(zero)));
+                    while done + LANES <= here {
+                        let value = S::lookup(table, codes.add(usize::midpoint(at, done)));
+                        S::store(to.add(done), S::mul(value, factor));
+                        done += LANES;
+                    }
+                }
+            }
+            while done < here {
+                *to.add(done) = (one(at + done) - zero) * scale;
+                done += 1;
+            }
+            at += here;
+            to = to.add(here);
+            count -= here;
+        }
+    }
+}
+
+/// As [`four_run`], for any of them.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
+    // SAFETY: all kinds ask what this function asks.
     unsafe {
         match matrix {
             Quantized::Four(four) => four_run::<S>(four, at, to, count),
             Quantized::Eight(eight) => eight_run::<S>(eight, at, to, count),
+            Quantized::Tiled(tiled) => tiled_run::<S>(tiled, at, to, count),
         }
     }
 }

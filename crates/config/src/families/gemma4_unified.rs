@@ -1,0 +1,22 @@
+//! Gemma 4 12B, text: as the dense sizes of Gemma 4, in a model that reads pictures without an encoder.
+use super::{gemma, gemma4};
+use crate::arch::Arch;
+use crate::decoder_json::Defaults;
+use crate::family::Family;
+use crate::hf_json::Source;
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma4_unified_text",
+    class_name: "Gemma4UnifiedForCausalLM",
+    models: "the text part of Gemma 4 12B",
+    features: "Gemma 4 without embeddings for each block and without experts",
+    sparse: false,
+    classifier: None,
+    gguf: None,
+};
+
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults { context: 262_144, ..gemma::defaults() };
+    gemma4::dense(source, &FAMILY, &defaults, 1024)
+}

@@ -1,0 +1,63 @@
+//! OLMo Hybrid: three of four blocks have linear attention by the gated delta rule, the others OLMo 2's attention.
+use crate::arch::{Arch, DeltaNetNames, DeltaNetSpec, NormPlacement, PartSpec, QkNorm};
+use crate::decoder_json::Defaults;
+use crate::family::Family;
+use crate::hf_json::Source;
+use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "olmo_hybrid",
+    class_name: "OlmoHybridForCausalLM",
+    models: "OLMo Hybrid 7B",
+    features: "linear attention by a gated delta rule whose states may change their sign in three of four blocks; in the others \
+               norms after attention and MLP, norms over the whole width of q and k, and mostly no positions",
+    sparse: false,
+    classifier: None,
+    gguf: None,
+};
+
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults { context: 65_536, pad: Some(100_277), ..Defaults::default() };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    arch.qk_norm = QkNorm::Whole;
+    if source.has_null_base()? {
+        arch.ropes.clear();
+        arch.attentions_mut().for_each(|attention| attention.rope = None);
+    }
+    let heads = arch.attentions().next().map_or(1, |attention| attention.num_heads);
+    let key_heads = source.size("linear_num_key_heads", Some(heads))?;
+    let key_dim = source.size_up_to("linear_key_head_dim", Some(3 * arch.hidden_size / 4 / key_heads), MAX_ROWS)?;
+    let mixer = PartSpec::DeltaNet(source.checked_delta_net(DeltaNetSpec {
+        names: DeltaNetNames::Olmo,
+        key_heads,
+        value_heads: source.size("linear_num_value_heads", Some(heads))?,
+        key_dim,
+        value_dim: source.size("linear_value_head_dim", Some(2 * key_dim))?,
+        kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
+        beta_max: if source.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
+        // Its class does not take the key's.
+        norm_eps: 1e-5,
+    })?);
+    let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
+        Some("linear_attention") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
+    })?;
+    let last = arch.num_hidden_layers - 1;
+    for (layer, block) in arch.blocks.iter_mut().enumerate() {
+        if kinds.as_ref().map_or(layer % 4 != 3 && (last >= 3 || layer < last), |kinds| kinds[layer]) {
+            block.set_mixer(&mixer);
+            for branch in &mut block.branches {
+                branch.norm = Some(match branch.part {
+                    PartSpec::DeltaNet(_) => "attention_layer_norm",
+                    _ => "feedforward_layer_norm",
+                });
+            }
+        } else {
+            block.set_norms(NormPlacement::Post);
+        }
+    }
+    Ok(arch)
+}

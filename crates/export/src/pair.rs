@@ -1,0 +1,151 @@
+//! The image encoder and the connector of a pair, beside the files of its text model.
+use std::collections::BTreeMap;
+use std::io;
+
+use serde_json::{Value, json};
+
+use super::merge::{Merged, fits};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::publish::StagedFolder;
+use tunesmith_config::arch::TensorSpec;
+use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
+use tunesmith_model::weights::{Dtype, Numbers, WeightFiles, Wrapping, write_floats, write_numbers_by};
+
+/// What stands before the encoder's names in the file.
+const TOWER: &str = "vision_tower.";
+
+/// The files of a pair's encoder and connector that are to be written.
+pub struct PairFiles<'a> {
+    merged: &'a Merged,
+    vision: &'a VisionArch,
+    files: Wrapping,
+    /// By name in the file: of what is copied, its name in the encoder's files.
+    copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
+    computed: BTreeMap<String, (TensorSpec, Dtype)>,
+}
+
+impl<'a> PairFiles<'a> {
+    /// Those of a merged model, in `dtype` or else in that of the base; `None` if it is no pair.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: no connector was trained.
+    pub fn of(merged: &'a Merged, dtype: Option<Dtype>) -> Result<Option<Self>> {
+        let Some((vision, folder)) =
+            merged.arch.vision.as_deref().and_then(|vision| Some((vision, vision.folder.as_ref()?)))
+        else {
+            return Ok(None);
+        };
+        let files = Wrapping::of(WeightFiles::open_at(folder)?);
+        let mut computed = BTreeMap::new();
+        let mut replaced = Vec::new();
+        for spec in vision.tensors() {
+            let stored = vision.stored_names(&spec.name).into_iter().find(|name| files.has(name));
+            let changed = merged.changes(&spec.name);
+            if stored.is_none() && !changed {
+                return Err(Error::config("the connector of the pair was never trained")
+                    .hint("train it (tuning.freeze_connector: false), or merge without vision.encoder"));
+            }
+            if changed {
+                let own = dtype.or_else(|| files.dtype(stored.as_deref()?)).unwrap_or(Dtype::F32);
+                let name = match &stored {
+                    Some(name) => in_file(name),
+                    None => spec.name.trim_start_matches("model.").to_owned(),
+                };
+                replaced.extend(stored);
+                computed.insert(name, (spec, own));
+            }
+        }
+        let all = files.tensors(false)?;
+        // A repository with a text model too has all of the encoder below one name.
+        let part = all.iter().any(|(name, ..)| name.starts_with("text_model.")).then_some("vision_model.");
+        let wanted = |name: &String| !replaced.contains(name) && part.is_none_or(|part| name.starts_with(part));
+        let copied = all.into_iter().filter(|(name, ..)| wanted(name));
+        let copied = copied.map(|(name, shape, numbers)| (in_file(&name), (name, shape, numbers))).collect();
+        Ok(Some(Self { merged, vision, files, copied, computed }))
+    }
+
+    fn tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
+        let computed = self
+            .computed
+            .iter()
+            .map(|(name, (spec, dtype))| (name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), *dtype)));
+        let copied = self.copied.iter().map(|(name, (_, shape, numbers))| (name.clone(), shape.clone(), *numbers));
+        computed.chain(copied).collect()
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        self.tensors().iter().map(|(_, _, numbers)| numbers.bytes()).sum()
+    }
+
+    fn settings(&self) -> Result<Value> {
+        let folder = self.vision.folder.as_deref().unwrap_or(self.merged.base.as_path());
+        let of_pair = self.merged.base.join(PAIR_SETTINGS);
+        if folder.is_file() {
+            let text = tunesmith_base::files::read_text(&of_pair, tunesmith_base::files::SMALL)
+                .map_err(|error| Error::io("read", &of_pair, &error))?;
+            return serde_json::from_str(&text)
+                .map_err(|error| Error::model(format!("{}: not valid JSON", of_pair.display())).caused_by(error));
+        }
+        let hidden_size = match &self.vision.connector.kind {
+            ConnectorKind::Mlp { hidden_size, .. } => Some(hidden_size),
+            _ => None,
+        };
+        let feature = self.vision.encoder.feature;
+        // Of `hidden_states`, -1 is the last block's output.
+        let layer =
+            (!feature.final_norm).then(|| feature.blocks as i64 - self.vision.encoder.num_hidden_layers as i64 - 1);
+        Ok(json!({
+            "vision_config": VisionArch::encoder_config(folder)?,
+            "connector_hidden_size": hidden_size,
+            "feature_layer": layer,
+            "image_token_id": self.vision.chat.map(|chat| chat.token),
+        }))
+    }
+
+    /// Writes settings, weights, and the processor's settings.
+    ///
+    /// # Errors
+    /// As [`super::folder::write`].
+    pub fn stage(&self, staging: &mut StagedFolder<'_>) -> Result<()> {
+        staging.write_json(PAIR_SETTINGS, &self.settings()?)?;
+        if let Some(folder) = self.vision.folder.as_deref().filter(|folder| folder.is_dir()) {
+            for name in ["preprocessor_config.json", "processor_config.json"] {
+                let path = folder.join(name);
+                if path.is_file() {
+                    staging.copy(name, &path)?;
+                }
+            }
+        }
+        let mut failed = None;
+        let failure = std::cell::RefCell::new(&mut failed);
+        let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| {
+            if let Some((spec, dtype)) = self.computed.get(name) {
+                let values = self.merged.values(spec).and_then(|values| fits(name, values, *dtype));
+                let values = values.map_err(|error| {
+                    let message = error.to_string();
+                    **failure.borrow_mut() = Some(error);
+                    io::Error::other(message)
+                })?;
+                return write_floats(writer, &values, *dtype);
+            }
+            let (stored, ..) = self.copied.get(name).ok_or(io::ErrorKind::NotFound)?;
+            self.files.write(stored, numbers, writer)
+        };
+        let tensors = self.tensors();
+        let done =
+            staging.write(PAIR_WEIGHTS, |writer| write_numbers_by(writer, &tensors, &write, &[("format", "pt")]));
+        match failed {
+            Some(error) => Err(error),
+            None => done,
+        }
+    }
+}
+
+/// The name in the file of a tensor of the encoder's files.
+fn in_file(stored: &str) -> String {
+    // The encoder's classes name their tensors without what stands for them in models with a head.
+    let bare = ["model.", "vit.", "dinov2."].iter().find_map(|start| stored.strip_prefix(start)).unwrap_or(stored);
+    let named = bare.starts_with(TOWER) || bare.starts_with("multi_modal_projector.");
+    if named { bare.to_owned() } else { format!("{TOWER}{bare}") }
+}

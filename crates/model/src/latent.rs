@@ -1,0 +1,161 @@
+//! Queries, keys and values of multi-head latent attention (`DeepSeek`): projections to a latent of queries, to one of keys and
+//! values, and to one part of a key that turns and that all heads share; a norm on each latent; projections to all heads.
+use super::grads::Grads;
+use super::linear::{self, Input, Linear};
+use super::norm::Norm;
+use super::pass::Pass;
+use super::projections::Projections;
+use super::weight::Weight;
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::latent_heads::{self, LatentHeads};
+use tunesmith_ops::rope::Rope;
+
+#[derive(Debug)]
+pub struct Latent {
+    /// To the latent of queries (or to queries, where these have none), to that of keys and values, and to what turns of keys.
+    pub down: Projections<3>,
+    /// Of queries, where they have a latent.
+    pub query: Option<Up>,
+    /// Of each head's part of a key that does not turn, and value.
+    pub kv: Up,
+    pub heads: LatentHeads,
+}
+
+/// From a latent to all heads.
+#[derive(Debug)]
+pub struct Up {
+    pub norm: Norm,
+    pub proj: Linear,
+}
+
+/// What [`Up`] keeps for backward: the latent, of its norm `rstd`, and of its projection.
+#[derive(Debug)]
+struct UpSaved<T> {
+    latent: T,
+    rstd: Activation,
+    extra: Option<linear::Saved<T>>,
+}
+
+/// What forward keeps for backward.
+#[derive(Debug)]
+pub struct Saved<T = Activation> {
+    query: Option<UpSaved<T>>,
+    kv: UpSaved<T>,
+}
+
+impl<T> UpSaved<T> {
+    fn map<U>(self, f: &impl Fn(T) -> U) -> UpSaved<U> {
+        UpSaved { latent: f(self.latent), rstd: self.rstd, extra: self.extra.map(|extra| extra.map(f)) }
+    }
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved { query: self.query.map(|query| query.map(f)), kv: self.kv.map(f) }
+    }
+}
+
+impl Up {
+    fn forward(&self, pass: &Pass<'_>, latent: Activation) -> (Activation, UpSaved<Activation>) {
+        let (normed, rstd) = self.norm.forward(pass, &latent, 1);
+        let (y, extra) = self.proj.forward(pass, &normed, None);
+        (y, UpSaved { latent, rstd, extra })
+    }
+
+    /// From the gradient of all heads to that of the latent.
+    fn backward(
+        &self,
+        pass: &Pass<'_>,
+        saved: UpSaved<Activation>,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> Activation {
+        let UpSaved { latent, rstd, extra } = saved;
+        let normed = self.norm.again(pass, &latent, &rstd);
+        let mut d_normed = normed.like();
+        let to = Some((&mut d_normed, false));
+        self.proj.backward(pass, &Input::new(&normed), extra.as_ref(), dy, to, grads);
+        drop(normed);
+        let mut d_latent = latent.like();
+        self.norm.backward(pass, &latent, &rstd, &d_normed, Some((&mut d_latent, false)), grads);
+        d_latent
+    }
+}
+
+impl Latent {
+    fn ups(&self) -> impl Iterator<Item = &Up> {
+        self.query.iter().chain([&self.kv])
+    }
+
+    /// Every weight of the base, without those of adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let ups = self.query.iter_mut().chain([&mut self.kv]);
+        let ups = ups.flat_map(|up| up.norm.weights_mut().chain(up.proj.weights_mut()));
+        self.down.linears_mut().flat_map(Linear::weights_mut).chain(ups).collect()
+    }
+
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.down.linears().chain(self.ups().map(|up| &up.proj))
+    }
+
+    /// Whether a norm is trained.
+    pub fn trains_norms(&self) -> bool {
+        self.ups().any(|up| up.norm.trains())
+    }
+
+    /// Queries as they are projected, those of the rows `picked` alone if given; and keys, what turns of them turned, and
+    /// values. All heads side by side.
+    pub fn forward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        picked: Option<&[usize]>,
+        rope: Option<&Rope>,
+    ) -> ([Activation; 3], Vec<Option<linear::Saved>>, Saved) {
+        let ([q, latent, mut k_rot], extra) = self.down.forward(pass, h, picked);
+        let (q, query) = match &self.query {
+            Some(up) => {
+                let (q, saved) = up.forward(pass, q);
+                (q, Some(saved))
+            }
+            None => (q, None),
+        };
+        let (kv, saved) = self.kv.forward(pass, latent);
+        if let Some(rope) = rope {
+            rope.forward(&mut k_rot, self.heads.rope, 0);
+        }
+        let (k, v) = latent_heads::forward(&kv, &k_rot, self.heads);
+        ([q, k, v], extra, Saved { query, kv: saved })
+    }
+
+    /// From the gradients of turned keys and of values to those of what `kv` gave and of what turns of keys.
+    pub fn backward_heads(&self, [dk, dv]: [Activation; 2], rope: Option<&Rope>) -> [Activation; 2] {
+        let (d_kv, mut d_k_rot) = latent_heads::backward(&dk, &dv, self.heads);
+        if let Some(rope) = rope {
+            rope.backward(&mut d_k_rot, self.heads.rope, 0);
+        }
+        [d_kv, d_k_rot]
+    }
+
+    /// From the gradients of queries and of what [`Latent::backward_heads`] gives to that of `h`, or none if `want_dh` is
+    /// false.
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        h: &Activation,
+        (saved, extra): (Saved, &[Option<linear::Saved>]),
+        [dq, d_kv, d_k_rot]: [Activation; 3],
+        picked: Option<&[usize]>,
+        want_dh: bool,
+        grads: &mut Grads<'_>,
+    ) -> Option<Activation> {
+        let d_latent = self.kv.backward(pass, saved.kv, &d_kv, grads);
+        drop(d_kv);
+        let dq = match (&self.query, saved.query) {
+            (Some(up), Some(saved)) => up.backward(pass, saved, &dq, grads),
+            _ => dq,
+        };
+        self.down.backward(pass, h, extra, [dq, d_latent, d_k_rot], picked, want_dh, grads)
+    }
+}

@@ -1,0 +1,24 @@
+//! How long passes are cut where branches are computed for some of the tokens at a time ([`super::tiled_branch`]).
+use std::ops::Range;
+use std::sync::Arc;
+use tunesmith_ops::activation::Pool;
+
+/// Tokens of a tile on a GPU: enough for products at full speed, although each tile widens quantized weights again.
+pub const TILE: usize = 8192;
+
+/// How long passes are cut.
+#[derive(Debug)]
+pub struct Tiles {
+    /// The most tokens of a tile, whole panels of 16. Shorter passes are not cut.
+    pub tokens: usize,
+    /// Where a tile's activations come from.
+    pub pool: Arc<Pool>,
+}
+
+impl Tiles {
+    /// The tiles of so many tokens.
+    pub fn of(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
+        let most = self.tokens;
+        (0..tokens).step_by(most).map(move |start| start..tokens.min(start + most))
+    }
+}

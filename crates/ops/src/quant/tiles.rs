@@ -1,0 +1,333 @@
+//! Matrices as makers of models store them: codes by rows, and a scale for each tile of rows and columns.
+//!
+//! ```text
+//! FP8            e4m3(code) * scale            tiles of 128 x 128 (DeepSeek, Qwen), of a row, or of the whole matrix
+//! 4 and 8 bits   (code - zero) * scale         tiles of 1 x 128 and the like: GPTQ, AWQ, compressed-tensors
+//! ```
+//!
+//! Tiles at the right and lower edge may be smaller. GPTQ may have sorted the columns by their activations before it cut them into
+//! groups (`desc_act`): then a column names its group, and no run of columns shares one.
+//!
+//! The difference is exact, so that a number is rounded once, as the product of two floats. Nothing here codes integers; FP8 is
+//! coded by [`Tiled::coded_fp8`].
+use super::{Format, Quantized, Stored, fp8};
+use rayon::prelude::*;
+use std::sync::Arc;
+use tunesmith_device::{Array, Device, Element};
+
+/// What is subtracted from codes of integers, counted from 0 to the largest code.
+#[derive(Debug, Clone)]
+pub enum Zeros<T> {
+    /// The same from all of them.
+    All(u8),
+    /// A number for each tile.
+    Each(T),
+}
+
+impl<T> Zeros<T> {
+    pub(super) fn each(&self) -> Option<&T> {
+        match self {
+            Self::All(_) => None,
+            Self::Each(zeros) => Some(zeros),
+        }
+    }
+}
+
+/// A matrix with a scale for each tile.
+#[derive(Debug, Clone)]
+pub struct Tiled {
+    pub(super) format: Format,
+    /// A byte a number: FP8, or a signed integer by its bits, 128 less than its code. Of 4 bits two a byte, the first in the high
+    /// half; rows have an even width.
+    pub(super) codes: Stored<u8>,
+    pub(super) width: usize,
+    /// Rows and columns of a tile, at most those of the matrix.
+    pub(super) tile: [usize; 2],
+    /// Tiles that lie side by side.
+    pub(super) across: usize,
+    pub(super) scales: Stored<f32>,
+    pub(super) zeros: Zeros<Stored<u8>>,
+    /// The tile of each column, where they do not follow each other.
+    pub(super) groups: Option<Arc<Array<u32>>>,
+}
+
+/// The form of a matrix whose numbers do not matter ([`Tiled::counted`]).
+#[derive(Debug, Clone, Copy)]
+pub struct TileForm {
+    /// FP8, or integers of 4 or 8 bits.
+    pub format: Format,
+    /// Rows and columns of a tile.
+    pub tile: [usize; 2],
+    /// Whether each tile has a zero.
+    pub zeros: bool,
+    /// Whether columns name their tiles.
+    pub grouped: bool,
+}
+
+/// The integers of a matrix and what their codes mean ([`Tiled::integers`]).
+#[derive(Debug)]
+pub struct Integers {
+    /// Codes of 4 bits, two a byte, the first in the high half; or of 8 bits, 128 less, signed.
+    pub codes: Vec<u8>,
+    /// 4 or 8.
+    pub bits: usize,
+    /// Numbers of a row.
+    pub width: usize,
+    /// Numbers of a row that share a scale.
+    pub group: usize,
+    /// A scale for each group, row by row.
+    pub scales: Vec<f32>,
+    /// Their zeros.
+    pub zeros: Zeros<Vec<u8>>,
+    /// The group of each column, where columns were sorted.
+    pub groups: Option<Vec<u32>>,
+}
+
+impl Tiled {
+    /// FP8 with a scale for each tile, row by row.
+    ///
+    /// # Errors
+    /// In words: sizes that do not fit, a code or a scale that is no number.
+    pub fn fp8(codes: Vec<u8>, width: usize, tile: [usize; 2], scales: Vec<f32>) -> Result<Self, String> {
+        if codes.par_iter().any(|code| code & 0x7f == 0x7f) {
+            return Err("a number that is NaN".into());
+        }
+        if let Some(scale) = scales.iter().find(|scale| !(**scale * fp8::LARGEST).is_finite()) {
+            return Err(format!("a scale of {scale}"));
+        }
+        let [rows, columns] = tile.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
+        Self::of(Format::Fp8Tiles([rows, columns]), codes, width, tile, scales, Zeros::All(0), None)
+    }
+
+    /// Integers with a scale, and perhaps a zero, for each group of a row.
+    ///
+    /// # Errors
+    /// In words: sizes that do not fit, a group that there is not, or a scale that is no number.
+    pub fn integers(parts: Integers) -> Result<Self, String> {
+        let Integers { codes, bits, width, group, scales, zeros, groups } = parts;
+        if let Some(scale) = scales.iter().find(|scale| !(**scale * 256.0).is_finite()) {
+            return Err(format!("a scale of {scale}"));
+        }
+        let format = if bits == 4 { Format::Int4Groups } else { Format::Int8Groups };
+        Self::of(format, codes, width, [1, group], scales, zeros, groups)
+    }
+
+    fn of(
+        format: Format,
+        codes: Vec<u8>,
+        width: usize,
+        tile: [usize; 2],
+        scales: Vec<f32>,
+        zeros: Zeros<Vec<u8>>,
+        groups: Option<Vec<u32>>,
+    ) -> Result<Self, String> {
+        let numbers = codes.len() * format.per_byte();
+        if width == 0 || numbers == 0 || tile.contains(&0) || !numbers.is_multiple_of(width) {
+            return Err(format!("{numbers} numbers in rows of {width} and tiles of {tile:?}"));
+        }
+        if !width.is_multiple_of(format.per_byte()) {
+            return Err(format!("rows of {width} numbers, expected an even number in 4 bits"));
+        }
+        let rows = numbers / width;
+        let tile = [tile[0].min(rows), tile[1].min(width)];
+        let across = width.div_ceil(tile[1]);
+        let tiles = rows.div_ceil(tile[0]) * across;
+        if scales.len() != tiles || zeros.each().is_some_and(|zeros| zeros.len() != tiles) {
+            return Err(format!("{} scales, expected {tiles} for {rows} x {width} numbers", scales.len()));
+        }
+        if let Some(groups) = &groups {
+            let fits = groups.len() == width && tile[0] == 1;
+            if let Some(group) = groups.iter().find(|&&group| !fits || group as usize >= across) {
+                return Err(format!("{} columns, one of group {group}, expected {width} below {across}", groups.len()));
+            }
+        }
+        let zeros = match zeros {
+            Zeros::All(zero) => Zeros::All(zero),
+            Zeros::Each(zeros) => Zeros::Each(zeros.into()),
+        };
+        // In their order, columns need no names for their groups.
+        let sorted = |groups: &Vec<u32>| groups.iter().enumerate().all(|(at, group)| at / tile[1] == *group as usize);
+        let groups = groups.filter(|groups| !sorted(groups)).map(|groups| Arc::new(Array::of(Device::Cpu, &groups)));
+        Ok(Self { format, codes: codes.into(), width, tile, across, scales: scales.into(), zeros, groups })
+    }
+
+    /// A matrix of so many rows and columns on `device` that takes the memory it takes with numbers.
+    pub fn counted(form: TileForm, [rows, width]: [usize; 2], device: Device) -> Self {
+        let TileForm { format, tile, zeros, grouped } = form;
+        let tile = [tile[0].clamp(1, rows.max(1)), tile[1].clamp(1, width.max(1))];
+        let across = width.div_ceil(tile[1]);
+        let tiles = rows.div_ceil(tile[0]) * across;
+        let bytes = |count: usize| Array::<u8>::zeros(device, count).into();
+        Self {
+            format,
+            codes: bytes((rows * width).div_ceil(format.per_byte())),
+            width,
+            tile,
+            across,
+            scales: Array::<f32>::zeros(device, tiles).into(),
+            zeros: if zeros { Zeros::Each(bytes(tiles)) } else { Zeros::All(0) },
+            groups: grouped.then(|| Arc::new(Array::zeros(device, width))),
+        }
+    }
+
+    /// Codes rows of `width` numbers in FP8: the scale of a tile is its largest magnitude over 448, as `round` can store it, and a
+    /// number's code is the nearest to its quotient.
+    ///
+    /// # Errors
+    /// In words: a number that is not finite, or sizes that do not fit.
+    pub fn coded_fp8(
+        values: &[f32],
+        width: usize,
+        tile: [usize; 2],
+        round: impl Fn(f32) -> f32 + Sync,
+    ) -> Result<Self, String> {
+        if width == 0 || values.is_empty() || !values.len().is_multiple_of(width) || tile.contains(&0) {
+            return Err(format!("{} numbers in rows of {width} and tiles of {tile:?}", values.len()));
+        }
+        if values.par_iter().any(|value| !value.is_finite()) {
+            return Err("a number that is NaN or infinite".into());
+        }
+        let [high, wide] = [tile[0].min(values.len() / width), tile[1].min(width)];
+        let across = width.div_ceil(wide);
+        let mut codes = vec![0; values.len()];
+        let bands = values.par_chunks(high * width).zip(codes.par_chunks_mut(high * width));
+        let scales: Vec<Vec<f32>> = bands
+            .map(|(values, codes)| {
+                let mut scales = vec![0.0f32; across];
+                for row in values.chunks_exact(width) {
+                    for (scale, part) in scales.iter_mut().zip(row.chunks(wide)) {
+                        *scale = part.iter().fold(*scale, |most, value| most.max(value.abs()));
+                    }
+                }
+                // A tile of zeros has the scale 1, as Transformers writes it.
+                let scale = |most: f32| if most > 0.0 { round(most / fp8::LARGEST) } else { 1.0 };
+                for most in &mut scales {
+                    *most = scale(*most);
+                }
+                for (values, codes) in values.chunks_exact(width).zip(codes.chunks_exact_mut(width)) {
+                    for (at, (value, code)) in values.iter().zip(codes).enumerate() {
+                        // A scale may be too small for a float.
+                        let quotient = value / scales[at / wide].max(f32::MIN_POSITIVE);
+                        *code = fp8::code(quotient);
+                    }
+                }
+                scales
+            })
+            .collect();
+        Self::fp8(codes, width, tile, scales.concat())
+    }
+
+    /// How it is coded.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The codes, as they lie in memory; of a matrix on the CPU.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The scales, row by row of tiles; of a matrix on the CPU.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.codes.len() * self.format.per_byte()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let groups = self.groups.as_ref().map_or(0, |groups| 4 * groups.len());
+        self.codes.len() + self.zeros.each().map_or(0, Stored::len) + 4 * self.scales.len() + groups
+    }
+
+    pub(super) fn to(&self, device: Device) -> Self {
+        Self {
+            codes: self.codes.to(device),
+            scales: self.scales.to(device),
+            zeros: match &self.zeros {
+                Zeros::All(zero) => Zeros::All(*zero),
+                Zeros::Each(zeros) => Zeros::Each(zeros.to(device)),
+            },
+            groups: self.groups.as_ref().map(|groups| groups_on(groups, device)),
+            ..*self
+        }
+    }
+
+    /// `self` over `below`; nothing where they are coded differently. Tiles that would cross the border become rows.
+    pub(super) fn joined(&self, below: &Self) -> Option<Self> {
+        let kind = |it: &Self| std::mem::discriminant(&it.format);
+        let groups = |it: &Self| it.groups.as_ref().filter(|it| !it.device().only_counts()).map(|groups| groups.read());
+        let alike = kind(self) == kind(below) && self.width == below.width && self.tile[1] == below.tile[1];
+        if !alike || groups(self) != groups(below) {
+            return None;
+        }
+        let rows = self.len() / self.width;
+        if self.tile != below.tile || !rows.is_multiple_of(self.tile[0]) {
+            return self.by_rows()?.joined(&below.by_rows()?);
+        }
+        let zeros = match (&self.zeros, &below.zeros) {
+            (Zeros::All(zero), Zeros::All(other)) if zero == other => Zeros::All(*zero),
+            (above, below_zeros) => Zeros::Each(spread(above, self.scales.len(), self).joined(&spread(
+                below_zeros,
+                below.scales.len(),
+                below,
+            ))),
+        };
+        Some(Self {
+            codes: self.codes.joined(&below.codes),
+            scales: self.scales.joined(&below.scales),
+            zeros,
+            groups: self.groups.clone(),
+            ..*self
+        })
+    }
+
+    /// The same with a scale for each row; nothing where a tile of rows has a zero.
+    fn by_rows(&self) -> Option<Self> {
+        let (rows, device) = (self.len() / self.width, self.codes.device());
+        if self.tile[0] == 1 {
+            return Some(self.clone());
+        }
+        let Zeros::All(zero) = self.zeros else { return None };
+        let scales = if device.only_counts() { vec![0.0; self.scales.len()] } else { self.scales.view().read() };
+        let lines = (0..rows).flat_map(|row| &scales[row / self.tile[0] * self.across..][..self.across]);
+        let scales: Vec<f32> = lines.copied().collect();
+        let format = match self.format {
+            Format::Fp8Tiles([_, columns]) => Format::Fp8Tiles([1, columns]),
+            format => format,
+        };
+        Some(Self {
+            format,
+            codes: self.codes.clone(),
+            tile: [1, self.tile[1]],
+            scales: Array::of(device, &scales).into(),
+            zeros: Zeros::All(zero),
+            groups: self.groups.clone(),
+            ..*self
+        })
+    }
+}
+
+/// Column groups on that device: shared where they are there.
+pub(super) fn groups_on(groups: &Arc<Array<u32>>, device: Device) -> Arc<Array<u32>> {
+    if groups.device() == device { Arc::clone(groups) } else { Arc::new(Array::of(device, &groups.read())) }
+}
+
+/// A zero for each of so many tiles.
+fn spread(zeros: &Zeros<Stored<u8>>, tiles: usize, of: &Tiled) -> Stored<u8> {
+    match zeros {
+        Zeros::Each(zeros) => zeros.clone(),
+        Zeros::All(zero) => same(of.codes.device(), *zero, tiles),
+    }
+}
+
+fn same<T: Element>(device: Device, value: T, count: usize) -> Stored<T> {
+    Array::of(device, &vec![value; count]).into()
+}
+
+impl From<Tiled> for Quantized {
+    fn from(tiled: Tiled) -> Self {
+        Self::Tiled(tiled)
+    }
+}

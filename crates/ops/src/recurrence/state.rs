@@ -1,0 +1,96 @@
+//! The state that a text has in one mixer.
+use super::COLUMNS;
+use crate::activation::LANES;
+use std::ops::Range;
+use tunesmith_device::{Device, FloatBuffer};
+
+/// The sizes of a mixer's state: a matrix of each head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Heads that have one.
+    pub heads: usize,
+    /// The width of what a token reads a state with.
+    pub rows: usize,
+    /// The width of a head's output.
+    pub columns: usize,
+}
+
+impl Shape {
+    /// Rows, filled up to whole vectors.
+    pub(crate) const fn padded(self) -> usize {
+        self.rows.next_multiple_of(LANES)
+    }
+
+    /// Groups of [`COLUMNS`] columns of a head, the last of them perhaps partly used.
+    pub(crate) const fn groups(self) -> usize {
+        self.columns.div_ceil(COLUMNS)
+    }
+
+    /// Floats of a group of columns on the CPU: `[rows][32]`.
+    pub(crate) const fn group_floats(self) -> usize {
+        self.padded() * COLUMNS
+    }
+
+    /// The columns of a group, as features of all heads' outputs.
+    pub(crate) fn columns_of(self, head: usize, group: usize) -> Range<usize> {
+        let first = head * self.columns;
+        first + group * COLUMNS..first + self.columns.min((group + 1) * COLUMNS)
+    }
+
+    /// Where a group of columns of a head is among the floats of a state on the CPU.
+    pub(crate) const fn place(self, head: usize, group: usize) -> usize {
+        (head * self.groups() + group) * self.group_floats()
+    }
+}
+
+/// The states of all heads, in float32 on a device.
+#[derive(Debug)]
+pub struct State {
+    shape: Shape,
+    /// On a GPU `[heads][rows][columns]`; on the CPU `[heads][groups of columns][rows][32]`.
+    pub(crate) floats: FloatBuffer,
+}
+
+impl State {
+    /// Of zeros.
+    pub fn new(device: Device, shape: Shape) -> Self {
+        let floats = match device {
+            Device::Cpu | Device::Meta => shape.heads * shape.groups() * shape.group_floats(),
+            Device::Cuda(_) => shape.heads * shape.rows * shape.columns,
+        };
+        Self { shape, floats: FloatBuffer::zeros(device, floats) }
+    }
+
+    /// The sizes that it was made for.
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of its numbers.
+    pub const fn bytes(&self) -> usize {
+        self.shape.heads * self.shape.rows * self.shape.columns * size_of::<f32>()
+    }
+}
+
+impl Clone for State {
+    fn clone(&self) -> Self {
+        Self { shape: self.shape, floats: self.floats.to(self.floats.device()) }
+    }
+}
+
+/// Holds the sequences against so many tokens, and a state for each of them, where there are some.
+///
+/// # Panics
+/// Sequences do not lie end to end, or a state is missing or of other sizes.
+pub(crate) fn check_sequences(tokens: usize, sequences: &[Range<usize>], states: Option<&[&mut State]>, shape: Shape) {
+    let mut end = 0;
+    for sequence in sequences {
+        assert!(sequence.start == end && sequence.end >= end, "sequences lie end to end");
+        end = sequence.end;
+    }
+    assert_eq!(end, tokens, "each token is in a sequence");
+    if let Some(states) = states {
+        assert_eq!(states.len(), sequences.len(), "a state for each sequence");
+        assert!(states.iter().all(|state| state.shape() == shape), "states of these heads");
+    }
+}
