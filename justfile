@@ -384,6 +384,12 @@ gpu-faults *ARGS: _cxx
 gpu-precision: _cxx
     cargo test --locked --test it -- over_200_steps --ignored --nocapture
 
+# for ARM's 64-bit processors, under emulation: test operations and a small run (half an hour; needs qemu-user and g++-aarch64-linux-gnu)
+[group('develop')]
+[no-exit-message]
+@arm-check *ARGS:
+    scripts/arm-check "$@"
+
 # test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests goldens precision kernels lora …]
 [group('develop')]
 [no-exit-message]
