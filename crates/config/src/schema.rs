@@ -194,7 +194,7 @@ macro_rules! tuning {
                 freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
                 /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
                 vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
-                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`.
+                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`; `all-linear` for all linear ones.
                 vision_target_modules: Vec<String> = Vec::new();
             }
             nested {
