@@ -161,7 +161,7 @@ fn describe(arch: &Arch) -> String {
     out
 }
 
-/// The mixers that stand in the place of attention, and in how many blocks.
+/// The mixers other than attention, and the number of blocks of each.
 fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
     let branches = || arch.blocks.iter().flat_map(|block| &block.branches);
     let (mut deltas, mut convolutions, mut mambas) = (0, 0, 0);

@@ -1,4 +1,5 @@
-//! `tunesmith bench --kernels`: the time of each op on one shape, as bytes and operations a second, on the CPU or a GPU.
+//! `tunesmith bench --kernels`: the time of each op on one shape, with bytes and operations per second, on the CPU or a
+//! GPU.
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +19,7 @@ use tunesmith_ops::{adamw, elementwise, embedding};
 use half::bf16;
 use tunesmith_config::arch::{Arch, AttentionSpec};
 
-/// Seconds that a kernel is measured for.
+/// Seconds to measure a kernel.
 const SECONDS: f64 = 0.4;
 
 /// One op.
@@ -32,11 +33,11 @@ pub struct KernelLine {
     pub seconds: f64,
     /// Bytes that it must read and write, each operand once.
     pub bytes: f64,
-    /// Multiply-adds count as two; 0 for ops that only move numbers.
+    /// Floating-point operations, two per multiply-add; 0 for ops that only move numbers.
     pub operations: f64,
 }
 
-/// Times calls on a device, and keeps the lines.
+/// Times calls on a device, and collects the lines.
 struct Clock {
     device: Device,
     lines: Vec<KernelLine>,
@@ -49,7 +50,7 @@ impl Clock {
         }
     }
 
-    /// Seconds of one call: rounds of as many calls as take a while, and the best of them.
+    /// Seconds of one call: the best of several rounds of many calls.
     fn seconds(&self, mut call: impl FnMut()) -> f64 {
         call();
         self.synchronize();
@@ -75,7 +76,7 @@ impl Clock {
     }
 }
 
-/// Numbers in -1..1 that vary.
+/// Varying numbers in -1..1.
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|index| (index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
@@ -183,7 +184,7 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     Ok(())
 }
 
-/// Products of a weight `[wide, hidden]` as it may be stored, and its gradient.
+/// Products of a weight `[wide, hidden]` in each storage format, and its gradient.
 fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: &mut Activation) -> Result<()> {
     let (device, tokens, count) = (clock.device, x.tokens(), hidden * wide);
     let host = numbers(count);

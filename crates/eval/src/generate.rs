@@ -11,7 +11,7 @@ use tunesmith_base::error::{Kind, Result};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
-/// Texts in a batch: a panel of the matrix products has 16 rows, and costs hardly more than one.
+/// Texts in a batch: a panel of the matrix products has 16 rows, which cost hardly more than one.
 const ROWS: usize = 16;
 
 /// A text that is being answered, with its caches and the tokens to feed next.
@@ -43,11 +43,11 @@ pub fn generate(
     generate_from(model, prompts, &[], settings, None, watcher)
 }
 
-/// As [`generate`], of prompts that show pictures: `images` has those of each prompt, whose runs are positions in it. What a
-/// prompt's tokens are at these positions does not matter.
+/// As [`generate`], for prompts with images: `images` has those of each prompt, with their positions in it. The
+/// prompt's tokens at these positions do not matter.
 ///
 /// # Errors
-/// As [`generate`]; [`tunesmith_base::Kind::Data`]: the model sees no pictures, or one does not fit its rows.
+/// As [`generate`]; [`tunesmith_base::Kind::Data`]: the model reads no images, or one does not fit its rows.
 pub fn generate_with_images(
     model: &Model,
     prompts: &[Vec<u32>],

@@ -1,4 +1,4 @@
-//! Generation (greedy, sampling, beam search) and metrics of answers.
+//! Generation (greedy, sampling, beam search) and metrics of generated answers.
 pub mod beam;
 pub mod chat;
 mod eval_split;
@@ -20,7 +20,7 @@ pub use settings::{Settings, Strategy};
 pub use stop_strings::AnswerDecoder;
 pub use watcher::{Answer, End, Go, Unwatched, Watcher, While};
 
-/// Whether an answer is the reference, white space at both ends aside.
+/// Whether an answer equals the reference, except for white space at both ends.
 pub fn exact_match(answer: &str, reference: &str) -> bool {
     answer.trim() == reference.trim()
 }

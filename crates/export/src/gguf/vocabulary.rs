@@ -24,7 +24,7 @@ const BYTE: i32 = 6;
 pub struct GgufVocabulary {
     tokens: HashMap<usize, (String, i32)>,
     merges: Vec<String>,
-    /// `tokenizer.ggml.pre`; none where the tokens are `SentencePiece`'s.
+    /// `tokenizer.ggml.pre`; none if the tokens are `SentencePiece`'s.
     pre: Option<String>,
     /// Whether a space is put before the text (`SentencePiece`).
     prefix: bool,
@@ -37,8 +37,8 @@ pub struct GgufVocabulary {
 }
 
 impl GgufVocabulary {
-    /// Reads `dir/tokenizer.json` and the chat template, for which `template` may stand; `pre` names the pre-tokenizer where it is
-    /// not recognised.
+    /// Reads `dir/tokenizer.json` and the chat template, which `template` may replace. `pre` names the pre-tokenizer if
+    /// it is not recognized.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a tokenizer that GGUF has no form for.
