@@ -384,7 +384,7 @@ gpu-faults *ARGS: _cxx
 gpu-precision: _cxx
     cargo test --locked --test it -- over_200_steps --ignored --nocapture
 
-# for ARM's 64-bit processors, under emulation: test operations and a small run (half an hour; needs qemu-user and g++-aarch64-linux-gnu)
+# test operations as a program for ARM, under emulation (half an hour; needs qemu-user, g++-aarch64-linux-gnu, and Rust's library for that target)
 [group('develop')]
 [no-exit-message]
 @arm-check *ARGS:
