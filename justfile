@@ -236,7 +236,7 @@ install *ARGS:
 @gpu-info *ARGS: _build
     "{{ tunesmith }}" gpu-info "$@"
 
-# convert a configuration of Axolotl, LLaMA-Factory or SFT-Play: just import their.yaml --out ours.yaml
+# convert a configuration of Axolotl, LLaMA-Factory, ms-swift or SFT-Play: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]
 @import *ARGS: _build
@@ -383,6 +383,12 @@ gpu-faults *ARGS: _cxx
 [group('develop')]
 gpu-precision: _cxx
     cargo test --locked --test it -- over_200_steps --ignored --nocapture
+
+# for ARM's 64-bit processors, under emulation: test operations and a small run (half an hour; needs qemu-user and g++-aarch64-linux-gnu)
+[group('develop')]
+[no-exit-message]
+@arm-check *ARGS:
+    scripts/arm-check "$@"
 
 # test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests goldens precision kernels lora …]
 [group('develop')]

@@ -296,6 +296,19 @@ ARCHITECTURES = {
         full=True,
         number=350,
     ),
+    # Granite 4 with experts: three matrices of all experts beside an MLP that all tokens share.
+    "granite4_moe": Architecture(
+        "GraniteMoeHybridConfig",
+        dict(BASE, rms_norm_eps=1e-2, num_hidden_layers=3, tie_word_embeddings=True, position_embedding_type="rope", rope_theta=10000.0,
+             num_local_experts=6, num_experts_per_tok=3, intermediate_size=24, shared_intermediate_size=40,
+             layer_types=["mamba", "attention", "mamba"], embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.6,
+             logits_scaling=1.7, output_router_logits=True, router_aux_loss_coef=0.02, **GRANITE_MAMBA),
+        "BF16",
+        lora=dict(target_modules=ATTENTION + ["in_proj", "out_proj", "input_linear", "output_linear"],
+                  target_parameters=["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj", "block_sparse_moe.router.weight"]),
+        full=True,
+        number=360,
+    ),
     "olmo_hybrid": Architecture(
         "OlmoHybridConfig",
         dict(BASE, rms_norm_eps=1e-6, num_hidden_layers=3, tie_word_embeddings=False, intermediate_size=136,

@@ -145,6 +145,7 @@ fn vectors(level: Level) -> Finding {
     match level {
         Level::Avx512 => Finding::new("vectors", Verdict::Good, "AVX-512"),
         Level::Avx2 => Finding::new("vectors", Verdict::Good, "AVX2 with FMA"),
+        Level::Neon => Finding::new("vectors", Verdict::Good, "NEON"),
         Level::Portable => {
             Finding::new("vectors", Verdict::Lacking, "no AVX2: the portable kernels are used, several times slower")
                 .hint("use a machine with AVX2 for larger models")

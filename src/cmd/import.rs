@@ -15,6 +15,8 @@ enum From {
     Axolotl,
     /// LLaMA-Factory
     LlamaFactory,
+    /// ms-swift
+    MsSwift,
     /// SFT-Play
     SftPlay,
 }
@@ -24,6 +26,7 @@ impl From {
         match self {
             Self::Axolotl => Toolkit::Axolotl,
             Self::LlamaFactory => Toolkit::LlamaFactory,
+            Self::MsSwift => Toolkit::MsSwift,
             Self::SftPlay => Toolkit::SftPlay,
         }
     }

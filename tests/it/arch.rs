@@ -168,7 +168,8 @@ fn unsupported_features_are_refused_by_name() {
     refused("mixtral", &[("num_experts_per_tok", json!(5))], &["4 experts, 5 of them a token"]);
     refused("mixtral", &[("num_local_experts", json!(1 << 17))], &["experts", "at most 65536"]);
     refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
-    refused("granitemoehybrid", &[("num_local_experts", json!(8))], &["not yet: experts of Granite 4"]);
+    refused("granite4_moe", &[("num_experts_per_tok", json!(9))], &["6 experts, 9 of them a token"]);
+    refused("granite4_moe", &[("num_local_experts", json!("six"))], &["num_local_experts", "whole number"]);
     refused("granitemoehybrid", &[("mamba_n_heads", json!(7))], &["mamba_n_heads 7", "128"]);
     refused("granitemoehybrid", &[("mamba_n_groups", json!(3))], &["mamba_n_heads 8", "mamba_n_groups 3"]);
     refused("granitemoehybrid", &[("hidden_act", json!("gelu_pytorch_tanh"))], &["not yet", "hidden_act", "Mamba 2"]);

@@ -52,6 +52,7 @@ fn merged_models_have_the_adapter_s_logits() {
         "lfm2",
         "gpt_oss",
         "granitemoehybrid",
+        "granite4_moe",
         "olmo_hybrid",
         "nemotron_h",
         "glm4_moe",

@@ -463,6 +463,7 @@ fn gradients_do_not_depend_on_what_blocks_keep() {
         "qwen3_5",
         "lfm2",
         "granitemoehybrid",
+        "granite4_moe",
         "olmo_hybrid",
         "nemotron_h",
         "gemma4_e2b",

@@ -216,6 +216,7 @@ fn every_part_can_be_trained_or_kept() {
     assert_eq!(trained(&["tuning.freeze_vision: false"]), [true, true, true]);
     assert_eq!(trained(&["tuning.vision_unfreeze_layers: 1"]), [true, true, true]);
     assert_eq!(trained(&["tuning.vision_target_modules: [\"q_proj\"]"]), [true, true, true]);
+    assert_eq!(trained(&["tuning.vision_target_modules: [\"all-linear\"]"]), [true, true, true]);
 }
 
 #[test]

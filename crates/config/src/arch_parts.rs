@@ -126,6 +126,8 @@ pub enum ExpertNames {
     GptOss,
     /// `router.proj`, a module, and `experts.0.gate_proj`, which its files hold stacked.
     Gemma4,
+    /// `block_sparse_moe.router.layer`, `block_sparse_moe.experts.0.gate_proj`, which its files hold stacked, and `shared_mlp`.
+    Granite,
 }
 
 /// gpt-oss's activation: `(up + 1) g sigmoid(alpha g)`, where `g` is the gate cut at `limit`, and `up` is cut at both sides.
@@ -164,7 +166,8 @@ impl Experts {
             | ExpertNames::GptOss
             | ExpertNames::DeepSeek
             | ExpertNames::Afmoe
-            | ExpertNames::Gemma4 => ["gate_proj", "up_proj", "down_proj"],
+            | ExpertNames::Gemma4
+            | ExpertNames::Granite => ["gate_proj", "up_proj", "down_proj"],
         };
         let experts = match self.names {
             ExpertNames::Gemma4 => "experts".to_owned(),
@@ -177,7 +180,7 @@ impl Experts {
     pub const fn feed(&self) -> &'static str {
         match self.names {
             ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp",
-            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe",
+            ExpertNames::Mixtral | ExpertNames::MiniMax | ExpertNames::Granite => "block_sparse_moe",
             ExpertNames::Lfm2 => "feed_forward",
             ExpertNames::Gemma4 => "",
         }
@@ -188,6 +191,7 @@ impl Experts {
         match self.names {
             ExpertNames::Lfm2 => "feed_forward.experts",
             ExpertNames::Gemma4 => "experts",
+            ExpertNames::Granite => "block_sparse_moe.experts",
             _ => "mlp.experts",
         }
     }
@@ -201,6 +205,7 @@ impl Experts {
             ExpertNames::Lfm2 => "feed_forward.gate.weight",
             ExpertNames::Afmoe => "mlp.router.gate.weight",
             ExpertNames::Gemma4 => "router.proj.weight",
+            ExpertNames::Granite => "block_sparse_moe.router.layer.weight",
         }
     }
 
@@ -212,13 +217,16 @@ impl Experts {
             ExpertNames::Lfm2 => "feed_forward.gate",
             ExpertNames::Afmoe => "mlp.router.gate",
             ExpertNames::Gemma4 => "router.proj",
+            ExpertNames::Granite => "block_sparse_moe.router",
         }
     }
 
     /// Tensor name of the buffer that is added to the scores for the choice, `[experts]`, within the block.
     pub fn choice_bias(&self) -> Option<&'static str> {
         self.router.choice_bias.then_some(match self.names {
-            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.e_score_correction_bias",
+            ExpertNames::Mixtral | ExpertNames::MiniMax | ExpertNames::Granite => {
+                "block_sparse_moe.e_score_correction_bias"
+            }
             ExpertNames::Lfm2 => "feed_forward.expert_bias",
             ExpertNames::Afmoe => "mlp.expert_bias",
             ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Gemma4 => {
@@ -231,6 +239,7 @@ impl Experts {
     pub const fn shared_module(&self) -> &'static str {
         match self.names {
             ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp.shared_experts",
+            ExpertNames::Granite => "shared_mlp",
             _ => "mlp.shared_expert",
         }
     }

@@ -303,6 +303,9 @@ impl Arch {
     fn shared_expert_linears(&self) -> Vec<Linear> {
         let experts = self.experts.as_ref().and_then(|experts| Some((experts.shared?, experts.shared_module())));
         let Some((SharedExpert { width, gated }, module)) = experts else { return Vec::new() };
+        if module == self.module_names.mlp {
+            return self.mlp_linears(width);
+        }
         let hidden = self.hidden_size;
         let of = |name: &str, out, inputs| (format!("{module}{name}"), out, inputs, false);
         let mut linears =

@@ -308,6 +308,7 @@ impl Builder<'_> {
             parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
         }
         let shared = match experts.shared {
+            Some(_) if experts.shared_module() == self.arch.module_names.mlp => Some((self.mlp(layer, linears)?, None)),
             Some(SharedExpert { gated, .. }) => {
                 let module = experts.shared_module();
                 let mut linear = |name: &str| self.named(&format!("{prefix}.{module}{name}"), linears);

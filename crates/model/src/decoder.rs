@@ -31,7 +31,7 @@ mod passes;
 mod pictures;
 mod train;
 
-pub use next::{Logits, TextCache};
+pub use next::{Drafted, Logits, TextCache};
 
 /// A decoder and what is trained in it.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
+use super::names::peft_name;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words;
 use tunesmith_config::arch::{Arch, SCORE};
@@ -82,11 +83,11 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
 }
 
 /// The name that Transformers 5 gives to what a checkpoint calls otherwise: an expert's part of a block's stacked matrices,
-/// Mixtral's router.
+/// the router of Mixtral or of Granite 4.
 fn second_name(arch: &Arch, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let experts = arch.experts_of(layer.parse().ok()?)?;
-    let own = rest.replace("block_sparse_moe.", "mlp.");
+    let own = peft_name(&format!(".{rest}")).split_off(1);
     let inside = own.strip_prefix(experts.module()).and_then(|rest| rest.strip_prefix('.'));
     let Some((_, matrix)) = inside.and_then(|rest| rest.split_once('.')) else {
         return (own != rest).then(|| format!("model.layers.{layer}.{own}"));

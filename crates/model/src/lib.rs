@@ -56,7 +56,7 @@ mod vision_files;
 pub mod weight;
 pub mod weights;
 
-pub use decoder::{Logits, Model, Phases, TextCache};
+pub use decoder::{Drafted, Logits, Model, Phases, TextCache};
 pub use grads::Grads;
 pub use params::{ParamSpec, Params};
 pub use picture_encoder::PictureEncoder;

@@ -43,7 +43,7 @@
 //! | attention | |
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
-//! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
+//! | [`attention::decode`] | the same of single queries, whose texts' keys and values are in caches |
 //! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!

@@ -1,10 +1,12 @@
-//! Vectors of 16 `f32` lanes over AVX-512, AVX2 + FMA, or plain arrays; the level is chosen at run time.
+//! Vectors of 16 `f32` lanes over AVX-512, AVX2 + FMA, NEON, or plain arrays; the level is chosen at run time.
 //!
 //! A kernel is written once, generic over [`Simd`] and `#[inline(always)]`; `dispatch!`
 //! makes an entry that calls it inside a function with the right `#[target_feature]`.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod turn;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -12,19 +14,32 @@ mod x86;
 /// The instruction set that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Plain Rust arrays; the compiler uses what the target has (SSE2, NEON).
+    /// Plain Rust arrays; the compiler uses what the target has (SSE2).
     Portable = 1,
+    /// NEON: four vectors of 4 floats. Each ARM processor of 64 bits has it.
+    Neon = 2,
     /// AVX2 with FMA: two vectors of 8 floats.
-    Avx2 = 2,
+    Avx2 = 3,
     /// AVX-512F: one vector of 16 floats.
-    Avx512 = 3,
+    Avx512 = 4,
 }
 
 impl Level {
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(target_arch = "x86_64")]
+    pub const ALL: &[Self] = &[Self::Portable, Self::Avx2, Self::Avx512];
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(target_arch = "aarch64")]
+    pub const ALL: &[Self] = &[Self::Portable, Self::Neon];
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pub const ALL: &[Self] = &[Self::Portable];
+
     /// The name that `--simd` takes and reports print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
         }
@@ -33,8 +48,9 @@ impl Level {
     /// The level that `code` stands for in [`LEVEL`].
     const fn from_code(code: u8) -> Self {
         match code {
-            3 => Self::Avx512,
-            2 => Self::Avx2,
+            4 => Self::Avx512,
+            3 => Self::Avx2,
+            2 => Self::Neon,
             _ => Self::Portable,
         }
     }
@@ -58,7 +74,7 @@ pub fn detect() -> Level {
             return Level::Avx2;
         }
     }
-    Level::Portable
+    if cfg!(target_arch = "aarch64") { Level::Neon } else { Level::Portable }
 }
 
 /// The level in use: the best one, unless [`force`] lowered it, or a test on its threads.
@@ -322,6 +338,8 @@ impl Simd for Portable {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
@@ -360,8 +378,13 @@ macro_rules! dispatch {
                     // SAFETY: `level` is never above `detect`, which found AVX2 and FMA, or AVX-512F, which no
                     // processor has without them; the arguments are as the caller says.
                     $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::simd::Level::Portable => {}
+                    $crate::simd::Level::Portable | $crate::simd::Level::Neon => {}
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            if $crate::simd::level() == $crate::simd::Level::Neon {
+                // SAFETY: each processor of this architecture has NEON; the arguments are as the caller says.
+                return unsafe { $kernel::<$crate::simd::Neon>($($arg),*) };
             }
             // SAFETY: `Portable` needs no features; the arguments are as the caller says.
             unsafe { $kernel::<$crate::simd::Portable>($($arg),*) }

@@ -247,11 +247,13 @@ impl VisionArch {
         modules
     }
 
-    /// Linear modules of the encoder that get an adapter.
+    /// Linear modules of the encoder that get an adapter; `all-linear` names all of its blocks.
     pub fn adapted_linears(&self) -> Vec<LinearSpec> {
         let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
         let named = |linear: &LinearSpec, entry: &String| {
-            linear.name == *entry || linear.name.strip_suffix(entry.as_str()).is_some_and(|rest| rest.ends_with('.'))
+            entry == "all-linear"
+                || linear.name == *entry
+                || linear.name.strip_suffix(entry.as_str()).is_some_and(|rest| rest.ends_with('.'))
         };
         linears.filter(|linear| self.training.adapters.iter().any(|entry| named(linear, entry))).collect()
     }
