@@ -14,7 +14,7 @@
 //! cpu-slice     the slice behind numbers on the CPU, for the crates with kernels
 //! device        where tensors lie (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
-//! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable, CUDA
+//! ops           kernels, forward and backward side by side: reference, portable, AVX2, AVX-512, NEON, CUDA
 //! plan          batch arithmetic, learning rates, predictions of memory and time
 //! optim         optimizers as pure updates of tensors, schedules, clipping
 //! model         decoder segments from parts (norms, attention, MLP or experts), weights, adapters

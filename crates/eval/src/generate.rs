@@ -23,8 +23,9 @@ struct Work<'a> {
     next: Vec<Vec<u32>>,
     tokens: Vec<u32>,
     search: Option<Search>,
-    /// So many of the last tokens to feed are guesses. What the cache was before them, for caches that cannot go back.
+    /// The number of guesses at the end of the tokens to feed.
     drafted: usize,
+    /// The cache before them, if it cannot be rewound.
     before: Option<TextCache>,
 }
 
@@ -248,7 +249,8 @@ impl<'a> Work<'a> {
         (self.drafted, self.before) = (0, None);
     }
 
-    /// Guesses up to `most` tokens behind those to feed next. One fewer than the answer has room for: the pass says one more.
+    /// Guesses up to `most` tokens after those to feed next, one fewer than the answer has room for, because the pass
+    /// itself yields one more.
     fn draft(&mut self, model: &Model, lookup: PromptLookup, most: usize, settings: &Settings) {
         // Before the first token it is not known what to look for.
         let ([cache], [next], false) = (&self.caches[..], &mut self.next[..], self.tokens.is_empty()) else { return };
@@ -263,7 +265,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Takes back the guesses behind the first `right` ones. The tokens before the next one that the cache no longer holds.
+    /// Discards all guesses after the first `right` ones. Returns the tokens before the next one that the cache no
+    /// longer holds.
     fn settle(&mut self, right: usize) -> Vec<u32> {
         let wrong = std::mem::take(&mut self.drafted) - right;
         let before = self.before.take();
@@ -277,7 +280,7 @@ impl<'a> Work<'a> {
         read
     }
 
-    /// Chooses the next tokens by the logits from row `first` on: one, and one more for each guess that is right.
+    /// Chooses the next tokens by the logits from row `first` on: one, and one more for each correct guess.
     fn take(&mut self, chooser: &mut Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
         if self.search.is_some() {
             return self.take_beams(chooser, first, watcher);

@@ -1,14 +1,15 @@
-//! Guesses the next tokens of an answer: what followed its last few tokens where they stood before, in the prompt or in the answer. A
-//! summary, an extract or a corrected text repeats much of its prompt. One pass reads all guessed tokens; those that the model would not
-//! have chosen are taken back, so that answers stay what they are. As Transformers' `PromptLookupCandidateGenerator`, but the last
-//! such place counts, not the first.
+//! Prompt lookup decoding: guesses the next tokens of an answer. It finds the last few tokens earlier in the prompt or
+//! the answer, and takes the tokens that followed there, because a summary, an extract or a corrected text repeats much
+//! of its prompt. One pass reads all guessed tokens. Those that the model would not have chosen are discarded, so that
+//! answers do not change. As Transformers' `PromptLookupCandidateGenerator`, but with the last earlier occurrence
+//! instead of the first.
 
-/// Settings of the guesses, by Transformers' names.
+/// Settings of prompt lookup decoding, with Transformers' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// Tokens to guess at once (`prompt_lookup_num_tokens`).
+    /// The most tokens to guess at once (`prompt_lookup_num_tokens`).
     pub num_tokens: usize,
-    /// So many last tokens are looked for, then one fewer, down to one (`max_matching_ngram_size`).
+    /// The number of last tokens to search for, then one fewer, down to one (`max_matching_ngram_size`).
     pub max_ngram: usize,
 }
 

@@ -30,7 +30,7 @@ pub struct Settings {
     pub repetition_penalty: f64,
     /// How the next token is chosen.
     pub strategy: Strategy,
-    /// How the next tokens are guessed, to be read in one pass; none: one by one.
+    /// How the next tokens are guessed, to be read in one pass; none for one token at a time.
     pub lookup: Option<PromptLookup>,
     /// The number of the first text; with the seed it determines what is sampled.
     pub first_text: u64,
