@@ -308,7 +308,7 @@ fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
     let mut lines = choose_batch::lines(sweep.budget, &found.passes, &found.reasons, &found.sizes);
     lines.push(
-        "steps of the same rows, cut otherwise (the choice first; what comes to the same passes once):".to_owned(),
+        "steps of the same rows, split in other ways (the choice first; equal splits once):".to_owned(),
     );
     for tried in &sweep.tried {
         let speed = tried.tokens_per_second.map_or("does not fit".to_owned(), |speed| format!("{speed:.1} tokens/s"));

@@ -134,7 +134,7 @@ section! {
 }
 
 section! {
-    /// How a model sees pictures (`docs/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// How a model sees pictures (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
     /// with one.
     VisionConfig = "vision" {
         /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).

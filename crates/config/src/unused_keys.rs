@@ -118,13 +118,13 @@ const SWITCHES: &[Switch] = &[
         key: "eval.metrics",
         on: |config| config.eval.metrics.contains(&EvalMetric::Json),
         keys: &["eval.json_schema"],
-        why: "the measure json is not asked for; add it to the metrics, or remove the schema",
+        why: "eval.metrics does not contain json; add it, or remove the schema",
     },
     Switch {
         key: "eval.metrics",
         on: |config| config.eval.metrics.contains(&EvalMetric::Rouge),
         keys: &["eval.rouge_stemmer"],
-        why: "the measure rouge is not asked for; add it to the metrics, or remove the key",
+        why: "eval.metrics does not contain rouge; add it, or remove the key",
     },
     Switch {
         key: "eval.scorer",

@@ -94,7 +94,7 @@ impl GgufVocabulary {
     pub fn remark(&self) -> Option<String> {
         let (pre, tried) = (self.pre.as_ref()?, self.tried?);
         let tried = count(tunesmith_plan::grouped(tried as u64), "text");
-        Some(format!("splits text in a way of its own; llama.cpp's {pre} made the same tokens of {tried}"))
+        Some(format!("splits text in its own way; llama.cpp's {pre} made the same tokens of {tried}"))
     }
 
     /// The keys of the header.
