@@ -99,7 +99,7 @@ fn families_take_what_is_predicted() {
 #[test]
 fn makers_formats_take_what_is_predicted() {
     let modes =
-        ["auto", "nf4"].map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
+        ["auto", "nf4", "none"].map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
     let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
     check(&["fp8", "fp8_edges", "gptq", "gptq_claims", "awq", "ct_int8", "nvfp4"].map(crate::makers::golden), &modes);
 }

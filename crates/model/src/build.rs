@@ -70,18 +70,20 @@ impl Model {
     /// As [`Model::load`].
     pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
         let stack = Stack::default();
-        Self::load_to(Device::Meta, arch, None, config, &stack, None, Shards::default())
+        let source = Source { arch, weights: None, config, stack: &stack };
+        Self::load_to(Device::Meta, source, None, Shards::default(), None)
     }
 
     /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
     /// what it takes there ([`Model::gpu_bytes`]). `model.dtype` and `model.quantization` say how the base is held: `auto` is
-    /// float32, and no quantization.
+    /// float32, and no quantization. With bfloat16, the tensors in `float32` are float32 where they are not quantized.
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn on_counted(arch: &Arch, config: &Config, gpu: &CountedGpu) -> Result<Self> {
+    pub fn on_counted(arch: &Arch, config: &Config, float32: &BTreeSet<String>, gpu: &CountedGpu) -> Result<Self> {
         let stack = Stack::default();
-        Self::load_to(gpu.device(), arch, None, config, &stack, None, Shards::default())
+        let source = Source { arch, weights: None, config, stack: &stack };
+        Self::load_to(gpu.device(), source, None, Shards::default(), Some(float32))
     }
 
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
@@ -97,18 +99,18 @@ impl Model {
         cache: Option<Cache<'_>>,
         shards: Shards,
     ) -> Result<Self> {
-        Self::load_to(device(config.model.device)?, arch, weights, config, stack, cache, shards)
+        let source = Source { arch, weights, config, stack };
+        Self::load_to(device(config.model.device)?, source, cache, shards, None)
     }
 
     fn load_to(
         device: Device,
-        arch: &Arch,
-        weights: Option<&WeightFiles>,
-        config: &Config,
-        stack: &Stack,
+        source: Source<'_>,
         cache: Option<Cache<'_>>,
         shards: Shards,
+        float32: Option<&BTreeSet<String>>,
     ) -> Result<Self> {
+        let Source { arch, weights, config, .. } = source;
         if arch.vision.is_some() && arch.per_layer.is_some() {
             return Err(Error::config(format!(
                 "not yet: pictures in {}, whose blocks have embeddings of their own",
@@ -139,7 +141,7 @@ impl Model {
         let files = if device == Device::Meta { None } else { weights };
         let tensors = Tensors {
             vision: VisionFiles::open(arch, files, config.train.seed)?,
-            source: Source { arch, weights, config, stack },
+            source,
             device,
             quantizer: if device == Device::Meta {
                 Quantizer::none()
@@ -147,6 +149,7 @@ impl Model {
                 Quantizer::new(arch, weights, config, cache)?
             },
             params: Params::on(device),
+            float32,
             sizes,
             trained,
             renamed,
@@ -173,6 +176,7 @@ impl<'a> Builder<'a> {
             device,
             quantizer: Quantizer::none(),
             params: Params::on(device),
+            float32: None,
             sizes: specs.map(|spec| (spec.name, spec.shape)).collect(),
             trained: BTreeSet::new(),
             renamed: BTreeMap::new(),
