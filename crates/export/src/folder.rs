@@ -160,7 +160,7 @@ fn expert_dtype(stacked: &StackedTensor, dtype: &dyn Fn(&str) -> Option<Dtype>) 
 }
 
 /// Whether experts that the base has in MXFP4 are copied: nothing is merged into them, and no other dtype is asked for.
-fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
+pub fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
     let changed = |spec: &TensorSpec| spec.name.contains(".mlp.experts.") && merged.changes(&spec.name);
     dtype.is_none() && !merged.arch.tensors().iter().any(changed)
 }

@@ -286,6 +286,8 @@ impl Builder<'_> {
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
+        // Then gate and up have an adapter each, of which each takes every other row of B.
+        let apart = experts.is_interleaved() && !gate_up_adapters.is_empty();
         let (mut gate_up_adapters, mut down_adapters) = (gate_up_adapters.into_iter(), down_adapters.into_iter());
         for expert in 0..experts.count {
             let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
@@ -297,19 +299,31 @@ impl Builder<'_> {
                 in_features,
                 adapter,
             };
-            let gate_up = self.tensors.joined([&to_gate, &to_up], &[width, hidden])?;
+            let pair = |tensors: &mut Tensors<'_>, [of_gate, of_up]: [&str; 2], shape: &[usize]| {
+                if apart {
+                    return Ok(vec![tensors.weight(of_gate)?, tensors.weight(of_up)?]);
+                }
+                tensors.joined([of_gate, of_up], shape).map(|joined| vec![joined])
+            };
+            let weights = pair(&mut self.tensors, [&to_gate, &to_up], &[width, hidden])?;
             let down = self.tensors.weight(&to_down)?;
-            let [gate_up_bias, down_bias] = match experts.bias_names(expert) {
+            let (biases, down_bias) = match experts.bias_names(expert) {
                 Some(names) => {
                     let [of_gate, of_up, of_down] = names.map(|name| format!("{prefix}.{name}"));
-                    let joined = self.tensors.joined([&of_gate, &of_up], &[width])?;
-                    [Some(joined), Some(self.tensors.weight(&of_down)?)]
+                    let biases = pair(&mut self.tensors, [&of_gate, &of_up], &[width])?;
+                    (biases, Some(self.tensors.weight(&of_down)?))
                 }
-                None => [None, None],
+                None => (Vec::new(), None),
             };
-            let gate_up = linear(gate_up, gate_up_bias, gate_up_adapters.next(), [2 * width, hidden]);
+            let (mut biases, outputs) = (biases.into_iter(), if apart { width } else { 2 * width });
+            let module = |weight| linear(weight, biases.next(), gate_up_adapters.next(), [outputs, hidden]);
+            let gate_up: Vec<Linear> = weights.into_iter().map(module).collect();
+            let gate_up = match <[Linear; 2]>::try_from(gate_up) {
+                Ok(modules) => Projections::apart(modules),
+                Err(mut joined) => Projections::fused(joined.remove(0), [width; 2]),
+            };
             let down = linear(down, down_bias, down_adapters.next(), [hidden, width]);
-            parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
+            parts.push(Mlp { gate_up, down, gate });
         }
         let shared = match experts.shared {
             Some(SharedExpert { gated, .. }) => {
