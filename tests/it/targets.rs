@@ -232,7 +232,7 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     config.tuning.lora = lora(&parameters);
     config.tuning.lora.alpha_pattern = Patterns(vec![("layers.0.mlp.experts.gate_up_proj".into(), 4.0)]);
     let placed = place(&arch, &config.tuning.lora).unwrap();
-    let experts: Vec<_> = placed.iter().filter(|placement| placement.experts == Some(4)).collect();
+    let experts: Vec<_> = placed.iter().filter(|placement| placement.experts.is_some_and(|it| it.count == 4)).collect();
     assert_eq!(experts.len(), 2);
     assert_eq!((experts[0].module.as_str(), experts[0].in_features), ("model.layers.0.mlp.experts", 64));
     assert_eq!((experts[1].module.as_str(), experts[1].in_features), ("model.layers.1.mlp.experts", 48));

@@ -196,6 +196,11 @@ impl Experts {
         }
     }
 
+    /// Whether their parameter of gate and up in Transformers 5 has the outputs of both in turn (gpt-oss).
+    pub const fn is_interleaved(&self) -> bool {
+        matches!(self.names, ExpertNames::GptOss)
+    }
+
     /// Tensor name of the router, within the block.
     pub const fn router(&self) -> &'static str {
         match self.names {

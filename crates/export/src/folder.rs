@@ -159,8 +159,8 @@ fn expert_dtype(stacked: &StackedTensor, dtype: &dyn Fn(&str) -> Option<Dtype>) 
     dtype(stacked.experts.first()?.first()?)
 }
 
-/// Whether experts in MXFP4 are copied: nothing is merged into them, and no other dtype is requested.
-fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
+/// Whether experts that the base has in MXFP4 are copied: nothing is merged into them, and no other dtype is requested.
+pub fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
     let changed = |spec: &TensorSpec| spec.name.contains(".mlp.experts.") && merged.changes(&spec.name);
     dtype.is_none() && !merged.arch.tensors().iter().any(changed)
 }

@@ -70,18 +70,20 @@ impl Model {
     /// As [`Model::load`].
     pub fn on_meta(arch: &Arch, config: &Config) -> Result<Self> {
         let stack = Stack::default();
-        Self::load_to(Device::Meta, arch, None, config, &stack, None, Shards::default())
+        let source = Source { arch, weights: None, config, stack: &stack };
+        Self::load_to(Device::Meta, source, None, Shards::default(), None)
     }
 
     /// On a GPU that only counts: tensors have the forms and sizes that they have on a GPU, whatever is loaded, and a pass takes
     /// what it takes there ([`Model::gpu_bytes`]). `model.dtype` and `model.quantization` say how the base is held: `auto` is
-    /// float32, and no quantization.
+    /// float32, and no quantization. With bfloat16, the tensors in `float32` are float32 where they are not quantized.
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn on_counted(arch: &Arch, config: &Config, gpu: &CountedGpu) -> Result<Self> {
+    pub fn on_counted(arch: &Arch, config: &Config, float32: &BTreeSet<String>, gpu: &CountedGpu) -> Result<Self> {
         let stack = Stack::default();
-        Self::load_to(gpu.device(), arch, None, config, &stack, None, Shards::default())
+        let source = Source { arch, weights: None, config, stack: &stack };
+        Self::load_to(gpu.device(), source, None, Shards::default(), Some(float32))
     }
 
     /// As [`Model::load_on`]. Matrices that were quantized before are taken from `cache`, and others are kept there. Each
@@ -97,18 +99,18 @@ impl Model {
         cache: Option<Cache<'_>>,
         shards: Shards,
     ) -> Result<Self> {
-        Self::load_to(device(config.model.device)?, arch, weights, config, stack, cache, shards)
+        let source = Source { arch, weights, config, stack };
+        Self::load_to(device(config.model.device)?, source, cache, shards, None)
     }
 
     fn load_to(
         device: Device,
-        arch: &Arch,
-        weights: Option<&WeightFiles>,
-        config: &Config,
-        stack: &Stack,
+        source: Source<'_>,
         cache: Option<Cache<'_>>,
         shards: Shards,
+        float32: Option<&BTreeSet<String>>,
     ) -> Result<Self> {
+        let Source { arch, weights, config, .. } = source;
         if arch.vision.is_some() && arch.per_layer.is_some() {
             return Err(Error::config(format!(
                 "not yet: pictures in {}, whose blocks have embeddings of their own",
@@ -139,7 +141,7 @@ impl Model {
         let files = if device == Device::Meta { None } else { weights };
         let tensors = Tensors {
             vision: VisionFiles::open(arch, files, config.train.seed)?,
-            source: Source { arch, weights, config, stack },
+            source,
             device,
             quantizer: if device == Device::Meta {
                 Quantizer::none()
@@ -147,6 +149,7 @@ impl Model {
                 Quantizer::new(arch, weights, config, cache)?
             },
             params: Params::on(device),
+            float32,
             sizes,
             trained,
             renamed,
@@ -173,6 +176,7 @@ impl<'a> Builder<'a> {
             device,
             quantizer: Quantizer::none(),
             params: Params::on(device),
+            float32: None,
             sizes: specs.map(|spec| (spec.name, spec.shape)).collect(),
             trained: BTreeSet::new(),
             renamed: BTreeMap::new(),
@@ -282,6 +286,8 @@ impl Builder<'_> {
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
+        // Then gate and up have an adapter each, of which each takes every other row of B.
+        let apart = experts.is_interleaved() && !gate_up_adapters.is_empty();
         let (mut gate_up_adapters, mut down_adapters) = (gate_up_adapters.into_iter(), down_adapters.into_iter());
         for expert in 0..experts.count {
             let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
@@ -293,19 +299,31 @@ impl Builder<'_> {
                 in_features,
                 adapter,
             };
-            let gate_up = self.tensors.joined([&to_gate, &to_up], &[width, hidden])?;
+            let pair = |tensors: &mut Tensors<'_>, [of_gate, of_up]: [&str; 2], shape: &[usize]| {
+                if apart {
+                    return Ok(vec![tensors.weight(of_gate)?, tensors.weight(of_up)?]);
+                }
+                tensors.joined([of_gate, of_up], shape).map(|joined| vec![joined])
+            };
+            let weights = pair(&mut self.tensors, [&to_gate, &to_up], &[width, hidden])?;
             let down = self.tensors.weight(&to_down)?;
-            let [gate_up_bias, down_bias] = match experts.bias_names(expert) {
+            let (biases, down_bias) = match experts.bias_names(expert) {
                 Some(names) => {
                     let [of_gate, of_up, of_down] = names.map(|name| format!("{prefix}.{name}"));
-                    let joined = self.tensors.joined([&of_gate, &of_up], &[width])?;
-                    [Some(joined), Some(self.tensors.weight(&of_down)?)]
+                    let biases = pair(&mut self.tensors, [&of_gate, &of_up], &[width])?;
+                    (biases, Some(self.tensors.weight(&of_down)?))
                 }
-                None => [None, None],
+                None => (Vec::new(), None),
             };
-            let gate_up = linear(gate_up, gate_up_bias, gate_up_adapters.next(), [2 * width, hidden]);
+            let (mut biases, outputs) = (biases.into_iter(), if apart { width } else { 2 * width });
+            let module = |weight| linear(weight, biases.next(), gate_up_adapters.next(), [outputs, hidden]);
+            let gate_up: Vec<Linear> = weights.into_iter().map(module).collect();
+            let gate_up = match <[Linear; 2]>::try_from(gate_up) {
+                Ok(modules) => Projections::apart(modules),
+                Err(mut joined) => Projections::fused(joined.remove(0), [width; 2]),
+            };
             let down = linear(down, down_bias, down_adapters.next(), [hidden, width]);
-            parts.push(Mlp { gate_up: Projections::fused(gate_up, [width; 2]), down, gate });
+            parts.push(Mlp { gate_up, down, gate });
         }
         let shared = match experts.shared {
             Some(_) if experts.shared_module() == self.arch.module_names.mlp => Some((self.mlp(layer, linears)?, None)),

@@ -1,7 +1,7 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
-use super::adapters::{Part, Placement};
+use super::adapters::{Part, Placement, Stacked};
 use super::names::{peft_name, token_rows};
 use super::quantized_form::How;
 use std::collections::BTreeMap;
@@ -157,15 +157,18 @@ impl Frozen {
     fn part(&self, name: &str) -> Option<(&Placement, Part)> {
         if let Some((key, expert, second)) = expert_part(name) {
             let placement = self.placements.get(&key)?;
-            let first = if second { placement.out_features / 2 } else { 0 };
-            return Some((placement, Part { bias: false, expert, first }));
+            let (half, step) = match placement.experts {
+                Some(Stacked { interleaved: true, .. }) => (1, 2),
+                _ => (placement.out_features / 2, 1),
+            };
+            return Some((placement, Part { bias: false, expert, first: if second { half } else { 0 }, step }));
         }
         let (module, kind) = name.rsplit_once('.')?;
         // An adapter on a module, or on its weight as a parameter.
         let placement = self.placements.get(module).or_else(|| self.placements.get(&peft_name(name)))?;
         let bias = kind == "bias";
         let changed = kind == "weight" || (bias && placement.adapter.changes_bias());
-        changed.then_some((placement, Part { bias, expert: 0, first: 0 }))
+        changed.then_some((placement, Part { bias, expert: 0, first: 0, step: 1 }))
     }
 }
 

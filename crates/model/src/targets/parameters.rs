@@ -6,11 +6,11 @@
 //! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
 //! MLP.
 use super::rules::Rules;
-use crate::adapters::{Method, Placement, Targets};
+use crate::adapters::{Method, Placement, Stacked, Targets};
 use crate::names::{ends_with_module, peft_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TargetModules;
-use tunesmith_config::arch::{Arch, ExpertNames, LinearSpec};
+use tunesmith_config::arch::{Arch, LinearSpec};
 
 /// A parameter that gets an adapter.
 pub(super) struct Parameter {
@@ -18,7 +18,7 @@ pub(super) struct Parameter {
     spec: LinearSpec,
     /// What stands before `.lora_A` in an adapter's file.
     wrapper: String,
-    experts: Option<usize>,
+    experts: Option<Stacked>,
     /// How many former modules lie in it that have an adapter by their names.
     joined: usize,
 }
@@ -168,20 +168,15 @@ impl Targets {
             let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
             let down = spec(format!("{module}.down_proj"), hidden, experts.width);
             let (has_gate_up, has_down) = (wanted(&gate_up.name) || by_gate, wanted(&down.name) || by_down);
-            if (has_gate_up || has_down) && experts.names == ExpertNames::GptOss {
-                return Err(Error::config(format!(
-                    "{}.target_parameters: not yet: adapters on gpt-oss's experts, which are stored transposed",
-                    self.section
-                ))
-                .hint("target_modules: auto adapts its attention, as PEFT's all-linear does"));
-            }
             // PEFT holds the adapters of a block's two stacked matrices in two wrappers, the outer for the last.
-            let experts = Some(experts.count);
+            let stacked = |interleaved| Some(Stacked { count: experts.count, interleaved });
             if has_gate_up {
                 let wrapper = if has_down { format!("{module}.base_layer") } else { module.clone() };
+                let experts = stacked(experts.is_interleaved());
                 found.push(Parameter { spec: gate_up, wrapper, experts, joined: if by_gate { 2 } else { 0 } });
             }
             if has_down {
+                let experts = stacked(false);
                 found.push(Parameter { spec: down, wrapper: module, experts, joined: 0 });
             }
         }
