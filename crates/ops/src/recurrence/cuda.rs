@@ -173,8 +173,9 @@ impl Scan<'_> {
         }
         let bounds = self.bounds(sequences);
         let pairs = self.pairs(&bounds);
-        let slots = self.act.tokens().div_ceil(CHUNK);
-        let mut checkpoints = self.act.pool().act_f32(slots, self.shape.heads * slices * rows * SLICE);
+        // As many floats for each token, since a pool's buffers are as large as the most tokens need.
+        let floats = (self.shape.heads * slices * rows * SLICE).div_ceil(CHUNK);
+        let mut checkpoints = self.act.pool().act_f32(self.act.tokens(), floats);
         let mut u = self.by_head(self.shape.columns);
         self.walk(&bounds, &pairs, None, None, Some([&mut checkpoints, &mut u]));
         let source = KERNELS.same(&[self.act, dy, d]);

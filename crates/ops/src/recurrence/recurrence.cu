@@ -188,7 +188,7 @@ static __device__ inline void mix(float (&sums)[4][2], const float* y, float* st
 
 // A block a head, sequence and slice. `sequences` has the number of each sequence's first chunk, and that behind the last one's.
 // `states` has where each sequence's states are, [heads][rows][columns], or 0. Where given, `checkpoints` gets the states before
-// chunks but the first of a sequence, [tokens / CHUNK][heads][slices][rows][SLICE], and `u` u, [tokens][heads * columns].
+// chunks but the first of a sequence, that of a chunk from token t on at t / CHUNK - 1, [tokens / CHUNK][heads][slices][rows][SLICE], and `u` u, [tokens][heads * columns].
 KERNEL TYPED(recurrence_forward)(const act* x, u32 width, u32 values, const float* keys, const float* gates, const u32* chunks, const u32* sequences,
                                  const float* attention, const float* inverse, const float* through, const u64* states, act* out, float* checkpoints,
                                  float* u_out, u32 heads, u32 groups, u32 rows, u32 columns, u32 corrects) {
@@ -215,7 +215,7 @@ KERNEL TYPED(recurrence_forward)(const act* x, u32 width, u32 values, const floa
             return there(token, column) ? widen(x[(first + token) * width + values + u64(head) * columns + column0 + column]) : 0.0f;
         };
         if (checkpoints && chunk > sequences[blockIdx.y]) {
-            float* to = checkpoints + ((first / CHUNK * heads + head) * slices + blockIdx.z) * rows * SLICE;
+            float* to = checkpoints + (((first / CHUNK - 1) * heads + head) * slices + blockIdx.z) * rows * SLICE;
             for (u32 i = threadIdx.x; i < rows * SLICE; i += THREADS) to[i] = state[i];
         }
         float sums[4][2];
@@ -270,7 +270,7 @@ KERNEL TYPED(recurrence_backward)(const act* x, u32 width, u32 values, const flo
     for (u32 chunk = sequences[blockIdx.y + 1]; chunk-- > sequences[blockIdx.y];) {
         const u64 first = chunks[chunk];
         const u32 count = chunks[chunk + 1] - chunks[chunk];
-        const float* before = chunk > sequences[blockIdx.y] ? checkpoints + ((first / CHUNK * heads + head) * slices + blockIdx.z) * rows * SLICE : nullptr;
+        const float* before = chunk > sequences[blockIdx.y] ? checkpoints + (((first / CHUNK - 1) * heads + head) * slices + blockIdx.z) * rows * SLICE : nullptr;
         gate.load(gates, first, count, head, heads);
         const auto key = [&](u32 which) {
             return [&, which](u32 token, u32 k) { return token < count ? shape.row(keys, first + token, which, head)[k] : 0.0f; };

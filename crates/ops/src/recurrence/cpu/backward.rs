@@ -84,10 +84,10 @@ impl Pass<'_> {
     #[allow(clippy::mut_from_ref, reason = "tasks have different states")]
     unsafe fn state(&self, first: usize, head: usize) -> &mut [f32] {
         let floats = self.scan.shape.floats();
-        // SAFETY: `Memory` has all heads' states for each CHUNK tokens. The first tokens of two chunks of a sequence are CHUNK
-        // apart or more, and so are those of chunks that are no sequence's first: each has a place of its own.
+        // SAFETY: the first tokens of chunks that are no sequence's first are CHUNK apart or more, and not below CHUNK, so that each
+        // has a number of its own. Those are below `(tokens - 1) / CHUNK`: `Memory` has all heads' states for as many.
         unsafe {
-            let place = self.states.at.get().add(first / CHUNK * self.states.stride + head * floats);
+            let place = self.states.at.get().add(((first / CHUNK - 1) * self.scan.shape.heads + head) * floats);
             std::slice::from_raw_parts_mut(place, floats)
         }
     }

@@ -130,8 +130,8 @@ impl Scan<'_> {
 /// What backward needs beside its results.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// The states before chunks but the first of a sequence. A sequence that begins at token `s` has that of its token `s + n CHUNK`
-    /// at `(s + n CHUNK) / CHUNK`: `[tokens / CHUNK, heads][columns / 16][rows][16]`.
+    /// The states before chunks but the first of a sequence, those before the chunk of token `t` at `t / CHUNK - 1`:
+    /// `[tokens / CHUNK, heads][columns / 16][rows][16]`.
     states: Activation,
     /// `[tokens, heads * columns]`.
     u: Activation,
@@ -143,7 +143,8 @@ impl Memory {
     /// For so many tokens.
     pub(crate) fn new(pool: &Arc<Pool>, tokens: usize, shape: Shape, groups: usize) -> Self {
         let parts = parts(shape.heads, groups);
-        let states = pool.act_f32(tokens.div_ceil(CHUNK) * LANES, shape.heads * shape.floats() / LANES);
+        // As many floats for each token, since a pool's buffers are as large as the most tokens need.
+        let states = pool.act_f32(tokens, (shape.heads * shape.floats()).div_ceil(CHUNK));
         let u = pool.act_f32(tokens, shape.heads * shape.columns);
         Self { states, u, parts: (parts > 1).then(|| pool.act_f32(tokens, groups * parts * 2 * shape.rows)) }
     }
