@@ -1,5 +1,6 @@
 //! `tunesmith bench --kernels`: the time of each op on one shape, with bytes and operations per second, on the CPU or a
 //! GPU.
+use super::recurrent_bench;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +39,7 @@ pub struct KernelLine {
 }
 
 /// Times calls on a device, and collects the lines.
-struct Clock {
+pub(crate) struct Clock {
     device: Device,
     lines: Vec<KernelLine>,
 }
@@ -70,14 +71,21 @@ impl Clock {
         best
     }
 
-    fn line(&mut self, name: &'static str, shape: String, [bytes, operations]: [f64; 2], call: impl FnMut()) {
+    /// Times `call`, and keeps it as a line of so many bytes and operations.
+    pub(crate) fn line(
+        &mut self,
+        name: &'static str,
+        shape: String,
+        [bytes, operations]: [f64; 2],
+        call: impl FnMut(),
+    ) {
         let seconds = self.seconds(call);
         self.lines.push(KernelLine { name, shape, seconds, bytes, operations });
     }
 }
 
 /// Varying numbers in -1..1.
-fn numbers(count: usize) -> Vec<f32> {
+pub(crate) fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|index| (index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
 }
 
@@ -139,9 +147,10 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
 
     products(clock, [hidden, wide], &x, &mut up)?;
     drop(up);
-    if let Some(spec) = arch.blocks.first().and_then(|block| block.attention()) {
+    if let Some(spec) = arch.blocks.iter().find_map(|block| block.attention()) {
         heads(clock, pool, spec, act);
     }
+    recurrent_bench::lines(clock, arch, act);
 
     let (table, ids) = (Array::<f32>::zeros(device, 1024 * hidden), vec![7u32; tokens]);
     clock.line("embedding", shape(hidden), [floats(2 * all), 0.0], || {

@@ -5,5 +5,6 @@ pub mod bench_cache;
 pub mod decode_bench;
 pub mod kernels_bench;
 pub mod ranks_bench;
+mod recurrent_bench;
 pub mod sweep;
 pub mod training;

@@ -134,6 +134,7 @@ pub mod recurrence;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
+mod scratch;
 pub mod sgd;
 pub mod simd;
 pub mod softcap;

@@ -1,11 +1,11 @@
 //! Single queries, each against a text's cache. The result is that of [`super::forward`] to the last bit: the same sums
 //! in the same order, only with keys and features in the vector's lanes where the batch has queries.
 use super::forward::{KEY_PANELS, start};
-use super::{Cutter, with_scratch};
 use crate::activation::{Activation, LANES};
 use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
 use crate::par::{self, Shared};
+use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Window;
 use std::ops::Range;

@@ -1,7 +1,6 @@
-//! Cuts a sequence out of an activation: attention works on panels that begin with the sequence's first token.
+//! Cuts a sequence out of an activation: attention and recurrences work on panels that begin with the sequence's first token.
+use super::LANES;
 use std::ops::Range;
-
-use crate::activation::LANES;
 
 /// Copies `tokens` and `features` of an activation into aligned panels `[tokens / 16, rounded up][features][16]`,
 /// multiplied by `scale`. Lanes past the end become zero.
@@ -9,7 +8,7 @@ use crate::activation::LANES;
 /// # Safety
 /// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result. Nobody
 /// writes either meanwhile.
-pub(super) unsafe fn realign(
+pub(crate) unsafe fn realign(
     from: *const f32,
     stride: usize,
     features: Range<usize>,
@@ -23,6 +22,11 @@ pub(super) unsafe fn realign(
         let lanes = (count - panel * LANES).min(LANES);
         let first = (start / LANES + panel) * stride + f0 * LANES;
         let head = lanes.min(LANES - shift);
+        if head == LANES && scale == 1.0 {
+            // SAFETY: a whole panel of the source is one of the result: `nf` vectors that lie end to end in both.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(first), to.add(panel * nf * LANES), nf * LANES) };
+            continue;
+        }
         for feature in 0..nf {
             // SAFETY: by the caller's promise the first source panel holds the first `head` lanes. The second one is
             // read only where the tokens reach into it. Its place is made by `wrapping_add`, because it may not be
@@ -51,7 +55,7 @@ pub(super) unsafe fn realign(
 /// # Safety
 /// As [`realign`], with the directions turned; the two do not overlap, and no other task reads or writes those tokens'
 /// features meanwhile.
-pub(super) unsafe fn unalign(
+pub(crate) unsafe fn unalign(
     from: *const f32,
     to: *mut f32,
     stride: usize,
@@ -64,6 +68,11 @@ pub(super) unsafe fn unalign(
         let lanes = (count - panel * LANES).min(LANES);
         let first = (start / LANES + panel) * stride + f0 * LANES;
         let head = lanes.min(LANES - shift);
+        if head == LANES {
+            // SAFETY: as in `realign`.
+            unsafe { std::ptr::copy_nonoverlapping(from.add(panel * nf * LANES), to.add(first), nf * LANES) };
+            continue;
+        }
         for feature in 0..nf {
             // SAFETY: as in `realign`: the second panel of `to` is written only where the tokens reach into it (a copy
             // of nothing needs no memory). The two do not overlap: `from` is a task's scratch.
