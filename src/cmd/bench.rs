@@ -307,9 +307,7 @@ fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_b
 fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
     let mut lines = choose_batch::lines(sweep.budget, &found.passes, &found.reasons, &found.sizes);
-    lines.push(
-        "steps of the same rows, split in other ways (the choice first; equal splits once):".to_owned(),
-    );
+    lines.push("steps of the same rows, split in other ways (the choice first; equal splits once):".to_owned());
     for tried in &sweep.tried {
         let speed = tried.tokens_per_second.map_or("does not fit".to_owned(), |speed| format!("{speed:.1} tokens/s"));
         lines.push(format!("  {speed:>16}  {:>10}  {}", human_bytes(tried.bytes), tried.sizes));

@@ -124,6 +124,60 @@ pub fn prefetch(place: *const f32) {
     let _ = place;
 }
 
+/// A number as a matrix holds it.
+pub trait Number: Copy {
+    /// Sixteen of them, widened.
+    ///
+    /// # Safety
+    /// The features of `S`; `from` holds sixteen.
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
+    /// Eight of them, widened, in a register of AVX2.
+    ///
+    /// # Safety
+    /// AVX2; `from` holds eight.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256;
+    /// The value in single precision.
+    fn wide(self) -> f32;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 floats.
+        unsafe { S::load(from) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {
+        // SAFETY: the caller has AVX2, and `from` holds 8 floats, at any alignment.
+        unsafe { std::arch::x86_64::_mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+/// The bits of a bfloat16.
+impl Number for u16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 numbers of 16 bits.
+        unsafe { S::load_bf16(from) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {
+        // SAFETY: the caller has AVX2, and `from` holds 8 numbers of 16 bits.
+        unsafe { x86::eight_bf16(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+}
+
 /// Sixteen lanes of `f32`.
 ///
 /// # Safety
@@ -175,6 +229,24 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2i(n: Self::V) -> Self::V;
     /// The columns of 16 rows.
     unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16];
+    /// `sums[turn][lane] += sum_k row[k] x[k]` over 16 numbers of each of `16 TURNS` rows, k rising: row `lane` of a turn begins at
+    /// `rows[turn][lane]`, and holds numbers of type `T`; `x` holds 16 floats.
+    #[inline(always)]
+    unsafe fn add_rows<T: Number, const TURNS: usize>(
+        rows: &[[*const T; 16]; TURNS],
+        x: *const f32,
+        sums: &mut [Self::V; TURNS],
+    ) {
+        for (rows, sum) in rows.iter().zip(sums) {
+            // SAFETY: the caller has the features of `Self`; rows and `x` hold 16 numbers.
+            unsafe {
+                let columns = Self::turn(&rows.map(|row| T::load::<Self>(row)));
+                for (k, column) in columns.into_iter().enumerate() {
+                    *sum = Self::fma(column, Self::splat(*x.add(k)), *sum);
+                }
+            }
+        }
+    }
 
     /// `e^x` with a relative error of about 1e-7; 0 below -87.3, where the result would be subnormal.
     #[inline(always)]
