@@ -330,6 +330,33 @@ ARCHITECTURES = {
         full=True,
         number=354,
     ),
+    # Nemotron 3 Nano: experts without gates, beside an MLP.
+    "nemotron3_nano": Architecture(
+        "NemotronHConfig",
+        dict(BASE, layer_norm_epsilon=0.05, head_dim=24, tie_word_embeddings=False, layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+             mamba_num_heads=6, mamba_head_dim=10, n_groups=2, ssm_state_size=13, conv_kernel=4, chunk_size=16, time_step_min=0.4,
+             n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,
+             routed_scaling_factor=2.5),
+        "BF16",
+        lora=dict(target_modules=["in_proj", "up_proj", "down_proj"] + ATTENTION,
+                  target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj", "mixer.gate.weight"]),
+        full=True,
+        number=361,
+    ),
+    # Nemotron 3 Super: experts between two projections, three groups of two experts, of which a token goes to two.
+    "nemotron3_super": Architecture(
+        "NemotronHConfig",
+        dict(BASE, layer_norm_epsilon=0.05, head_dim=24, tie_word_embeddings=False, mlp_bias=True,
+             layers_block_type=["linear_attention", "moe", "full_attention", "mlp", "moe"], mamba_num_heads=6, mamba_head_dim=10, n_groups=2,
+             ssm_state_size=13, conv_kernel=4, chunk_size=16, time_step_min=0.4, n_routed_experts=6, num_experts_per_tok=3,
+             moe_intermediate_size=24, moe_shared_expert_intermediate_size=40, moe_latent_size=28, n_group=3, topk_group=2,
+             routed_scaling_factor=1.8),
+        "BF16",
+        lora=dict(target_modules=["in_proj", "up_proj", "down_proj", "fc1_latent_proj", "fc2_latent_proj"] + ATTENTION,
+                  target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj"]),
+        full=True,
+        number=362,
+    ),
     "deepseek_v3_dense": Architecture(
         "DeepseekV3Config",
         dict(BASE, hidden_size=52, num_key_value_heads=4, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False,

@@ -176,7 +176,14 @@ fn unsupported_features_are_refused_by_name() {
     refused("granitemoehybrid", &[("time_step_limit", json!([0.5, 0.1]))], &["time steps from 0.5 to 0.1"]);
     refused("granitemoehybrid", &[("time_step_limit", json!([0.0]))], &["time_step_limit", "two numbers"]);
     let kinds = json!(["linear_attention", "moe", "mlp"]);
-    refused("nemotron_h", &[("layers_block_type", kinds)], &["not yet: experts of Nemotron-H"]);
+    refused(
+        "nemotron_h",
+        &[("layers_block_type", kinds), ("n_shared_experts", json!(2))],
+        &["not yet: n_shared_experts"],
+    );
+    refused("nemotron3_nano", &[("output_router_logits", json!(true))], &["not yet: output_router_logits"]);
+    refused("nemotron3_nano", &[("moe_latent_size", json!(0))], &["moe_latent_size", "whole number"]);
+    refused("nemotron3_super", &[("n_group", json!(4))], &["6 experts in n_group 4"]);
     refused("nemotron_h", &[("layers_block_type", json!(["rwkv"]))], &["not yet", "rwkv"]);
     refused("nemotron_h", &[("mlp_hidden_act", json!("silu"))], &["not yet: mlp_hidden_act \"silu\"", "relu2"]);
     refused("nemotron_h", &[("sliding_window", json!(64))], &["not yet: sliding_window"]);

@@ -55,6 +55,8 @@ fn merged_models_have_the_adapter_s_logits() {
         "granite4_moe",
         "olmo_hybrid",
         "nemotron_h",
+        "nemotron3_nano",
+        "nemotron3_super",
         "glm4_moe",
         "qwen3_next",
         "lfm2_moe",

@@ -466,6 +466,8 @@ fn gradients_do_not_depend_on_what_blocks_keep() {
         "granite4_moe",
         "olmo_hybrid",
         "nemotron_h",
+        "nemotron3_nano",
+        "nemotron3_super",
         "gemma4_e2b",
         "gemma4_a4b",
     ] {

@@ -208,6 +208,8 @@ fn experts_are_predicted_as_if_they_were_used_alike() {
         "minimax_m2",
         "gemma4_a4b",
         "granite4_moe",
+        "nemotron3_nano",
+        "nemotron3_super",
     ] {
         let arch = arch(family);
         for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {

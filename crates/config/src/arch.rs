@@ -1,10 +1,10 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, GateSpec, HiddenAct, NormPlacement, PartSpec,
-    PerLayerSpec, QkNorm, RouterSpec, SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
+pub use super::experts::{Clamp, ExpertNames, Experts, RouterSpec, SharedExpert};
 pub use super::family::{Family, Gguf};
 pub use super::mixers::{DeltaNetNames, DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;

@@ -368,6 +368,8 @@ impl Source<'_> {
             names: ExpertNames::Qwen,
             clamp: None,
             biased: false,
+            gated: true,
+            latent: None,
             mxfp4: false,
         })
     }

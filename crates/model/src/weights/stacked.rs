@@ -53,12 +53,13 @@ const fn usual(feed: &'static str, gate_up: &'static [&'static str], down: &'sta
 const GATE_UP: &[&str] = &["gate_proj.weight", "up_proj.weight"];
 const DOWN: &[&str] = &["down_proj.weight"];
 
-/// All such. Gemma 4's experts are in the block itself; Granite 4's differ from Mixtral's.
-const IN_ROWS: [InRows; 5] = [
+/// All such. Gemma 4's experts are in the block itself; Granite 4's differ from Mixtral's; Nemotron-H's have no gate.
+const IN_ROWS: [InRows; 6] = [
     usual("mlp", GATE_UP, DOWN),
     usual(BLOCK, GATE_UP, DOWN),
     usual("feed_forward", &["w1.weight", "w3.weight"], &["w2.weight"]),
     usual("block_sparse_moe", &["w1.weight", "w3.weight"], &["w2.weight"]),
+    InRows { feed: "mixer", tensors: [("experts.up_proj", &["up_proj.weight"]), ("experts.down_proj", DOWN)] },
     InRows { feed: "block_sparse_moe", tensors: [("input_linear.weight", GATE_UP), ("output_linear.weight", DOWN)] },
 ];
 
