@@ -357,6 +357,17 @@ ARCHITECTURES = {
         full=True,
         number=362,
     ),
+    "lfm3": Architecture(
+        "Lfm3Config",
+        dict(BASE, norm_eps=1e-5, num_hidden_layers=5, head_dim=24, tie_word_embeddings=True, conv_L_cache=7, conv_bias=False, sliding_window=6,
+             layer_types=["conv", "sliding_attention", "full_attention", "conv", "sliding_attention"], use_sandwich_norm=True,
+             use_attention_gate=True,
+             rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=1e4),
+                                  full_attention=dict(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.5))),
+        "BF16",
+        full=True,
+        number=363,
+    ),
     "deepseek_v3_dense": Architecture(
         "DeepseekV3Config",
         dict(BASE, hidden_size=52, num_key_value_heads=4, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False,

@@ -79,7 +79,7 @@ fn the_tensors_are_those_of_the_golden_files() {
         }
         let specs = arch.tensors();
         let files = WeightFiles::open(&model_dir(name), &specs).unwrap();
-        if ["nemotron_h", "olmo_hybrid"].contains(&arch.family.model_type) {
+        if ["nemotron_h", "olmo_hybrid", "lfm3"].contains(&arch.family.model_type) {
             // Transformers names and cuts them otherwise: they are held against each other where files are opened.
             continue;
         }
@@ -184,6 +184,11 @@ fn unsupported_features_are_refused_by_name() {
     refused("nemotron3_nano", &[("output_router_logits", json!(true))], &["not yet: output_router_logits"]);
     refused("nemotron3_nano", &[("moe_latent_size", json!(0))], &["moe_latent_size", "whole number"]);
     refused("nemotron3_super", &[("n_group", json!(4))], &["6 experts in n_group 4"]);
+    let kinds = json!(["conv", "chunked_attention", "full_attention", "conv", "conv"]);
+    refused("lfm3", &[("layer_types", kinds)], &["chunked_attention"]);
+    refused("lfm3", &[("sliding_window", json!(null))], &["layer 1", "sliding_window is null"]);
+    refused("lfm3", &[("conv_L_cache", json!(17))], &["conv_L_cache is 17", "16"]);
+    refused("lfm3", &[("rope_theta", json!(1e6))], &["rope_theta", "rope_parameters"]);
     refused("nemotron_h", &[("layers_block_type", json!(["rwkv"]))], &["not yet", "rwkv"]);
     refused("nemotron_h", &[("mlp_hidden_act", json!("silu"))], &["not yet: mlp_hidden_act \"silu\"", "relu2"]);
     refused("nemotron_h", &[("sliding_window", json!(64))], &["not yet: sliding_window"]);

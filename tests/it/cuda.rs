@@ -33,6 +33,7 @@ fn families_train_as_peft_on_a_gpu() {
             "gemma4_e2b",
             "gemma4_a4b",
             "granite4_moe",
+            "lfm3",
             "nemotron3_super",
         ] {
             check_training(family, &mut check_passes(family));

@@ -62,6 +62,7 @@ fn merged_models_have_the_adapter_s_logits() {
         "lfm2_moe",
         "afmoe",
         "minimax_m2",
+        "lfm3",
         "gemma4_e2b",
         "gemma4_31b",
         "gemma4_a4b",

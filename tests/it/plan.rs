@@ -103,6 +103,7 @@ fn buffers_are_predicted_to_the_byte() {
         "gemma4_31b",
         "gemma4_unified",
         "deepseek_v3_dense",
+        "lfm3",
     ];
     let mut count = 0;
     for family in families {

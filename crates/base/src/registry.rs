@@ -125,6 +125,7 @@ macro_rules! families {
             deepseek_v2,
             glm4_moe_lite,
             mistral4,
+            lfm3,
         }
     };
 }

@@ -143,6 +143,8 @@ pub enum GateSpec {
     Beside,
     /// From `gate_proj`, which is as wide as the queries (`AFMoE`).
     Own,
+    /// From `g_proj`, which gives a number for each head (LFM3).
+    Heads,
 }
 
 impl AttentionSpec {

@@ -253,8 +253,10 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
-        if attention.gate == GateSpec::Own {
-            linears.push(of("gate_proj", width, hidden, false));
+        match attention.gate {
+            GateSpec::Own => linears.push(of("gate_proj", width, hidden, false)),
+            GateSpec::Heads => linears.push(of("g_proj", attention.num_heads, hidden, false)),
+            GateSpec::None | GateSpec::Beside => {}
         }
         if attention.k_eq_v && attention.kv_from.is_none() {
             linears.truncate(2);

@@ -85,6 +85,7 @@ impl Builder<'_> {
             GateSpec::None => OutputGate::None,
             GateSpec::Beside => OutputGate::Beside,
             GateSpec::Own => OutputGate::Own(Projections::apart([linear(self, "gate_proj")?])),
+            GateSpec::Heads => OutputGate::Heads(Projections::apart([linear(self, "g_proj")?])),
         };
         let sinks = format!("{module}.sinks");
         let sinks = arch.sinks.then(|| self.tensors.weight(&sinks)).transpose()?;

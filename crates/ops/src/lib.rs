@@ -57,6 +57,7 @@
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
+//! | [`feature_repeat`] | `y[t, f * times + i] = x[t, f]`: a head's gate for all of its features; the gradient's sums |
 //! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square |
 //!
 //! | experts | |
@@ -112,6 +113,7 @@ pub mod elementwise;
 pub mod ema;
 pub mod embedding;
 pub mod factor;
+pub mod feature_repeat;
 pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
