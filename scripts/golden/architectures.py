@@ -368,6 +368,15 @@ ARCHITECTURES = {
         full=True,
         number=363,
     ),
+    "muse_glimmer": Architecture(
+        "MuseGlimmerTextConfig",
+        # Full attention without positions in the first and the last block.
+        dict(BASE, rms_norm_eps=1e-5, num_hidden_layers=5, head_dim=24, tie_word_embeddings=False, intermediate_size=72, sliding_window=6,
+             post_norm_eps=1e-8, qk_scale_factor=2.3, output_multiplier=0.6, final_logit_softcapping=2.0),
+        "BF16",
+        full=True,
+        number=364,
+    ),
     "deepseek_v3_dense": Architecture(
         "DeepseekV3Config",
         dict(BASE, hidden_size=52, num_key_value_heads=4, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False,

@@ -136,7 +136,12 @@ fn describe(arch: &Arch) -> String {
         line("rotary", format!("base {}, {} of {width} features, {}", rope.theta, rope.rotary_dim, rope.scaling));
     }
     if arch.qk_norm != QkNorm::None {
-        line("norms on q and k", if arch.qk_norm == QkNorm::Head { "a head" } else { "all heads" }.to_string());
+        let kind = match arch.qk_norm {
+            QkNorm::Whole => "all heads",
+            QkNorm::Weightless => "a head, without weights",
+            QkNorm::Head | QkNorm::None => "a head",
+        };
+        line("norms on q and k", kind.to_string());
     }
     // Blocks differ: each module once, by its name and shape.
     let mut seen = BTreeSet::new();

@@ -189,6 +189,13 @@ fn unsupported_features_are_refused_by_name() {
     refused("lfm3", &[("sliding_window", json!(null))], &["layer 1", "sliding_window is null"]);
     refused("lfm3", &[("conv_L_cache", json!(17))], &["conv_L_cache is 17", "16"]);
     refused("lfm3", &[("rope_theta", json!(1e6))], &["rope_theta", "rope_parameters"]);
+    refused(
+        "muse_glimmer",
+        &[("layer_rope_theta", json!([0, 1e4, 1e4, 5e5, 0]))],
+        &["not yet: layer_rope_theta", "500000"],
+    );
+    refused("muse_glimmer", &[("layer_rope_theta", json!([0, 1e4]))], &["layer_rope_theta has 2 entries"]);
+    refused("muse_glimmer", &[("hidden_activation", json!("relu"))], &["not yet: hidden_activation"]);
     refused("nemotron_h", &[("layers_block_type", json!(["rwkv"]))], &["not yet", "rwkv"]);
     refused("nemotron_h", &[("mlp_hidden_act", json!("silu"))], &["not yet: mlp_hidden_act \"silu\"", "relu2"]);
     refused("nemotron_h", &[("sliding_window", json!(64))], &["not yet: sliding_window"]);

@@ -34,6 +34,7 @@ fn families_train_as_peft_on_a_gpu() {
             "gemma4_a4b",
             "granite4_moe",
             "lfm3",
+            "muse_glimmer",
             "nemotron3_super",
         ] {
             check_training(family, &mut check_passes(family));

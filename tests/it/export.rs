@@ -63,6 +63,7 @@ fn merged_models_have_the_adapter_s_logits() {
         "afmoe",
         "minimax_m2",
         "lfm3",
+        "muse_glimmer",
         "gemma4_e2b",
         "gemma4_31b",
         "gemma4_a4b",

@@ -104,6 +104,7 @@ fn buffers_are_predicted_to_the_byte() {
         "gemma4_unified",
         "deepseek_v3_dense",
         "lfm3",
+        "muse_glimmer",
     ];
     let mut count = 0;
     for family in families {

@@ -126,6 +126,7 @@ macro_rules! families {
             glm4_moe_lite,
             mistral4,
             lfm3,
+            muse_glimmer,
         }
     };
 }

@@ -45,6 +45,8 @@ pub enum QkNorm {
     None,
     /// A weight of `[head_dim]`, which all heads share.
     Head,
+    /// No weights: each head has a mean square of 1 (Muse Glimmer).
+    Weightless,
     /// A weight of `[heads * head_dim]` over all heads together.
     Whole,
 }

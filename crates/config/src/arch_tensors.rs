@@ -185,7 +185,7 @@ impl Arch {
     /// Lengths of the q and k norm weights of a block.
     fn qk_norm_sizes(&self, attention: &AttentionSpec) -> [Option<usize>; 2] {
         match self.qk_norm {
-            QkNorm::None => [None; 2],
+            QkNorm::None | QkNorm::Weightless => [None; 2],
             QkNorm::Head => [Some(attention.head_dim); 2],
             QkNorm::Whole => [Some(attention.query_size()), Some(attention.kv_size())],
         }

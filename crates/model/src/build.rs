@@ -209,7 +209,11 @@ impl Builder<'_> {
             blocks.push(block);
         }
         self.tensors.params.begin_segment();
-        let norm = self.tensors.norm(&arch.final_norm())?;
+        let mut norm = self.tensors.norm(&arch.final_norm())?;
+        if arch.plain_final_norm {
+            norm.offset = 0.0;
+        }
+        let embedding_norm = arch.embedding_norm.then(|| self.tensors.weightless(arch.hidden_size));
         let head = if arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             embedding.clone()
@@ -233,7 +237,7 @@ impl Builder<'_> {
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
-        let segments = Segments { embedding, per_layer, vision, blocks, head };
+        let segments = Segments { embedding, embedding_norm, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
@@ -287,7 +291,10 @@ impl Builder<'_> {
             PartSpec::PerLayer => Part::PerLayer(Box::new(self.per_layer_gate(layer, linears)?)),
         };
         let join = match spec.post_norm {
-            Some(name) => Join::Normed(self.norm(layer, name)?),
+            Some(name) => {
+                let norm = self.norm(layer, name)?;
+                Join::Normed(Norm { eps: self.arch.post_norm_eps.map_or(norm.eps, |eps| eps as f32), ..norm })
+            }
             None if self.arch.residual_scale == 1.0 => Join::Plain,
             None => Join::Scaled(self.arch.residual_scale as f32),
         };

@@ -7,7 +7,9 @@ use crate::quant::{Format, encode};
 use crate::rms_norm::Gain;
 use crate::rope::Rope;
 use crate::testing::{each_engine, numbers};
-use crate::{block_diagonal, dropout, elementwise, embedding, feature_scale, gated_mlp, noise, rms_norm};
+use crate::{
+    block_diagonal, dropout, elementwise, embedding, feature_repeat, feature_scale, gated_mlp, noise, rms_norm,
+};
 use half::{bf16, f16};
 use std::sync::Arc;
 use tunesmith_device::{Array, Device};
