@@ -40,6 +40,8 @@ PROCESSORS = [
     ("clip_larger_crop", "CLIPImageProcessor", dict(size={"shortest_edge": 16}, crop_size={"height": 40, "width": 24})),
     ("dinov2", "BitImageProcessor", dict(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28})),
     ("llava", "LlavaImageProcessor", dict(size=EDGE, crop_size={"height": 24, "width": 24}, do_pad=True)),
+    ("llava_onevision", "LlavaOnevisionImageProcessor",
+     dict(size=SMALL, image_grid_pinpoints=[[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32], [128, 32]])),
     ("gemma3", "Gemma3ImageProcessor", dict(size=SMALL)),
     ("idefics3", "Idefics3ImageProcessor", dict(size={"longest_edge": 70}, max_image_size={"longest_edge": 32})),
     ("smolvlm", "SmolVLMImageProcessor", dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32})),

@@ -32,6 +32,8 @@ pub struct Processing {
     pub rescale: Option<f64>,
     /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
     pub normalize: Option<[[f32; 3]; 2]>,
+    /// With [`Size::AnyRes`]: the heights and widths that it may get before it is cut.
+    pub grids: Vec<[u32; 2]>,
     /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
     pub frames: usize,
 }
@@ -66,6 +68,12 @@ pub enum Size {
         least: u32,
         /// The most tiles.
         most: u32,
+    },
+    /// The picture is shown as a whole in the size of a tile. Where it is alone in its row, it is also resized within one of
+    /// [`Processing::grids`], put in its middle, and cut into square tiles (LLaVA-OneVision).
+    AnyRes {
+        /// The side of a tile.
+        tile: u32,
     },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
@@ -167,6 +175,14 @@ const CLASSES: &[Class] = &[
         normal: OPENAI,
     },
     Class {
+        name: "LlavaOnevisionImageProcessor",
+        older: "",
+        size: Size::AnyRes { tile: 384 },
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: OPENAI,
+    },
+    Class {
         name: "Qwen2VLImageProcessor",
         older: "",
         size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2 },
@@ -245,20 +261,40 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     }
     let rescale = source.positive("rescale_factor", 1.0 / 255.0)?;
     let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
+    let any_res = matches!(class.size, Size::AnyRes { .. });
+    if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {
+        return Err(source.not_yet("do_resize: false or a crop_size for LlavaOnevisionImageProcessor"));
+    }
+    let grids = if any_res { grids(source)?.unwrap_or_else(super::joined::usual_grids) } else { Vec::new() };
     Ok(Processing {
         class: class.name,
-        square: squared.then(|| mean.map(|mean| (mean * 255.0) as u8)),
+        square: (squared || any_res).then(|| mean.map(|mean| (mean * 255.0) as u8)),
         size: if source.flag("do_resize", true)? { size(source, class)? } else { Size::Kept },
         resample: resample(source, class.resample)?,
         backend: Backend::default(),
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
+        grids,
         frames: match class.size {
             Size::Pixels { .. } => source.size_up_to("temporal_patch_size", Some(2), 64)?,
             _ => 1,
         },
     })
+}
+
+/// `image_grid_pinpoints`, heights and widths, if it is there.
+pub(super) fn grids(source: &Source<'_>) -> Result<Option<Vec<[u32; 2]>>> {
+    let key = "image_grid_pinpoints";
+    let Some(value) = source.get(key) else { return Ok(None) };
+    let side = |value: &Value| value.as_u64().filter(|side| (1..=MOST as u64).contains(side)).map(|side| side as u32);
+    let pair = |pair: &Value| match pair.as_array().map(Vec::as_slice) {
+        Some([height, width]) => Some([side(height)?, side(width)?]),
+        _ => None,
+    };
+    let list = value.as_array().filter(|list| (1..=MOST).contains(&list.len()));
+    let found = list.and_then(|list| list.iter().map(pair).collect());
+    found.map(Some).ok_or_else(|| source.mismatch(key, "a list of [height, width]"))
 }
 
 fn channels(source: &Source<'_>, key: &str, default: [f32; 3]) -> Result<[f32; 3]> {
@@ -307,6 +343,18 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    if let Size::AnyRes { tile } = class.size {
+        let Some(size) = sizes(source, "size") else { return Ok(Size::AnyRes { tile }) };
+        if size.has("shortest_edge") {
+            return side(&size, "shortest_edge").map(|tile| Size::AnyRes { tile });
+        }
+        let [height, width] = [side(&size, "height")?, side(&size, "width")?];
+        return if height == width {
+            Ok(Size::AnyRes { tile: height })
+        } else {
+            Err(source.mismatch("size", "square tiles"))
+        };
     }
     if let Size::Canvas { tile, least, most, .. } = class.size {
         let tile = match sizes(source, "size") {

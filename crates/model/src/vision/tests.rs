@@ -44,7 +44,7 @@ fn pixels(stored: &(Vec<usize>, Vec<f32>), patch: usize) -> Vec<Arc<Pixels>> {
                 }
             }
         }
-        Arc::new(Pixels { patches, tiles: vec![tile] })
+        Arc::new(Pixels { patches, tiles: vec![tile], joined: None })
     };
     (0..count).map(of).collect()
 }
