@@ -170,6 +170,9 @@ fn models_that_see_train_and_answer_from_the_command_line() {
     for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl", "llava_onevision"] {
         whole(&seeing(name), &[]);
     }
+    let naflex = json!({"image_processor_type": "Siglip2ImageProcessor", "patch_size": 8, "max_num_patches": 20});
+    let naflex = paired_with("naflex", &naflex);
+    whole(&naflex, &[&encoder(&naflex), "data.packing: true"]);
     // Fewer pixels take fewer tokens.
     let qwen = seeing("qwen2_5_vl");
     whole(&qwen, &["data.packing: true", "model.max_seq_len: 96", "train.gradient_checkpointing: true"]);

@@ -95,6 +95,15 @@ impl Sight {
             // InternVL's processor cuts pictures, whatever that of the images says.
             *cut = true;
         }
+        if vision.encoder.channels_last != processing.channels_last {
+            return Err(Error::model(format!(
+                "{}: {} does not prepare pictures for an encoder of {}",
+                folder.display(),
+                processing.class,
+                vision.encoder.family
+            ))
+            .hint("preprocessor_config.json must be the encoder's own"));
+        }
         let cuts_alone = matches!(processing.size, Size::AnyRes { .. });
         let grids = processing.grids.clone();
         let mut processor = Processor::new(processing, vision.encoder.patch_size);

@@ -95,6 +95,15 @@ impl Processor {
                 steps.push((wide * columns, tall * rows));
                 split = (columns * rows > 1).then_some((rows as usize, columns as usize));
             }
+            Size::MostPatches { most, patch } => {
+                if patch != self.patch {
+                    return Err(Error::data(format!(
+                        "patches of {patch} pixels a side in preprocessor_config.json, {} in config.json",
+                        self.patch
+                    )));
+                }
+                steps.push(most_patches(width, height, patch, most));
+            }
             Size::Pixels { least, most, merge } => {
                 steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
             }
@@ -204,6 +213,14 @@ impl Processor {
         let frames = self.processing.frames;
         patches.reserve(tile.rows * tile.columns * patch * patch * 3 * frames);
         for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+            if self.processing.channels_last {
+                for line in 0..patch {
+                    let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
+                    let values = picture.rgb[start * 3..(start + patch) * 3].iter().enumerate();
+                    patches.extend(values.map(|(at, value)| tables[at % 3][usize::from(*value)]));
+                }
+                continue;
+            }
             for (channel, table) in tables.iter().enumerate().flat_map(|of| std::iter::repeat_n(of, frames)) {
                 for line in 0..patch {
                     let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
@@ -270,6 +287,30 @@ fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Resu
         near
     };
     Ok((width as u32, height as u32))
+}
+
+/// The largest size with sides of multiples of a patch, each at most a patch longer than in proportion, and so many patches:
+/// `get_image_size_for_max_num_patches` of `transformers.models.siglip2.image_processing_siglip2`.
+fn most_patches(width: u32, height: u32, patch: u32, most: u32) -> (u32, u32) {
+    const NEAR: f64 = 1e-5;
+    let scaled = |scale: f64| {
+        [width, height].map(|side| {
+            let patches = (f64::from(side) * scale / f64::from(patch)).ceil();
+            patches.max(1.0) * f64::from(patch)
+        })
+    };
+    let (mut least, mut largest) = (NEAR / 10.0, 100.0);
+    while largest - least >= NEAR {
+        let scale = f64::midpoint(least, largest);
+        let [wide, high] = scaled(scale).map(|side| side / f64::from(patch));
+        if high * wide <= f64::from(most) {
+            least = scale;
+        } else {
+            largest = scale;
+        }
+    }
+    let [width, height] = scaled(least);
+    (width as u32, height as u32)
 }
 
 /// Columns and rows of the grid of tiles whose shape is nearest to the picture's: `get_optimal_tiled_canvas` of

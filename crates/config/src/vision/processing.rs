@@ -32,6 +32,8 @@ pub struct Processing {
     pub rescale: Option<f64>,
     /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
     pub normalize: Option<[[f32; 3]; 2]>,
+    /// Whether the channels of a pixel stand side by side in a patch, and not each channel's pixels (SigLIP 2 NaFlex).
+    pub channels_last: bool,
     /// With [`Size::AnyRes`]: the heights and widths that it may get before it is cut.
     pub grids: Vec<[u32; 2]>,
     /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
@@ -74,6 +76,13 @@ pub enum Size {
     AnyRes {
         /// The side of a tile.
         tile: u32,
+    },
+    /// Sides about in proportion and multiples of a patch, as large as so many patches allow (SigLIP 2 NaFlex).
+    MostPatches {
+        /// The most patches.
+        most: u32,
+        /// The side of a patch in pixels.
+        patch: u32,
     },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
@@ -191,6 +200,14 @@ const CLASSES: &[Class] = &[
         normal: OPENAI,
     },
     Class {
+        name: "Siglip2ImageProcessor",
+        older: "",
+        size: Size::MostPatches { most: 256, patch: 16 },
+        resample: Resample::Bilinear,
+        crops: false,
+        normal: HALF,
+    },
+    Class {
         name: "SiglipImageProcessor",
         older: "",
         size: SQUARE,
@@ -275,6 +292,7 @@ fn read(source: &Source<'_>) -> Result<Processing> {
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
+        channels_last: matches!(class.size, Size::MostPatches { .. }),
         grids,
         frames: match class.size {
             Size::Pixels { .. } => source.size_up_to("temporal_patch_size", Some(2), 64)?,
@@ -343,6 +361,11 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    if let Size::MostPatches { most, patch } = class.size {
+        let most = source.size_up_to("max_num_patches", Some(most as usize), MOST)? as u32;
+        let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
+        return Ok(Size::MostPatches { most, patch });
     }
     if let Size::AnyRes { tile } = class.size {
         let Some(size) = sizes(source, "size") else { return Ok(Size::AnyRes { tile }) };

@@ -73,7 +73,11 @@ impl Encoder {
         let patch = self.name(names.patch);
         let side = self.patch_size;
         let frames = self.frames.map(|frames| vec![frames]).unwrap_or_default();
-        let shape = [vec![hidden, self.channels], frames, vec![side; 2]].concat();
+        let shape = if self.channels_last {
+            vec![hidden, self.patch_values()]
+        } else {
+            [vec![hidden, self.channels], frames, vec![side; 2]].concat()
+        };
         tensors.push(tensor(format!("{patch}.weight"), &shape));
         if self.patch_bias {
             tensors.push(tensor(format!("{patch}.bias"), &[hidden]));
