@@ -17,6 +17,9 @@ const SLICE: usize = 32;
 const DEPTH: usize = 32;
 const PITCH: usize = 65;
 const THREADS: u32 = 256;
+/// Floats of shared memory beside a state's, of the walk forward and of that back.
+const FORWARD: usize = 2 * CHUNK * SLICE + DEPTH * PITCH;
+const BACKWARD: usize = 3 * CHUNK * SLICE + DEPTH * PITCH + CHUNK * (PITCH + CHUNK);
 
 /// A recurrence over an activation.
 pub(crate) struct Scan<'a> {
@@ -151,7 +154,7 @@ impl Scan<'_> {
             checkpoints,
             u,
         ];
-        let grid = self.grid(bounds, 2 * CHUNK * SLICE + DEPTH * PITCH);
+        let grid = self.grid(bounds, FORWARD);
         let args = [&self.operands(bounds, pairs)[..], &args, &self.sizes()].concat();
         cuda::launch(device, source, "recurrence_forward", grid, &args);
     }
@@ -190,7 +193,7 @@ impl Scan<'_> {
             (&mut parts.keys).into(),
             (&mut parts.gates).into(),
         ];
-        let grid = self.grid(&bounds, 3 * CHUNK * SLICE + DEPTH * PITCH + CHUNK * (PITCH + CHUNK));
+        let grid = self.grid(&bounds, BACKWARD);
         let args = [&self.operands(&bounds, &pairs)[..], &args, &self.sizes()].concat();
         cuda::launch(self.act.device(), source, "recurrence_backward", grid, &args);
         parts
@@ -200,4 +203,15 @@ impl Scan<'_> {
 /// Bytes of so many floats.
 const fn floats(count: usize) -> u32 {
     (count * size_of::<f32>()) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every GPU from compute capability 8.0 on gives a block 99 KiB. Gates and sums have 2.5 KiB of these.
+    #[test]
+    fn states_of_256_rows_have_room_on_every_gpu() {
+        assert!(floats(256 * SLICE + BACKWARD) + (5 << 9) <= 99 << 10);
+    }
 }
