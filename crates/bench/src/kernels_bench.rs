@@ -1,11 +1,9 @@
-//! `tunesmith bench --kernels`: the time of each op on one shape, with bytes and operations per second, on the CPU or a
-//! GPU.
+//! `tunesmith bench --kernels`: the time of each op on one shape, as bytes and operations a second, on the CPU or a GPU.
+use super::clock::{Clock, numbers};
 use super::recurrent_bench;
-use serde::Serialize;
 use std::sync::Arc;
-use std::time::Instant;
 use tunesmith_base::error::Result;
-use tunesmith_device::{Array, Device, gpu, memory};
+use tunesmith_device::{Array, Device, memory};
 use tunesmith_ops::activation::{Activation, Number, Pool};
 use tunesmith_ops::attention::{self, Heads, Saved, Scores};
 use tunesmith_ops::gated_mlp::{self, Gate};
@@ -20,74 +18,7 @@ use tunesmith_ops::{adamw, elementwise, embedding};
 use half::bf16;
 use tunesmith_config::arch::{Arch, AttentionSpec};
 
-/// Seconds to measure a kernel.
-const SECONDS: f64 = 0.4;
-
-/// One op.
-#[derive(Debug, Clone, Serialize)]
-pub struct KernelLine {
-    /// The op, and its direction.
-    pub name: &'static str,
-    /// Its operands' shapes.
-    pub shape: String,
-    /// Seconds of one call: the best of several rounds.
-    pub seconds: f64,
-    /// Bytes that it must read and write, each operand once.
-    pub bytes: f64,
-    /// Floating-point operations, two per multiply-add; 0 for ops that only move numbers.
-    pub operations: f64,
-}
-
-/// Times calls on a device, and collects the lines.
-pub(crate) struct Clock {
-    device: Device,
-    lines: Vec<KernelLine>,
-}
-
-impl Clock {
-    fn synchronize(&self) {
-        if let Device::Cuda(ordinal) = self.device {
-            gpu::synchronize(ordinal);
-        }
-    }
-
-    /// Seconds of one call: the best of several rounds of many calls.
-    fn seconds(&self, mut call: impl FnMut()) -> f64 {
-        call();
-        self.synchronize();
-        let once = Instant::now();
-        call();
-        self.synchronize();
-        let calls = (SECONDS / 8.0 / once.elapsed().as_secs_f64().max(1e-6)).ceil().clamp(1.0, 10_000.0) as u32;
-        let (mut best, begin) = (f64::INFINITY, Instant::now());
-        while begin.elapsed().as_secs_f64() < SECONDS || best.is_infinite() {
-            let round = Instant::now();
-            for _ in 0..calls {
-                call();
-            }
-            self.synchronize();
-            best = best.min(round.elapsed().as_secs_f64() / f64::from(calls));
-        }
-        best
-    }
-
-    /// Times `call`, and keeps it as a line of so many bytes and operations.
-    pub(crate) fn line(
-        &mut self,
-        name: &'static str,
-        shape: String,
-        [bytes, operations]: [f64; 2],
-        call: impl FnMut(),
-    ) {
-        let seconds = self.seconds(call);
-        self.lines.push(KernelLine { name, shape, seconds, bytes, operations });
-    }
-}
-
-/// Varying numbers in -1..1.
-pub(crate) fn numbers(count: usize) -> Vec<f32> {
-    (0..count).map(|index| (index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
-}
+pub use super::clock::KernelLine;
 
 /// Times each op on rows of `tokens` tokens of the architecture's sizes; `narrow`: with activations in bfloat16, on a GPU.
 ///
@@ -95,7 +26,7 @@ pub(crate) fn numbers(count: usize) -> Vec<f32> {
 /// [`tunesmith_base::Kind::Memory`]: no room for an op's operands. [`tunesmith_base::Kind::Device`].
 pub fn measure(device: Device, arch: &Arch, tokens: usize, narrow: bool) -> Result<Vec<KernelLine>> {
     memory::guarded(|| {
-        let mut clock = Clock { device, lines: Vec::new() };
+        let mut clock = Clock::new(device);
         let pool = Pool::on(device);
         if narrow {
             pool.set_number(Number::Bf16);

@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod bench_cache;
+mod clock;
 pub mod decode_bench;
 pub mod kernels_bench;
 pub mod ranks_bench;

@@ -1,7 +1,6 @@
 //! The lines of `tunesmith bench --kernels` for recurrent mixers: the first of each kind that the architecture has.
-use super::kernels_bench::{Clock, numbers};
-use tunesmith_config::arch::Arch;
-use tunesmith_config::arch::PartSpec;
+use super::clock::{Clock, numbers};
+use tunesmith_config::arch::{Arch, PartSpec};
 use tunesmith_device::Array;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::causal_conv1d::{self, Conv};
