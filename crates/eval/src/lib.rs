@@ -4,6 +4,7 @@ pub mod chat;
 mod eval_split;
 mod generate;
 pub mod metrics;
+mod reasoning;
 mod row_generator;
 pub mod sample;
 mod settings;
@@ -13,6 +14,7 @@ mod watcher;
 
 pub use eval_split::{AnsweredRow, EvalSplit};
 pub use generate::{generate, generate_with_images};
+pub use reasoning::SplitAnswer;
 pub use row_generator::{EvalExample, RowGenerator};
 pub use settings::{Settings, Strategy};
 pub use stop_strings::AnswerDecoder;
