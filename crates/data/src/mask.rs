@@ -264,8 +264,12 @@ impl Finder<'_> {
         if let Some(prompt) = &prompt
             && let Some((shared, length)) = header
             && (others_end.is_some() || shared == length)
-            && let Some(start) = self.behind_header(index, &prompt.text, &text[..whole_characters(text, shared)])
-            && start >= others_end.unwrap_or(0)
+            && let Some(start) = self.behind_header(
+                index,
+                &prompt.text,
+                &text[..whole_characters(text, shared)],
+                others_end.unwrap_or(0),
+            )
         {
             return Some(start);
         }
@@ -282,7 +286,8 @@ impl Finder<'_> {
     /// Where the header of message `index` ends in `text`, which ends after that header: the last place with the same
     /// text before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is
     /// ignored.
-    fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
+    /// Earlier turns, up to the byte `from`, may have that text too.
+    fn behind_header(&self, index: usize, prompt: &str, text: &str, from: usize) -> Option<usize> {
         let before = self.probe_first(index, false)?.text;
         let asked = common_bytes(&before, prompt);
         let ends = self.boundaries(prompt);
@@ -290,7 +295,8 @@ impl Finder<'_> {
         std::iter::once(prompt.len()).chain(candidates).find_map(|end| {
             let begins = ends.iter().rev().copied().find(|&at| !prompt[at.min(end)..end].trim().is_empty());
             let piece = &prompt[begins.unwrap_or(0)..end];
-            text.rfind(piece).filter(|_| !piece.trim().is_empty()).map(|at| at + piece.len())
+            let place = text.rfind(piece).filter(|_| !piece.trim().is_empty()).map(|at| at + piece.len());
+            place.filter(|&place| place >= from)
         })
     }
 
