@@ -153,6 +153,11 @@ pub(super) fn print_answer(text: &str) -> Result<()> {
     if std::io::stdout().is_terminal() { print_bytes(escaped(text).as_bytes()) } else { print_bytes(text.as_bytes()) }
 }
 
+/// Writes reasoning to standard error, dim in a terminal, so that standard output has the answer alone.
+pub(super) fn print_reasoning(text: &str) {
+    print_text(&Style::Dim.paint(text, stderr_colour()));
+}
+
 fn print_bytes(bytes: &[u8]) -> Result<()> {
     if super::streams::stdout_is_closed() {
         return Err(Error::new(crate::Kind::Io, "cannot write standard output: it is closed")

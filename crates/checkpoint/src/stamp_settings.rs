@@ -122,6 +122,7 @@ mod tests {
         "data.template_path",
         "data.chat_template",
         "data.template_date",
+        "data.chat_template_kwargs",
         "data.split",
         "data.min_length",
         "data.max_length",

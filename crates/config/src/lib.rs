@@ -45,6 +45,7 @@ mod source;
 pub mod stored_format;
 mod suggest;
 pub mod task;
+mod template_kwargs;
 mod tensor_specs;
 mod tied;
 mod unsupported_keys;
@@ -82,6 +83,7 @@ pub use schema::{
 pub use shapes::shape;
 pub use source::{Setting, Source};
 pub use suggest::nearest;
+pub use template_kwargs::{RESERVED_KWARGS, TemplateKwargs};
 pub use unused_keys::unused_keys;
 pub use validate::greater_is_better;
 pub use value::{ConfigValue, Node, Patterns, Refusal};

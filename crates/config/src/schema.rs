@@ -13,6 +13,7 @@ use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
 use super::mixed_values::{BeamStop, DeviceChoice, Resume};
 use super::option::{self, Range, section};
+use super::template_kwargs::TemplateKwargs;
 use super::value::Patterns;
 use std::path::PathBuf;
 
@@ -466,6 +467,10 @@ section! {
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that chat templates insert as today's, such as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
+        /// Variables for the chat template, as in Transformers and vLLM: `{enable_thinking: false}`, `{reasoning_effort: high}`,
+        /// `{preserve_thinking: true}`. Each template has its own; one that it does not read is refused. A row's own
+        /// `chat_template_kwargs` replace them.
+        chat_template_kwargs: TemplateKwargs = TemplateKwargs::default();
         /// Treat special tokens that a message, a tool or a prompt contains (`<|im_end|>`) as plain text. Those that the template
         /// writes stay tokens. `false`: all of them are tokens, as in Transformers. Rows of plain text and `--raw` prompts always
         /// keep them.

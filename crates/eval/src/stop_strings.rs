@@ -58,11 +58,15 @@ impl AnswerDecoder<'_> {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn text(&self, answer: &Answer) -> Result<String> {
-        let mut text = self.tokenizer.decode(&answer.tokens, true)?;
+        Ok(self.cut(self.tokenizer.decode(&answer.tokens, true)?))
+    }
+
+    /// The text up to the first stop string.
+    pub fn cut(&self, mut text: String) -> String {
         if let Some(end) = first_stop(&text, self.stop_strings) {
             text.truncate(end);
         }
-        Ok(text)
+        text
     }
 
     /// Answers prompts, each with its images; `images` is empty if no prompt has any. `None` if `go_on`, which is

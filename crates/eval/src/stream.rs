@@ -11,17 +11,24 @@ pub struct TextStream {
     /// The number of ids in the text.
     taken: usize,
     text: String,
+    /// Whether the text has special tokens.
+    keeps_special: bool,
 }
 
 impl TextStream {
+    /// A stream whose text has special tokens.
+    pub fn with_special_tokens() -> Self {
+        Self { keeps_special: true, ..Self::default() }
+    }
+
     /// Adds a token and returns the new text that no later token can change; it may be empty.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<&str> {
         self.ids.push(id);
-        let before = tokenizer.decode(&self.ids[self.context..self.taken], true)?;
-        let now = tokenizer.decode(&self.ids[self.context..], true)?;
+        let before = tokenizer.decode(&self.ids[self.context..self.taken], !self.keeps_special)?;
+        let now = tokenizer.decode(&self.ids[self.context..], !self.keeps_special)?;
         let start = self.text.len();
         // An incomplete character decodes to the replacement character.
         if now.len() > before.len() && !now.ends_with('\u{fffd}') && now.is_char_boundary(before.len()) {
