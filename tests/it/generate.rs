@@ -3,7 +3,7 @@
 use crate::parity::{adapted, families, golden, load, recipe};
 use serde_json::Value;
 use std::path::Path;
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, PartSpec};
 use tunesmith::config::{Bias, Config, Dtype, Mode, Quantization};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::eval::beam::{BeamEarlyStopping, Beams};
@@ -27,6 +27,22 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+/// Whether long sequences are computed in chunks, whose sums have another order than those of a token at a time.
+fn has_chunks(model: &Model) -> bool {
+    let mut branches = model.arch.blocks.iter().flat_map(|block| &block.branches);
+    branches.any(|branch| matches!(branch.part, PartSpec::DeltaNet(_) | PartSpec::Mamba(_)))
+}
+
+/// Logits from a cache are those without one: to the bit, or with chunks within the limit of the goldens' logits.
+fn check_same(model: &Model, found: &[f32], wanted: &[f32], what: &str) {
+    if has_chunks(model) {
+        let far = found.iter().zip(wanted).map(|(found, wanted)| (found - wanted).abs()).fold(0.0, f32::max);
+        assert!(far < 5e-5, "{what}: {far}");
+    } else {
+        assert_eq!(bits(found), bits(wanted), "{what}");
+    }
+}
+
 /// Texts of several lengths go on together by pieces of several lengths; each text's logits are those of the text alone.
 pub fn check_cache(model: &Model) {
     let texts: Vec<Vec<u32>> = [(1, 40), (2, 23), (3, 61), (4, 17)].map(|(seed, length)| text(seed, length)).to_vec();
@@ -46,9 +62,10 @@ pub fn check_cache(model: &Model) {
         let logits = model.extend(&mut parts).unwrap();
         for (row, &index) in going.iter().enumerate() {
             let wanted = uncached(model, &texts[index][..ends[index]]);
-            assert_eq!(bits(&logits.row(row)), bits(&wanted), "text {index} at {}", ends[index]);
-            let largest = wanted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            assert_eq!(wanted[logits.best()[row] as usize], largest);
+            let found = logits.row(row);
+            check_same(model, &found, &wanted, &format!("text {index} at {}", ends[index]));
+            let largest = found.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(found[logits.best()[row] as usize], largest);
         }
     }
     // A text goes back and takes another turn.
@@ -56,7 +73,7 @@ pub fn check_cache(model: &Model) {
     if cache.truncate(30) {
         let other = [&texts[0][..30], &[77, 78]].concat();
         let logits = model.extend(&mut [(&mut cache, &[77, 78])]).unwrap();
-        assert_eq!(bits(&logits.row(0)), bits(&uncached(model, &other)));
+        check_same(model, &logits.row(0), &uncached(model, &other), "another turn");
     }
 }
 

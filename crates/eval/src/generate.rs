@@ -14,6 +14,9 @@ use tunesmith_model::{Drafted, Logits, Model, TextCache};
 /// Texts in a batch: a panel of the matrix products has 16 rows, which cost hardly more than one.
 const ROWS: usize = 16;
 
+/// Tokens of one text in a pass with guesses: so few that recurrences go token by token, and the answer keeps its bits.
+const SHORT: usize = ROWS - 1;
+
 /// A text that is being answered, with its caches and the tokens to feed next.
 struct Work<'a> {
     text: usize,
@@ -256,7 +259,7 @@ impl<'a> Work<'a> {
         let ([cache], [next], false) = (&self.caches[..], &mut self.next[..], self.tokens.is_empty()) else { return };
         let text = [self.prompt, &self.tokens].concat();
         let room = (settings.max_new_tokens - self.tokens.len()).min(settings.context - text.len());
-        let most = most.min(room.saturating_sub(1)).min(ROWS.saturating_sub(next.len()));
+        let most = most.min(room.saturating_sub(1)).min(SHORT.saturating_sub(next.len()));
         let guess = lookup.guess(&text, most);
         if !guess.is_empty() && model.may_draft(text.len() - 1, guess.len()) {
             self.before = Some(cache.clone());
