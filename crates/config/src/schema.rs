@@ -559,9 +559,9 @@ section! {
         length_penalty: f64 = 1.0;
         /// With beams: when the search ends.
         early_stopping: BeamStop = BeamStop::False;
-        /// Guess up to this many next tokens at once, and read them in one pass; 0 for one token at a time. A guess is what
-        /// followed the last tokens where they stood before, in the prompt or in the answer. Answers stay the same, on a GPU within
-        /// rounding. Extracts and rewrites get faster, free texts hardly. More than 14 are never guessed.
+        /// Prompt lookup decoding: guess up to this many next tokens, and read them in one pass; 0 for none.
+        /// A guess is what followed the last tokens where they stood before, in the prompt or in the answer. Answers stay the
+        /// same, on a GPU within rounding. Extracts and rewrites get faster, free texts hardly. More than 14 are never guessed.
         prompt_lookup_num_tokens: usize = 0, range Range::within(0.0, 1e6);
         /// With `prompt_lookup_num_tokens`: look for this many last tokens, then for one fewer, down to one.
         max_matching_ngram_size: usize = 2, range Range::within(1.0, 1e6);
