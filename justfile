@@ -432,7 +432,7 @@ gpu-precision: _cxx
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
 
-# redraw the pictures in docs/guides from runs of the examples (a minute; needs python3)
+# redraw the figures in docs/guides from runs of the examples (a minute; needs python3)
 [group('develop')]
 guide-pictures: _build
     "${PYTHON:-python3}" scripts/guides_svg.py "{{ tunesmith }}" docs/guides
@@ -446,7 +446,7 @@ quickstart-pretrain *ARGS: _build
     "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
     cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
 
-# make the caption example's image encoder again: draw 12,000 pictures, and train a random encoder on them (half an hour)
+# make the caption example's image encoder again: draw 12,000 images, and train a random encoder on them (half an hour)
 [group('develop')]
 caption-pretrain *ARGS: _build
     python3 examples/caption/make_pictures.py .cache/caption --train 12000 --held-out 100 --plain
