@@ -10,7 +10,7 @@
 //! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
 //! import        configurations of other toolkits, turned into ours
 //! vision        images: decoding and preprocessing
-//! data          sources, chat templates, label masks, packing, sampler state
+//! data          sources, chat templates, loss masks, packing, sampler state
 //! cpu-slice     access to numbers on the CPU as a slice, for the crates with kernels
 //! device        where tensors are (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
