@@ -42,13 +42,13 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # builds the program if its sources have changed
 @_build:
-    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2; fi; \
+    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2; fi; \
     cargo build --release --locked $quiet
 
 # build tunesmith, and show what this machine has and lacks
 [group('start here')]
 install *ARGS:
-    @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2
+    @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2
     cargo build --release --locked
     @"{{ tunesmith }}" doctor "$@"
 
