@@ -42,13 +42,13 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # builds the program if its sources have changed
 @_build:
-    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2; fi; \
+    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2; fi; \
     cargo build --release --locked $quiet
 
 # build tunesmith, and show what this machine has and lacks
 [group('start here')]
 install *ARGS:
-    @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2
+    @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled, which takes 6 to 15 minutes on two cores" >&2
     cargo build --release --locked
     @"{{ tunesmith }}" doctor "$@"
 
@@ -432,7 +432,7 @@ gpu-precision: _cxx
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
 
-# redraw the pictures in docs/guides from runs of the examples (a minute; needs python3)
+# redraw the figures in docs/guides from runs of the examples (a minute; needs python3)
 [group('develop')]
 guide-pictures: _build
     "${PYTHON:-python3}" scripts/guides_svg.py "{{ tunesmith }}" docs/guides
@@ -446,7 +446,7 @@ quickstart-pretrain *ARGS: _build
     "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
     cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
 
-# make the caption example's image encoder again: draw 12,000 pictures, and train a random encoder on them (half an hour)
+# make the caption example's image encoder again: draw 12,000 images, and train a random encoder on them (half an hour)
 [group('develop')]
 caption-pretrain *ARGS: _build
     python3 examples/caption/make_pictures.py .cache/caption --train 12000 --held-out 100 --plain

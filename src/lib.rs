@@ -5,14 +5,14 @@
 //!
 //! ```text
 //! crates/       owns
-//! base          errors and exit codes, files, memory and its budget, signals, what is registered by a line
-//! config        typed settings: YAML, includes, environment, words; Hugging Face config.json, DeepSpeed and Accelerate files
+//! base          errors and exit codes, files, memory and its budget, signals, the registry
+//! config        typed settings: YAML, includes, environment, KEY=VALUE words; Hugging Face config.json, DeepSpeed and Accelerate files
 //! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
 //! import        configurations of other toolkits, turned into ours
 //! vision        images: decoding and preprocessing
-//! data          sources, chat templates, label masks, packing, sampler state
-//! cpu-slice     the slice behind numbers on the CPU, for the crates with kernels
-//! device        where tensors lie (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
+//! data          sources, chat templates, loss masks, packing, sampler state
+//! cpu-slice     access to numbers on the CPU as a slice, for the crates with kernels
+//! device        where tensors are (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
 //! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
 //! ops           kernels, forward and backward side by side: reference, portable, AVX2, AVX-512, NEON, CUDA
 //! plan          batch arithmetic, learning rates, predictions of memory and time

@@ -1,5 +1,6 @@
-//! What a run does when a GPU refuses memory or a call fails: it goes on with the same steps, or ends with an exit code that says
-//! why, and continues from its checkpoint to the same losses. Everything that a small run asks of the driver is refused once.
+//! A GPU refuses memory, or a call fails. The run continues with the same steps, or ends with an exit code that says
+//! why and resumes from its checkpoint to the same losses. Everything that a small run asks of the driver is refused
+//! once.
 use crate::run::ends::metrics;
 use crate::run::fixture::{Fixture, said, tunesmith};
 use serde_json::Value;

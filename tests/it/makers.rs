@@ -1,5 +1,5 @@
-//! Bases in the formats of their makers: numbers as the formats' own code widens them, training on them, merges that keep them, damaged
-//! files.
+//! Bases in other quantization formats (FP8, GPTQ, AWQ, compressed-tensors, NVFP4): dequantized numbers as the formats'
+//! own code gives them, training on them, merges that keep the format, damaged files.
 use crate::parity::close;
 use crate::run::fixture::{said, tunesmith};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! gpt-oss with its experts in MXFP4: numbers and logits as Transformers widens them, training beside them, and merges that copy
-//! them.
+//! gpt-oss with its experts in MXFP4: dequantized numbers and logits as in Transformers, training with these experts
+//! frozen, and merges that copy them.
 use crate::parity::{close, tensors};
 use crate::run::fixture::{said, tunesmith};
 use std::fs;

@@ -1,5 +1,5 @@
-//! Rows with pictures from files to a trained model and its answers. Token ids and pixel values are those of the processors of
-//! Transformers (`scripts/golden/picture_chats.py`).
+//! Rows with images from files to a trained model and its answers. Token ids and pixel values are those of the
+//! processors of Transformers (`scripts/golden/picture_chats.py`).
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use crate::run::resume::straight_equals_stopped_on;
 use serde_json::{Value, json};

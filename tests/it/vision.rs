@@ -1,5 +1,5 @@
-//! Models that see pictures against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
-//! connector and encoder, greedy answers, and twenty steps.
+//! Models that read images against Transformers (`scripts/golden/vision.py`): logits, losses, gradients of adapters,
+//! connector and encoder, greedy generations, and twenty steps.
 mod golden;
 
 use crate::parity::{Tensors, close, on_gpu, put, recipe, tensors};

@@ -1,4 +1,4 @@
-//! Writes checkpoints while training goes on. Between two steps the state is copied into buffers, which are reused by later
+//! Writes checkpoints while training continues. Between two steps the state is copied into buffers, which are reused by later
 //! saves, and a thread writes the copy. At most one checkpoint is being written.
 use std::io;
 use std::path::{Path, PathBuf};

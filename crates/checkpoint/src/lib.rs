@@ -1,7 +1,7 @@
 //! Checkpoints, and the adapters and model folders that a run leaves behind.
 //!
 //! - [`publish`] writes a folder completely or not at all, with a manifest of sizes and hashes.
-//! - [`save`] and [`mod@load`] write and restore a run between two steps; [`background`] writes while training goes on.
+//! - [`save`] and [`mod@load`] write and restore a run between two steps; [`background`] writes while training continues.
 //! - [`stamp`] records what a checkpoint belongs to, [`state`] where the run stood. Resume compares both.
 //! - [`peft`] and [`folder`] give the weights the form that PEFT and Transformers load.
 //! - [`store`] finds, rotates and cleans up the checkpoints of an output directory; [`own_files`] protects files of others.

@@ -1,6 +1,6 @@
 //! Decides which rank owns which part of the trained values, in the same way for every strategy.
 //!
-//! Trained tensors lie end to end in one flat buffer, segment by segment (embedding, blocks, head). Each segment is cut
+//! Trained tensors are end to end in one flat buffer, segment by segment (embedding, blocks, head). Each segment is cut
 //! into one contiguous part per rank, rank 0 first. So a segment's gradients or values load all ranks alike:
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! packed   rank 0: its parts end to end; rank 1: likewise
 //! ```
 //!
-//! A cut lies where the optimizer allows a tensor to be cut. It does not depend on the strategy or the size of
+//! Tensors are cut only where the optimizer allows it. The cut does not depend on the strategy or the size of
 //! messages. So the gradient norm, which is summed part by part, is the same to the bit under all strategies.
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The parts of a block, beside plain attention, in which a token takes from those before it.
+//! The parts of a block, other than plain attention, in which a token reads from those before it.
 
 /// A convolution over a few tokens between two gates, `out(C * conv(B * x))` with `[B, C, x] = in_proj(h)` (LFM2).
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,14 +1,14 @@
-//! How a checkpoint holds its matrices in a format of its maker: `quantization_config` of `config.json`.
+//! How a checkpoint that is already quantized stores its matrices: `quantization_config` of `config.json`.
 //!
 //! | `quant_method` | what the files have |
 //! |---|---|
 //! | `fp8` | E4M3 with a scale for each block (`weight_block_size`), row or matrix: `DeepSeek`, Qwen, Mistral |
-//! | `gptq`, `awq` | integers of 4 bits (GPTQ also 8) with a scale and a zero for each group of a row |
+//! | `gptq`, `awq` | integers of 4 bits (GPTQ also 8) with a scale and a zero point for each group of a row |
 //! | `compressed-tensors` | integers of 4 or 8 bits, FP8, NVFP4 |
 //! | `modelopt` | FP8, NVFP4 |
 //!
-//! The files say more than this does: which matrices they hold so, and in which groups. What stands here is enough to read them, and to
-//! know what memory they take where there are no files.
+//! The files say more than this does: which matrices are quantized, and in which groups. What is here is enough to read
+//! them, and to know how much memory they take if there are no files.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

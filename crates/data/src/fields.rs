@@ -1,4 +1,4 @@
-//! Fields that a row may have beside its text: `loss_weight` and a system message.
+//! Fields that a row may have in addition to its text: `loss_weight` and a system message.
 use serde_json::{Map, Value};
 
 use super::json_type::json_type;

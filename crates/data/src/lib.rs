@@ -4,7 +4,7 @@
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)
 //!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
 //! load: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
-//!   -> pack, sampler -> batch (read from disk; pictures are read when a batch needs them)
+//!   -> pack, sampler -> batch (read from disk; images are read when a batch needs them)
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 //!

@@ -2,12 +2,12 @@
 //!
 //! A template that marks this text (`{% generation %}`) decides. With any other template, each turn is found in a
 //! rendering that ends with this turn: it begins after the prompt that inference would use, and ends with its
-//! end-of-turn token. If the template writes nothing behind an answer, the special token that begins the next message
+//! end-of-turn token. If the template writes nothing after an answer, the special token that begins the next message
 //! ends the turn.
 //!
 //! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite
-//! earlier turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged
-//! gets a rendering of its own. Token ids are never searched.
+//! earlier turns: drop their reasoning, or move the tools. Then each turn that a later rendering changes gets its own
+//! rendering. Token ids are never searched.
 use std::cell::RefCell;
 use std::ops::Range;
 

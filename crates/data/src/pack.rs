@@ -1,4 +1,4 @@
-//! Packing: several short examples in one row of at most `capacity` tokens. Each example stays a sequence of its own,
+//! Packing: several short examples in one row of at most `capacity` tokens. Each example stays a separate sequence,
 //! so packing never changes what a token attends to.
 
 /// How many rows are open at once. A small number keeps neighbors in the order near each other.

@@ -1,4 +1,4 @@
-//! Pictures in files.
+//! Images in files.
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! What a split's pictures and the answers about them are like, for `tunesmith data`: sizes, copies, and captions that say little.
+//! What `tunesmith data` says about the images of a split and the answers about them: sizes, copies, and captions that
+//! say little.
 use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;

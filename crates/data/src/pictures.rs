@@ -1,5 +1,5 @@
-//! Pictures of rows: their files, and where they stand in a row's tokens. Only names are in memory; what an encoder reads
-//! of a picture is made when a batch needs it.
+//! Images of rows: their files, and their places in a row's tokens. Only names are in memory. The encoder's input is
+//! made from an image when a batch needs it.
 use std::fmt::{Debug, Write as _};
 use std::ops::Range;
 use std::sync::Arc;

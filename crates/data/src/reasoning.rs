@@ -1,4 +1,4 @@
-//! How a chat template writes reasoning: what opens it, and what stands between it and the answer. Found by rendering a
+//! How a chat template writes reasoning: what opens it, and what is between it and the answer. Found by rendering a
 //! turn that has both.
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
-//! Pictures of a conversation: parts of messages, the columns `images` and `image`, and `<image>` in texts.
+//! Images of a conversation: parts of messages, the columns `images` and `image`, and `<image>` in texts.
 //!
-//! Read are the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
-//! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each picture is `{type: image}`.
+//! It reads the parts of Transformers (`{type: image, image | path | url | base64}`), `OpenAI`'s `image_url`, TRL's columns, and the
+//! places `<image>` of LLaVA and LLaMA-Factory. In the messages that templates see, each image is `{type: image}`.
 use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;

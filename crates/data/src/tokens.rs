@@ -17,7 +17,7 @@
 //!            tokens, 0 for a row that was left out; bit 31: has labels beside the ids; bit 30: has a loss weight;
 //!              bit 29: has a label for classification or regression; bit 28: has several examples
 //!            tokens with a label
-//! counts   JSON: the counts, or a pair of them and of the pictures by row
+//! counts   JSON: the counts, or a pair of them and of the images by row
 //! trailer  u64 each: words in rows, number of rows, bytes of JSON
 //!          BLAKE3 of rows and sizes [32], BLAKE3 of all other parts [32]
 //! ```

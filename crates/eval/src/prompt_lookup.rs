@@ -1,6 +1,6 @@
 //! Prompt lookup decoding: guesses the next tokens of an answer. It finds the last few tokens earlier in the prompt or
-//! the answer, and takes the tokens that followed there, because a summary, an extract or a corrected text repeats much
-//! of its prompt. One pass reads all guessed tokens. Those that the model would not have chosen are discarded, so that
+//! the answer, and takes the tokens that followed there. A summary, an extract or a corrected text repeats much of its
+//! prompt. One pass reads all guessed tokens. Those that the model would not have chosen are discarded, so that
 //! answers do not change. As Transformers' `PromptLookupCandidateGenerator`, but with the last earlier occurrence
 //! instead of the first.
 

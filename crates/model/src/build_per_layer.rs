@@ -1,4 +1,4 @@
-//! Builds what Gemma 4 has beside other families: embeddings for each block, and experts beside an MLP.
+//! Builds what only Gemma 4 has: per-layer embeddings, and experts beside an MLP.
 use super::build::{Builder, gate};
 use super::linear::Linear;
 use super::mlp_and_experts::MlpAndExperts;

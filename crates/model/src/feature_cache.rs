@@ -1,12 +1,12 @@
-//! Features of pictures on disk: what a frozen image encoder has computed, by the content of the pictures' files.
+//! Features of images on disk: the output of a frozen image encoder, by the content of the images' files.
 //!
-//! A folder holds the features of one encoder and one way to prepare pictures. Its files are safetensors of many pictures: for each
-//! a tensor named by the hash of the picture's file, and its digest beside it. A file is written under a name of its own, synced
-//! and renamed, so that it is there whole or not at all, and runs may share the folder. A file that cannot be read is passed over, and its pictures
-//! are encoded again. Whoever encodes a part of the pictures holds a lock on it, so that ranks and runs share the work
-//! ([`FeatureCache::claim`]).
+//! A folder holds the features of one encoder and one way to prepare images. Its files are safetensors of many images.
+//! Each image has a tensor, named by the hash of its file, and a digest. A file is written under a temporary name,
+//! synced and renamed, so that it is complete or absent, and runs may share the folder. A file that cannot be read is
+//! skipped, and its images are encoded again. A process that encodes a part of the images holds a lock on it, so that
+//! ranks and runs share the work ([`FeatureCache::claim`]).
 //!
-//! Features that a GPU has computed in bfloat16 are stored so: only numbers that lose nothing by it.
+//! Features that a GPU has computed in bfloat16 are stored in bfloat16. Other numbers are not rounded.
 use super::weights::{Dtype, Numbers, WeightFiles, write_floats, write_numbers_by};
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
-//! Fresh values: a base model from scratch, and where adapters draw from. Every tensor draws from a stream of its own, named by the
-//! run's seed and the tensor's name, so that adding a tensor changes no other.
+//! Initial values, for a base model from scratch and for adapters. Every tensor draws from its own random stream, named by
+//! the run's seed and the tensor's name. So adding a tensor changes no other.
 use tunesmith_config::arch::{Arch, LAYER_SCALAR};
 
 /// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).

@@ -1,5 +1,6 @@
-//! Queries, keys and values of multi-head latent attention (`DeepSeek`): projections to a latent of queries, to one of keys and
-//! values, and to one part of a key that turns and that all heads share; a norm on each latent; projections to all heads.
+//! Queries, keys and values of multi-head latent attention (`DeepSeek`). A token is projected to a latent of queries,
+//! to one of keys and values, and to a part of the key that is rotated and shared by all heads. Each latent has a norm,
+//! and is then projected to all heads.
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
 use super::norm::Norm;

@@ -1,5 +1,5 @@
 //! Linear modules: base and adapter in one type. What an adapter computes is its kind's ([`super::adapters`]); the base gets
-//! `dW = dy x^T` only where it is trained.
+//! `dW = dy x^T` only if it is trained.
 //!
 //! Modules whose outputs do not depend on each other, such as q, k and v, are computed together: their products are one
 //! parallel job ([`matmul_grouped`]), and so is the gradient of an input that they share.

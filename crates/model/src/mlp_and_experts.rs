@@ -1,4 +1,4 @@
-//! Experts beside an MLP, each with a norm behind it (Gemma 4):
+//! Experts beside an MLP, each followed by a norm (Gemma 4):
 //!
 //! ```text
 //! y = norm_1(mlp(h)) + norm_2(experts(norm_e(x)))      with the router on  r = norm(x) * scale * hidden^-1/2

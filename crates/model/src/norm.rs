@@ -1,4 +1,4 @@
-//! A norm as a segment sees it: `RMSNorm`, or `LayerNorm` where it has a bias.
+//! A norm as a segment sees it: `RMSNorm`, or `LayerNorm` if it has a bias.
 use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;

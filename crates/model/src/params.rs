@@ -1,4 +1,4 @@
-//! What is trained: all trainable tensors end to end in one flat buffer, with their names and places beside it.
+//! What is trained: all trainable tensors end to end in one flat buffer, with their names and places.
 use std::ops::Range;
 use tunesmith_device::{Device, FloatBuffer, Floats, FloatsMut};
 

@@ -1,4 +1,5 @@
-//! Embeddings that each block has for itself, beside the stream's (Gemma 4, "per-layer embeddings"). Of all blocks side by side,
+//! Per-layer embeddings (Gemma 4): each block has embeddings of its own, in addition to those of the residual stream. For all
+//! blocks side by side,
 //!
 //! ```text
 //! e = (norm(c P x) + s E[tokens]) / sqrt(2)       c = hidden^-1/2, s = width^1/2, x the stream's embedding

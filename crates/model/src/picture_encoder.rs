@@ -1,4 +1,4 @@
-//! The image encoder alone, which computes once what a run needs of its pictures.
+//! The image encoder alone, which computes the features of a run's images once.
 use super::build::Builder;
 use super::device::{device, pool};
 use super::params::Params;

@@ -1,5 +1,5 @@
-//! Linear modules that share an input: q, k and v, or gate and up. Their outputs lie apart, a module each, or side by side in
-//! one module (Phi-3, experts).
+//! Linear modules that share an input: q, k and v, or gate and up. Each module has its own output, or they have one
+//! module with their outputs side by side (Phi-3, experts).
 use super::grads::Grads;
 use super::linear::{self, BackwardCall, Call, Few, Input, Linear};
 use super::pass::Pass;

@@ -1,6 +1,6 @@
 //! Which matrices of a base are quantized, and where they come from: the checkpoint itself, a copy on disk, or the
 //! checkpoint's unquantized values. These are quantized one matrix at a time, so that memory holds the quantized model
-//! and one matrix beside it.
+//! and one unquantized matrix.
 
 pub use super::quantized_form::{Held, How, format_of};
 

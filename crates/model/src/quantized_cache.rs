@@ -1,11 +1,12 @@
-//! Quantized matrices kept on disk, so that a large checkpoint is read and quantized once. A file a matrix, in bitsandbytes' form
-//! with a digest; each is there whole or not at all, whole files are used and damaged ones made anew.
+//! Quantized matrices on disk, so that a large checkpoint is read and quantized once. Each matrix is a file in
+//! bitsandbytes' form with a digest. Complete files are used, and damaged ones made again.
 //!
-//! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source, so its hash
-//! is kept too, under the names, sizes and times of change of its files: as long as these stay, it counts as unchanged.
+//! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source. So the
+//! source's hash is stored too, under the names, sizes and modification times of its files. While these stay the same,
+//! the source counts as unchanged.
 //!
-//! Runs may share the folder: a file is written under a name of its own and renamed. What a run that died has left of one the
-//! next run removes ([`temporary`]).
+//! Runs may share the folder, because a file is written under a temporary name and renamed. The next run removes what a
+//! killed run has left ([`temporary`]).
 use super::quantized_form::How;
 use super::weights::{Numbers, Parts, WeightFiles, write_numbers_to};
 use std::fs;

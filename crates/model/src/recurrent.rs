@@ -1,5 +1,5 @@
-//! What a text keeps in a mixer that goes on from a state: a convolution's last inputs, and the state of a gated delta rule or of
-//! Mamba 2.
+//! The state of a text in a mixer that continues from one: a convolution's last inputs, and the state of a gated delta
+//! rule or of Mamba 2.
 use std::ops::Range;
 use std::sync::Arc;
 use tunesmith_device::Device;

@@ -2,8 +2,8 @@
 //! block, are then as long as a tile and not as the pass. `DeepSpeed`'s `TiledMLP` does the same: Bekman et al., "Arctic Long
 //! Sequence Training", 2025, <https://arxiv.org/abs/2506.13996>.
 //!
-//! Nothing is kept for backward, which computes a tile forward again before it goes back. So only blocks that are computed again
-//! anyway are tiled, and such a branch is left out where its block is computed again: the work is the same.
+//! Nothing is saved for the backward pass, which recomputes a tile before it goes back. So only blocks with gradient
+//! checkpointing are tiled, and such a branch is left out when its block is recomputed: the work is the same.
 use super::branch::{Branch, Part, Saved};
 use super::grads::Grads;
 use super::mixers::OverBatch;

@@ -1,5 +1,6 @@
-//! A weight as a segment sees it. It is frozen (an array in f32 or bf16, a quantized matrix, or sharded among ranks), or
-//! trained (a part of the flat buffer), or a table with some trained rows. All of it is on the model's device.
+//! A weight as a segment sees it. It is frozen, or trained (a part of the flat buffer), or a table with some trained
+//! rows. A frozen weight is an array in f32 or bf16, a quantized matrix, or sharded among ranks. All of it is on the
+//! model's device.
 use super::grads::Grads;
 use super::segment::{Shared, SharedView};
 use super::values::{Values, placed, write_rows};

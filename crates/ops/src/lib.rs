@@ -38,7 +38,7 @@
 //!
 //! | rotary embedding | |
 //! |---|---|
-//! | [`rope::Rope`] | pair i of each head turns by the angle `position[t] * inv_freq[i]`; backward turns the other way |
+//! | [`rope::Rope`] | pair i of each head is rotated by the angle `position[t] * inv_freq[i]`; backward rotates the other way |
 //!
 //! | attention | |
 //! |---|---|
@@ -51,7 +51,7 @@
 //! |---|---|
 //! | [`causal_conv1d`] | `y[t, c] = sum_j weight[c, kernel - 1 - j] x[t - j, c]` within each sequence, then SiLU if asked |
 //! | [`gated_delta_rule`] | a state of each head that decays and is corrected token by token, `[key_dim, value_dim]` |
-//! | [`mamba2`] | a state of each head that decays and takes up each token, `[state, dim]`: `y = S'' C + D x` |
+//! | [`mamba2`] | a state of each head that decays and adds each token, `[state, dim]`: `y = S'' C + D x` |
 //! | [`recurrence::State`] | such states of a text, between two passes |
 //!
 //! | gated MLP | |
@@ -88,7 +88,7 @@
 //!
 //! | quantization | |
 //! |---|---|
-//! | [`quant`] | matrices in NF4, FP4 and 8 bits, to the byte as bitsandbytes keeps them: `table[code] * scale[block]` |
+//! | [`quant`] | matrices in NF4, FP4 and 8 bits, byte for byte as bitsandbytes stores them: `table[code] * scale[block]` |
 //!
 //! | optimizers, on numbers `[n]` | |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! Floating-point operations (FLOPs) of training. A multiply-add counts as two.
 //!
 //! A token costs 2 for each weight that it passes forward, 2 for the gradient of the weight's input, and 2 for the
-//! gradient of the weight where that is trained. For N weights that is `6 N` for full training (Kaplan et al., 2020,
+//! gradient of the weight if it is trained. For N weights that is `6 N` for full training (Kaplan et al., 2020,
 //! <https://arxiv.org/abs/2001.08361>), `4 N` for a frozen base, and `6 N` for adapters on it.
 //!
 //! Attention costs `4 d` forward for each pair of a query and a key that it sees, and twice that backward; `d` is the

@@ -4,7 +4,7 @@
 //! `ddp` copies everything to every rank. `ZeRO` (Rajbhandari et al., 2020, <https://arxiv.org/abs/1910.02054>) gives
 //! each rank a share of the optimizer's state (`zero1`), of the gradients too (`zero2`), or of all weights too
 //! (`zero3`; `fsdp` is the same). Shared weights are gathered a segment at a time, the next one while the last
-//! computes. What is offloaded lies in the host's memory instead of the device's.
+//! computes. What is offloaded is in the host's memory instead of the device's.
 mod strategy;
 
 use super::human_bytes;

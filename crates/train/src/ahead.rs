@@ -1,4 +1,4 @@
-//! Pictures that threads of their own read and prepare before somebody asks for them.
+//! Reads and prepares images in other threads before a batch needs them.
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

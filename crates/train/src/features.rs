@@ -1,5 +1,5 @@
-//! Pictures whose features a run computes once: a frozen image encoder goes over each picture before training, and what it
-//! computes is kept on disk ([`FeatureCache`]). The model is then loaded without it.
+//! Images whose features a run computes once: a frozen image encoder encodes each image before training, and the
+//! features are cached on disk ([`FeatureCache`]). The model is then loaded without it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

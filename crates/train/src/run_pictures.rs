@@ -1,4 +1,4 @@
-//! The pictures of a run, which come as pixels or as features that have been computed.
+//! The images of a run, as pixels or as features that have been computed.
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

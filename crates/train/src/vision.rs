@@ -1,4 +1,4 @@
-//! How a run sees pictures: the image encoder and connector that its settings name, and the files of its rows' pictures.
+//! How a run reads images: the image encoder and connector that its settings name, and the files of its rows' images.
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Pictures that are cut at their own shape (LLaVA-OneVision).
+//! Images that are cut at their own shape (LLaVA-OneVision).
 use tunesmith_base::error::{Error, Result};
 
 /// The grid, `[height, width]`, in which a picture of this size keeps the most pixels, and of these the one with the least margin:

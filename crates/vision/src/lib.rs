@@ -1,7 +1,7 @@
-//! Pictures, and what an encoder reads of them.
+//! Decodes and preprocesses images, bit for bit as the image processors of Transformers do.
 //!
 //! ```text
-//! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalise, cut) -> Pixels
+//! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalize, cut) -> Pixels
 //! ```
 mod any_res;
 mod picture;

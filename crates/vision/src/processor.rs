@@ -1,4 +1,4 @@
-//! A picture as a checkpoint's image processor hands it to the encoder.
+//! An image as a checkpoint's image processor hands it to the encoder.
 use std::borrow::Cow;
 
 use tunesmith_base::error::{Error, Result};

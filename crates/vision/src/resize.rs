@@ -1,6 +1,6 @@
 //! Resizing with antialiasing, to the byte as Pillow and torchvision do it.
 //!
-//! Both weigh the pixels under a filter that is stretched when a picture shrinks, and round after each direction. They
+//! Both weigh the pixels under a filter that is stretched when an image shrinks, and round after each direction. They
 //! differ in how precise their integer weights are, and in which direction comes first: Pillow's `src/libImaging/Resample.c`,
 //! and `aten/src/ATen/native/cpu/UpSampleKernel.cpp` of PyTorch for torchvision.
 use std::borrow::Cow;

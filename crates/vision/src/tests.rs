@@ -1,4 +1,4 @@
-//! Pictures against Pillow, torchvision and Transformers (`scripts/golden/pixels.py`), to the bit; and files that lie.
+//! Images against Pillow, torchvision and Transformers (`scripts/golden/pixels.py`), to the bit; and files that lie.
 use super::*;
 use crate::resize::resize;
 use serde_json::Value;

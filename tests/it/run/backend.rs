@@ -1,4 +1,4 @@
-//! `tuning.backend`: what is asked for is what runs, checkpoints name it, and go on with the same only.
+//! `tuning.backend`: the backend that is asked for runs, checkpoints name it, and they resume only with the same one.
 use serde_json::Value;
 
 use super::fixture::{Fixture, said, train};

@@ -1,5 +1,5 @@
-//! A run that diverges saves nothing that is not finite, leaves the checkpoints before as they are, and ends with code 8; and weights
-//! that are not finite are refused wherever they are read.
+//! A run that diverges saves nothing that is not finite, leaves the earlier checkpoints unchanged, and ends with code
+//! 8. Weights that are not finite are refused everywhere they are read.
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! Ranks with a GPU each, over the stand-ins for GPUs and NCCL: gradients and weights that go from GPU to GPU have the bits of
-//! those that go through main memory, and no rank is left behind when another is lost. The stand-in for NCCL is late, so that
-//! who does not wait for it, or whom it does not wait for, has wrong numbers.
+//! Ranks with a GPU each, over the stand-ins for GPUs and NCCL. Gradients and weights that go from GPU to GPU have the
+//! same bits as those that go through main memory, and no rank is left behind when another is lost. The stand-in for
+//! NCCL is late. So a rank that does not wait for it, or for which it does not wait, has wrong numbers.
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};

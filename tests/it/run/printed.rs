@@ -1,4 +1,4 @@
-//! Configurations as guides of other systems print them, with a model and rows of ours named beside them.
+//! Configurations as guides of other systems print them, with a model and rows of ours.
 use std::path::{Path, PathBuf};
 use std::process::Output;
 

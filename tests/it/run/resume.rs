@@ -1,4 +1,4 @@
-//! Resume is bit-exact: a run that is stopped and goes on ends with the same bytes as one that was not.
+//! Resume is bit-exact: a run that is stopped and resumed ends with the same bytes as one that was not.
 use std::path::Path;
 
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! Ranks that share the optimizer's state and the gradients: the bits of copies, the curve of one process, checkpoints that
-//! any number of ranks goes on from.
+//! Ranks that share the optimizer's state and the gradients: the bits of copies, the curve of one process, and
+//! checkpoints that any number of ranks resumes.
 use std::ops::Range;
 use std::path::Path;
 

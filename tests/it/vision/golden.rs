@@ -1,4 +1,4 @@
-//! The golden runs of models that see pictures, read.
+//! Reads the golden runs of models that read images.
 use crate::parity::{Tensors, json as read_json, tensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

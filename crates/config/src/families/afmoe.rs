@@ -1,5 +1,5 @@
-//! `AFMoE` (Trinity): a gate on the output of attention, rotary positions only where it has a window, experts chosen by sigmoids and a
-//! bias with an MLP beside them, norms before and after both parts of a block.
+//! `AFMoE` (Trinity): a gate on the output of attention, and rotary positions only in blocks with a window. Experts are
+//! chosen by sigmoids and a bias, with an MLP beside them. Both parts of a block have norms before and after.
 use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, GateSpec, PartSpec, QkNorm, RouterSpec, SharedExpert};
 use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::Family;

@@ -1,6 +1,6 @@
-//! Gemma 4, text: norms with plain weights, also on each head of q, k and v; wider heads in blocks with full attention, of which
-//! only a quarter turns. Small models have embeddings for each block, and last blocks without keys and values of their own; the
-//! sparse one has experts beside the MLP.
+//! Gemma 4, text: norms with plain weights, also on each head of q, k and v. Blocks with full attention have wider
+//! heads, of which only a quarter is rotated. Small models have per-layer embeddings, and last blocks without their own
+//! keys and values. The sparse one has experts beside the MLP.
 use super::gemma;
 use crate::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, NormPlacement, PartSpec, PerLayerSpec, QkNorm};
 use crate::decoder_json::{Defaults, ExpertDefaults};

@@ -1,4 +1,4 @@
-//! Gemma 4 12B, text: as the dense sizes of Gemma 4, in a model that reads pictures without an encoder.
+//! Gemma 4 12B, text: as the dense sizes of Gemma 4, in a model that reads images without an encoder.
 use super::{gemma, gemma4};
 use crate::arch::Arch;
 use crate::decoder_json::Defaults;

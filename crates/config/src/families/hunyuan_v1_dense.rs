@@ -1,4 +1,4 @@
-//! `HunYuan`, dense: Llama with norms on each head of q and k behind the rotary embedding, whose base is stretched once.
+//! `HunYuan`, dense: Llama with norms on each head of q and k after the rotary embedding, whose base is stretched once.
 use crate::arch::{Arch, ModuleNames, QkNorm, RopeScaling};
 use crate::decoder_json::Defaults;
 use crate::family::Family;

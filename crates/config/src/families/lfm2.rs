@@ -1,4 +1,4 @@
-//! LFM2: most blocks have a convolution over three tokens between two gates in the place of attention.
+//! LFM2: most blocks have a convolution over three tokens, between two gates, in place of attention.
 use crate::arch::{Arch, ModuleNames, PartSpec, QkNorm, ShortConvSpec};
 use crate::decoder_json::Defaults;
 use crate::family::Family;

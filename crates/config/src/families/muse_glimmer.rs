@@ -1,5 +1,6 @@
-//! Muse Glimmer, text: normed embeddings, norms without weights on each head of q and k, a gate on the output of attention, norms before
-//! and after both parts of a block, full attention without positions in every fourth block, counted from the last.
+//! Muse Glimmer, text: normed embeddings, norms without weights on each head of q and k, and a gate on the output of
+//! attention. Both parts of a block have norms before and after. Every fourth block, counted from the last, has full
+//! attention without positions.
 use crate::arch::{Arch, GateSpec, NormPlacement, QkNorm};
 use crate::decoder_json::Defaults;
 use crate::family::Family;

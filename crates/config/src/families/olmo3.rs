@@ -1,4 +1,4 @@
-//! OLMo 3: OLMo 2 with a sliding window in three of four blocks, which alone are turned without scaling.
+//! OLMo 3: OLMo 2 with a sliding window in three of four blocks. Only those have rotary positions without scaling.
 use crate::arch::{Arch, NormPlacement, QkNorm};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};

@@ -1,4 +1,5 @@
-//! Phi-3: Llama with q, k, v in one matrix and gate and up in another, a part of each head turned, `longrope`.
+//! Phi-3: Llama with q, k, v in one matrix, gate and up in another, rotary positions on a part of each head, and
+//! `longrope`.
 use crate::arch::{Arch, ModuleNames};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};

@@ -1,4 +1,4 @@
-//! Qwen3: Llama with RMS norms on each head of q and k, a head width of its own, and Qwen2's optional window.
+//! Qwen3: Llama with RMS norms on each head of q and k, its own head width, and Qwen2's optional window.
 use crate::arch::{Arch, QkNorm};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};

@@ -1,4 +1,4 @@
-//! Seed-OSS: Llama with a head width of its own and biases on q, k and v.
+//! Seed-OSS: Llama with its own head width and biases on q, k and v.
 use crate::arch::Arch;
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};

@@ -1,4 +1,4 @@
-//! `SmolLM3`: Llama in which every fourth block turns nothing.
+//! `SmolLM3`: Llama without rotary positions in every fourth block.
 use crate::arch::Arch;
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};

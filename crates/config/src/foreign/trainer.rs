@@ -1,5 +1,6 @@
-//! Keys of Transformers' `TrainingArguments` (5.23, and what 4.57 has beside them), TRL's `SFTConfig` and SFT-Play that are not settings
-//! of ours. They stand in our own configuration, under `train`, and those of [`ELSEWHERE`] also in the section where they belong.
+//! Keys of Transformers' `TrainingArguments` (5.23, and further ones of 4.57), TRL's `SFTConfig` and SFT-Play that are not
+//! our settings. They may appear in our own configuration under `train`, and those of [`ELSEWHERE`] also in the section
+//! where they belong.
 use super::Action::{NotNeeded, Only, To, Unsupported, With};
 use super::reader::{Function, Reader, Rules};
 use super::rules::{Rule, Translation as _, find_rule, key_names};

@@ -1,4 +1,4 @@
-//! What stands for a picture in the text of a chat.
+//! Which tokens stand for an image in the text of a chat.
 
 /// How a chat shows pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! How the tiles of a picture that is cut at its own shape become rows of a decoder (LLaVA-OneVision).
+//! How the tiles of an image that is cut at its own shape become rows of a decoder (LLaVA-OneVision).
 use std::ops::Range;
 
 /// What a decoder shows of such pictures.

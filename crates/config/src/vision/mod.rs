@@ -1,6 +1,6 @@
-//! How a model sees pictures: an encoder (a transformer over patches), a connector to the decoder's width, and which places of
-//! the decoder's input show an image. [`VisionArch`] holds it, and the field `vision` of [`Arch`](crate::arch::Arch) carries it to whoever builds or
-//! saves the model.
+//! How a model reads images: an encoder (a transformer over patches), a connector to the decoder's width, and which places
+//! of the decoder's input show an image. [`VisionArch`] holds it, in the field `vision` of [`Arch`](crate::arch::Arch).
+//! Code that builds or saves the model reads it there.
 //!
 //! Names of tensors are those of Transformers 5 for the whole model, such as
 //! `model.vision_tower.encoder.layers.0.self_attn.q_proj.weight`. The files of a checkpoint may have older ones

@@ -1,4 +1,4 @@
-//! What becomes of a picture before an encoder reads it: `preprocessor_config.json`, or `image_processor` of
+//! What becomes of an image before an encoder reads it: `preprocessor_config.json`, or `image_processor` of
 //! `processor_config.json`, as the image processors of Transformers read them.
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Pictures in tar and zip archives, read in any order without unpacking them: `shards/0001.tar/0042.jpg` is a member of an
+//! Images in tar and zip archives, read in any order without unpacking them: `shards/0001.tar/0042.jpg` is a member of an
 //! archive.
 //!
 //! Archives are untrusted. Nothing is allocated by what they claim, and what a member unpacks to is bounded. An archive with a

@@ -1,4 +1,4 @@
-//! Rows with pictures: captions, which have no template and no BOS, and chats.
+//! Rows with images: captions, which have no template and no BOS, and chats.
 use std::iter;
 
 use super::{Encoder, Example, IGNORE, TokenizedRow, expect_template};

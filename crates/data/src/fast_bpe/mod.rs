@@ -1,6 +1,6 @@
 //! A faster way through byte-level BPE tokenizers, the kind of most models since GPT-2. Texts have the ids and offsets that
-//! the `tokenizers` crate gives them. That crate follows each character through every step; here a text is cut into words
-//! by byte ranges, and the crate's BPE model sees each word once, since a thread remembers the words that it has seen.
+//! the `tokenizers` crate gives them. That crate follows each character through every step. Here a text is cut into words
+//! by byte ranges. The crate's BPE model sees each word once, because a thread remembers the words that it has seen.
 //!
 //! A tokenizer with a part that is not known here ([`FastBpe::of`]), and a text that normalization may change, are left to the
 //! crate.

@@ -1,4 +1,5 @@
-//! The steps of a byte-level tokenizer around its model: how a text is cut into words, and which ids stand around it.
+//! The steps of a byte-level tokenizer around its model: how a text is cut into words, and which ids are added around
+//! it.
 use std::ops::Range;
 
 use regex_automata::meta::{BuildError, Cache, Config, Regex};

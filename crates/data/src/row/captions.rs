@@ -1,4 +1,4 @@
-//! `{image, caption}`: a picture, and what is said of it. The caption is also called `alt_text` or `text`, and may be a
+//! `{image, caption}`: an image and its caption. The caption is also called `alt_text` or `text`, and may be a
 //! list of captions.
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! Columns of a record batch as JSON. A null counts as an absent field; in a list it stays.
 //!
-//! Bytes in UTF-8 become text, because some Parquet writers (older Spark, Impala) do not mark text columns. A picture's become
+//! Bytes in UTF-8 become text, because some Parquet writers (older Spark, Impala) do not mark text columns. An image's become
 //! a `data:` URI; of other bytes only the length is passed on. Decimals become numbers. Dates, times, durations and intervals
 //! become text, in the forms of arrow-json.
 use std::fmt::{Debug, Display};

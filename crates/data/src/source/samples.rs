@@ -1,5 +1,5 @@
-//! Rows of archives: members with one stem are a row, as `WebDataset` has it. `0042.jpg`, `0042.txt`, and `0042.json` are a picture, its
-//! caption, and further fields.
+//! Rows of archives: members with one stem are a row, as in `WebDataset`. `0042.jpg`, `0042.txt`, and `0042.json` are
+//! an image, its caption, and further fields.
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Tar archives: a row for each stem ([`samples`](super::samples)). The pictures of an archive that is not compressed stay in it.
+//! Tar archives: a row for each stem ([`samples`](super::samples)). The images of an archive that is not compressed
+//! stay in it.
 use std::io::BufRead;
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Zip archives: a row for each stem ([`samples`](super::samples)). Pictures stay in the archive.
+//! Zip archives: a row for each stem ([`samples`](super::samples)). Images stay in the archive.
 use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Kinds of adapters: a file each, with its settings, its formula forward and backward, what it does to a weight that it is
-//! merged into, its memory and its names in PEFT's files. A new one is a file and its line in [`tunesmith_base::registry`].
+//! Kinds of adapters, a file each. It has the settings, the formula forward and backward, merging into a weight,
+//! memory, and the names in PEFT's files. A new kind is a file and its line in [`tunesmith_base::registry`].
 mod adapter;
 pub(crate) mod dora;
 mod factors;

@@ -1,6 +1,6 @@
-//! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
-//! A text's logits do not depend on the others in the walk. Nor do they depend on how its tokens were cut into walks, but for the rounding of
-//! recurrences, which take 16 tokens or more of a text in chunks.
+//! The walk for text that grows: texts of any lengths continue, each by one token or by many, from what their caches
+//! hold. A text's logits do not depend on the other texts in the walk. Nor do they depend on how its tokens were cut
+//! into walks, except for the rounding of recurrences: these take 16 or more tokens of a text in chunks.
 use super::Model;
 use super::pictures::{Placed, put};
 use crate::attention::{self as mixed, Attention};

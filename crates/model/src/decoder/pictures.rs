@@ -1,4 +1,4 @@
-//! Pictures in a pass: their rows in the place of the embedding's, and who sees whom among them.
+//! Images in a pass: their rows replace the embedding's, and a mask says which of them see each other.
 use super::Model;
 use crate::blocks::Added;
 use crate::grads::Grads;

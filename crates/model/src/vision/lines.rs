@@ -1,5 +1,6 @@
-//! Lines of rows of pictures that are cut at their own shape: the rows of the first tile, then line by line those of the other tiles
-//! where they show the picture, made smaller where they are too many, each with a learned row at its end (LLaVA-OneVision).
+//! The rows of an image that is cut at its own shape (LLaVA-OneVision). First come the rows of the first tile. Then
+//! come the other tiles, line by line, where they show the image; they are made smaller if there are too many. Each
+//! line has a learned row at its end.
 use tunesmith_config::vision::Joined;
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::elementwise;

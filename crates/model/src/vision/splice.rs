@@ -1,4 +1,4 @@
-//! Rows of pictures in the place of rows of the embedding's output, and the reverse for gradients.
+//! Replaces rows of the embedding's output by rows of images, and does the reverse for gradients.
 use std::ops::Range;
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::Activation;

@@ -1,5 +1,5 @@
-//! gpt-oss's experts as Unsloth stores them, a linear layer each, which bitsandbytes has quantized: each part of an expert gets the name
-//! that it has here. Gate and up lie in turn.
+//! gpt-oss's experts as Unsloth stores them: each is a linear layer, which bitsandbytes has quantized. Each part of an expert
+//! gets the name that it has here. Rows of gate and up alternate.
 //!
 //! ```text
 //! mlp.experts.gate_up_projs.N.weight [2I, H]   gate i in row 2i, up i in row 2i + 1; as NF4, or as it is

@@ -1,5 +1,5 @@
-//! Finds the matrices that a checkpoint holds in the format of its maker, by what lies beside them. `MODULE.weight` becomes the name of
-//! all of them.
+//! Finds the quantized matrices of a checkpoint (FP8, GPTQ, AWQ, compressed-tensors, NVFP4) by the names of their parts.
+//! Each gets the name `MODULE.weight`.
 //!
 //! ```text
 //! FP8                 MODULE.weight F8_E4M3, and .weight_scale_inv, .weight_scale, .scale or .qscale_weight: F32, BF16, or exponents in
@@ -12,7 +12,7 @@
 //!                     (ModelOpt); weight_scale F8_E4M3 [out, in / 16]
 //! ```
 //!
-//! Scales of activations are passed over: activations are not quantized here.
+//! Scales of activations are skipped, because activations are not quantized here.
 use super::WeightFiles;
 use super::format::Entry;
 use super::makers_tensor::{Kind, MakersTensor};

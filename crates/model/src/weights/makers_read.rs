@@ -1,4 +1,5 @@
-//! Reads matrices in the formats of makers ([`super::makers`]): codes by rows, scales and zeros by rows of tiles.
+//! Reads matrices in the quantization formats of [`super::makers`]: codes by rows, scales and zero points by rows of
+//! tiles.
 use super::WeightFiles;
 use super::makers_tensor::{Kind, MakersTensor};
 use rayon::prelude::*;

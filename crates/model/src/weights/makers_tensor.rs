@@ -1,4 +1,4 @@
-//! A matrix that a checkpoint holds in the format of its maker: what its parts are called, and how they are read.
+//! A matrix in one of the quantization formats of checkpoints: the names of its parts, and how they are read.
 use tunesmith_config::stored_format::{Grouped, Layout};
 
 /// A matrix in a maker's format.

@@ -1,12 +1,12 @@
-//! Tensors that files name otherwise than Transformers does in memory.
+//! Tensors that have other names in files than in memory in Transformers.
 //!
-//! LFM3's gate of each head is `gate_proj` in files and `g_proj` in the class, and so in adapters, where it has this name here too.
+//! LFM3's gate of each head is `gate_proj` in files. In Transformers' class and in adapters it is `g_proj`, and so it is here.
 //!
-//! OLMo Hybrid as Transformers writes it: its tensors get the names and cuts of the first files, in which q, k and v have a convolution
-//! each and the norms of blocks with linear attention have names of their own.
+//! OLMo Hybrid as Transformers writes it: its tensors get the names and shapes of the first published files. There q, k and
+//! v have a convolution each, and the norms of blocks with linear attention have their own names.
 //!
-//! Transformers' class has one convolution, `conv1d`, and one pair of names of norms. Where it writes files it gives the second pair to
-//! every block, and cuts the convolution into three equal parts, whatever the widths of q, k and v are.
+//! Transformers' class has one convolution, `conv1d`, and one pair of names of norms. In its files, every block has the
+//! second pair of names. The convolution is cut into three equal parts, whatever the widths of q, k and v are.
 use super::WeightFiles;
 use super::format::Entry;
 

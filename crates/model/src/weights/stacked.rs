@@ -1,6 +1,6 @@
 //! Experts that a file holds stacked, one tensor for all of a block: each expert's part gets the name that it has here.
 //!
-//! gpt-oss's are transposed, and gate and up lie in turn (`E` experts, hidden size `H`, width `I`):
+//! gpt-oss's are transposed, and gate and up alternate (`E` experts, hidden size `H`, width `I`):
 //!
 //! ```text
 //! mlp.experts.gate_up_proj [E, H, 2I]          gate i in column 2i, up i in column 2i + 1
@@ -9,9 +9,9 @@
 //! mlp.experts.gate_up_proj_blocks [E, 2I, H/32, 16], _scales [E, 2I, H/32], and of down_proj [E, H, I/32, ..]: MXFP4, by rows
 //! ```
 //!
-//! Those of other families lie as they are, the gate's rows before the up's: `experts.gate_up_proj [E, 2I, H]` and
+//! Those of other families are not transposed, and the gate's rows come before the up's: `experts.gate_up_proj [E, 2I, H]` and
 //! `experts.down_proj [E, H, I]`, in Granite 4 `input_linear.weight` and `output_linear.weight`. Files of such a family may have them or
-//! each matrix by itself; what is written is as it was read.
+//! separate matrices; what is written is as it was read.
 use super::format::{Entry, View};
 use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};

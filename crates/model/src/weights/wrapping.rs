@@ -1,4 +1,4 @@
-//! What a multimodal checkpoint holds beside its language model: its names, and the tensors that are copied as they are.
+//! What a multimodal checkpoint holds besides its language model: its names, and the tensors that are copied unchanged.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write};

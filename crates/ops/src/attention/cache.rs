@@ -1,8 +1,8 @@
 //! What attention has seen of one text in one layer: keys and values in pages of sixteen positions, in the memory of the
 //! device that made them.
 //!
-//! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
-//! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
+//! Pages are shared: a copy of a cache (a beam, a conversation that continues) costs a pointer per page until one of both
+//! writes. Pages that a sliding window has left behind are released, so that such a layer's memory is bounded.
 use super::Heads;
 use crate::activation::{Activation, LANES, Number, Pool, convert_at};
 use crate::spans::Window;

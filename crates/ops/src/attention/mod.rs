@@ -13,9 +13,9 @@
 //! key/value head. Heads may have any sizes; those up to 512 are tested. Queries may be a subset of the tokens: the last
 //! block needs only the rows that carry a loss.
 //!
-//! On a GPU, 16-bit activations whose keys and values both have a multiple of 16 features, up to 256, are multiplied by
-//! tensor cores, with weights rounded to 16 bits and sums in float32. Every other shape, and float32, is multiplied in float32, as are
-//! the new tokens of [`decode`].
+//! On a GPU, tensor cores multiply 16-bit activations whose keys and values both have a multiple of 16 features, up to 256.
+//! Weights are then rounded to 16 bits, and sums are in float32. All other shapes, float32, and the new tokens of [`decode`]
+//! are multiplied in float32.
 mod cache;
 mod cpu;
 mod cuda;

@@ -1,7 +1,7 @@
-//! A task a panel of tokens; for the weights' gradients a task some channels, each of which adds up all tokens.
+//! A task is a panel of tokens. For the weights' gradients, a task is some channels, each of which adds up all tokens.
 //!
 //! A channel's sixteen tokens are a vector; the tokens `j` before (or after) them are a vector too, read across the end of the
-//! panel beside it. Taps out of the token's sequence are multiplied by zero.
+//! next panel. Taps outside of the token's sequence are multiplied by zero.
 use super::{Conv, MAX_KERNEL};
 use crate::activation::{Activation, LANES};
 use crate::floats::Floats;

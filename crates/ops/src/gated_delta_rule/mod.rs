@@ -10,8 +10,7 @@
 //! Backward, from the last token to the first, with `c = beta du`: `dS' += q̂ do'`, `dq̂ = S' do`, `du = dS'' k̂`, `dv = c`,
 //! `dbeta = du (v - T' k̂)`, `dk̂ = dS' u - T c`, `dT = dS' - k̂ c'`, `dg = sum dT T`, `dS = exp(g) dT`.
 //!
-//! States are kept in float32 whatever the type of activations. Each sequence begins with a state of zeros, or goes on from one
-//! that is given.
+//! States are float32, whatever the type of activations. Each sequence begins with a state of zeros, or with a given one.
 mod cpu;
 mod cuda;
 #[cfg(test)]

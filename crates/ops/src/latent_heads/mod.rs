@@ -1,6 +1,6 @@
-//! Keys and values of multi-head latent attention, from what its projections give of a token: of each head the part of the
-//! key that does not turn and the value, side by side, and one part of a key that turns, which all heads share. `DeepSeek-AI`,
-//! "DeepSeek-V2", 2024, <https://arxiv.org/abs/2405.04434>.
+//! Keys and values of multi-head latent attention, from a token's projections. Each head has a part of the key that is not
+//! rotated, and the value, side by side. All heads share one rotated part of the key. `DeepSeek-AI`, "DeepSeek-V2", 2024,
+//! <https://arxiv.org/abs/2405.04434>.
 //!
 //! ```text
 //! k[t, h] = [kv[t, h, ..nope], k_rot[t]]        v[t, h] = kv[t, h, nope..]

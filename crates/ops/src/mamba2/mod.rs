@@ -1,17 +1,16 @@
-//! Mamba 2: a selective state space with a state `S [state, dim]` of each head, which decays and takes up a token's input. Dao and
+//! Mamba 2: a selective state space with a state `S [state, dim]` of each head, which decays and adds a token's input. Dao and
 //! Gu, "Transformers are SSMs", 2024 (<https://arxiv.org/abs/2405.21060>); the formulas are those of `mamba2_chunk_scan` in
 //! Transformers' `GraniteMoeHybrid`.
 //!
 //! For a token with the inputs `x [dim]` and `dt` of a head, and `B [state]` and `C [state]` of the head's group:
-//! - `t = softplus(dt + dt_bias)`, cut at both limits, and `g = -exp(A_log) t`;
+//! - `t = softplus(dt + dt_bias)`, clamped to both limits, and `g = -exp(A_log) t`;
 //! - `S' = exp(g) S + B (t x)'`, `y = S'' C + D x`.
 //!
 //! Backward, from the last token to the first: `dS' += C dy'`, `dC = S' dy`, `du = dS'' B`, `dx = t du + D dy`, `dB = dS' (t x)`,
 //! `dg = sum dS' exp(g) S`, `dt = (du x - exp(A_log) dg) sigmoid(dt + dt_bias)` where `t` is within its limits, else 0,
 //! `dD = dy x`, `dS = exp(g) dS'`.
 //!
-//! States are kept in float32 whatever the type of activations. Each sequence begins with a state of zeros, or goes on from one
-//! that is given.
+//! States are float32, whatever the type of activations. Each sequence begins with a state of zeros, or with a given one.
 mod cpu;
 mod cuda;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Coding and widening in a GPU's memory.
+//! Quantizing and dequantizing in a GPU's memory.
 use super::rule::{NESTED_BLOCK, Rule};
 use super::tiles::Zeros;
 use super::{Format, Four, Nested, Quantized, Scales, Turned, map};

@@ -1,4 +1,4 @@
-//! A quantized matrix apart from its numbers, so that they can lie in a buffer which several matrices share.
+//! The layout of a quantized matrix without its numbers, so that several matrices can share a buffer.
 use super::four::lookup;
 use super::tiles::{Tiled, Zeros, groups_on};
 use super::{Eight, Format, Four, Nested, Quantized, Scales};

@@ -1,26 +1,26 @@
-//! Matrices of 4 and 8 bits a number, to the byte as bitsandbytes keeps them, and their numbers as f32.
+//! Matrices with 4 or 8 bits per number, byte for byte as bitsandbytes stores them, and their numbers as f32.
 //!
 //! **4 bits** (Dettmers et al., "QLoRA", 2023): the row-major matrix is one run of blocks; a number is `table[code] * scale`
-//! with the scale of its block, its largest magnitude. Codes lie two a byte, the first in the high half; a block may begin
+//! with the scale of its block, its largest magnitude. A byte holds two codes, the first in the high half; a block may begin
 //! in the middle of a row, and a row of odd length in the middle of a byte. With *double quantization* a scale is itself a
-//! code: `map[code] * absmax + offset`, an absmax for each 256 of them.
+//! code: `map[code] * absmax + offset`, with an absmax for each 256 of them.
 //!
 //! **8 bits**: a number is `code * scale / 127` with the scale of its row, its largest magnitude.
 //!
 //! **FP8**: a number is `e4m3(code) * scale` with the scale of its row, its largest magnitude over 448. GPUs with tensor cores
-//! for it multiply the codes. They sum along a matrix's rows only, so a copy of its transpose, coded by its own rows, lies
-//! beside it there.
+//! for it multiply the codes. They sum along a matrix's rows only. So they also get a copy of its transpose, quantized by
+//! its own rows.
 //!
 //! **MXFP4** (Open Compute Project, "Microscaling Formats", 2023): 4 bits, `e2m1(code) * 2^(scale - 127)` with a byte of scale for
-//! each 32 numbers of a row. gpt-oss's files hold its experts so; nothing here codes it.
+//! each 32 numbers of a row. gpt-oss's files store its experts this way. Nothing here quantizes to it.
 //!
 //! **NVFP4** (NVIDIA): 4 bits, `e2m1(code) * scale` with a scale for each 16 numbers of a row, which is `e4m3(byte)` times a number of the
-//! matrix, or over it. Nothing here codes it.
+//! matrix, or divided by it. Nothing here quantizes to it.
 //!
-//! [`tiles`] has what other makers of models store: FP8 with a scale for each tile, and integers in groups.
+//! [`tiles`] has other formats of checkpoints: FP8 with a scale for each tile, and integers in groups.
 //!
-//! [`encode`] makes them, where the numbers are; [`Quantized::widen`] gives a stretch of the numbers back. Codes, scales and
-//! numbers are the same to the bit on every device.
+//! [`encode`] quantizes on the device of the numbers; [`Quantized::widen`] dequantizes a range. Codes, scales and numbers
+//! are the same to the bit on every device.
 mod cpu;
 mod cuda;
 pub mod encode;

@@ -1,4 +1,4 @@
-//! The values of the formats, and which code a number gets.
+//! The values of the formats, and the code of a number.
 use super::Format;
 
 /// Numbers that share a scale, unless a file says otherwise.

@@ -1,4 +1,5 @@
-//! Matrices as makers of models store them: codes by rows, and a scale for each tile of rows and columns.
+//! Quantized matrices with a scale for each tile of rows and columns, as FP8, GPTQ, AWQ and compressed-tensors have them.
+//! Codes are in rows.
 //!
 //! ```text
 //! FP8            e4m3(code) * scale            tiles of 128 x 128 (DeepSeek, Qwen), of a row, or of the whole matrix
@@ -6,10 +7,10 @@
 //! ```
 //!
 //! Tiles at the right and lower edge may be smaller. GPTQ may have sorted the columns by their activations before it cut them into
-//! groups (`desc_act`): then a column names its group, and no run of columns shares one.
+//! groups (`desc_act`). Then each column names its group.
 //!
-//! The difference is exact, so that a number is rounded once, as the product of two floats. Nothing here codes integers; FP8 is
-//! coded by [`Tiled::coded_fp8`].
+//! The difference is exact, so a number is rounded once, as the product of two floats. Nothing here quantizes to integers.
+//! [`Tiled::coded_fp8`] quantizes to FP8.
 use super::{Format, Quantized, Stored, fp8};
 use rayon::prelude::*;
 use std::sync::Arc;

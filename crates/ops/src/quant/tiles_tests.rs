@@ -1,4 +1,4 @@
-//! Makers' formats against their definitions, to the bit on every device.
+//! Quantization formats with tiles against their definitions, to the bit on every device.
 use super::reference::widen_tiles;
 use super::tests::{bits, uneven};
 use super::tiles::{Integers, TileForm, Tiled, Zeros};

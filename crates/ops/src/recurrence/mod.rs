@@ -1,4 +1,4 @@
-//! What recurrent mixers share: the state of a text, and all of forward and backward but for their gates.
+//! What recurrent mixers share: the state of a text, and all of forward and backward except their gates.
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod state;

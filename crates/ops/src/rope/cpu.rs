@@ -1,4 +1,4 @@
-//! The turn of all heads of a panel: two vectors of 16 tokens a pair.
+//! Rotates all heads of a panel: two vectors of 16 tokens for each pair.
 use super::{Pairing, Rope};
 use crate::activation::{Activation, LANES};
 use crate::par;

@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al., 2021): pairs of features of a head turn by angles that grow with the token's
-//! position.
+//! Rotary position embedding (Su et al., 2021): pairs of features of a head are rotated by angles that grow with the
+//! token's position.
 //!
 //! ```text
 //! angle[t, i] = positions[components[i]][t] * inv_freq[i]
@@ -7,8 +7,8 @@
 //! y[b] = x[b] * cos(angle[t, i]) + x[a] * sin(angle[t, i])
 //! ```
 //!
-//! Of each head `2 * frequencies` features turn, from an offset on, and the rest stay. The backward pass turns the other
-//! way. A [`Rope`] holds the cosines and sines of a batch, so that the passes know nothing of positions.
+//! In each head, `2 * frequencies` features are rotated, from an offset on, and the rest stay. The backward pass rotates
+//! the other way. A [`Rope`] holds the cosines and sines of a batch, so that the passes know nothing of positions.
 mod cpu;
 mod cuda;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sixteen rows of sixteen lanes turned into their columns, in registers.
+//! Transposes sixteen rows of sixteen lanes in registers.
 
 /// Plain arrays.
 #[inline(always)]

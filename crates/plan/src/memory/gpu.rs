@@ -1,5 +1,5 @@
-//! The bytes of a pass on a GPU. They follow from the tokens alone, whatever the rows: so a few passes are walked, and those
-//! between them lie on lines.
+//! The bytes of a pass on a GPU. They depend only on the number of tokens, not on the rows. So a few passes are walked,
+//! and the others are interpolated between them.
 use super::{GpuWalk, Pass, Predictor, Routing, Walked};
 
 /// Shares of tokens with a label are rounded up to parts of so many: passes of whole rows, which end without one, are alike.

@@ -1,4 +1,4 @@
-//! The confusion matrix: a picture, and precision, recall and F1 of each label.
+//! The confusion matrix: a figure, and precision, recall and F1 of each label.
 use std::fmt::Write as _;
 
 use super::html::{clipped, escape};

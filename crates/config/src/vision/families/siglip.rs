@@ -1,4 +1,4 @@
-//! SigLIP's image encoder, and that of SigLIP 2 with pictures of one size: `transformers.models.siglip`.
+//! SigLIP's image encoder, and that of SigLIP 2 with images of one size: `transformers.models.siglip`.
 use super::{CLIP_NAMES, Defaults, Encoder, EncoderFamily, Source, encoder};
 use tunesmith_base::error::Result;
 

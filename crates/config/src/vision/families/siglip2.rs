@@ -1,5 +1,5 @@
-//! The image encoder of SigLIP 2 NaFlex, whose pictures keep their shape: `transformers.models.siglip2`. A picture has as many rows and
-//! columns of patches as it needs; positions are resized to them.
+//! The image encoder of SigLIP 2 NaFlex, whose images keep their shape: `transformers.models.siglip2`. An image has as
+//! many rows and columns of patches as it needs; positions are resized to them.
 use super::{CLIP_NAMES, Defaults, Encoder, EncoderFamily, Interpolation, MOST, Source, encoder};
 use tunesmith_base::error::Result;
 

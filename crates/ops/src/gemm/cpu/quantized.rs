@@ -1,4 +1,5 @@
-//! Tiles of a quantized matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
+//! Tiles of a quantized matrix ([`Quantized`]), dequantized while it is multiplied. No copy of the matrix outlives a
+//! task.
 use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
 use crate::quant::{Quantized, any_run as run};

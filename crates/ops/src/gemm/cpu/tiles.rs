@@ -1,4 +1,4 @@
-//! Products of matrices that lie in panels of 16 lanes: scores, and sums of rows by them.
+//! Products of matrices in panels of 16 lanes: scores, and sums of rows by them.
 use super::tile;
 use crate::activation::LANES;
 use crate::simd::Simd;

@@ -1,8 +1,8 @@
-//! The product with one token: each number of the matrix is used once, so that it is as fast as memory is read.
+//! The product with one token. It uses each number of the matrix once, so it is as fast as memory is read.
 //!
-//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and lie in the
-//! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. It is what
-//! a token's step of generation consists of.
+//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are transposed in registers and fill the
+//! lanes. The sum of each row equals that of `matmul` to the bit: the same multiply-adds in the same order. A step of
+//! generation consists of such products.
 use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};

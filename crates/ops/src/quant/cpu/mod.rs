@@ -1,4 +1,4 @@
-//! Coding and widening on the CPU.
+//! Quantizing and dequantizing on the CPU.
 mod encode;
 mod run;
 

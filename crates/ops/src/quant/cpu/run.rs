@@ -1,5 +1,5 @@
-//! A stretch of numbers of a quantized matrix, widened in vectors: the kernel that matrix products share with everybody else.
-//! A number is the same to the bit at every level and wherever the stretch begins.
+//! A range of numbers of a quantized matrix, dequantized in vectors. Matrix products and all others use this kernel. A
+//! number is the same to the bit at every SIMD level and wherever the range begins.
 use crate::activation::LANES;
 use crate::quant::tiles::{Tiled, Zeros};
 use crate::quant::{Eight, Format, Four, Quantized, fp8};
