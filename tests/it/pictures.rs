@@ -11,6 +11,7 @@ use tunesmith::config::{self, Config};
 use tunesmith::data::batch::IGNORE;
 use tunesmith::data::{Dataset, Silent, load};
 use tunesmith::hub::{NoProgress, Part};
+use tunesmith::model::weights::WeightFiles;
 use tunesmith::train::vision::{Seer, Sight};
 
 fn golden(path: &str) -> PathBuf {
@@ -434,6 +435,36 @@ fn a_gguf_file_has_the_language_model_or_is_refused() {
     assert!(trained.status.success(), "{}", said(&trained));
     let refused = export(&[config.to_str().unwrap()]);
     assert!(refused.status.code() == Some(2) && said(&refused).contains("mmproj"), "{}", said(&refused));
+}
+
+/// What ends a line is no module of PEFT: it is trained with the whole model, and an adapter's merge keeps it.
+#[test]
+fn what_ends_a_line_is_trained_with_the_whole_model() {
+    let fixture = seeing("llava_onevision");
+    let names = ["image_newline", "multi_modal_projector.linear_1.weight"];
+    let read = |folder: &str| {
+        let file = WeightFiles::open_file(&fixture.path(folder).join("model.safetensors")).unwrap();
+        names.map(|name| file.read(name).unwrap_or_else(|error| panic!("{folder}: {error}")).1)
+    };
+    let base = read("model");
+    let run = |mode: &str| {
+        let out = fixture.path(mode).display().to_string();
+        let lines = ["train.max_steps: 2", &format!("tuning.mode: {mode}"), "tuning.freeze_connector: false"];
+        let config = fixture.config(&format!("run_{mode}"), &lines);
+        let done = train(&config, &[&format!("train.output_dir={out}")]);
+        assert!(done.status.success(), "{mode}: {}", said(&done));
+        config.display().to_string()
+    };
+    run("full");
+    let full = read("full/model");
+    assert!(full[0] != base[0] && full[1] != base[1], "both are trained");
+    let config = run("lora");
+    let (out, merged) = (fixture.path("lora"), fixture.path("merged").display().to_string());
+    let out = format!("train.output_dir={}", out.display());
+    let done = tunesmith(&["merge", &config, &out, "--dtype", "float32", "--output", &merged]).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
+    let merged = read("merged");
+    assert!(merged[0] == base[0] && merged[1] != base[1], "the connector alone is in the adapter");
 }
 
 #[test]
