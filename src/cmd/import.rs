@@ -1,4 +1,4 @@
-//! `tunesmith import`: converts another toolkit's configuration, and reports what became of each key.
+//! `tunesmith import`: converts another toolkit's configuration, and reports the outcome of each key.
 use super::atomic_lines;
 use super::terminal;
 use crate::error::{Error, Result};
