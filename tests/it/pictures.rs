@@ -14,7 +14,7 @@ use tunesmith::hub::{NoProgress, Part};
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::train::vision::{Seer, Sight};
 
-fn golden(path: &str) -> PathBuf {
+pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
 }
 
@@ -22,7 +22,7 @@ pub fn picture(name: &str) -> String {
     golden("pixels").join(name).display().to_string()
 }
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -48,7 +48,7 @@ pub fn write_rows(path: &Path, rows: impl IntoIterator<Item = Value>) {
 }
 
 /// The data of a model folder and a file of rows beside the golden pictures.
-fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<Dataset, tunesmith::Error> {
+pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<Dataset, tunesmith::Error> {
     let mut config = Config::default();
     config.data.train_path = vec![rows.to_owned()];
     config.data.image_dir = Some(golden("pixels"));
@@ -146,7 +146,7 @@ pub fn encoder(fixture: &Fixture) -> String {
 }
 
 /// Trains, scores, and answers about a picture; returns what `infer` printed.
-fn whole(fixture: &Fixture, lines: &[&str]) -> String {
+pub fn whole(fixture: &Fixture, lines: &[&str]) -> String {
     let config = fixture
         .config("run", &[&["train.max_steps: 3", "train.eval_strategy: steps", "train.eval_steps: 3"], lines].concat());
     let done = train(&config, &[]);
