@@ -111,11 +111,11 @@ fn stages_train_one_after_the_other_and_answer() {
 
 #[test]
 fn kept_latents_train_to_the_same_bits() {
-    let fixture = world("world_wan");
     for lines in [
         &[][..],
         &["tuning.freeze_connector: false", "vision.world.projection_mode: channel", "tuning.lora.lora_dropout: 0.1"],
     ] {
+        let fixture = world("world_wan");
         let own = [&encoder(&fixture), TOKENS, SIDE, "model.max_seq_len: 96"];
         let run = |out: &str, cache: &str, more: &str| kept(&fixture, out, cache, &[&own, lines, &[more]].concat());
         let each = run("each", "none", "vision.cache_features: false");
@@ -156,17 +156,18 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
     known(&["plan", &config], "");
     known(&["memory-check", &config], "");
     let done = train(fixture.path("run.yaml").as_path(), &[]);
+    let other = format!("train.output_dir={}", fixture.path("other").display());
     assert!(done.status.success() && said(&done).contains("AutoencoderKL, frozen, 4 rows"), "{}", said(&done));
     let refused = |args: &[&str], part: &str| {
         let done = run(args);
         assert!(done.status.code() == Some(2) && said(&done).contains(part), "{args:?}: {}", said(&done));
     };
     refused(&["merge", &config], "a second encoder");
-    refused(&["train", &config, "tuning.mode=full"], "projector is saved with an adapter");
-    refused(&["train", &config, "vision.world.image_size=18"], "a multiple of 4");
-    refused(&["train", &config, "tuning.new_tokens=[]"], "<start_of_world>");
-    refused(&["train", &config, "vision.load=false"], "sees nothing");
-    refused(&["train", &config, "vision.world.encoder=null"], "vision.world.projection_mode");
+    refused(&["train", &config, &other, "tuning.mode=full"], "projector is saved with an adapter");
+    refused(&["train", &config, &other, "vision.world.image_size=18"], "a multiple of 4");
+    refused(&["train", &config, &other, "tuning.new_tokens=[]"], "<start_of_world>");
+    refused(&["train", &config, &other, "vision.load=false"], "sees nothing");
+    refused(&["train", &config, &other, "vision.world.encoder=null"], "vision.world.projection_mode");
     // What an autoencoder's files say and is not computed here.
     let path = fixture.path("vae/config.json");
     let text: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -185,7 +186,7 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
         let mut text = text.clone();
         text.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         fs::write(&path, text.to_string()).unwrap();
-        let done = run(&["train", &config]);
+        let done = run(&["train", &config, &other]);
         assert!(done.status.code() != Some(0) && said(&done).contains(part), "{part}: {}", said(&done));
     }
     // A model whose rows of pictures have places of their own.

@@ -10,7 +10,7 @@ use tunesmith_config::vision::{
     Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
     WorldSettings,
 };
-use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task};
+use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
 use tunesmith_vision::Processor;
@@ -153,7 +153,7 @@ pub fn names_encoder(config: &Config) -> bool {
 
 /// The second encoder that the settings name, beside this one.
 fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<Arc<World>>> {
-    let settings = &config.vision.world;
+    let settings: &WorldConfig = &config.vision.world;
     let Some(folder) = &settings.encoder else { return Ok(None) };
     if vision.chat.is_none() {
         return Err(Error::config("vision.world: not yet in front of captions without a chat")
