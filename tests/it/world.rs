@@ -167,7 +167,8 @@ fn commands_know_the_second_encoder_or_refuse_it_by_name() {
     refused(&["train", &config, &other, "vision.world.image_size=18"], "a multiple of 4");
     refused(&["train", &config, &other, "tuning.new_tokens=[]"], "<start_of_world>");
     refused(&["train", &config, &other, "vision.load=false"], "sees nothing");
-    refused(&["train", &config, &other, "vision.world.encoder=null"], "vision.world.projection_mode");
+    let without = ["vision.world.encoder=null", "vision.world.projection_mode=channel"];
+    refused(&["train", &config, &other, without[0], without[1]], "vision.world.projection_mode");
     // What an autoencoder's files say and is not computed here.
     let path = fixture.path("vae/config.json");
     let text: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
