@@ -225,6 +225,9 @@ def make_rows(count, settings, seed):
             continue
         images = [int(rng.integers(PICTURES)) for _ in range((1, 2, 0, 1)[number % 4])]
         ids = [1]
+        if "world" in settings:
+            begin, end = settings["world"]["tokens"]
+            ids += ([begin] * (1 + settings["world"]["rows"]) + [end]) * len(images)
         for image in images:
             rows_of = settings["rows"] if isinstance(settings["rows"], int) else settings["rows"][image]
             if len(images) > 1:

@@ -317,12 +317,12 @@ fn with_pictures(data: &Dataset, example: &Example, pictures: &[Shown], colour: 
         }
         Ok(())
     };
-    for Shown { file, runs } in pictures {
+    for picture @ Shown { runs, .. } in pictures {
         let tokens: usize = runs.iter().map(std::ops::Range::len).sum();
         for (number, run) in runs.iter().enumerate() {
             part(&mut text, begin..run.start)?;
             if number == 0 {
-                let name = format!("[{}: {}]", printable(file), count(tokens, "token"));
+                let name = format!("[{}: {}]", printable(&picture.label()), count(tokens, "token"));
                 text.push_str(&Style::Dim.paint(&name, colour));
             }
             begin = run.end;

@@ -21,7 +21,7 @@ use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
 use crate::model::{Model, quantize};
-use crate::train::vision::{Seer, Sight};
+use crate::train::vision::{Seer, Sight, names_encoder};
 use crate::words::count;
 
 /// Which model answers, and how.
@@ -204,7 +204,7 @@ impl AskArgs {
 
 /// The image encoder, if it is needed: because images are given, or its settings say so.
 fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
-    let sees = sees || config.vision.encoder.is_some() || config.vision.load == Some(true);
+    let sees = sees || names_encoder(config) || config.vision.load == Some(true);
     if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
 }
 
@@ -284,9 +284,10 @@ impl ModelSession {
         let Prompt { ids, .. } = self.fits(ids, rendered.text.len())?;
         let mut example = Example { input_ids: ids, labels: Vec::new() };
         let shown = shown.locate(&mut example, count, false)?;
+        let Prompt { ids, .. } = self.fits(example.input_ids, rendered.text.len())?;
         let images =
             shown.into_iter().map(|Shown { file, runs }| Ok(ImageRows { runs, pixels: pictures.pixels(&file)? }));
-        Ok(Prompt { images: images.collect::<Result<_>>()?, ids: example.input_ids })
+        Ok(Prompt { images: images.collect::<Result<_>>()?, ids })
     }
 
     fn sees(&self) -> Result<&dyn Pictures> {

@@ -119,6 +119,10 @@ impl PartsArgs {
                 });
             }
         };
+        if config.as_ref().is_some_and(|config| config.vision.world.encoder.is_some()) {
+            return Err(Error::config("vision.world: not yet: merging or exporting a model with a second encoder")
+                .hint("infer, chat and eval use the adapter as it is"));
+        }
         let below = match &config {
             Some(_) if trained.is_some() => &Vec::new(),
             Some(config) if self.below.is_empty() => &config.tuning.adapters,

@@ -20,7 +20,7 @@ use crate::telemetry::machine;
 use crate::train::autobatch::batch_plan::BatchRequest;
 use crate::train::features;
 use crate::train::memory_prediction::{self, OptimizerState};
-use crate::train::vision::{Seer, Sight};
+use crate::train::vision::{Seer, Sight, names_encoder};
 use crate::words::count;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -187,7 +187,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
 
 /// The image encoder and connector of a run with images, as far as training holds them in memory.
 fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionArch>> {
-    let named = config.vision.load.unwrap_or(config.vision.encoder.is_some());
+    let named = config.vision.load.unwrap_or_else(|| names_encoder(config));
     // The data may not be there yet.
     if config.vision.load == Some(false) || !(named || data::shows_pictures(config).unwrap_or(false)) {
         return None;

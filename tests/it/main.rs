@@ -46,4 +46,5 @@ mod tidy;
 mod tuning;
 mod vision;
 mod weights;
+mod world;
 mod wrapped;

@@ -11,9 +11,10 @@ use tunesmith::config::{self, Config};
 use tunesmith::data::batch::IGNORE;
 use tunesmith::data::{Dataset, Silent, load};
 use tunesmith::hub::{NoProgress, Part};
+use tunesmith::model::weights::WeightFiles;
 use tunesmith::train::vision::{Seer, Sight};
 
-fn golden(path: &str) -> PathBuf {
+pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
 }
 
@@ -21,7 +22,7 @@ pub fn picture(name: &str) -> String {
     golden("pixels").join(name).display().to_string()
 }
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -47,7 +48,7 @@ pub fn write_rows(path: &Path, rows: impl IntoIterator<Item = Value>) {
 }
 
 /// The data of a model folder and a file of rows beside the golden pictures.
-fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<Dataset, tunesmith::Error> {
+pub fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<Dataset, tunesmith::Error> {
     let mut config = Config::default();
     config.data.train_path = vec![rows.to_owned()];
     config.data.image_dir = Some(golden("pixels"));
@@ -145,7 +146,7 @@ pub fn encoder(fixture: &Fixture) -> String {
 }
 
 /// Trains, scores, and answers about a picture; returns what `infer` printed.
-fn whole(fixture: &Fixture, lines: &[&str]) -> String {
+pub fn whole(fixture: &Fixture, lines: &[&str]) -> String {
     let config = fixture
         .config("run", &[&["train.max_steps: 3", "train.eval_strategy: steps", "train.eval_steps: 3"], lines].concat());
     let done = train(&config, &[]);
@@ -434,6 +435,36 @@ fn a_gguf_file_has_the_language_model_or_is_refused() {
     assert!(trained.status.success(), "{}", said(&trained));
     let refused = export(&[config.to_str().unwrap()]);
     assert!(refused.status.code() == Some(2) && said(&refused).contains("mmproj"), "{}", said(&refused));
+}
+
+/// What ends a line is no module of PEFT: it is trained with the whole model, and an adapter's merge keeps it.
+#[test]
+fn what_ends_a_line_is_trained_with_the_whole_model() {
+    let fixture = seeing("llava_onevision");
+    let names = ["image_newline", "multi_modal_projector.linear_1.weight"];
+    let read = |folder: &str| {
+        let file = WeightFiles::open_file(&fixture.path(folder).join("model.safetensors")).unwrap();
+        names.map(|name| file.read(name).unwrap_or_else(|error| panic!("{folder}: {error}")).1)
+    };
+    let base = read("model");
+    let run = |mode: &str| {
+        let out = fixture.path(mode).display().to_string();
+        let lines = ["train.max_steps: 2", &format!("tuning.mode: {mode}"), "tuning.freeze_connector: false"];
+        let config = fixture.config(&format!("run_{mode}"), &lines);
+        let done = train(&config, &[&format!("train.output_dir={out}")]);
+        assert!(done.status.success(), "{mode}: {}", said(&done));
+        config.display().to_string()
+    };
+    run("full");
+    let full = read("full/model");
+    assert!(full[0] != base[0] && full[1] != base[1], "both are trained");
+    let config = run("lora");
+    let (out, merged) = (fixture.path("lora"), fixture.path("merged").display().to_string());
+    let out = format!("train.output_dir={}", out.display());
+    let done = tunesmith(&["merge", &config, &out, "--dtype", "float32", "--output", &merged]).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
+    let merged = read("merged");
+    assert!(merged[0] == base[0] && merged[1] != base[1], "the connector alone is in the adapter");
 }
 
 #[test]

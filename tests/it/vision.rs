@@ -3,7 +3,7 @@
 mod golden;
 
 use crate::parity::{Tensors, close, on_gpu, put, recipe, tensors};
-use golden::{Run, golden, integers, untrained};
+use golden::{Run, golden, integers, untrained, world};
 use serde_json::json;
 use std::sync::Arc;
 use tunesmith::checkpoint::AdapterConfig;
@@ -11,14 +11,15 @@ use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft::save_adapter;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::vision::{Pairing, VisionArch, VisionTraining};
+use tunesmith::config::vision::{Features, Pairing, VisionArch, VisionTraining};
 use tunesmith::config::{Config, LrScheduler, TargetModules};
 use tunesmith::data::batch::Batch;
 use tunesmith::eval::{Settings, Unwatched, generate_with_images};
 use tunesmith::export::merge::set_adapter;
-use tunesmith::model::Model;
+use tunesmith::model::stack::Stack;
 use tunesmith::model::targets::{Targets, placed};
 use tunesmith::model::weights::WeightFiles;
+use tunesmith::model::{Model, PictureEncoder};
 use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
 use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
@@ -47,6 +48,9 @@ fn everything() -> VisionTraining {
 
 /// What is trained of connector and encoder in a golden run.
 fn training(name: &str) -> VisionTraining {
+    if name.starts_with("world") {
+        return VisionTraining::default();
+    }
     if name.ends_with("_adapters") {
         return VisionTraining { adapters: vec!["all-linear".into()], ..VisionTraining::default() };
     }
@@ -55,8 +59,9 @@ fn training(name: &str) -> VisionTraining {
 
 /// A golden model with adapters on the decoder, and this part of connector and encoder trained.
 fn trained_by(name: &str, training: VisionTraining) -> Model {
-    // Runs with adapters on the encoder have the model of the run without.
-    let dir = golden(name.trim_end_matches("_adapters")).join("model");
+    // Runs with adapters on the encoder have the model of the run without, runs with a second encoder that of Gemma 3.
+    let of_model = if name.starts_with("world") { "gemma3" } else { name.trim_end_matches("_adapters") };
+    let dir = golden(of_model).join("model");
     let mut arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open_model(&dir, &arch, &arch.tensors()).unwrap();
     let vision = if name.starts_with("prefix") {
@@ -66,7 +71,8 @@ fn trained_by(name: &str, training: VisionTraining) -> Model {
     } else {
         VisionArch::of_model(&dir, arch.hidden_size).unwrap()
     };
-    arch.vision = Some(Arc::new(VisionArch { training, ..vision }));
+    let world = name.starts_with("world").then(|| Arc::new(world(name, arch.hidden_size)));
+    arch.vision = Some(Arc::new(VisionArch { training, world, ..vision }));
     Model::load(&arch, Some(&weights), &config(name)).unwrap()
 }
 
@@ -87,9 +93,12 @@ fn check(name: &str) {
     run.check_rows(name);
     let batch = run.batch(&run.rows()[..ROWS]);
     // In prefix mode the stored logits begin with that of the last picture's row.
-    let shift = if run.json["prefix"] == true { run.rows_of[0] - 1 } else { 0 };
+    let prefix = run.json["prefix"] == true;
+    let picture = |row: usize| run.rows()[row]["images"][0].as_u64().unwrap() as usize;
+    let shift = |row: usize| if prefix { run.rows_of[picture(row)] - 1 } else { 0 };
     let chosen = run.json["rows_of_logits"].as_array().unwrap().iter().map(integers);
-    let chosen: Vec<usize> = chosen.map(|it| batch.cu_seqlens[it[0] as usize] + shift + it[1] as usize).collect();
+    let chosen: Vec<usize> =
+        chosen.map(|it| batch.cu_seqlens[it[0] as usize] + shift(it[0] as usize) + it[1] as usize).collect();
     close(&format!("{name}: logits"), &model.logits(&batch, &chosen).unwrap(), &run.forward["logits"].1, LOGITS);
     close(&format!("{name}: losses"), &model.token_losses(&batch).unwrap(), &run.forward["losses"].1, LOGITS);
     let stored = check_gradients(name, &mut model, &batch);
@@ -140,7 +149,7 @@ fn check_answers(name: &str, model: &Model, run: &Run) {
             }
             assert_eq!(found, wanted, "{name}: read in parts of {part}");
         }
-        if whole && let Some(first) = batch.images.first() {
+        if whole && let Some(first) = batch.images.iter().find(|image| !image.pixels.world) {
             let mut cache = model.cache_with_images(&batch.images).unwrap();
             let cut = &batch.tokens[..=first.runs[0].start];
             let error = model.extend(&mut [(&mut cache, cut)]).unwrap_err();
@@ -182,7 +191,7 @@ fn check_trace(name: &str, model: &mut Model, run: &Run) {
 
 #[test]
 fn every_model_that_sees_pictures_equals_pytorch() {
-    ["prefix", "prefix_mlp", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
+    ["prefix", "prefix_mlp", "prefix_naflex", "llava", "smolvlm", "gemma3"].into_iter().for_each(check);
 }
 
 #[test]
@@ -201,6 +210,38 @@ fn llava_onevision_equals_pytorch() {
 }
 
 #[test]
+fn a_second_encoder_equals_diffusers() {
+    for name in ["world_kl", "world_wan"] {
+        check(name);
+        let model = started(name, training(name));
+        let run = Run::read(name, &model);
+        // Its latents, as they are computed ahead of training.
+        let dir = golden("gemma3/model");
+        let weights = WeightFiles::open_model(&dir, &model.arch, &model.arch.tensors()).unwrap();
+        let (stack, features) = (Stack::default(), Features::Encoder);
+        let encoder = PictureEncoder::load(&model.arch, Some(&weights), &config(name), &stack, features).unwrap();
+        let (shape, wanted) = &run.forward["latents"];
+        let (channels, places) = (shape[1], shape[2] * shape[3]);
+        for (pixels, wanted) in run.worlds.iter().zip(wanted.chunks_exact(channels * places)) {
+            let found = encoder.encode(pixels).unwrap();
+            let by_channel = (0..channels).flat_map(|channel| (0..places).map(move |place| place * channels + channel));
+            close(&format!("{name}: latents"), &by_channel.map(|at| found[at]).collect::<Vec<_>>(), wanted, LOGITS);
+        }
+        // Its rows see what is before them alone, so a text may be read up to their middle.
+        let batch = run.batch(&run.rows()[..1]);
+        let last = [batch.tokens.len() - 1];
+        let whole = model.logits(&batch, &last).unwrap();
+        let mut cache = model.cache_with_images(&batch.images).unwrap();
+        let (first, rest) = batch.tokens.split_at(4);
+        assert!(batch.images[0].pixels.world && batch.images[0].runs[0].contains(&4), "{name}");
+        model.extend(&mut [(&mut cache, first)]).unwrap();
+        let next = model.extend(&mut [(&mut cache, rest)]).unwrap().best()[0] as usize;
+        let best = (0..whole.len()).max_by(|&a, &b| whole[a].total_cmp(&whole[b])).unwrap();
+        assert_eq!(next, best, "{name}");
+    }
+}
+
+#[test]
 fn adapters_on_encoders_equal_peft() {
     ["llava_adapters", "qwen2_5_vl_adapters"].into_iter().for_each(check);
 }
@@ -208,9 +249,18 @@ fn adapters_on_encoders_equal_peft() {
 #[test]
 fn a_gpu_sees_what_the_cpu_sees() {
     on_gpu(|| {
-        ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
-            .into_iter()
-            .for_each(check);
+        [
+            "prefix",
+            "gemma3",
+            "qwen2_5_vl",
+            "qwen3_vl",
+            "llava_onevision",
+            "qwen2_5_vl_adapters",
+            "world_kl",
+            "world_wan",
+        ]
+        .into_iter()
+        .for_each(check);
     });
 }
 

@@ -196,6 +196,23 @@ pub fn changes_encoder(dir: &Path) -> Result<bool> {
     Ok(false)
 }
 
+/// Whether the adapter in `dir` was trained while the language model was frozen: it changes an image encoder or a connector, and nothing
+/// else but rows of new tokens.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn leaves_language(dir: &Path) -> Result<bool> {
+    let weights = open_weights(dir)?;
+    let mut beside = 0;
+    let rows = [EMBEDDING, LM_HEAD].map(token_rows);
+    let leaves = weights.names().all(|name| {
+        let plain = name.strip_prefix(PREFIX).unwrap_or(name);
+        beside += usize::from(is_beside(plain));
+        is_beside(plain) || rows.iter().any(|rows| rows == plain)
+    });
+    Ok(leaves && beside > 0)
+}
+
 /// The trained tensors of the encoder and the connector in the adapter `dir`.
 ///
 /// # Errors

@@ -264,6 +264,24 @@ choices! {
         Mlp = "mlp",
     };
 
+    /// What a row of a second encoder is, whose latents are `[channels, rows, columns]`.
+    WorldProjection {
+        /// A place of the latents, with all of its channels: many rows.
+        Spatial = "spatial",
+        /// A channel of the latents, with all of its places: few rows.
+        Channel = "channel",
+    };
+
+    /// What stands between the latents of a second encoder and the model.
+    ProjectionArchitecture {
+        /// Two linear modules with GELU behind each.
+        Mlp = "mlp",
+        /// Two linear modules with GELU between them.
+        MlpNoFinalGelu = "mlp_no_final_gelu",
+        /// A linear module.
+        Linear = "linear",
+    };
+
     /// Whose rounding resizing of pictures has.
     ImageBackend {
         /// torchvision's, which Transformers takes where it is installed.

@@ -54,6 +54,7 @@ mod validate;
 mod value;
 mod variables;
 pub mod vision;
+mod vision_settings;
 mod vocabulary;
 mod wrapped;
 mod wrapped_json;
@@ -65,7 +66,8 @@ pub use datasets::DatasetSpec;
 pub use enums::{
     Backend, BadImages, Bias, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
     Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
-    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
+    ProjectionArchitecture, Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
+    WorldProjection,
 };
 pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};
@@ -78,7 +80,7 @@ pub use resolve::{Flag, load, load_optional, load_partial, load_text, try_settin
 pub use resolved::Resolved;
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, OptionDef, Section,
-    TopConfig, TrainConfig, TuningConfig, VisionConfig,
+    TopConfig, TrainConfig, TuningConfig, VisionConfig, WorldConfig,
 };
 pub use shapes::shape;
 pub use source::{Setting, Source};

@@ -1,13 +1,14 @@
 //! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
-//! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+//! `docs/configuration.md`, the JSON Schema and the environment names all come from this file. Those of `tuning.KIND` are in
+//! `adapters`, those of `vision` in `vision_settings.rs`.
 use super::adapters;
 use super::arguments::Arguments;
 use super::auto_values::{Auto, Bytes, Checkpointing};
 use super::datasets::DatasetSpec;
 use super::enums::{
-    Backend, BadImages, BuiltinTemplate, ConnectorChoice, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy,
-    Format, GradDtype, ImageBackend, Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim,
-    Quantization, RankBackend, SaveStrategy, Sharding, Strategy, Task, Truncation,
+    Backend, BadImages, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
+    Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
+    SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
@@ -15,6 +16,7 @@ use super::mixed_values::{BeamStop, DeviceChoice, Resume};
 use super::option::{self, Range, section};
 use super::template_kwargs::TemplateKwargs;
 use super::value::Patterns;
+pub use super::vision_settings::{VisionConfig, WorldConfig};
 use std::path::PathBuf;
 
 /// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
@@ -82,6 +84,7 @@ places! {
     TOP: TopConfig = top;
     MODEL: ModelConfig = model;
     VISION: VisionConfig = vision;
+    WORLD: WorldConfig = vision.world;
     TUNING: TuningConfig = tuning;
     FREEZE: FreezeConfig = tuning.freeze;
     TRAIN: TrainConfig = train;
@@ -131,42 +134,6 @@ section! {
         double_quant: bool = true, aliases ["bnb_4bit_use_double_quant"];
         /// Linear layers that are not quantized, by the end or the beginning of their names.
         quantization_skip_modules: Vec<String> = Vec::new(), aliases ["llm_int8_skip_modules"];
-    }
-}
-
-section! {
-    /// How a model sees pictures (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
-    /// with one.
-    VisionConfig = "vision" {
-        /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
-        load: Option<bool> = None;
-        /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. In front of a caption stand the
-        /// rows of its picture.
-        encoder: Option<String> = None;
-        /// The branch, tag or commit of an encoder on the hub (`null`: `main`).
-        revision: Option<String> = None;
-        /// With `encoder`: what stands between it and the model. Its weights are drawn from the seed.
-        connector: ConnectorChoice = ConnectorChoice::Linear;
-        /// With `connector: mlp`: the width between its two modules (`null`: the model's).
-        connector_hidden_size: Option<usize> = None, range Range::within(1.0, 1_048_576.0);
-        /// With `connector: mlp`: the share of values between its modules that is zeroed in training.
-        connector_dropout: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
-        /// With `encoder`: which of its `hidden_states` the connector reads, such as -2 (`null`: the last one, after the norm).
-        feature_layer: Option<i64> = None;
-        /// With `encoder`: the token that stands for a picture in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
-        /// it, pictures stand in front of captions only.
-        image_token: Option<String> = None;
-        /// Whose rounding resizing has.
-        backend: ImageBackend = ImageBackend::Torchvision;
-        /// The fewest pixels that a picture is made, where the model's processor sizes pictures by that (Qwen-VL; `null`: as its files say).
-        min_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
-        /// The most pixels that a picture is made, likewise: fewer pixels take fewer tokens.
-        max_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
-        /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
-        /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
-        cache_features: Option<bool> = None;
-        /// The most that a run may keep of its pictures' features.
-        feature_cache_size: Bytes = Bytes(50 << 30);
     }
 }
 
@@ -224,7 +191,7 @@ macro_rules! tuning {
 
         /// Every section with its keys.
         pub(crate) static SECTIONS: &[&Section] = &[
-            &TOP, &MODEL, &VISION, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+            &TOP, &MODEL, &VISION, &WORLD, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };
 }

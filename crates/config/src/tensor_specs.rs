@@ -37,9 +37,9 @@ impl TensorSpec {
     }
 
     /// Whether it is a matrix that a product takes, which may be kept in 16 bits. The weight of a depthwise convolution,
-    /// `[channels, 1, kernel]`, is a list of vectors.
+    /// `[channels, 1, kernel]`, is a list of vectors, and a gain `[channels, 1, 1, 1]` is a vector.
     pub fn is_matrix(shape: &[usize]) -> bool {
-        shape.len() > 1 && !matches!(shape, [_, 1, _])
+        shape.len() > 1 && !matches!(shape, [_, 1, _] | [_, 1, 1, 1])
     }
 }
 

@@ -32,6 +32,12 @@ tunesmith_base::registry::adapters!(sections_of_adapters);
 
 const SWITCHES: &[Switch] = &[
     Switch {
+        key: "vision.world.encoder",
+        on: |config| config.vision.world.encoder.is_some(),
+        keys: &["vision.world.projection_mode", "vision.world.projection_architecture", "vision.world.image_size"],
+        why: "it shapes a second encoder; name its folder, or remove it",
+    },
+    Switch {
         key: "tuning.mode",
         on: |config| config.tuning.mode == Mode::Freeze,
         keys: &["tuning.freeze."],

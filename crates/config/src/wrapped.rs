@@ -299,7 +299,7 @@ impl Naming {
 
 /// Whether a tensor or module belongs to the vision or audio part of a multimodal model.
 pub fn is_beside(plain: &str) -> bool {
-    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
+    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver", "world_encoder"];
     !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
 }
 

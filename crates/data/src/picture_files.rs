@@ -11,7 +11,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::archive::{self, Archives};
 use super::inputs::Inputs;
-use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, bad_image};
+use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, WorldRows, bad_image, split_world};
 use super::row::{Form, PROBE_ROWS};
 use super::source;
 use tunesmith_base::error::{Error, Kind, Result};
@@ -20,11 +20,14 @@ use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
 use tunesmith_vision::{Layout, MAX_BYTES, Picture, Pixels, Processor};
 
+/// Behind the hash of a picture for a second encoder.
+const SECOND: &str = " second";
 /// The longest side of a thumbnail, in pixels.
 const THUMBNAIL: u32 = 256;
 
 /// The name of the file, and whether the picture stands with others.
 fn split(name: &str) -> (&str, bool) {
+    let (name, _) = split_world(name);
     name.strip_suffix(AMONG_OTHERS).map_or((name, false), |file| (file, true))
 }
 
@@ -48,6 +51,8 @@ pub fn shows_pictures(config: &Config) -> Result<bool> {
 #[derive(Debug)]
 pub struct PictureFiles {
     processor: Processor,
+    /// That of the second encoder.
+    world: Option<Processor>,
     vision: VisionArch,
     /// The folder, without links; or an archive, or a folder in one.
     folder: PathBuf,
@@ -71,7 +76,18 @@ impl PictureFiles {
             None => real(folder)?,
         };
         let archives = Archives::default();
-        Ok(Self { processor, vision, folder, archives, kept: cache.join("pictures"), decodes })
+        Ok(Self { processor, world: None, vision, folder, archives, kept: cache.join("pictures"), decodes })
+    }
+
+    /// With pictures for a second encoder.
+    #[must_use]
+    pub fn with_world(self, processor: Processor) -> Self {
+        Self { world: Some(processor), ..self }
+    }
+
+    /// What prepares the picture of this name.
+    fn processor(&self, file: &str) -> &Processor {
+        self.world.as_ref().filter(|_| split_world(file).1).unwrap_or(&self.processor)
     }
 
     /// The bytes of a picture.
@@ -105,13 +121,18 @@ impl PictureFiles {
     /// [`tunesmith_base::Kind::Data`]: the processor refuses such a picture.
     pub fn cut(&self, file: &str, width: u32, height: u32, content: String) -> Result<(Layout, String)> {
         let (_, several) = split(file);
-        let content = if several { format!("{content} among others") } else { content };
-        Ok((self.processor.layout(width, height, several)?, content))
+        let content = match (split_world(file).1, several) {
+            (true, _) => format!("{content}{SECOND}"),
+            (false, true) => format!("{content} among others"),
+            (false, false) => content,
+        };
+        Ok((self.processor(file).layout(width, height, several)?, content))
     }
 
     /// All that a picture's pixels depend on besides its file.
     pub fn processing(&self) -> String {
-        format!("{:?}", self.processor)
+        let world = self.world.as_ref().map_or_else(String::new, |world| format!(" {world:?}"));
+        format!("{:?}{world}", self.processor)
     }
 
     fn layout(&self, file: &str) -> Result<PictureRows> {
@@ -157,7 +178,10 @@ impl Pictures for PictureFiles {
     }
 
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
-        let read = || self.processor.pixels(&Picture::decode(&self.read(file)?)?, split(file).1);
+        let read = || {
+            let pixels = self.processor(file).pixels(&Picture::decode(&self.read(file)?)?, split(file).1)?;
+            Ok(Pixels { world: split_world(file).1, ..pixels })
+        };
         read().map(Arc::new).map_err(|error| bad_image(split(file).0, error))
     }
 
@@ -180,12 +204,17 @@ impl Pictures for PictureFiles {
         self.vision.chat
     }
 
+    fn world(&self) -> Option<WorldRows> {
+        self.vision.world.as_ref().map(|world| WorldRows { tokens: world.tokens, rows: world.rows() })
+    }
+
     fn key(&self) -> String {
         let VisionArch { connector, encoder, chat, any_res, .. } = &self.vision;
         let prefix = encoder.prefix_tokens() * usize::from(!encoder.feature.drop_prefix);
         let (processor, folder, side) = (&self.processor, self.folder.display(), connector.side());
         let lines = any_res.as_ref().map_or_else(String::new, |any_res| format!(" {any_res:?}"));
-        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}", self.decodes)
+        let world = self.world().map_or_else(String::new, |world| format!(" {world:?}"));
+        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}{world}", self.decodes)
     }
 }
 

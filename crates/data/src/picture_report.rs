@@ -59,7 +59,7 @@ impl PictureReport {
             if of_sequences.iter().all(Vec::is_empty) {
                 continue;
             }
-            for picture in of_sequences.iter().flatten() {
+            for picture in of_sequences.iter().flatten().filter(|picture| !picture.is_world()) {
                 shown += 1;
                 names.insert(picture.name());
                 tokens.push(picture.runs.iter().map(std::ops::Range::len).sum());

@@ -61,6 +61,11 @@ pub trait Pictures: Debug + Send + Sync {
     /// How chats show pictures; `None` if they stand only in front of captions.
     fn chat(&self) -> Option<ChatImages>;
 
+    /// What a second encoder adds to a chat for each picture; `None` without one.
+    fn world(&self) -> Option<WorldRows> {
+        None
+    }
+
     /// What [`Self::rows`] depends on besides the files: part of the name of tokenized rows in the cache.
     fn key(&self) -> String;
 }
@@ -74,6 +79,15 @@ pub struct PictureLook {
     pub width: u32,
     /// Rows of pixels.
     pub height: u32,
+}
+
+/// What a second encoder adds to a chat for each picture, behind the first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorldRows {
+    /// The tokens before and behind the rows.
+    pub tokens: [u32; 2],
+    /// The rows.
+    pub rows: usize,
 }
 
 /// The rows that a picture takes of the decoder's input.
@@ -97,10 +111,28 @@ pub struct Shown {
 /// Behind the name of a picture that stands with others and is shown otherwise there: no file's name has this.
 pub(crate) const AMONG_OTHERS: char = '\0';
 
+/// Behind the name of a picture for a second encoder, likewise.
+const WORLD: char = '\u{1}';
+
+/// Whether a picture's name is that for a second encoder; and the name without that.
+pub fn split_world(name: &str) -> (&str, bool) {
+    name.strip_suffix(WORLD).map_or((name, false), |file| (file, true))
+}
+
 impl Shown {
     /// The picture's name, wherever it stands.
     pub fn name(&self) -> &str {
-        self.file.trim_end_matches(AMONG_OTHERS)
+        self.file.trim_end_matches([AMONG_OTHERS, WORLD])
+    }
+
+    /// Whether these are the rows of a second encoder. The picture has those of the first one too.
+    pub fn is_world(&self) -> bool {
+        split_world(&self.file).1
+    }
+
+    /// The picture's name and the encoder, for people.
+    pub fn label(&self) -> String {
+        format!("{}{}", self.name(), if self.is_world() { ", second encoder" } else { "" })
     }
 }
 
@@ -128,6 +160,9 @@ pub struct ChatPictures {
     /// What templates write for a picture.
     place: String,
     token: u32,
+    world: Option<WorldRows>,
+    /// The token that begins a text.
+    bos: Option<u32>,
 }
 
 impl ChatPictures {
@@ -169,7 +204,7 @@ impl ChatPictures {
             rows.push(found.tiles.iter().sum());
             files.push(file);
         }
-        Ok(Self { files, rows, texts, place, token })
+        Ok(Self { files, rows, texts, place, token, world: pictures.world(), bos: bos(tokenizer) })
     }
 
     /// The conversation as the template can read it: if it reads no parts, each becomes text, and a picture what stands for it.
@@ -236,7 +271,7 @@ impl ChatPictures {
     }
 
     /// Where the rows of the first `pictures` pictures are in an example. They lose their labels. Of a text that was `cut` before
-    /// it was tokenized, pictures may be missing.
+    /// it was tokenized, pictures may be missing. The rows of a second encoder are put behind the first token.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the text has more or fewer tokens that stand for rows.
@@ -275,8 +310,45 @@ impl ChatPictures {
             runs.extend((missing > 0).then_some(end..end + missing));
             Shown { file: file.clone(), runs }
         });
-        Ok(shown.collect())
+        let shown = shown.collect();
+        Ok(match self.world {
+            Some(world) => self.with_world(world, example, shown),
+            None => shown,
+        })
     }
+
+    /// Puts the rows of a second encoder into an example that shows these pictures, for each between two tokens, behind BOS.
+    fn with_world(
+        &self,
+        WorldRows { tokens, rows }: WorldRows,
+        example: &mut Example,
+        mut shown: Vec<Shown>,
+    ) -> Vec<Shown> {
+        let [begin, end] = tokens;
+        let first = usize::from(self.bos.is_some() && example.input_ids.first().copied() == self.bos);
+        let (mut ids, mut all) = (Vec::new(), Vec::with_capacity(2 * shown.len()));
+        for picture in &shown {
+            let start = first + ids.len() + 1;
+            ids.extend(std::iter::once(begin).chain(std::iter::repeat_n(begin, rows)).chain([end]));
+            let runs = std::iter::once(start..start + rows).collect();
+            all.push(Shown { file: format!("{}{WORLD}", picture.name()), runs });
+        }
+        let added = ids.len();
+        if !example.labels.is_empty() {
+            example.labels.splice(first..first, std::iter::repeat_n(IGNORE, added));
+        }
+        example.input_ids.splice(first..first, ids);
+        for run in shown.iter_mut().flat_map(|picture| &mut picture.runs) {
+            *run = run.start + added..run.end + added;
+        }
+        all.append(&mut shown);
+        all
+    }
+}
+
+/// The token that begins a text.
+fn bos(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.id(tokenizer.special_tokens().get("bos_token")?.as_str()?)
 }
 
 /// The text of `Idefics3Processor` for a picture.

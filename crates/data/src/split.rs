@@ -250,7 +250,8 @@ impl Split {
     /// The files of the pictures that an example shows, as its row names them.
     pub fn picture_files(&self, index: usize) -> Vec<&str> {
         let (set, row) = self.at(index);
-        set.pictures(row).last().into_iter().flatten().map(Shown::name).collect()
+        let shown = set.pictures(row).last().into_iter().flatten();
+        shown.filter(|shown| !shown.is_world()).map(Shown::name).collect()
     }
 
     /// The pictures of an example's sequences.
@@ -263,7 +264,7 @@ impl Split {
     pub fn picture_tokens(&self) -> (usize, usize) {
         let shown = (0..self.len()).flat_map(|index| self.pictures(index)).flatten();
         shown.fold((0, 0), |(count, tokens), shown| {
-            (count + 1, tokens + shown.runs.iter().map(Range::len).sum::<usize>())
+            (count + usize::from(!shown.is_world()), tokens + shown.runs.iter().map(Range::len).sum::<usize>())
         })
     }
 
@@ -273,7 +274,8 @@ impl Split {
     /// [`tunesmith_base::Kind::Data`]: a picture cannot be read.
     pub fn thumbnails(&self, index: usize) -> Result<Vec<String>> {
         let Some(pictures) = &self.pictures else { return Ok(Vec::new()) };
-        self.pictures(index).first().into_iter().flatten().map(|shown| pictures.thumbnail(&shown.file)).collect()
+        let shown = self.pictures(index).first().into_iter().flatten().filter(|shown| !shown.is_world());
+        shown.map(|shown| pictures.thumbnail(&shown.file)).collect()
     }
 
     /// Whether any example shows a picture.

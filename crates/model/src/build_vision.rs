@@ -39,7 +39,8 @@ impl Builder<'_> {
         let newline = arch.newline().filter(|_| arch.features != Some(Features::Connector));
         let newline = newline.map(|spec| self.tensors.weight(&spec.name)).transpose()?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
-        Ok(Vision::new(arch.clone(), encoder, connectors, newline, pool))
+        let world = arch.world.as_ref().map(|world| self.world(world, arch.features.is_some())).transpose()?;
+        Ok(Vision::new(arch.clone(), encoder, connectors, newline, world, pool))
     }
 
     fn norm_of(&mut self, name: &str, eps: f64, rms: bool) -> Result<Norm> {
@@ -153,7 +154,7 @@ impl Builder<'_> {
         Ok(Join::Gained(Gained::new(gain, ones)))
     }
 
-    fn connector(&mut self, spec: &spec::Connector) -> Result<Connector> {
+    pub(super) fn connector(&mut self, spec: &spec::Connector) -> Result<Connector> {
         let mut linears = self.linears(&spec.linears())?;
         let mut next = || linears.next().expect("the kind has this many modules");
         Ok(match &spec.kind {
@@ -187,6 +188,13 @@ fn fits(vision: &VisionArch, decoder: &Arch) -> Result<()> {
             "a decoder of {blocks} blocks cannot take features behind its first {added}"
         ))
         .hint("vision_config.deepstack_visual_indexes must have fewer entries than the decoder has blocks"));
+    }
+    if vision.world.is_some() && (vision.mrope.is_some() || !vision.deepstack.is_empty()) {
+        return Err(Error::config(format!(
+            "vision.world: not yet beside the encoder of {}",
+            decoder.family.model_type
+        ))
+        .hint("name a model whose rows of pictures have counted positions, such as Gemma 3"));
     }
     let turned: usize = vision.mrope.iter().flat_map(|mrope| mrope.sections).sum();
     let wrong = decoder.ropes.iter().find(|rope| vision.mrope.is_some() && rope.rotary_dim != 2 * turned);

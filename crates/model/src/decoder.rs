@@ -167,7 +167,7 @@ impl Model {
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
     pub fn idle_bytes(&self) -> [u64; 2] {
         let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
-        let vision: u64 = self.vision.iter().map(|vision| vision.pool.idle_bytes()).sum();
+        let vision: u64 = self.vision.iter().map(Vision::idle_bytes).sum();
         let tiles: u64 = self.blocks.tiles.iter().map(|tiles| tiles.pool.idle_bytes()).sum();
         [self.pool.idle_bytes() + experts + vision + tiles, self.head.pool.idle_bytes()]
     }
@@ -196,7 +196,7 @@ impl Model {
     /// Gives the memory of idle activations back.
     pub fn release(&self) {
         self.pool.release();
-        self.vision.iter().for_each(|vision| vision.pool.release());
+        self.vision.iter().for_each(Vision::release);
         self.blocks.tiles.iter().for_each(|tiles| tiles.pool.release());
         self.head.pool.release();
         self.shards.release();

@@ -11,6 +11,7 @@ mod build_experts;
 mod build_mixers;
 mod build_per_layer;
 mod build_vision;
+mod build_world;
 mod decoder;
 mod delta_net;
 pub mod device;

@@ -65,6 +65,7 @@ impl PictureEncoder {
             tensors.extend(vision.connectors().flat_map(tunesmith_config::vision::Connector::tensors));
             tensors.extend(vision.newline());
         }
+        tensors.extend(vision.world.iter().flat_map(|world| world.encoder.tensors()));
         for spec in tensors {
             hasher.update(format!("{:?} {:?}\n", spec.name, spec.shape).as_bytes());
             for value in source.values(&spec.name, spec.shape.iter().product())? {

@@ -1,4 +1,4 @@
-//! Where the tensors of encoder and connector come from: the decoder's checkpoint, a folder of their own, or the seed.
+//! Where the tensors of encoders and connectors come from: the decoder's checkpoint, folders of their own, or the seed.
 use crate::init::{Stream, is_norm_or_bias};
 use crate::weights::WeightFiles;
 use half::bf16;
@@ -7,12 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, TensorSpec};
-use tunesmith_config::vision::VisionArch;
+use tunesmith_config::vision::{VisionArch, WORLD_ENCODER};
 
 /// The files that hold encoder and connector.
 #[derive(Debug)]
 pub struct VisionFiles {
     files: Option<Arc<WeightFiles>>,
+    /// Those of a second encoder.
+    world: Option<Arc<WeightFiles>>,
     /// By name in the whole model: name in the files; none for a tensor that is drawn.
     stored: BTreeMap<String, Option<String>>,
     /// Of each linear module that is drawn, its inputs.
@@ -33,14 +35,22 @@ impl VisionFiles {
             Some(folder) => Some(Arc::new(WeightFiles::open_at(folder)?)),
             None => weights.map(|weights| weights.beside().ok_or_else(|| no_vision(arch))).transpose()?,
         };
+        let encoded = vision.features.is_none();
+        let world = vision.world.as_ref().filter(|_| encoded).map(|world| open_latents(&world.folder)).transpose()?;
+        let projector = vision.world.iter().flat_map(|world| world.projector.linears());
+        let projector: Vec<_> = projector.map(|linear| (linear.name, linear.in_features)).collect();
         let mut stored = BTreeMap::new();
         for spec in vision.tensors() {
-            let name = files.as_deref().map(|files| find(files, vision, &spec)).transpose()?;
+            let drawn = projector.iter().any(|(module, _)| spec.name.starts_with(module.as_str()));
+            let files = if spec.name.starts_with(WORLD_ENCODER) { &world } else { &files };
+            let files = files.as_deref().filter(|_| !drawn);
+            let name = files.map(|files| find(files, vision, &spec)).transpose()?;
             stored.insert(spec.name, name.flatten());
         }
-        let inputs = vision.connector.linears().into_iter().map(|linear| (linear.name, linear.in_features)).collect();
+        let connector = vision.connector.linears().into_iter().map(|linear| (linear.name, linear.in_features));
+        let inputs = connector.chain(projector).collect();
         let initializer_range = vision.encoder.initializer_range;
-        Ok(Some(Self { files, stored, inputs, initializer_range, seed }))
+        Ok(Some(Self { files, world, stored, inputs, initializer_range, seed }))
     }
 
     /// Whether a tensor is one of these.
@@ -49,7 +59,8 @@ impl VisionFiles {
     }
 
     fn place(&self, name: &str) -> Option<(&WeightFiles, &str)> {
-        Some((self.files.as_deref()?, self.stored.get(name)?.as_deref()?))
+        let files = if name.starts_with(WORLD_ENCODER) { &self.world } else { &self.files };
+        Some((files.as_deref()?, self.stored.get(name)?.as_deref()?))
     }
 
     /// The values of a tensor.
@@ -95,6 +106,11 @@ impl VisionFiles {
         files.read_bf16_to(stored, values.as_mut_slice().into())?;
         Ok(Some(values))
     }
+}
+
+/// The weights that diffusers writes into a folder.
+fn open_latents(folder: &Path) -> Result<Arc<WeightFiles>> {
+    WeightFiles::open_file(&folder.join("diffusion_pytorch_model.safetensors")).map(Arc::new)
 }
 
 /// The name of a tensor in the files; nothing for one that no checkpoint has.

@@ -35,6 +35,11 @@
 //! |---|---|
 //! | [`rms_norm`] | `x / sqrt(mean(x^2) + eps) * (weight + offset)`, in groups that share a `weight [dim]` or have their own |
 //! | [`layer_norm`] | `(x - mean) / sqrt(var + eps) * weight + bias`, `weight` and `bias` `[features]` |
+//! | [`group_norm`] | the same, with mean and variance over all places of a picture and the features of a group; forward only |
+//!
+//! | convolutions of a picture | |
+//! |---|---|
+//! | [`conv2d`] | `y[m] = bias[m] + sum over k, i, j of W[m, k, i, j] x[k]` at the places that the kernel sees; forward only |
 //!
 //! | rotary embedding | |
 //! |---|---|
@@ -107,6 +112,7 @@ pub mod argmax;
 pub mod attention;
 pub mod block_diagonal;
 pub mod causal_conv1d;
+pub mod conv2d;
 mod cuda;
 pub mod dropout;
 pub mod elementwise;
@@ -118,6 +124,7 @@ pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
 pub mod gemm;
+pub mod group_norm;
 #[cfg(test)]
 mod halves_tests;
 pub mod latent_heads;

@@ -1,6 +1,7 @@
 //! Existing adapters: `tuning.adapter`, which the run continues to train with the adapter's own settings, and
 //! `tuning.adapters`, which are merged into the base.
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
@@ -9,8 +10,9 @@ use tunesmith_checkpoint::adapter_config::copied;
 use tunesmith_checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith_checkpoint::peft::{self, Tensors};
 use tunesmith_config::Source;
-use tunesmith_config::arch::{Arch, Vocabulary};
-use tunesmith_config::{Config, Resolved, TuningConfig};
+use tunesmith_config::arch::{Arch, Vocabulary, is_beside};
+use tunesmith_config::vision::{VisionArch, VisionTraining};
+use tunesmith_config::{Config, Mode, Resolved, TuningConfig};
 use tunesmith_data as data;
 use tunesmith_hub::{self as hub, DownloadProgress};
 use tunesmith_model::adapters::{self, Method};
@@ -24,8 +26,11 @@ use tunesmith_telemetry::progress::{Event, Observer};
 /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`tunesmith_base::Kind::Config`]: the
 /// configuration sets other values than the adapter has.
 pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
-    let (own, tensors) = peft::open_adapter(dir, arch)?;
     let configured = &resolved.config.tuning;
+    if let Some(tensors) = before_language(dir, configured, arch)? {
+        return Ok((configured.clone(), tensors));
+    }
+    let (own, tensors) = peft::open_adapter(dir, arch)?;
     let mut tuning = own.settings(arch, configured)?;
     let Some(about) = adapters::of(&tuning).map(Method::about).filter(|about| about.mode == configured.mode) else {
         let kind = adapters::of(&tuning).map_or("", |method| method.about().title);
@@ -57,6 +62,23 @@ pub(crate) fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(Tuni
     }
     peft::check_tensors(dir, &tensors, &expected(arch, &tuning)?)?;
     Ok((tuning, tensors))
+}
+
+/// The tensors of an adapter that was trained while the language model was frozen, for a run in which it no longer is: a second stage,
+/// whose settings alone decide which modules of the language model get an adapter. What else it trains and the file does not hold starts as
+/// in the base. `None` for any other adapter.
+fn before_language(dir: &Path, configured: &TuningConfig, arch: &Arch) -> Result<Option<Tensors>> {
+    let Some(vision) = arch.vision.as_ref().filter(|vision| !vision.training.freeze_language) else { return Ok(None) };
+    if configured.mode != Mode::Lora || !peft::leaves_language(dir)? {
+        return Ok(None);
+    }
+    let training = VisionTraining { freeze_language: true, ..vision.training.clone() };
+    let frozen = Arch { vision: Some(Arc::new(VisionArch { training, ..(**vision).clone() })), ..arch.clone() };
+    let (_, tensors) = peft::open_adapter(dir, &frozen)?;
+    let mut wanted = expected(&frozen, configured)?;
+    wanted.retain(|(name, _)| tensors.contains_key(name) || !is_beside(name));
+    peft::check_tensors(dir, &tensors, &wanted)?;
+    Ok(Some(tensors))
 }
 
 /// Names and shapes of the tensors of an adapter with these settings.

@@ -22,6 +22,7 @@ impl Prepared {
         ];
         if let Some(vision) = &self.source.arch.vision {
             facts.push(("image encoder".to_owned(), vision.described()));
+            facts.extend(vision.world.iter().map(|world| ("second encoder".to_owned(), world.described())));
         }
         if let Some(device) = &plan.engine.device_name {
             facts.push(("device".to_owned(), device.clone()));

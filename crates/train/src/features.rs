@@ -17,7 +17,7 @@ use tunesmith_base::memory::human_bytes;
 use tunesmith_base::words::count;
 use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_config::{Config, ConfigValue as _, Resolved};
-use tunesmith_data::{self as data, Dataset, PictureFiles, Pictures as _, Split};
+use tunesmith_data::{self as data, Dataset, PictureFiles, Pictures as _, Split, split_world};
 use tunesmith_device::memory::{self, Budget};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_model::{PictureEncoder, device};
@@ -176,7 +176,9 @@ impl ModelSource {
             known.insert(&identity.content, identity.numbers(&vision, features));
         }
         let bytes = 4 * known.values().sum::<usize>() as u64;
-        let mut kept = KeptFeatures { pictures: known.len(), computed: 0, bytes, dir: PathBuf::new() };
+        let own = identities.iter().filter(|(_, identity)| !identity.world).map(|(_, identity)| &identity.content);
+        let pictures_known = own.collect::<BTreeSet<_>>().len();
+        let mut kept = KeptFeatures { pictures: pictures_known, computed: 0, bytes, dir: PathBuf::new() };
         let cache = if how == Compute::Assume {
             if too_large(config, &root, bytes).is_some() && !asked {
                 return Ok(None);
@@ -187,7 +189,7 @@ impl ModelSource {
             let missing: u64 =
                 known.iter().filter(|(content, _)| !cache.has(content)).map(|(_, &n)| 4 * n as u64).sum();
             if let Some(why) = too_large(config, &root, missing) {
-                let what = format!("the features of {}: {why}", count(known.len(), "picture"));
+                let what = format!("the features of {}: {why}", count(pictures_known, "picture"));
                 if asked {
                     return Err(Error::new(tunesmith_base::Kind::Io, what)
                         .hint("set vision.feature_cache_size, or data.cache_dir"));
@@ -216,13 +218,16 @@ impl ModelSource {
 
     /// All that features depend on besides the pictures' content.
     fn features_key(&self, config: &Config, files: &PictureFiles, features: Features) -> Result<String> {
+        let vision = self.arch.vision.as_ref();
+        let world = vision.and_then(|vision| vision.world.as_ref()).map(|world| format!("{:?}", world.encoder));
         let parts = [
             PictureEncoder::fingerprint(&self.base(), features)?,
             files.processing(),
-            format!("{:?} {features:?}", self.arch.vision.as_ref().map(|vision| (&vision.encoder, &vision.connector))),
+            format!("{:?} {features:?}", vision.map(|vision| (&vision.encoder, &vision.connector))),
             format!("{} {} {}", config.model.dtype.to_json(), config.train.bf16, config.train.fp16),
             format!("{:?} {:?} {:?}", self.device, device::kernels(self.device), simd::level()),
         ];
+        let parts: Vec<String> = parts.into_iter().chain(world).collect();
         Ok(parts.join("\n"))
     }
 
@@ -241,10 +246,12 @@ impl ModelSource {
             let missing = part.iter().filter(|(_, identity)| !cache.has(&identity.content));
             missing.map(|(file, _)| (*file).to_owned()).collect()
         };
-        let missing = lacks(cache, pictures).len();
-        if missing == 0 {
+        let missing = lacks(cache, pictures);
+        if missing.is_empty() {
             return Ok(0);
         }
+        // A picture that both encoders read is one.
+        let missing = missing.iter().map(|file| split_world(file).0).collect::<BTreeSet<_>>().len();
         let contents: BTreeMap<&str, &str> =
             pictures.iter().map(|(file, identity)| (*file, identity.content.as_str())).collect();
         let mut encoder = None;
@@ -281,7 +288,7 @@ impl ModelSource {
                     let pixels = ahead.take(file).map_or_else(|| read(file), Ok)?;
                     let encoded = encoder.encode(&pixels).map_err(|error| error.context(format!("picture {file}")))?;
                     cache.add(contents[file.as_str()].to_owned(), encoded)?;
-                    observer.advance(1);
+                    observer.advance(u64::from(!split_world(file).1));
                 }
                 cache.flush()?;
             }

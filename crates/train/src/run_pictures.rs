@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::ahead::Ahead;
 use tunesmith_base::error::Result;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
-use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures};
+use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures, WorldRows, split_world};
 use tunesmith_model::feature_cache::FeatureCache;
 use tunesmith_vision::{Layout, Pixels};
 
@@ -40,6 +40,8 @@ pub(crate) struct Computed {
 pub(crate) struct Identity {
     pub content: String,
     pub layout: Layout,
+    /// Whether it is for a second encoder.
+    pub world: bool,
 }
 
 impl RunPictures {
@@ -101,6 +103,10 @@ impl Pictures for RunPictures {
         self.source.files.chat()
     }
 
+    fn world(&self) -> Option<WorldRows> {
+        self.source.files.world()
+    }
+
     fn key(&self) -> String {
         self.source.files.key()
     }
@@ -110,11 +116,14 @@ impl Identity {
     pub fn of(files: &PictureFiles, file: &str) -> Result<Self> {
         let PictureLook { content, width, height } = files.look(file)?;
         let (layout, content) = files.cut(file, width, height, content)?;
-        Ok(Self { content, layout })
+        Ok(Self { content, layout, world: split_world(file).1 })
     }
 
     /// How many numbers its features have.
     pub fn numbers(&self, arch: &VisionArch, features: Features) -> usize {
+        if let Some(world) = arch.world.as_ref().filter(|_| self.world) {
+            return world.latents();
+        }
         let tiles: Vec<_> = self.layout.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
         arch.features_shape(features, &tiles, self.layout.joined.as_ref()).iter().product()
     }
@@ -135,6 +144,6 @@ impl Computed {
             None => vec![0.0; numbers],
         };
         let Layout { tiles, joined, .. } = picture.layout.clone();
-        Ok(Pixels { patches, tiles, joined })
+        Ok(Pixels { patches, tiles, joined, world: picture.world })
     }
 }

@@ -6,8 +6,11 @@ use super::run_pictures::RunPictures;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
-use tunesmith_config::vision::{Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining};
-use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task};
+use tunesmith_config::vision::{
+    Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
+    WorldSettings,
+};
+use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
 use tunesmith_vision::Processor;
@@ -51,7 +54,7 @@ impl Sight {
     ) -> Result<Option<Self>> {
         let shows = match config.vision.load {
             Some(load) => load,
-            None => config.vision.encoder.is_some() || tunesmith_data::shows_pictures(config)?,
+            None => names_encoder(config) || tunesmith_data::shows_pictures(config)?,
         };
         if shows { Self::open(config, seer, part, downloads).map(Some) } else { Ok(None) }
     }
@@ -78,6 +81,8 @@ impl Sight {
             Some(name) => paired(config, name, seer, part, downloads)?,
             None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
         };
+        let world = world(config, seer, &vision)?;
+        let vision = VisionArch { world, ..vision };
         let backend = match config.vision.backend {
             ImageBackend::Torchvision => Backend::Torchvision,
             ImageBackend::Pil => Backend::Pil,
@@ -125,6 +130,7 @@ impl Sight {
             }
             None => {}
         }
+        let world = vision.world.as_ref().map(|world| Processor::new(world.processing(backend), 1));
         let files = PictureFiles::new(
             processor,
             vision.clone(),
@@ -132,8 +138,42 @@ impl Sight {
             &config.data.cache_dir.clone().or_else(files::user_cache).unwrap_or_else(std::env::temp_dir),
             config.data.bad_images == BadImages::Skip,
         )?;
+        let files = match world {
+            Some(world) => files.with_world(world),
+            None => files,
+        };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// Whether the settings name an encoder, whose connector is trained.
+pub fn names_encoder(config: &Config) -> bool {
+    config.vision.encoder.is_some() || config.vision.world.encoder.is_some()
+}
+
+/// The second encoder that the settings name, beside this one.
+fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<Arc<World>>> {
+    let settings: &WorldConfig = &config.vision.world;
+    let Some(folder) = &settings.encoder else { return Ok(None) };
+    if vision.chat.is_none() {
+        return Err(Error::config("vision.world: not yet in front of captions without a chat")
+            .hint("name a multimodal model, or set vision.image_token"));
+    }
+    let tokenizer = Tokenizer::load_with(seer.tokenizer, &new_tokens(config, seer))?;
+    let token = |text: &str| {
+        tokenizer.id(text).ok_or_else(|| {
+            Error::config(format!("vision.world: {text:?} is not in the vocabulary"))
+                .hint(format!("add the tokens around its rows: tuning.new_tokens: {WORLD_TOKENS:?}"))
+        })
+    };
+    let tokens = [token(WORLD_TOKENS[0])?, token(WORLD_TOKENS[1])?];
+    let form = WorldSettings {
+        projection: settings.projection_mode,
+        architecture: settings.projection_architecture,
+        image_size: settings.image_size,
+    };
+    let world = World::open(folder, form, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
+    Ok(Some(Arc::new(world)))
 }
 
 /// The size that pictures get: that of the processor, within the bounds of the configuration.

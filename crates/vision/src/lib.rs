@@ -44,6 +44,8 @@ pub struct Pixels {
     pub tiles: Vec<Tile>,
     /// How the tiles but the first become lines of rows, where the picture was cut at its own shape.
     pub joined: Option<Joined>,
+    /// Whether it is for a model's second encoder, whose patches are pixels.
+    pub world: bool,
 }
 
 #[cfg(test)]

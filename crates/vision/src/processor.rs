@@ -162,7 +162,7 @@ impl Processor {
         for (row, column) in (0..down).flat_map(|row| (0..across).map(move |column| (row, column))) {
             self.unfold(&canvas, (column as u32 * tile, row as u32 * tile), layout.tiles[0], &mut patches);
         }
-        Pixels { patches, tiles: layout.tiles, joined: layout.joined }
+        Pixels { patches, tiles: layout.tiles, joined: layout.joined, world: false }
     }
 
     /// What the encoder reads of a picture; `several` if others are in its row.
@@ -203,7 +203,7 @@ impl Processor {
             current = Cow::Owned(resize(whole, wide, tall, resample, backend).into_owned());
         }
         self.unfold(&current, (0, 0), layout.tiles[0], &mut patches);
-        Ok(Pixels { patches, tiles: layout.tiles, joined: None })
+        Ok(Pixels { patches, tiles: layout.tiles, joined: None, world: false })
     }
 
     /// Appends the patches of a tile whose first pixel is at `(x, y)`.

@@ -23,11 +23,11 @@ const PICTURE_BYTES: usize = 8 << 20;
 /// A prompt as text, with an image's name in place of its tokens, whose ids mean nothing.
 fn readable(tokenizer: &Tokenizer, prompt: &[u32], pictures: &[Shown]) -> Result<String> {
     let (mut text, mut from) = (String::new(), 0);
-    for Shown { file, runs } in pictures {
+    for picture @ Shown { runs, .. } in pictures {
         for (number, run) in runs.iter().filter(|run| run.end <= prompt.len()).enumerate() {
             text += &tokenizer.decode(&prompt[from..run.start.max(from)], false)?;
             if number == 0 {
-                let _ = write!(text, "[{file}]"); // a String never fails
+                let _ = write!(text, "[{}]", picture.label()); // a String never fails
             }
             from = run.end;
         }

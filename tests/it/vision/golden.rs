@@ -3,7 +3,8 @@ use crate::parity::{Tensors, json as read_json, tensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tunesmith::config::vision::{Joined, VisionArch};
+use tunesmith::config::vision::{Joined, VisionArch, World, WorldSettings};
+use tunesmith::config::{ProjectionArchitecture, WorldProjection};
 use tunesmith::data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith::model::Model;
 use tunesmith::vision::{Pixels, Tile};
@@ -25,6 +26,20 @@ pub fn integers(value: &Value) -> Vec<i64> {
     value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
 }
 
+/// A picture `[channels, height, width]` as an encoder reads it whose patches are `[row, column, channel]`.
+fn channels_last(shape: &[usize], values: &[f32]) -> Arc<Pixels> {
+    let [channels, height, width] = shape[..] else { panic!("three sizes") };
+    let tile = Tile { rows: height / PATCH, columns: width / PATCH };
+    let mut patches = Vec::with_capacity(values.len());
+    for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+        for (down, across) in (0..PATCH).flat_map(|down| (0..PATCH).map(move |across| (down, across))) {
+            let at = (row * PATCH + down) * width + column * PATCH + across;
+            patches.extend((0..channels).map(|channel| values[channel * height * width + at]));
+        }
+    }
+    Arc::new(Pixels { patches, tiles: vec![tile], joined: None, world: false })
+}
+
 /// A picture `[channels, height, width]` as an encoder with square patches of so many equal frames reads it.
 fn pixels(shape: &[usize], values: &[f32], frames: usize) -> Arc<Pixels> {
     let [channels, height, width] = shape[..] else { panic!("three sizes") };
@@ -38,7 +53,7 @@ fn pixels(shape: &[usize], values: &[f32], frames: usize) -> Arc<Pixels> {
             }
         }
     }
-    Arc::new(Pixels { patches, tiles: vec![tile], joined: None })
+    Arc::new(Pixels { patches, tiles: vec![tile], joined: None, world: false })
 }
 
 /// Tiles `[tiles, channels, height, width]` of a picture of so many pixels down and across.
@@ -46,7 +61,12 @@ fn tiles(shape: &[usize], values: &[f32], joined: Option<Joined>) -> Arc<Pixels>
     let of_one: usize = shape[1..].iter().product();
     let parts: Vec<Arc<Pixels>> = values.chunks_exact(of_one).map(|one| pixels(&shape[1..], one, 1)).collect();
     let patches = parts.iter().flat_map(|part| part.patches.clone()).collect();
-    Arc::new(Pixels { patches, tiles: parts.iter().flat_map(|part| part.tiles.clone()).collect(), joined })
+    Arc::new(Pixels {
+        patches,
+        tiles: parts.iter().flat_map(|part| part.tiles.clone()).collect(),
+        joined,
+        world: false,
+    })
 }
 
 /// LLaVA-OneVision's pictures, each alone and among others.
@@ -73,8 +93,44 @@ fn fit(size: [u32; 2], grid: [usize; 2]) -> f64 {
     (grid[0] as f64 / f64::from(size[0])).min(grid[1] as f64 / f64::from(size[1]))
 }
 
+/// Pictures `[pictures, 3, side, side]` for a second encoder: a token for each pixel.
+fn worlds((shape, values): &(Vec<usize>, Vec<f32>)) -> Vec<Arc<Pixels>> {
+    let [_, channels, side, _] = shape[..] else { panic!("four sizes") };
+    let of = |picture: &[f32]| {
+        let patches = (0..side * side).flat_map(|at| (0..channels).map(move |channel| channel * side * side + at));
+        let tiles = vec![Tile { rows: side, columns: side }];
+        Arc::new(Pixels { patches: patches.map(|at| picture[at]).collect(), tiles, joined: None, world: true })
+    };
+    values.chunks_exact(channels * side * side).map(of).collect()
+}
+
+/// The second encoder of a golden run.
+pub fn world(name: &str, decoder_size: usize) -> World {
+    let run = &read_json(&golden(&format!("{name}/run.json")))["world"];
+    let tokens = integers(&run["tokens"]);
+    let settings = WorldSettings {
+        projection: if run["projection_mode"] == "channel" {
+            WorldProjection::Channel
+        } else {
+            WorldProjection::Spatial
+        },
+        architecture: match run["projection_architecture"].as_str() {
+            Some("mlp") => ProjectionArchitecture::Mlp,
+            _ => ProjectionArchitecture::MlpNoFinalGelu,
+        },
+        image_size: run["side"].as_u64().unwrap() as usize,
+    };
+    World::open(&golden(name), settings, [tokens[0] as u32, tokens[1] as u32], decoder_size).unwrap()
+}
+
 /// Appends a row of `run.json` to a batch.
-fn push(batch: &mut Batch, run: &Value, row: &Value, [pictures, others]: [&[Arc<Pixels>]; 2], rows_of: &[usize]) {
+fn push(
+    batch: &mut Batch,
+    run: &Value,
+    row: &Value,
+    [pictures, others, worlds]: [&[Arc<Pixels>]; 3],
+    rows_of: &[usize],
+) {
     let mut ids: Vec<u32> = integers(&row["input_ids"]).into_iter().map(|id| id as u32).collect();
     let mut labels: Vec<i32> = integers(&row["labels"]).into_iter().map(|label| label as i32).collect();
     let images: Vec<usize> = integers(&row["images"]).into_iter().map(|at| at as usize).collect();
@@ -102,6 +158,14 @@ fn push(batch: &mut Batch, run: &Value, row: &Value, [pictures, others]: [&[Arc<
         }
     }
     assert_eq!(places.len(), images.len());
+    if let Some(rows) = run["world"]["rows"].as_u64() {
+        // Behind BOS: for each picture a token, the rows, another token.
+        for (number, &picture) in images.iter().enumerate() {
+            let first = 2 + number * (rows as usize + 2);
+            let runs = std::iter::once(first..first + rows as usize).collect();
+            batch.images.push(ImageRows { runs, pixels: Arc::clone(&worlds[picture]) }.moved(start));
+        }
+    }
     for (place, picture) in places.into_iter().zip(images) {
         let rows = ImageRows { runs: vec![place], pixels: Arc::clone(&pictures[picture]) };
         batch.images.push(rows.moved(start));
@@ -118,6 +182,8 @@ pub struct Run {
     pictures: Vec<Arc<Pixels>>,
     /// The same where a row shows several, if they are then shown otherwise.
     among_others: Vec<Arc<Pixels>>,
+    /// The same for a second encoder.
+    pub worlds: Vec<Arc<Pixels>>,
     /// Rows of the decoder that each picture takes.
     pub rows_of: Vec<usize>,
     pub forward: Tensors,
@@ -140,13 +206,18 @@ impl Run {
         } else {
             let names = (0..).map(|number| format!("pixel_values.{number}"));
             let stored = names.map_while(|name| forward.get(&name));
-            stored.map(|(shape, values)| pixels(shape, values, frames)).collect::<Vec<_>>()
+            let last = vision.encoder.channels_last;
+            let of = |(shape, values): &(Vec<usize>, Vec<f32>)| {
+                if last { channels_last(shape, values) } else { pixels(shape, values, frames) }
+            };
+            stored.map(of).collect::<Vec<_>>()
         };
         let tiles = |picture: &Arc<Pixels>| {
             vision.rows(picture.tiles.iter().map(|tile| (tile.rows, tile.columns)), picture.joined.as_ref())
         };
         let rows_of = pictures.iter().map(tiles).collect();
-        Self { json, pictures, among_others, rows_of, forward }
+        let worlds = forward.get("world_values").map(worlds).unwrap_or_default();
+        Self { json, pictures, among_others, worlds, rows_of, forward }
     }
 
     /// Whether pictures take as many rows as Transformers' processor counts.
@@ -160,7 +231,7 @@ impl Run {
     pub fn batch(&self, rows: &[Value]) -> Batch {
         let mut batch = Batch::default();
         for row in rows {
-            push(&mut batch, &self.json, row, [&self.pictures, &self.among_others], &self.rows_of);
+            push(&mut batch, &self.json, row, [&self.pictures, &self.among_others, &self.worlds], &self.rows_of);
         }
         batch
     }

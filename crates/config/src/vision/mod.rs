@@ -10,11 +10,14 @@ mod connector;
 mod encoder;
 mod families;
 mod joined;
+mod latents;
 mod models;
 mod processing;
 mod tensors;
+mod world;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_base::words::count;
 
@@ -23,7 +26,11 @@ pub use connector::{Connector, ConnectorKind, Merger, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
 pub use joined::{AnyRes, Joined, Taps};
+pub use latents::{
+    Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
+};
 pub use processing::{Backend, Processing, Resample, Size};
+pub use world::{WORLD_TOKENS, World, WorldSettings};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
 /// `feature_layer`, and `image_token_id`.
@@ -50,6 +57,8 @@ pub struct VisionArch {
     pub prefix: bool,
     /// Whether pictures are cut at their own shape, and how lines of their rows end (LLaVA-OneVision).
     pub any_res: Option<AnyRes>,
+    /// A second encoder, whose rows stand behind a text's first token.
+    pub world: Option<Arc<World>>,
     /// How a chat shows pictures; `None` where they stand only in front of a caption.
     pub chat: Option<ChatImages>,
     /// The encoder's folder, or the file with encoder and connector; `None` where they are a part of the decoder's checkpoint.
@@ -160,7 +169,7 @@ impl VisionArch {
         [rows * self.connectors().count(), width]
     }
 
-    /// Encoder and connector in one line, for people.
+    /// Encoder and connector in one line, for people; of a second encoder [`World::described`] tells.
     pub fn described(&self) -> String {
         let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
         let encoder = match (encoder, last_blocks, adapters.is_empty()) {

@@ -286,6 +286,7 @@ fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionAr
         bidirectional: false,
         prefix: false,
         any_res: None,
+        world: None,
         chat: None,
         folder: None,
         training,

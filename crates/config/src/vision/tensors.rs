@@ -1,5 +1,7 @@
 //! Tensors and linear modules of encoder and connector: names, shapes, which are trained, and how files call them.
-use super::{Connector, ConnectorKind, Encoder, Features, Merger, VisionArch, VisionTraining};
+use super::{
+    Connector, ConnectorKind, Encoder, Features, LatentEncoder, Merger, VisionArch, VisionTraining, WORLD_ENCODER,
+};
 use crate::tensor_specs::{LinearSpec, TensorSpec};
 
 fn tensor(name: String, shape: &[usize]) -> TensorSpec {
@@ -191,11 +193,16 @@ impl VisionArch {
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let connectors = self.connectors().flat_map(Connector::tensors);
         let behind = connectors.chain(self.newline());
-        match self.features {
+        let mut tensors: Vec<TensorSpec> = match self.features {
             None => self.encoder.tensors().into_iter().chain(behind).collect(),
             Some(Features::Encoder) => behind.collect(),
             Some(Features::Connector) => Vec::new(),
+        };
+        if let Some(world) = &self.world {
+            tensors.extend(self.features.is_none().then(|| world.encoder.tensors()).into_iter().flatten());
+            tensors.extend(world.projector.tensors());
         }
+        tensors
     }
 
     /// What ends a line of an image's rows: `[width of the decoder]`.
@@ -222,6 +229,7 @@ impl VisionArch {
             tensors.extend(self.connectors().flat_map(Connector::tensors));
         }
         tensors.extend(self.newline().filter(|_| training.newline));
+        tensors.extend(self.world.iter().flat_map(|world| world.projector.tensors()));
         tensors
     }
 
@@ -249,6 +257,7 @@ impl VisionArch {
             let apart = |module: &String| !(training.encoder && module.starts_with(&encoder.prefix));
             modules.extend(self.connectors().map(Connector::module).filter(apart).map(|module| end(&module)));
         }
+        modules.extend(self.world.iter().map(|world| end(&world.projector.module())));
         if training.encoder {
             modules.push(end(&encoder.prefix));
         } else {
@@ -272,6 +281,9 @@ impl VisionArch {
 
     /// The names that a tensor may have in the files of a checkpoint, the likeliest first.
     pub fn stored_names(&self, name: &str) -> Vec<String> {
+        if let Some(inner) = name.strip_prefix(WORLD_ENCODER) {
+            return LatentEncoder::stored_names(inner);
+        }
         let mut names = vec![name.to_owned()];
         let mut add = |name: String| {
             if !names.contains(&name) {

@@ -50,6 +50,8 @@ pub struct TextCache {
 struct Shown {
     /// The runs of its rows, as positions in the text.
     runs: Vec<Range<usize>>,
+    /// Whether they are those of a second encoder, which see what is before them alone.
+    world: bool,
     /// How many rows and columns these are, where that counts.
     sides: [usize; 2],
     /// The rows themselves, `[rows, hidden]` of each connector.
@@ -167,7 +169,8 @@ impl Model {
         self.check(&Batch { tokens: vec![0; end], images: images.to_vec(), ..Batch::default() })?;
         let shown = |image: &ImageRows| {
             let sides = self.vision.as_ref().map_or([0; 2], |vision| vision.sides(&image.pixels));
-            Ok(Shown { runs: image.runs.clone(), sides, rows: self.encode(image)?.into() })
+            let world = image.pixels.world;
+            Ok(Shown { runs: image.runs.clone(), world, sides, rows: self.encode(image)?.into() })
         };
         Ok(TextCache { images: images.iter().map(shown).collect::<Result<_>>()?, ..self.cache() })
     }
@@ -240,7 +243,7 @@ impl Model {
 
     /// Where a picture's rows see those after them, a text is not read up to the middle of one.
     fn refuse_cut(&self, cache: &TextCache, end: usize) -> Result<()> {
-        let mut runs = cache.images.iter().flat_map(|image| &image.runs);
+        let mut runs = cache.images.iter().filter(|image| !image.world).flat_map(|image| &image.runs);
         let cut = self.sees_both_ways() && runs.any(|run| run.start < end && end < run.end);
         if cut {
             Err(Error::data(format!("position {end} is inside of a picture, which is read as a whole")))
@@ -343,11 +346,12 @@ impl Growth<'_> {
             .flat_map(move |image| image.within(fresh.clone()).map(move |(run, place)| (run, (image, place))))
     }
 
+    /// Those of them that see each other.
     fn runs(&self) -> Vec<Range<usize>> {
         if self.prompt > self.start {
             return std::iter::once(self.start..self.prompt).collect();
         }
-        self.shown().map(|(run, _)| run).collect()
+        self.shown().filter(|(_, (image, _))| !image.world).map(|(run, _)| run).collect()
     }
 }
 

@@ -17,12 +17,15 @@
 pub(crate) mod connector;
 pub(crate) mod encoder;
 mod interpolation;
+pub(crate) mod latents;
 mod lines;
 mod splice;
 pub(crate) mod stem;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod tiles;
+pub(crate) mod world;
 
 use crate::grads::Grads;
 use crate::params::Params;
@@ -33,6 +36,7 @@ use encoder::Encoder;
 use lines::Lines;
 pub(crate) use splice::{Splice, by_sequence};
 use std::sync::Arc;
+pub(crate) use streams::Trace;
 use tiles::Tiles;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::vision::{Features, VisionArch};
@@ -41,11 +45,12 @@ use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
 use tunesmith_ops::embedding;
 use tunesmith_vision::Pixels;
+use world::World;
 
 /// Tells the connector's dropout from that of any module with an adapter.
 const CONNECTOR: u64 = u64::MAX - 1;
 
-/// Encoder and connector; each only where it is needed behind the features that pictures come as ([`VisionArch::features`]).
+/// Encoder and connector, and those of a second stream; each only where it is needed behind the features that pictures come as ([`VisionArch::features`]).
 #[derive(Debug)]
 pub(crate) struct Vision {
     pub(crate) arch: VisionArch,
@@ -54,6 +59,8 @@ pub(crate) struct Vision {
     connectors: Vec<Connector>,
     /// What ends a line of rows, where pictures are cut at their own shape: `[width of the decoder]`.
     newline: Option<Weight>,
+    /// The second encoder, and its projector.
+    world: Option<World>,
     /// Batches of patches have another length than those of tokens.
     pub(crate) pool: Arc<Pool>,
 }
@@ -72,9 +79,9 @@ pub(crate) struct Training<'a> {
     pub(crate) images: &'a [ImageRows],
 }
 
-/// What forward keeps for backward.
+/// What forward keeps for backward of the first encoder's pictures.
 #[derive(Debug)]
-pub(crate) struct Trace {
+struct OwnTrace {
     tiles: Tiles,
     encoder: Option<encoder::Saved>,
     /// The connectors' inputs, and what they keep.
@@ -113,9 +120,10 @@ impl Vision {
         encoder: Option<Encoder>,
         connectors: Vec<Connector>,
         newline: Option<Weight>,
+        world: Option<World>,
         pool: Arc<Pool>,
     ) -> Self {
-        Self { arch, encoder, connectors, newline, pool }
+        Self { arch, encoder, connectors, newline, world, pool }
     }
 
     /// Whether anything in it is trained.
@@ -124,6 +132,22 @@ impl Vision {
         newline
             || self.encoder.as_ref().is_some_and(|encoder| encoder.trains)
             || self.connectors.iter().any(Connector::trains)
+            || self.world.as_ref().is_some_and(|world| world.projector.trains())
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        let encoder = self.world.as_ref().and_then(|world| world.encoder.as_ref());
+        std::iter::once(&self.pool).chain(encoder.map(|encoder| &encoder.pool))
+    }
+
+    /// Bytes that no pass uses at the moment.
+    pub(crate) fn idle_bytes(&self) -> u64 {
+        self.pools().map(|pool| pool.idle_bytes()).sum()
+    }
+
+    /// Gives these back.
+    pub(crate) fn release(&self) {
+        self.pools().for_each(|pool| pool.release());
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -131,46 +155,58 @@ impl Vision {
     /// # Errors
     /// [`tunesmith_base::Kind::Data`].
     pub(crate) fn check(&self, images: &[ImageRows], tokens: usize) -> Result<()> {
-        let side = self.arch.connector.side();
         let mut end = 0;
         for image in images {
-            let tiles = &image.pixels.tiles;
-            let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
-            let (rows, found) = (self.rows(&image.pixels), image.rows());
-            let wanted = self.numbers_of(&image.pixels);
-            if patches == 0 || image.pixels.patches.len() != wanted {
-                let found = image.pixels.patches.len();
-                return Err(Error::data(format!(
-                    "a picture of {patches} patches has {found} numbers, expected {wanted}"
-                )));
-            }
-            if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
-                return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
-            }
-            if let Some(joined) = &image.pixels.joined {
-                let [down, across] = joined.tiles;
-                let [high, wide] = joined.tile;
-                let equal = tiles.iter().all(|tile| [tile.rows, tile.columns] == [high, wide]);
-                let inside = joined.rows.end <= down * high && joined.columns.end <= across * wide;
-                if !equal || !inside || tiles.len() != down * across + 1 || self.arch.any_res.is_none() {
-                    return Err(Error::data("a picture whose tiles are not those of its grid"));
-                }
-            } else if self.arch.any_res.is_some() && tiles.len() != 1 {
-                return Err(Error::data("a picture of several tiles without their grid"));
-            }
-            if rows != found {
-                return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
-                    .hint("the processor's files and config.json must belong to one model"));
-            }
-            if self.arch.mrope.is_some() && (tiles.len() != 1 || image.runs.len() != 1) {
-                return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
-            }
+            self.check_picture(image)?;
             for run in &image.runs {
                 if run.start < end || run.end <= run.start || run.end > tokens {
                     return Err(Error::data("the rows of pictures overlap, or lie outside of the text"));
                 }
                 end = run.end;
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses a picture that its encoder cannot read, and another number of rows.
+    fn check_picture(&self, image: &ImageRows) -> Result<()> {
+        match (image.pixels.world, &self.world) {
+            (false, _) => self.check_own(image)?,
+            (true, Some(world)) => world.check(&image.pixels)?,
+            (true, None) => return Err(Error::data("a picture for a second encoder, which the model does not have")),
+        }
+        let (rows, found) = (self.rows(&image.pixels), image.rows());
+        if rows != found {
+            return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
+                .hint("the processor's files and config.json must belong to one model"));
+        }
+        if self.arch.mrope.is_some() && (image.pixels.tiles.len() != 1 || image.runs.len() != 1) {
+            return Err(Error::data("a picture of several tiles or runs, whose rows have no place in one grid"));
+        }
+        Ok(())
+    }
+
+    fn check_own(&self, image: &ImageRows) -> Result<()> {
+        let (side, tiles) = (self.arch.connector.side(), &image.pixels.tiles);
+        let patches: usize = tiles.iter().map(|tile| tile.rows * tile.columns).sum();
+        let wanted = self.numbers_of(&image.pixels);
+        if patches == 0 || image.pixels.patches.len() != wanted {
+            let found = image.pixels.patches.len();
+            return Err(Error::data(format!("a picture of {patches} patches has {found} numbers, expected {wanted}")));
+        }
+        if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
+            return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
+        }
+        if let Some(joined) = &image.pixels.joined {
+            let [down, across] = joined.tiles;
+            let [high, wide] = joined.tile;
+            let equal = tiles.iter().all(|tile| [tile.rows, tile.columns] == [high, wide]);
+            let inside = joined.rows.end <= down * high && joined.columns.end <= across * wide;
+            if !equal || !inside || tiles.len() != down * across + 1 || self.arch.any_res.is_none() {
+                return Err(Error::data("a picture whose tiles are not those of its grid"));
+            }
+        } else if self.arch.any_res.is_some() && tiles.len() != 1 {
+            return Err(Error::data("a picture of several tiles without their grid"));
         }
         Ok(())
     }
@@ -188,6 +224,9 @@ impl Vision {
 
     /// How many rows of the decoder a picture takes.
     fn rows(&self, pixels: &Pixels) -> usize {
+        if let Some(world) = self.world.as_ref().filter(|_| pixels.world) {
+            return world.spec.rows();
+        }
         self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
@@ -197,16 +236,17 @@ impl Vision {
         pixels.tiles.first().map_or([0; 2], |tile| [tile.rows / side, tile.columns / side])
     }
 
-    /// The rows of the pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where `training`.
+    /// The rows of the first encoder's pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where
+    /// `training`.
     ///
     /// # Errors
     /// None of its own: those of a walk over blocks.
-    pub(crate) fn forward(
+    fn forward_own(
         &self,
         pass: &Pass<'_>,
         pictures: &[&Pixels],
         training: Option<Training<'_>>,
-    ) -> Result<(Vec<Activation>, Trace)> {
+    ) -> Result<(Vec<Activation>, OwnTrace)> {
         let tiles = Tiles::of(pictures.iter().copied());
         let prefix = self.arch.encoder.prefix_tokens();
         self.pool.reserve(tiles.tokens(prefix));
@@ -246,7 +286,7 @@ impl Vision {
             }
         };
         if self.connectors.is_empty() {
-            return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new(), lines: None }));
+            return Ok((outputs, OwnTrace { tiles, encoder, connectors: Vec::new(), lines: None }));
         }
         let mut features = Vec::with_capacity(outputs.len());
         let mut connectors = Vec::with_capacity(outputs.len());
@@ -266,35 +306,23 @@ impl Vision {
                 *part = ended;
             }
         }
-        Ok((features, Trace { tiles, encoder, connectors, lines }))
-    }
-
-    /// The features of a picture, on the host.
-    ///
-    /// # Errors
-    /// As [`Vision::forward`].
-    pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
-        let (y, trace) = self.forward(pass, &[pixels], None)?;
-        Ok(match features {
-            Features::Encoder => trace.connectors.iter().flat_map(|(x, _)| x.to_rows()).collect(),
-            Features::Connector => y.iter().flat_map(Activation::to_rows).collect(),
-        })
+        Ok((features, OwnTrace { tiles, encoder, connectors, lines }))
     }
 
     /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
     ///
     /// # Errors
     /// Those of whoever takes the gradients.
-    pub(crate) fn backward(
+    fn backward_own(
         &self,
         pass: &Pass<'_>,
-        trace: Trace,
+        trace: OwnTrace,
         training: Training<'_>,
         dy: &[Activation],
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Trace { tiles, encoder, connectors, lines } = trace;
+        let OwnTrace { tiles, encoder, connectors, lines } = trace;
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
         let mut d_outputs = Vec::with_capacity(dy.len());

@@ -38,9 +38,10 @@ impl Splice {
     }
 }
 
-/// The runs of pictures' rows in each sequence, as positions in it.
+/// The runs of pictures' rows in each sequence that see each other, as positions in it: not those of a second encoder.
 pub(crate) fn by_sequence(images: &[ImageRows], cu_seqlens: &[usize]) -> Vec<Vec<Range<usize>>> {
-    let runs: Vec<&Range<usize>> = images.iter().flat_map(|image| &image.runs).collect();
+    let own = images.iter().filter(|image| !image.pixels.world);
+    let runs: Vec<&Range<usize>> = own.flat_map(|image| &image.runs).collect();
     let of = |ends: &[usize]| {
         let within = runs.iter().filter(|run| ends[0] <= run.start && run.end <= ends[1]);
         within.map(|run| run.start - ends[0]..run.end - ends[0]).collect()

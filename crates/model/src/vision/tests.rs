@@ -56,7 +56,7 @@ fn pixels_with(stored: &(Vec<usize>, Vec<f32>), patch: usize, channels_last: boo
                 }
             }
         }
-        Arc::new(Pixels { patches, tiles: vec![tile], joined: None })
+        Arc::new(Pixels { patches, tiles: vec![tile], joined: None, world: false })
     };
     (0..count).map(of).collect()
 }

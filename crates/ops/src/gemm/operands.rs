@@ -34,6 +34,19 @@ impl Store<'_> {
         }
     }
 
+    /// The numbers from `start` on.
+    ///
+    /// # Panics
+    /// If there are fewer, or the matrix is quantized.
+    #[must_use]
+    pub fn after(self, start: usize) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(values.slice(start..values.len())),
+            Self::Bf16(values) => Self::Bf16(values.slice(start..values.len())),
+            Self::Quantized(_) => panic!("a quantized matrix is not cut"),
+        }
+    }
+
     /// Writes the numbers from `start` on to `out`.
     pub fn widen(self, start: usize, out: &mut [f32]) {
         match self {

@@ -1,0 +1,61 @@
+//! The settings of `vision` and `vision.world`.
+use super::auto_values::Bytes;
+use super::enums::{ConnectorChoice, ImageBackend, ProjectionArchitecture, WorldProjection};
+use super::option::{Range, section};
+use std::path::PathBuf;
+
+section! {
+    /// How a model sees pictures (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// with one.
+    VisionConfig = "vision" {
+        /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
+        load: Option<bool> = None;
+        /// An image encoder to pair with a model that has none: a folder, or `owner/name` on the hub. In front of a caption stand the
+        /// rows of its picture.
+        encoder: Option<String> = None;
+        /// The branch, tag or commit of an encoder on the hub (`null`: `main`).
+        revision: Option<String> = None;
+        /// With `encoder`: what stands between it and the model. Its weights are drawn from the seed.
+        connector: ConnectorChoice = ConnectorChoice::Linear;
+        /// With `connector: mlp`: the width between its two modules (`null`: the model's).
+        connector_hidden_size: Option<usize> = None, range Range::within(1.0, 1_048_576.0);
+        /// With `connector: mlp`: the share of values between its modules that is zeroed in training.
+        connector_dropout: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// With `encoder`: which of its `hidden_states` the connector reads, such as -2 (`null`: the last one, after the norm).
+        feature_layer: Option<i64> = None;
+        /// With `encoder`: the token that stands for a picture in chats. It must be in the vocabulary, or in `tuning.new_tokens`. Without
+        /// it, pictures stand in front of captions only.
+        image_token: Option<String> = None;
+        /// Whose rounding resizing has.
+        backend: ImageBackend = ImageBackend::Torchvision;
+        /// The fewest pixels that a picture is made, where the model's processor sizes pictures by that (Qwen-VL; `null`: as its files say).
+        min_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
+        /// The most pixels that a picture is made, likewise: fewer pixels take fewer tokens.
+        max_pixels: Option<usize> = None, range Range::within(1.0, 268_435_456.0);
+        /// Whether a frozen encoder runs once per picture before training, and is not loaded for it. What it computes is kept in
+        /// `data.cache_dir` (`null`: where pictures are seen more than once, and `feature_cache_size` and the disk have room).
+        cache_features: Option<bool> = None;
+        /// The most that a run may keep of its pictures' features.
+        feature_cache_size: Bytes = Bytes(50 << 30);
+    }
+    nested {
+        /// The section `vision.world`.
+        world: WorldConfig;
+    }
+}
+
+section! {
+    /// A second, frozen encoder beside that of a multimodal model (TheWorld): the encoder of a variational autoencoder. Its rows stand behind a
+    /// text's first token, between `<start_of_world>` and `<end_of_world>`, which `tuning.new_tokens` adds. What joins it to the model is
+    /// trained.
+    WorldConfig = "vision.world" {
+        /// A folder of diffusers with an `AutoencoderKL` or `AutoencoderKLWan`, or of a pipeline whose folder `vae` holds one.
+        encoder: Option<PathBuf> = None;
+        /// What becomes a row of the model.
+        projection_mode: WorldProjection = WorldProjection::Spatial, aliases ["world_projection_mode"];
+        /// What stands between the latents and the model. Its weights are drawn from the seed.
+        projection_architecture: ProjectionArchitecture = ProjectionArchitecture::Mlp;
+        /// The side in pixels that each picture gets for it, whatever its shape.
+        image_size: usize = 512, range Range::within(1.0, 4096.0);
+    }
+}

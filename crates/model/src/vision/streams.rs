@@ -1,0 +1,137 @@
+//! The pictures of a pass for both encoders: each encoder's go through it together, and their rows come out in the order of the pictures.
+use super::world::{self, World};
+use super::{OwnTrace, Training, Vision};
+use crate::grads::Grads;
+use crate::params::Params;
+use crate::pass::Pass;
+use tunesmith_base::error::Result;
+use tunesmith_config::vision::Features;
+use tunesmith_data::batch::ImageRows;
+use tunesmith_ops::activation::Activation;
+use tunesmith_ops::elementwise;
+use tunesmith_vision::Pixels;
+
+/// What forward keeps for backward.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    own: Option<OwnTrace>,
+    world: Option<(world::Saved, Places)>,
+}
+
+/// Which of all rows are whose, rising.
+#[derive(Debug)]
+struct Places {
+    own: Vec<usize>,
+    world: Vec<usize>,
+}
+
+/// Of a training pass what is the first encoder's.
+struct OwnRows {
+    rows: Vec<usize>,
+    images: Vec<ImageRows>,
+}
+
+impl Places {
+    fn of(vision: &Vision, pictures: &[&Pixels]) -> Self {
+        let (mut places, mut end) = (Self { own: Vec::new(), world: Vec::new() }, 0);
+        for pixels in pictures {
+            let rows = vision.rows(pixels);
+            let own = if pixels.world { &mut places.world } else { &mut places.own };
+            own.extend(end..end + rows);
+            end += rows;
+        }
+        places
+    }
+
+    fn count(&self) -> usize {
+        self.own.len() + self.world.len()
+    }
+
+    /// `training` of the first encoder's pictures alone.
+    fn own_of(&self, training: Training<'_>) -> OwnRows {
+        let images = training.images.iter().filter(|image| !image.pixels.world);
+        OwnRows { rows: self.own.iter().map(|&row| training.rows[row]).collect(), images: images.cloned().collect() }
+    }
+}
+
+impl OwnRows {
+    fn of<'a>(&'a self, training: Training<'a>) -> Training<'a> {
+        Training { rows: &self.rows, images: &self.images, ..training }
+    }
+}
+
+impl Vision {
+    /// The rows of the pictures, `[rows, hidden of the decoder]`, of each connector, and what backward needs where `training`.
+    ///
+    /// # Errors
+    /// None of its own: those of a walk over blocks.
+    pub(crate) fn forward(
+        &self,
+        pass: &Pass<'_>,
+        pictures: &[&Pixels],
+        training: Option<Training<'_>>,
+    ) -> Result<(Vec<Activation>, Trace)> {
+        let Some(world) = self.world.as_ref().filter(|_| pictures.iter().any(|pixels| pixels.world)) else {
+            let (rows, own) = self.forward_own(pass, pictures, training)?;
+            return Ok((rows, Trace { own: Some(own), world: None }));
+        };
+        let places = Places::of(self, pictures);
+        let (second, first): (Vec<&Pixels>, Vec<&Pixels>) = pictures.iter().copied().partition(|pixels| pixels.world);
+        self.pool.reserve(places.count());
+        let (y, saved) = world.forward(&self.pass(pass, None, &[]), &second);
+        let mut rows = y.scatter(&places.world, places.count());
+        let mut own = None;
+        if !first.is_empty() {
+            let of_own = training.map(|training| places.own_of(training));
+            let training = training.zip(of_own.as_ref()).map(|(training, own)| own.of(training));
+            // A second encoder stands beside one with a single connector.
+            let (features, trace) = self.forward_own(pass, &first, training)?;
+            for features in &features {
+                elementwise::add(&mut rows, &features.scatter(&places.own, places.count()));
+            }
+            own = Some(trace);
+        }
+        Ok((vec![rows], Trace { own, world: Some((saved, places)) }))
+    }
+
+    /// The features of a picture, on the host; of one for the second encoder its latents.
+    ///
+    /// # Errors
+    /// As [`Vision::forward`].
+    pub(crate) fn features(&self, pass: &Pass<'_>, pixels: &Pixels, features: Features) -> Result<Vec<f32>> {
+        if let Some(world) = self.world.as_ref().filter(|_| pixels.world) {
+            world.check(pixels)?;
+            return Ok(world.latents(pass, pixels));
+        }
+        let (y, trace) = self.forward_own(pass, &[pixels], None)?;
+        Ok(match features {
+            Features::Encoder => trace.connectors.iter().flat_map(|(x, _)| x.to_rows()).collect(),
+            Features::Connector => y.iter().flat_map(Activation::to_rows).collect(),
+        })
+    }
+
+    /// Adds the gradients of what is trained, given those of each connector's rows `[rows, hidden of the decoder]`.
+    ///
+    /// # Errors
+    /// Those of whoever takes the gradients.
+    pub(crate) fn backward(
+        &self,
+        pass: &Pass<'_>,
+        trace: Trace,
+        training: Training<'_>,
+        dy: &[Activation],
+        params: &Params,
+        grads: &mut Grads<'_>,
+    ) -> Result<()> {
+        let (Some((saved, places)), Some(world), [rows]) = (trace.world, &self.world, dy) else {
+            return trace.own.map_or(Ok(()), |own| self.backward_own(pass, own, training, dy, params, grads));
+        };
+        if let Some(trace) = trace.own {
+            let own = places.own_of(training);
+            let dy = [rows.gather(&places.own)];
+            self.backward_own(pass, trace, own.of(training), &dy, params, grads)?;
+        }
+        World::backward(world, &self.pass(pass, None, &[]), saved, &rows.gather(&places.world), grads);
+        Ok(())
+    }
+}
