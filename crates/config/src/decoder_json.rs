@@ -16,12 +16,61 @@ const MAX_LAYERS: usize = 4096;
 /// Bound of the number of experts of all blocks.
 const MAX_EXPERTS: usize = 1 << 16;
 
+/// Keys that Transformers refuses with the value null, or takes as false. An absent one has a default.
+const NEVER_NULL: [&str; 40] = [
+    "attention_bias",
+    "attention_k_eq_v",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "enable_moe_block",
+    "first_k_dense_replace",
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "kv_lora_rank",
+    "logits_scaling",
+    "max_position_embeddings",
+    "mlp_bias",
+    "mup_enabled",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_attention_heads",
+    "num_dense_layers",
+    "num_hidden_layers",
+    "num_kv_shared_layers",
+    "num_local_experts",
+    "num_shared_experts",
+    "output_router_logits",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "residual_multiplier",
+    "rms_norm_eps",
+    "rope_interleave",
+    "route_scale",
+    "routed_scaling_factor",
+    "router_aux_loss_coef",
+    "swiglu_alpha",
+    "swiglu_limit",
+    "tie_word_embeddings",
+    "topk_method",
+    "use_double_wide_mlp",
+    "use_qk_norm",
+    "v_head_dim",
+];
+
 impl Source<'_> {
     /// Refuses features that would change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
         self.refuse_quantization(family)?;
+        if let Some(key) = NEVER_NULL.into_iter().find(|key| self.has(key) && self.get(key).is_none()) {
+            return Err(self
+                .mismatch(key, "a value")
+                .hint("Transformers refuses null here: remove the key, or set it"));
+        }
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));

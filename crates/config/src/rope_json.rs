@@ -138,6 +138,9 @@ impl Source<'_> {
     fn read_rope(&self, around: &Around) -> Result<Rope> {
         let theta = self.positive("rope_theta", around.theta)?;
         let partial = self.positive("partial_rotary_factor", around.partial)?;
+        if self.has("rope_type") && self.get("rope_type").is_none() {
+            return Err(self.mismatch("rope_type", "a string"));
+        }
         let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
         let share = (around.head_dim as f64 * partial) as usize;
         // The other pairs have the frequency 0.
