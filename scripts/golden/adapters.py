@@ -5,12 +5,17 @@ of `tests/golden/a`.
 
 For each case: the adapter with random values, the logits and the loss of two rows, and the gradients of the trained tensors, except whole
 tables. If the embedding and the head share a table that has not grown, also the losses of a few steps.
+
+The cases experts_* and fused_* are on experts; `settings.json` has what is asked for beside rank 2 and alpha 6. PEFT loads each of their adapters again: from its own files, and where `ours/adapter_config.json`
+is there, with this file as tunesmith writes it (`TUNESMITH_TEST_UPDATE=1 cargo test --test it adapters::`). Both give the same logits, bit for
+bit; those of tunesmith's file are stored as `ours`.
 """
 import argparse
 import json
 import math
 import os
 import shutil
+import tempfile
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 import numpy as np
@@ -41,9 +46,11 @@ FORMER = "transformers_4"
 
 
 def load(folder):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    widened = dict(quantization_config=transformers.Mxfp4Config(dequantize=True)) if hasattr(config, "quantization_config") else {}
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    )
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", **widened
+    ).float()
 
 
 def former(folder, out, seed):
@@ -95,12 +102,15 @@ def build(folder, seed, grown, arguments):
 
 
 def case(folder, out, seed, grown, arguments):
-    shutil.rmtree(out, ignore_errors=True)
-    os.makedirs(out)
+    for entry in os.listdir(out) if os.path.exists(out) else []:
+        if entry != "ours":
+            shutil.rmtree(f"{out}/{entry}") if os.path.isdir(f"{out}/{entry}") else os.remove(f"{out}/{entry}")
+    os.makedirs(out, exist_ok=True)
     if arguments is FORMER:
         measure(former(folder, out, seed), out, seed, grown, False)
         return
     model = build(folder, seed, grown, arguments)
+    ours = f"{out}/ours/adapter_config.json"
     # "auto" would look for the base's configuration on the hub.
     model.save_pretrained(f"{out}/adapter", save_embedding_layers=bool(grown and "trainable_token_indices" not in arguments))
     os.remove(f"{out}/adapter/README.md")
@@ -114,7 +124,27 @@ def case(folder, out, seed, grown, arguments):
     written["base_model_name_or_path"] = os.path.basename(os.path.dirname(folder))
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps(written, indent=2, sort_keys=True))
-    measure(model, out, seed, grown, "modules_to_save" in arguments)
+    more = {}
+    if os.path.basename(out).startswith(("experts_", "fused_")):
+        with open(f"{out}/settings.json", "w", encoding="utf-8") as file:
+            file.write(json.dumps(arguments, indent=2, sort_keys=True))
+        more = {"ours": reloaded(folder, out, ours, seed)} if os.path.exists(ours) else {}
+        model_again = peft.PeftModel.from_pretrained(load(folder), f"{out}/adapter").eval()
+        with torch.no_grad():
+            again, first = (it(input_ids=rows(seed, grown), use_cache=False).logits for it in (model_again, model.eval()))
+        assert torch.equal(again, first), "PEFT loads what it has saved"
+        model.train()
+    measure(model, out, seed, grown, "modules_to_save" in arguments, more)
+
+
+def reloaded(folder, out, settings, seed):
+    """The logits of PEFT with the case's tensors and other settings."""
+    with tempfile.TemporaryDirectory() as adapter:
+        shutil.copy(f"{out}/adapter/adapter_model.safetensors", adapter)
+        shutil.copy(settings, adapter)
+        with torch.no_grad():
+            model = peft.PeftModel.from_pretrained(load(folder), adapter).eval()
+            return model(input_ids=rows(seed, 0), use_cache=False).logits[:, [3, 7, 11]]
 
 
 def steps(model, ids):
@@ -133,12 +163,16 @@ def steps(model, ids):
     return torch.stack(losses)
 
 
-def measure(model, out, seed, grown, whole):
+def rows(seed, grown):
     rng = np.random.default_rng(seed + 1)
     ids = rng.integers(3, 512, (2, 12))
     # The trained tokens appear as inputs and as labels.
     ids[0, [1, 4, 7]], ids[1, [2, 5, 8]] = (7, 3, 40), (9, 512 if grown else 40, 516 if grown else 3)
-    ids = torch.from_numpy(ids)
+    return torch.from_numpy(ids)
+
+
+def measure(model, out, seed, grown, whole, more=None):
+    ids = rows(seed, grown)
     output = model(input_ids=ids, use_cache=False)
     logits = output.logits
     loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
@@ -153,7 +187,7 @@ def measure(model, out, seed, grown, whole):
         grads = {name: grad for name, grad in grads.items() if "lora" in name}
     stored = [name.removeprefix("grad.") for name in grads]
     assert set(stored) <= set(adapter_state(model)), (stored, list(adapter_state(model)))
-    tensors = dict(ids=ids.int(), logits=logits[:, [3, 7, 11]].detach(), loss=loss.detach().reshape(1), **grads)
+    tensors = dict(ids=ids.int(), logits=logits[:, [3, 7, 11]].detach(), loss=loss.detach().reshape(1), **grads, **(more or {}))
     if os.path.basename(out).startswith("tied") and not grown:
         tensors["losses"] = steps(model, ids)
     save_tensors(tensors, f"{out}/golden.safetensors")
@@ -177,16 +211,50 @@ CASES |= {
     "tied_grown_beside": ("qwen2", GROWN, dict(target_modules=["q_proj"])),
 }
 
+# Adapters on experts of every family that has some: a rank and an alpha of their own for a parameter, and the router where it is one.
+PATTERNS = dict(rank_pattern={"experts.gate_up_proj": 3}, alpha_pattern={"experts.down_proj": 5, "experts.gate_up_proj": 4})
+ROUTERS = {
+    "lfm2_moe": "feed_forward.gate.weight", "afmoe": "mlp.router.gate.weight", "gpt_oss": "mlp.router.weight", "gemma4_a4b": "k_proj.weight"
+}
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+for family in (
+    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "gemma4_a4b", "deepseek_v2",
+    "deepseek_v3", "mistral4", "afmoe", "minimax_m2", "gpt_oss",
+):
+    parameters = EXPERTS + [ROUTERS.get(family, "mlp.gate.weight")]
+    CASES[f"experts_{family}"] = (family, 0, dict(target_modules=["o_proj", "out_proj"], target_parameters=parameters, **PATTERNS))
+# One of the two parameters alone, which PEFT then names otherwise.
+CASES |= {
+    "experts_gate_up": ("gpt_oss", 0, dict(target_modules=["q_proj"], target_parameters=["experts.gate_up_proj"], use_rslora=True)),
+    "experts_down": ("gpt_oss", 0, dict(target_modules=[], target_parameters=["layers.1.mlp.experts.down_proj"])),
+    "experts_of_a_block": ("qwen3_5_moe", 0, dict(target_modules=["q_proj"], target_parameters=["layers.1.mlp.experts.gate_up_proj"])),
+}
+# Former names of modules: gate and up are one parameter with twice the rank and twice the alpha.
+FORMER_QWEN = ["gate", "gate_proj", "up_proj", "down_proj"]
+CASES |= {
+    "fused_qwen3_next": ("qwen3_next", 0, dict(target_modules="all-linear")),
+    "fused_glm4_moe": ("glm4_moe", 0, dict(target_modules=["q_proj", *FORMER_QWEN], rank_pattern={"down_proj": 3})),
+    "fused_glm4_moe_lite": ("glm4_moe_lite", 0, dict(target_modules="all-linear", use_rslora=True)),
+    "fused_deepseek_v2": ("deepseek_v2", 0, dict(target_modules=r".*\.(o_proj|gate_proj|up_proj)")),
+    "fused_deepseek_v3": ("deepseek_v3", 0, dict(target_modules="all-linear", rank_pattern={"o_proj": 3})),
+    "fused_afmoe": ("afmoe", 0, dict(target_modules=["v_proj", *FORMER_QWEN], alpha_pattern={"experts.down_proj": 5})),
+    "fused_minimax_m2": ("minimax_m2", 0, dict(target_modules=["v_proj", "w1", "w2", "w3"], use_rslora=True)),
+}
+# The same over experts in MXFP4, which PEFT sees widened.
+CASES["experts_mxfp4"] = ("../mxfp4", 0, dict(target_modules=["q_proj"], target_parameters=EXPERTS, **PATTERNS))
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="*", help="these cases alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     for number, (name, (family, grown, arguments)) in enumerate(CASES.items()):
-        case(f"{args.models}/{family}/model", f"{args.out}/{name}", 500 + 10 * number, grown, arguments)
+        if args.only is None or name in args.only:
+            case(f"{args.models}/{family}/model", f"{args.out}/{name}", 500 + 10 * number, grown, arguments)
 
 
 main()

@@ -38,9 +38,9 @@ struct Chat {
     session: ModelSession,
     system: Option<String>,
     messages: Vec<Value>,
-    /// The pictures that `messages` show, in their order.
+    /// The images of `messages`, in their order.
     images: Vec<String>,
-    /// Pictures of the next question.
+    /// Images of the next question.
     next_images: Vec<String>,
     memory: Memory,
     tuned: bool,

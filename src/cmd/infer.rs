@@ -179,7 +179,7 @@ fn single(args: &Args) -> Result<()> {
     print_exact(&format!("{found}\n"))
 }
 
-/// Pictures by their whole paths, so that no folder of the configuration counts.
+/// Images with absolute paths, so that the configuration's folder does not matter.
 pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
     let whole = |file: &PathBuf| {
         let path = file.canonicalize().map_err(|error| Error::io("read", file, &error).with_kind(crate::Kind::Data))?;
@@ -217,7 +217,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
-/// Writes answers in row order, in whatever order they end.
+/// Writes answers in row order, whatever order they end in.
 struct Writer<'a> {
     session: &'a ModelSession,
     lines: Lines<'a>,

@@ -132,6 +132,12 @@ pub fn run(args: &Args) -> Result<()> {
             "note: mtp.*, the heads that predict several tokens at once, are copied as they were: decode without them\n",
         );
     }
+    let mxfp4 = requantization.is_none() && !merged.model.weights.stacked_mxfp4().is_empty();
+    if mxfp4 && dtype.is_none() && !folder::keeps_mxfp4(&merged.model, dtype) {
+        text.push_str(
+            "note: the adapter changes experts that the base has in MXFP4: all of them are written in the embedding's dtype\n",
+        );
+    }
     let class = merged.model.arch.auto_class();
     let dir = output.display();
     let _ = match &merged.model.arch.vision {

@@ -67,7 +67,7 @@ struct ReasoningArgs {
     reasoning_effort: Option<String>,
 }
 
-/// The tokens of a prompt, and its pictures.
+/// The tokens of a prompt, and its images.
 #[derive(Debug, Default)]
 pub struct Prompt {
     pub ids: Vec<u32>,
@@ -87,7 +87,7 @@ pub struct ModelSession {
     pub reasoning: Option<ReasoningForm>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
-    /// Reads pictures; `None` if the model sees none.
+    /// Reads images; `None` if the model has no image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
     /// To switch between base and adapter; `None` without an adapter.
     values: Option<BothValues>,
@@ -100,7 +100,7 @@ struct BothValues {
 }
 
 impl AskArgs {
-    /// Opens the model; with its image encoder if it has to see, or if its adapter has learned with one.
+    /// Opens the model, with its image encoder if images are given or if its adapter was trained with one.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it.
@@ -202,7 +202,7 @@ impl AskArgs {
     }
 }
 
-/// The image encoder, if the model has to see: because pictures are shown to it, or its settings say so.
+/// The image encoder, if it is needed: because images are given, or its settings say so.
 fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
     let sees = sees || config.vision.encoder.is_some() || config.vision.load == Some(true);
     if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
@@ -295,7 +295,7 @@ impl ModelSession {
         })
     }
 
-    /// A picture in front of an answer, without a chat template.
+    /// An image in front of an answer, without a chat template.
     fn picture(&self, name: &str) -> Result<Prompt> {
         let pictures = self.sees()?;
         let file = pictures.keep(name.to_owned())?;
@@ -328,7 +328,7 @@ impl ModelSession {
         }
     }
 
-    /// The tokens of a user turn with pictures, after an optional system message.
+    /// The tokens of a user turn with images, after an optional system message.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
@@ -361,7 +361,7 @@ impl ModelSession {
         self.tokens(conversation(messages))
     }
 
-    /// The tokens of all messages so far, whose parts of type `image` show `images`.
+    /// The tokens of all messages so far, whose parts of type `image` stand for `images`.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].

@@ -2,12 +2,16 @@
 //! experts. Loaded, run, trained and merged as PEFT does it.
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::loaded_adapter::LoadedAdapter;
 use tunesmith::checkpoint::peft;
 use tunesmith::comm::single::Single;
-use tunesmith::config::ModelConfig;
+use tunesmith::config::{Config, ModelConfig, load_text};
 use tunesmith::data::batch::Batch;
 use tunesmith::export::merge::{Parts, compare, sample_logits};
+use tunesmith::model::adapters::Method;
+use tunesmith::model::targets::Targets;
 use tunesmith::optim::{AdamW, Betas, Optimizer};
 use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
@@ -166,5 +170,94 @@ fn routers_and_experts_are_pefts() {
         ("transformers_4", "mixtral"),
     ] {
         check(case, family);
+    }
+}
+
+/// The settings of a case as a configuration.
+fn settings(case: &str) -> Config {
+    let text = std::fs::read_to_string(golden().join(case).join("settings.json")).unwrap();
+    let mut lora: Value = serde_json::from_str(&text).unwrap();
+    if lora["target_modules"].as_array().is_some_and(Vec::is_empty) {
+        lora["target_modules"] = "^$".into();
+    }
+    (lora["r"], lora["lora_alpha"]) = (2.into(), 6.into());
+    load_text(Path::new(case), &format!("tuning: {{lora: {lora}}}")).unwrap().config
+}
+
+/// An adapter of ours with the settings and the values of PEFT's: it is placed where PEFT's is, its tensors are PEFT's, and PEFT has
+/// loaded it with the settings that are written here, with the same logits.
+fn check_written(case: &str, family: &str) {
+    let dir = golden().join(case);
+    let parts =
+        Parts::open(&models(family).join("model"), &[], &peft::vocabulary(&dir.join("adapter")).unwrap()).unwrap();
+    let theirs = LoadedAdapter::open(&dir.join("adapter"), &parts.arch).unwrap();
+    let tuning = settings(case).tuning;
+    let targets = Targets { strict: false, ..tuning.lora.targets() };
+    let placed = targets.place(&parts.arch, &tuning.lora).unwrap();
+    assert_eq!(placed, theirs.placements, "{case}");
+    let written = AdapterConfig::of(&tuning, &placed, Some(family.trim_start_matches("../"))).on(&parts.arch).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let named: Vec<_> = placed.iter().flat_map(tunesmith::model::adapters::Placement::tensors).collect();
+    let values = named.iter().map(|(name, shape)| (name.clone(), shape.clone(), &theirs.tensors[name].1[..]));
+    peft::save_adapter(folder.path(), &written, &values.collect::<Vec<_>>()).unwrap();
+    let stored = |path: &Path| tensors(&path.join("adapter_model.safetensors"));
+    assert!(stored(folder.path()) == stored(&dir.join("adapter")), "{case}");
+    let text = std::fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
+    let ours = dir.join("ours/adapter_config.json");
+    if std::env::var_os("TUNESMITH_TEST_UPDATE").is_some() {
+        std::fs::create_dir_all(dir.join("ours")).unwrap();
+        std::fs::write(&ours, &text).unwrap();
+        return;
+    }
+    assert!(
+        std::fs::read_to_string(&ours).is_ok_and(|ours| ours == text),
+        "{case}: TUNESMITH_TEST_UPDATE=1, then adapters.py: {text}"
+    );
+    let stored = tensors(&dir.join("golden.safetensors"));
+    assert!(stored["ours"] == stored["logits"], "{case}: PEFT loads ours");
+}
+
+/// Adapters on experts of every family that has some, with a rank and an alpha of their own, and on one of their two parameters.
+#[test]
+fn experts_of_every_family_are_pefts() {
+    for family in [
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "lfm2_moe",
+        "gemma4_a4b",
+        "deepseek_v2",
+        "deepseek_v3",
+        "mistral4",
+        "afmoe",
+        "minimax_m2",
+        "gpt_oss",
+    ] {
+        check_written(&format!("experts_{family}"), family);
+        check(&format!("experts_{family}"), family);
+    }
+    for (case, family) in [("gate_up", "gpt_oss"), ("down", "gpt_oss"), ("of_a_block", "qwen3_5_moe")] {
+        check_written(&format!("experts_{case}"), family);
+        check(&format!("experts_{case}"), family);
+    }
+}
+
+/// The same where the experts are in MXFP4, and stay so.
+#[test]
+fn experts_in_mxfp4_are_pefts() {
+    check_written("experts_mxfp4", "../mxfp4");
+    check("experts_mxfp4", "../mxfp4");
+}
+
+/// Adapters by the names that experts had as modules: gate and up then share one with twice the rank and twice the alpha.
+#[test]
+fn experts_by_their_former_names_are_pefts() {
+    for family in ["qwen3_next", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "afmoe", "minimax_m2"] {
+        check_written(&format!("fused_{family}"), family);
+        check(&format!("fused_{family}"), family);
     }
 }

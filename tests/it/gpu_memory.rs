@@ -3,7 +3,7 @@
 use crate::parity::{families, golden};
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
@@ -98,10 +98,26 @@ fn families_take_what_is_predicted() {
 
 #[test]
 fn makers_formats_take_what_is_predicted() {
-    let modes =
-        ["auto", "nf4"].map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
+    let modes = ["auto", "nf4", "none"]
+        .map(|word| (word, format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}}}")));
     let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
     check(&["fp8", "fp8_edges", "gptq", "gptq_claims", "awq", "ct_int8", "nvfp4"].map(crate::makers::golden), &modes);
+}
+
+#[test]
+fn experts_in_mxfp4_take_what_is_predicted() {
+    let experts = "target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]";
+    let lora = |model: &str, more: &str| {
+        format!("{{model: {{{model}}}, tuning: {{lora: {{r: 4{more}}}}}, train: {{bf16: true}}}}")
+    };
+    let modes = [
+        ("as stored", lora("quantization: auto", "")),
+        ("others in NF4", lora("quantization: nf4", "")),
+        ("dequantized", lora("quantization: none", "")),
+        ("as stored, experts adapted", lora("quantization: auto", &format!(", {experts}"))),
+    ];
+    let modes: Vec<_> = modes.iter().map(|(word, text)| (*word, text.as_str())).collect();
+    check(&[Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/mxfp4")], &modes);
 }
 
 #[test]

@@ -85,6 +85,22 @@ fn every_number_is_the_one_that_the_format_s_own_code_gives() {
 }
 
 #[test]
+fn a_config_alone_says_which_matrices_a_dequantized_base_holds_in_float32() {
+    let config = config("{model: {quantization: none}, tuning: {lora: {r: 4}}}");
+    // `fp8_edges` and Mistral's names for scales: what stays dense is in the files alone.
+    for case in CASES.iter().filter(|case| **case != "fp8_edges") {
+        let (arch, weights) = opened(&golden(case).join("model")).unwrap();
+        let described = quantize::float32(&arch, &config, None).unwrap();
+        let linear = quantize::matrices(&arch, &[]).unwrap();
+        let quantized = |name: &&String| weights.layout(name).is_some();
+        assert_eq!(described, linear.iter().filter(quantized).cloned().collect(), "{case}");
+        assert!(
+            !described.is_empty() && described.is_subset(&quantize::float32(&arch, &config, Some(&weights)).unwrap())
+        );
+    }
+}
+
+#[test]
 fn training_is_that_on_the_dequantized_base() {
     for case in CASES {
         let (dir, expected) = (golden(case).join("model"), expected(case));

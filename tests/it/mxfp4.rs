@@ -107,6 +107,24 @@ fn a_merge_copies_experts_that_nothing_changes() {
     assert!(!fs::read_to_string(wide.join("config.json")).unwrap().contains("mxfp4"));
 }
 
+/// Experts with an adapter merged in are numbers of the other matrices' dtype, all of them.
+#[test]
+fn a_merge_widens_experts_that_an_adapter_changes() {
+    let root = tempfile::tempdir().unwrap();
+    let (base, target) = (golden("model"), root.path().join("merged"));
+    let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters/experts_mxfp4/adapter");
+    let paths = [&base, &adapter, &target].map(|path| path.display().to_string());
+    let [base_arg, adapter_arg, target_arg] = &paths;
+    let args = ["merge", "--base", base_arg, "--adapter", adapter_arg, "--output", target_arg];
+    let output = tunesmith(&args).env_remove("CONFIG").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("MXFP4"), "{}", said(&output));
+    let (_, weights) = opened(&target);
+    assert_eq!(weights.quantization(), None);
+    assert!(weights.is_bf16("model.layers.0.mlp.experts.1.gate_proj.weight"));
+    assert!(!fs::read_to_string(target.join("config.json")).unwrap().contains("mxfp4"));
+}
+
 /// Changes shape and bytes of the tensor of that name.
 type Change = dyn Fn(&str, &mut Vec<usize>, &mut Vec<u8>);
 

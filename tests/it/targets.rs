@@ -102,6 +102,37 @@ fn adapters_go_where_peft_puts_them() {
     }
 }
 
+/// What `all-linear` means for every family, from PEFT itself (`scripts/golden/all_linear.py`).
+#[test]
+fn all_linear_is_pefts_in_every_family() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let text = std::fs::read_to_string(root.join("peft/all_linear.json")).unwrap();
+    let table: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+    assert!(table.len() >= 44, "a line for each model of goldens: {}", table.len());
+    for (name, expected) in table {
+        let arch = Arch::from_dir(&root.join("a").join(&name).join("model")).unwrap();
+        let target_modules = TargetModules::AllLinear;
+        let lora = LoraConfig { r: 4, lora_alpha: 8.0, target_modules, ..LoraConfig::default() };
+        let placed = place(&arch, &lora);
+        if let Some(message) = expected.get("refused") {
+            assert!(placed.is_err(), "{name}: PEFT says {message}");
+            continue;
+        }
+        let mut found: BTreeMap<String, (Vec<u64>, Vec<u64>)> = BTreeMap::new();
+        for placement in placed.unwrap_or_else(|error| panic!("{name}: {error}")) {
+            let rank = placement.adapter.rank().unwrap();
+            let inside = placement.module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+            let (layer, module) =
+                inside.map_or((None, placement.module.as_str()), |(layer, module)| (Some(layer), module));
+            let entry = found.entry(module.to_owned()).or_insert((vec![rank.r as u64, rank.alpha as u64], Vec::new()));
+            entry.1.extend(layer.map(|layer| layer.parse::<u64>().unwrap()));
+        }
+        let expected: BTreeMap<String, (Vec<u64>, Vec<u64>)> =
+            serde_json::from_value(expected["adapted"].clone()).unwrap();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
 /// `auto` is our choice: the linear modules of the blocks, whatever the model; `all-linear` is PEFT's.
 #[test]
 fn auto_and_all_linear_are_two_things() {
@@ -232,7 +263,7 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     config.tuning.lora = lora(&parameters);
     config.tuning.lora.alpha_pattern = Patterns(vec![("layers.0.mlp.experts.gate_up_proj".into(), 4.0)]);
     let placed = place(&arch, &config.tuning.lora).unwrap();
-    let experts: Vec<_> = placed.iter().filter(|placement| placement.experts == Some(4)).collect();
+    let experts: Vec<_> = placed.iter().filter(|placement| placement.experts.is_some_and(|it| it.count == 4)).collect();
     assert_eq!(experts.len(), 2);
     assert_eq!((experts[0].module.as_str(), experts[0].in_features), ("model.layers.0.mlp.experts", 64));
     assert_eq!((experts[1].module.as_str(), experts[1].in_features), ("model.layers.1.mlp.experts", 48));

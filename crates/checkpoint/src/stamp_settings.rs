@@ -217,6 +217,8 @@ mod tests {
         "gen.num_beams",
         "gen.length_penalty",
         "gen.early_stopping",
+        "gen.prompt_lookup_num_tokens",
+        "gen.max_matching_ngram_size",
         "gen.stop_strings",
     ];
 

@@ -16,6 +16,7 @@ mod decoder_json;
 pub mod docs;
 mod enum_macro;
 mod enums;
+mod experts;
 mod families;
 mod family;
 pub mod foreign;

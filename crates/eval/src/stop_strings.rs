@@ -69,8 +69,8 @@ impl AnswerDecoder<'_> {
         text
     }
 
-    /// Answers prompts, each with its pictures; `images` is empty if no prompt has any. `None` if `go_on`, which is called
-    /// before each token, returns false.
+    /// Answers prompts, each with its images; `images` is empty if no prompt has any. `None` if `go_on`, which is
+    /// called before each token, returns false.
     ///
     /// # Errors
     /// As [`generate_with_images`](super::generate_with_images); the tokenizer's decoder fails.
@@ -90,8 +90,8 @@ impl AnswerDecoder<'_> {
         Ok(done.then_some(texts))
     }
 
-    /// Answers prompts, each with its pictures, and calls `ended` with the number of each prompt and its answer as soon as
-    /// the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
+    /// Answers prompts, each with its images, and calls `ended` with the number of each prompt and its answer as soon
+    /// as the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
     ///
     /// # Errors
     /// As [`generate_with_images`](super::generate_with_images); those of `ended`.

@@ -6,9 +6,9 @@ use tunesmith_data::Tokenizer;
 #[derive(Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Where the ids begin that the next piece is decoded with: a decoder looks at the token before.
+    /// The first id with which the next piece is decoded, because a decoder looks at the token before.
     context: usize,
-    /// How many ids the text holds.
+    /// The number of ids in the text.
     taken: usize,
     text: String,
     /// Whether the text has special tokens.
@@ -44,7 +44,7 @@ impl TextStream {
     }
 }
 
-/// Where the first of the stop strings begins in `text`.
+/// The position of the first stop string in `text`.
 pub(crate) fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min()
 }

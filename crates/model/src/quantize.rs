@@ -111,20 +111,40 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
 /// As [`matrices`].
 pub fn kept(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeMap<String, Layout>> {
     let ModelConfig { quantization, quantization_skip_modules: skip, .. } = &config.model;
-    let mxfp4 = arch.experts.is_some_and(|experts| experts.mxfp4);
-    let described = || arch.stored.as_ref().filter(|_| config.model.init == Init::Pretrained);
-    let layout = |name: &str| match weights {
-        Some(files) => files.layout(name),
-        None if mxfp4 && name.contains(".experts.") => Some(Layout::Mxfp4),
-        None => described()?.layout(name),
-    };
     let stays = |layout: &Layout| match quantization {
         Quantization::None => false,
         Quantization::Auto => true,
         _ => *layout == Layout::Mxfp4,
     };
+    let layout = |name: &str| match weights {
+        Some(files) => files.layout(name),
+        None => described(arch, config, name),
+    };
     let kept = |name: String| layout(&name).filter(stays).map(|layout| (name, layout));
     Ok(matrices(arch, skip)?.into_iter().filter_map(kept).collect())
+}
+
+/// The format of its maker that `config.json` describes for the matrix of a linear layer or an expert.
+fn described(arch: &Arch, config: &Config, name: &str) -> Option<Layout> {
+    if name.contains(".experts.") && arch.experts.is_some_and(|experts| experts.mxfp4) {
+        return Some(Layout::Mxfp4);
+    }
+    arch.stored.as_ref().filter(|_| config.model.init == Init::Pretrained)?.layout(name)
+}
+
+/// The matrices that a run with `model.dtype: auto` holds in float32 where it quantizes them not and does not keep them as they are:
+/// the checkpoint has them in another dtype than bfloat16, or quantized, so that they are dequantized. Without files `config.json`
+/// says which are quantized.
+///
+/// # Errors
+/// As [`matrices`].
+pub fn float32(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeSet<String>> {
+    let Some(files) = weights else {
+        let described = |name: &String| described(arch, config, name).is_some();
+        return Ok(matrices(arch, &[])?.into_iter().filter(described).collect());
+    };
+    let wide = |spec: &TensorSpec| TensorSpec::is_matrix(&spec.shape) && !files.is_bf16(arch.starts_as(&spec.name));
+    Ok(arch.tensors().into_iter().filter(wide).map(|spec| spec.name).collect())
 }
 
 /// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.

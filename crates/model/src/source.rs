@@ -108,6 +108,8 @@ pub(super) struct Tensors<'a> {
     pub(super) quantizer: Quantizer<'a>,
     /// The trained ones, in the order in which they were asked for.
     pub(super) params: Params,
+    /// Where only counting is done: those that are float32 whatever the dtype of frozen matrices.
+    pub(super) float32: Option<&'a BTreeSet<String>>,
     /// The shape of each by its name.
     pub(super) sizes: BTreeMap<String, Vec<usize>>,
     /// The names of those that are trained in full.
@@ -194,7 +196,9 @@ impl Tensors<'_> {
             let matrix = encode::quantize_there(whole.view(), width, format, double)?;
             return Ok(Weight::Quantized(Arc::new(matrix)));
         }
-        Ok(Weight::Frozen(if TensorSpec::is_matrix(shape) && self.source.config.model.dtype == Dtype::Bfloat16 {
+        let wide = self.float32.is_some_and(|names| names.contains(name));
+        let narrow = TensorSpec::is_matrix(shape) && self.source.config.model.dtype == Dtype::Bfloat16 && !wide;
+        Ok(Weight::Frozen(if narrow {
             Array::<bf16>::zeros(device, count).into()
         } else {
             FloatBuffer::zeros(device, count).into()

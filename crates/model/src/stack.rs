@@ -1,7 +1,7 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
 //! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be quantized: then matrices are quantized and dequantized.
-use super::adapters::{Part, Placement};
+use super::adapters::{Part, Placement, Stacked};
 use super::names::{peft_name, token_rows};
 use super::quantized_form::How;
 use std::collections::BTreeMap;
@@ -54,10 +54,12 @@ pub struct Stack(pub Vec<Layer>);
 fn expert_part(name: &str) -> Option<(String, usize, bool)> {
     let (block, rest) = name.split_once(".experts.")?;
     let (layer, feed) = block.rsplit_once('.')?;
-    let feed = if feed == "block_sparse_moe" { "mlp" } else { feed };
     let (expert, matrix) = rest.split_once('.')?;
+    let feed = if feed == "block_sparse_moe" && !matrix.contains("_proj") { "mlp" } else { feed };
     let (parameter, second) = match matrix.strip_suffix(".weight")? {
         "gate_proj" | "w1" => ("gate_up_proj", false),
+        // Nemotron-H's have no gate.
+        "up_proj" if feed == "mixer" => ("up_proj", false),
         "up_proj" | "w3" => ("gate_up_proj", true),
         "down_proj" | "w2" => ("down_proj", false),
         _ => return None,
@@ -157,15 +159,18 @@ impl Frozen {
     fn part(&self, name: &str) -> Option<(&Placement, Part)> {
         if let Some((key, expert, second)) = expert_part(name) {
             let placement = self.placements.get(&key)?;
-            let first = if second { placement.out_features / 2 } else { 0 };
-            return Some((placement, Part { bias: false, expert, first }));
+            let (half, step) = match placement.experts {
+                Some(Stacked { interleaved: true, .. }) => (1, 2),
+                _ => (placement.out_features / 2, 1),
+            };
+            return Some((placement, Part { bias: false, expert, first: if second { half } else { 0 }, step }));
         }
         let (module, kind) = name.rsplit_once('.')?;
         // An adapter on a module, or on its weight as a parameter.
         let placement = self.placements.get(module).or_else(|| self.placements.get(&peft_name(name)))?;
         let bias = kind == "bias";
         let changed = kind == "weight" || (bias && placement.adapter.changes_bias());
-        changed.then_some((placement, Part { bias, expert: 0, first: 0 }))
+        changed.then_some((placement, Part { bias, expert: 0, first: 0, step: 1 }))
     }
 }
 
@@ -186,6 +191,10 @@ mod tests {
         part("model.layers.7.block_sparse_moe.experts.3.w1.weight", "gate_up_proj", 3, false);
         part("model.layers.7.block_sparse_moe.experts.3.w2.weight", "down_proj", 3, false);
         assert_eq!(expert_part("model.layers.7.mlp.gate_proj.weight"), None);
+        let granite = expert_part("model.layers.7.block_sparse_moe.experts.3.up_proj.weight");
+        assert_eq!(granite, Some(("model.layers.7.block_sparse_moe.experts.gate_up_proj".into(), 3, true)));
+        let nemotron = expert_part("model.layers.7.mixer.experts.3.up_proj.weight");
+        assert_eq!(nemotron, Some(("model.layers.7.mixer.experts.up_proj".into(), 3, false)));
         let lfm2 = expert_part("model.layers.7.feed_forward.experts.3.w3.weight");
         assert_eq!(lfm2, Some(("model.layers.7.feed_forward.experts.gate_up_proj".into(), 3, true)));
     }

@@ -10,6 +10,7 @@ mod strategy;
 use super::human_bytes;
 use super::memory::{Base, Breakdown, Device, Job, NCCL, OptimizerBytes, Pass, Predictor, Storage};
 use serde::Serialize;
+use std::sync::Arc;
 
 pub use strategy::{Machine, Strategy, Way};
 
@@ -303,8 +304,10 @@ fn help(predictor: &Predictor<'_>, machine: &Machine, way: Way, batch: &Batch) -
         let quantized = Some(Storage::FourBit { double: true });
         change("tuning.mode: qlora", &|job| job.base = Base { quantized, ..job.base.clone() });
     }
-    if job.base.matrices == Storage::F32 && !job.trained.tensors.contains("model.layers.0.self_attn.q_proj.weight") {
-        change("model.dtype: bfloat16", &|job| job.base.matrices = Storage::Bf16);
+    let wide = job.base.matrices == Storage::F32 || !job.base.float32.is_empty();
+    if wide && !job.trained.tensors.contains("model.layers.0.self_attn.q_proj.weight") {
+        let base = || Base { matrices: Storage::Bf16, float32: Arc::default(), ..job.base.clone() };
+        change("model.dtype: bfloat16", &|job| job.base = base());
     }
     if batch.pass().tokens > batch.length {
         changes.push(("train.batch_size: 1".to_owned(), job.clone(), Pass::of(1, batch.length, batch.most)));

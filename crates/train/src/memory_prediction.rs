@@ -8,7 +8,7 @@ use crate::trainable;
 use serde::Serialize;
 use tunesmith_base::error::Result;
 use tunesmith_base::{files, memory};
-use tunesmith_config::arch::Arch;
+use tunesmith_config::arch::{Arch, TensorSpec};
 use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy};
 use tunesmith_data::{Dataset, Split};
 use tunesmith_device as device;
@@ -63,6 +63,10 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
             }),
             quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?.into(),
             stored: quantize::kept(arch, config, weights)?.into(),
+            float32: match config.model.dtype {
+                Dtype::Auto if !through_f32 => quantize::float32(arch, config, weights)?.into(),
+                _ => Arc::default(),
+            },
             wide: Arc::new(placements.iter().filter(|_| takes).map(|it| it.module.clone()).collect()),
             through_f32,
         },
@@ -178,11 +182,12 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
-/// The type of the matrices in a model's files; float32 for random weights.
+/// The type of the matrices in a model's files, bfloat16 if any is; float32 for random weights.
 fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
-    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
-    let narrow = weights.zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
-    if narrow { Storage::Bf16 } else { Storage::F32 }
+    let narrow = |files: &WeightFiles| {
+        arch.tensors().iter().any(|spec| TensorSpec::is_matrix(&spec.shape) && files.is_bf16(&spec.name))
+    };
+    if weights.is_some_and(narrow) { Storage::Bf16 } else { Storage::F32 }
 }
 
 /// The predicted peak of a run, in bytes.

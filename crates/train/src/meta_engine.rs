@@ -82,7 +82,7 @@ impl OnGpu {
         // The files may hold other matrices so than config.json says.
         arch.stored = arch.stored.map(|format| format.with_found(base.stored.clone()));
         let gpu = CountedGpu::take();
-        let model = Model::on_counted(&arch, &config, &gpu)?;
+        let model = Model::on_counted(&arch, &config, &base.float32, &gpu)?;
         let held = GpuHeld { held: memory::live(gpu.device()), most: memory::peak(gpu.device()) };
         Ok(Self { model, held, base: base.clone(), experts, _gpu: gpu })
     }

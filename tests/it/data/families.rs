@@ -112,6 +112,11 @@ fn every_family_learns_what_transformers_marks_and_nothing_else() {
             Ok(found) if found.iter().map(|(a, b)| (a.as_str(), b.as_str())).eq(turns.iter().copied()) => {}
             // A thought that the prompt forbids begins as the prompt does, and Gemma writes the words beside a call behind
             // its result: the golden has them too.
+            // A second call behind results has a header that its prompt does not have: it is learned with the call.
+            Ok(found)
+                if name == "deepseek_v3"
+                    && title == "tool_thoughts"
+                    && found[1].1.strip_prefix("<｜Assistant｜>") == Some(turns[1].1) => {}
             Ok(found) if shares_more && found.len() == turns.len() && ends_alike(&found, &turns) => {}
             Ok(found) => wrong.push(format!("{label}:\n  {found:?}\n  {turns:?}")),
             Err(error) => wrong.push(format!("{label}: {error}")),

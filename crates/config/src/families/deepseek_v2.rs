@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v2",
     class_name: "DeepseekV2ForCausalLM",
-    models: "DeepSeek-V2-Lite, DeepSeek-Coder-V2-Lite",
+    models: "DeepSeek-V2-Lite 16B, DeepSeek-Coder-V2-Lite 16B",
     features: "multi-head latent attention; experts with an MLP beside them, dense MLPs in the first blocks",
     sparse: true,
     classifier: Some("DeepseekV2ForSequenceClassification"),

@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v3",
     class_name: "DeepseekV3ForCausalLM",
-    models: "Moonlight 16B, DeepSeek V3 and R1",
+    models: "Moonlight 16B, DeepSeek V3 and R1 671B",
     features: "multi-head latent attention; experts chosen by sigmoids and a bias with an MLP beside them, \
                dense MLPs in the first blocks",
     sparse: true,

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma",
     class_name: "GemmaForCausalLM",
-    models: "Gemma 2B and 7B, CodeGemma",
+    models: "Gemma 2B and 7B, CodeGemma 2B and 7B",
     features: "GeGLU, norm weights counted from 1, scaled embeddings",
     sparse: false,
     classifier: Some("GemmaForSequenceClassification"),

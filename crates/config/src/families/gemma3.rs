@@ -10,7 +10,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
     class_name: "Gemma3ForCausalLM",
-    models: "Gemma 3 270M and 1B, and the text part of the larger ones",
+    models: "Gemma 3 270M and 1B, and the text part of 4B, 12B and 27B",
     features: "GeGLU, four norms a block, norms on each head of q and k, a sliding window and its own rotary base in five of six blocks",
     sparse: false,
     classifier: Some("Gemma3TextForSequenceClassification"),

@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4",
     class_name: "Glm4ForCausalLM",
-    models: "GLM-4-0414 9B and 32B, GLM-Z1",
+    models: "GLM-4-0414 9B and 32B, GLM-Z1 9B and 32B",
     features: "biases on q, k and v, half of each head rotated by neighbouring pairs, gate and up in one matrix, four norms a block",
     sparse: false,
     classifier: Some("Glm4ForSequenceClassification"),

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4_moe",
     class_name: "Glm4MoeForCausalLM",
-    models: "GLM-4.5, GLM-4.5-Air, GLM-4.6 and GLM-4.7",
+    models: "GLM-4.5 355B, GLM-4.5-Air 106B, GLM-4.6 and GLM-4.7 355B",
     features: "biases on q, k and v, optional norms on each head of q and k, half of each head rotated, experts chosen by sigmoids \
                and a bias, an MLP beside them, dense MLPs in the first blocks",
     sparse: true,

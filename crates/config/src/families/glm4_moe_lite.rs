@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4_moe_lite",
     class_name: "Glm4MoeLiteForCausalLM",
-    models: "GLM-4.7-Flash",
+    models: "GLM-4.7-Flash 30B-A3B",
     features: "multi-head latent attention; experts chosen by sigmoids and a bias with an MLP beside them, \
                a dense MLP in the first block",
     sparse: true,

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "granite",
     class_name: "GraniteForCausalLM",
-    models: "Granite 3.0 to 3.3 (dense)",
+    models: "Granite 3.0 to 3.3 2B and 8B (dense)",
     features: "constants on embeddings, scores, residual branches and logits",
     sparse: false,
     classifier: None,

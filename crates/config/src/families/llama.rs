@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "llama",
     class_name: "LlamaForCausalLM",
-    models: "Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2, TinyLlama, Yi, and others in the same form",
+    models: "Llama 2 7B, 13B and 70B, 3 and 3.1 8B and 70B, 3.1 405B, 3.2 1B and 3B, 3.3 70B; SmolLM2 135M, 360M and 1.7B, TinyLlama 1.1B, Yi 6B, 9B and 34B, and others in the same form",
     features: "RMS norms before attention and MLP, SwiGLU, rotary positions, grouped-query attention",
     sparse: false,
     classifier: Some("LlamaForSequenceClassification"),

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "minimax_m2",
     class_name: "MiniMaxM2ForCausalLM",
-    models: "MiniMax-M2, M2.1 and M2.5",
+    models: "MiniMax-M2, M2.1 and M2.5 229B",
     features: "norms over the whole width of q and k, a part of each head rotated, experts chosen by sigmoids and a bias",
     sparse: true,
     classifier: None,

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral",
     class_name: "MistralForCausalLM",
-    models: "Mistral 7B, Mistral Nemo, Mistral Small 2409, Zephyr",
+    models: "Mistral 7B, Mistral Nemo 12B, Mistral Small 2409 22B, Zephyr 7B",
     features: "a sliding window in every block, unless it is null",
     sparse: false,
     classifier: Some("MistralForSequenceClassification"),

@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral4",
     class_name: "Mistral4ForCausalLM",
-    models: "Mistral Small 4",
+    models: "Mistral Small 4 119B",
     features: "multi-head latent attention, queries scaled by their position beyond the original context, experts chosen by a softmax \
                with an MLP beside them",
     sparse: true,

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "phi3",
     class_name: "Phi3ForCausalLM",
-    models: "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4 mini",
+    models: "Phi-3 mini 3.8B and medium 14B, Phi-3.5 mini 3.8B, Phi-4 14B, Phi-4 mini 3.8B",
     features: "q, k, v in one matrix, gate and up in another, partial rotary, longrope, an optional sliding window",
     sparse: false,
     classifier: Some("Phi3ForSequenceClassification"),

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
     class_name: "Qwen2ForCausalLM",
-    models: "Qwen2, Qwen2.5, Qwen2.5-Coder, DeepSeek-R1-Distill-Qwen",
+    models: "Qwen2 0.5B, 1.5B, 7B and 72B, Qwen2.5 0.5B, 1.5B, 3B, 7B, 14B, 32B and 72B, Qwen2.5-Coder 0.5B to 32B, DeepSeek-R1-Distill-Qwen 1.5B to 32B",
     features: "biases on q, k and v; an optional sliding window in the later blocks",
     sparse: false,
     classifier: Some("Qwen2ForSequenceClassification"),

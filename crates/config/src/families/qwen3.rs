@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",
     class_name: "Qwen3ForCausalLM",
-    models: "Qwen3 (dense)",
+    models: "Qwen3 0.6B, 1.7B, 4B, 8B, 14B and 32B",
     features: "norms on each head of q and k; an optional sliding window in the later blocks",
     sparse: false,
     classifier: Some("Qwen3ForSequenceClassification"),

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_moe",
     class_name: "Qwen3MoeForCausalLM",
-    models: "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+    models: "Qwen3 30B-A3B and 235B-A22B, Qwen3-Coder 30B-A3B and 480B-A35B",
     features: "norms on each head of q and k, experts, an optional sliding window",
     sparse: true,
     classifier: Some("Qwen3MoeForSequenceClassification"),

@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_next",
     class_name: "Qwen3NextForCausalLM",
-    models: "Qwen3-Next 80B-A3B, Qwen3-Coder-Next",
+    models: "Qwen3-Next 80B-A3B, Qwen3-Coder-Next 80B-A3B",
     features: "linear attention by the gated delta rule in three of four blocks, a gate on the output of the other attention, a \
                quarter of each head rotated, experts with a shared one",
     sparse: true,

@@ -8,7 +8,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "smollm3",
     class_name: "SmolLM3ForCausalLM",
-    models: "SmolLM3",
+    models: "SmolLM3 3B",
     features: "no rotary positions in every fourth block",
     sparse: false,
     classifier: Some("SmolLM3ForSequenceClassification"),

@@ -33,8 +33,17 @@ pub struct Site<'a> {
     pub rank: Rank,
     /// Whether it is one of `feedforward_modules`.
     pub feedforward: bool,
-    /// On a block's experts: how many there are.
-    pub experts: Option<usize>,
+    /// On a block's experts: how the parameter holds them.
+    pub experts: Option<Stacked>,
+}
+
+/// How one parameter holds the matrices of all experts of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stacked {
+    /// How many experts there are.
+    pub count: usize,
+    /// Whether its outputs are gate and up in turn, as in gpt-oss: gate i is output 2i, up i is output 2i + 1.
+    pub interleaved: bool,
 }
 
 /// The adapter of one module: its shape, and what can be done with it.
@@ -56,7 +65,7 @@ pub trait Adapter: Debug + Send + Sync {
     /// The base's weight cannot be read.
     fn attach(&self, at: &mut dyn Attach) -> Result<Box<dyn Formula>>;
 
-    /// Fresh ones on all experts of a block.
+    /// Fresh ones on all experts of a block, expert by expert; where gate and up are interleaved, one on each of them.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`] where the kind has none.
@@ -83,8 +92,10 @@ pub struct Part {
     pub bias: bool,
     /// Which expert it is of (0 where there are none).
     pub expert: usize,
-    /// The first of its rows among those of the module.
+    /// The first of its rows among those of the module, and how many further on the next is.
     pub first: usize,
+    /// See `first`; 1 where they follow each other.
+    pub step: usize,
 }
 
 /// A module of a model that is being built, as a fresh adapter sees it.

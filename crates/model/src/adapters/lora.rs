@@ -8,9 +8,10 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::dora::{self, Dora, Magnitude};
-use super::low_rank::Matrices;
+use super::low_rank::{Matrices, OfExpert};
 use super::{
-    About, Adapter, Attach, Method, Part, Placement, Rank, Ranks, Site, Targets, names, parameters, ranks, start,
+    About, Adapter, Attach, Method, Part, Placement, Rank, Ranks, Site, Stacked, Targets, names, parameters, ranks,
+    start,
 };
 use crate::linear::Formula;
 use crate::names::ends_with_module;
@@ -181,12 +182,18 @@ struct Update {
     rank: Rank,
     /// With `DoRA`: the weight has a trained magnitude for each output.
     magnitudes: bool,
-    experts: Option<usize>,
+    experts: Option<Stacked>,
+}
+
+impl Update {
+    fn count(&self) -> usize {
+        self.experts.map_or(1, |experts| experts.count)
+    }
 }
 
 impl Adapter for Update {
     fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let rank = self.rank.r * self.experts.unwrap_or(1);
+        let rank = self.rank.r * self.count();
         let matrices = [("lora_A.weight", vec![rank, self.inputs]), ("lora_B.weight", vec![self.outputs, rank])];
         let magnitudes = self.magnitudes.then(|| ("lora_magnitude_vector", vec![self.outputs]));
         matrices.into_iter().chain(magnitudes).collect()
@@ -223,25 +230,26 @@ impl Adapter for Update {
     }
 
     fn attach_experts(&self, at: &mut dyn Attach) -> Result<Vec<Box<dyn Formula>>> {
-        let (experts, rank) = (self.experts.unwrap_or(1), self.rank.r);
+        let (experts, rank) = (self.count(), self.rank.r);
         let [a, b] = start::of_experts(at, experts, rank, [self.outputs, self.inputs]);
         let (a, b, module) = (at.push(&a)?, at.push(&b)?, at.number());
-        let one = |expert: usize| -> Box<dyn Formula> {
+        let parts = if self.experts.is_some_and(|experts| experts.interleaved) { 2 } else { 1 };
+        let one = |(expert, part): (usize, usize)| -> Box<dyn Formula> {
             let rows = rank * self.inputs;
             let a = a.start + expert * rows..a.start + (expert + 1) * rows;
-            let expert = Some((expert, experts));
+            let expert = Some(OfExpert { expert, experts, first: part, step: parts });
             Box::new(Matrices { a, b: b.clone(), rank, scale: self.rank.scale, module, expert })
         };
-        Ok((0..experts).map(one).collect())
+        Ok((0..experts).flat_map(|expert| (0..parts).map(move |part| (expert, part))).map(one).collect())
     }
 
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
         let (&[a, b, ..], false) = (tensors, part.bias) else { return };
-        let (inputs, r, experts) = (self.inputs, self.rank.r, self.experts.unwrap_or(1));
+        let (inputs, r, experts) = (self.inputs, self.rank.r, self.count());
         let a = &a[part.expert * r * inputs..];
         values.par_chunks_mut(inputs).enumerate().for_each(|(row, values)| {
             let mut delta = vec![0.0f32; inputs];
-            let b = &b[(part.first + row) * r * experts..];
+            let b = &b[(part.first + part.step * row) * r * experts..];
             for k in 0..r {
                 let b = b[k * experts + part.expert];
                 delta.iter_mut().zip(&a[k * inputs..]).for_each(|(delta, a)| *delta += b * a);

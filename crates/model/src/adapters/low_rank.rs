@@ -15,27 +15,40 @@ use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer}
 pub struct Matrices {
     /// The place of A `[rank, in_features]` among the trained values.
     pub a: Range<usize>,
-    /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
+    /// That of B `[out_features, rank]`, or of all experts `[rows, rank * experts]`.
     pub b: Range<usize>,
     pub rank: usize,
     /// The factor s: `alpha / r`, or `alpha / sqrt(r)` with `use_rslora`.
     pub scale: f32,
     /// Seeds this module's dropout mask, so that every module has its own.
     pub module: u64,
-    /// For an expert: its index, and how many experts there are. Column i of its B is column `i * experts + expert` of
-    /// the stored B.
-    pub expert: Option<(usize, usize)>,
+    /// Where the stored B is that of all experts.
+    pub expert: Option<OfExpert>,
+}
+
+/// An expert's part of a stored B `[rows, rank * experts]`.
+#[derive(Debug, Clone, Copy)]
+pub struct OfExpert {
+    /// Column i of its B is column `i * experts + expert` of the stored B.
+    pub expert: usize,
+    pub experts: usize,
+    /// Row j of its B is row `first + j * step` of the stored B.
+    pub first: usize,
+    pub step: usize,
 }
 
 impl Matrices {
-    fn first_column(&self) -> usize {
-        self.expert.map_or(0, |(expert, _)| expert)
+    /// The place of B's first value in the stored B, and the strides of its rows and columns.
+    fn layout(&self) -> (usize, usize, usize) {
+        let Some(OfExpert { expert, experts, first, step }) = self.expert else { return (0, self.rank, 1) };
+        let row = self.rank * experts;
+        (first * row + expert, step * row, experts)
     }
 
     /// B's values from its first one on, and the strides of its rows and columns.
     pub(super) fn b<'a>(&self, values: Values<'a>) -> (Floats<'a>, usize, usize) {
-        let experts = self.expert.map_or(1, |(_, experts)| experts);
-        (values.at(&self.b).slice(self.first_column()..self.b.len()), self.rank * experts, experts)
+        let (first, row, col) = self.layout();
+        (values.at(&self.b).slice(first..self.b.len()), row, col)
     }
 
     /// The adapter's input after dropout; `None` in a pass without dropout.
@@ -69,7 +82,7 @@ impl Matrices {
         let (b, row, col) = self.b(base.pass.values);
         matmul(&mut d_low, Init::Zero, &[Term { matrix: Matrix::strided(b, col, row), x: dy }]);
         scale(&mut d_low, self.scale);
-        let to = Target::Strided(grads.at(&self.b).slice(self.first_column()..self.b.len()), row, col);
+        let to = Target::Strided(grads.at(&self.b).slice(self.layout().0..self.b.len()), row, col);
         outer(to, dy, &Transposed::new(low));
         outer(Target::Transposed(grads.at(&self.a)), x, &Transposed::new(&d_low));
         d_low

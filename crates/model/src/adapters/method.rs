@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::adapter::{Adapter, Site};
+use super::adapter::{Adapter, Site, Stacked};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Bias, Mode, Patterns, Section, TargetModules, TuningConfig};
@@ -102,8 +102,8 @@ pub struct Placement {
     pub out_features: usize,
     /// Columns of the base weight.
     pub in_features: usize,
-    /// On a block's experts: how many there are.
-    pub experts: Option<usize>,
+    /// On a block's experts: how the parameter holds them.
+    pub experts: Option<Stacked>,
     /// Shape and settings of the adapter.
     pub adapter: Arc<dyn Adapter>,
 }

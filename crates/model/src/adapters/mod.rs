@@ -10,7 +10,7 @@ pub mod start;
 
 use tunesmith_config::{Mode, Patterns, TargetModules, TuningConfig};
 
-pub use adapter::{Adapter, Attach, Part, Rank, Site};
+pub use adapter::{Adapter, Attach, Part, Rank, Site, Stacked};
 pub use method::{About, Method, Placement, Ranks, Targets};
 
 macro_rules! kinds {

@@ -348,7 +348,7 @@ mod tests {
             // Merged into the weight it does the same.
             let mut merged = w.clone();
             let rotation = Rotation { inputs: IN, blocks, moved: false };
-            rotation.merge(&[&weight], &Part { bias: false, expert: 0, first: 0 }, &mut merged);
+            rotation.merge(&[&weight], &Part { bias: false, expert: 0, first: 0, step: 1 }, &mut merged);
             let still = vec![0.0f64; weight.len()];
             let after = formula(blocks, [&x64, &wide(&merged), &still, &seed64]);
             assert!((after - wanted).abs() < 1e-4, "{blocks:?}: {after} != {wanted}");

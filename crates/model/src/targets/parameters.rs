@@ -6,11 +6,11 @@
 //! the alpha, so that each half may have an update of its own. The names of these experts then no longer mean a dense
 //! MLP.
 use super::rules::Rules;
-use crate::adapters::{Method, Placement, Targets};
+use crate::adapters::{Method, Placement, Stacked, Targets};
 use crate::names::{ends_with_module, peft_name};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TargetModules;
-use tunesmith_config::arch::{Arch, ExpertNames, LinearSpec};
+use tunesmith_config::arch::{Arch, LinearSpec};
 
 /// A parameter that gets an adapter.
 pub(super) struct Parameter {
@@ -18,7 +18,7 @@ pub(super) struct Parameter {
     spec: LinearSpec,
     /// What stands before `.lora_A` in an adapter's file.
     wrapper: String,
-    experts: Option<usize>,
+    experts: Option<Stacked>,
     /// How many former modules lie in it that have an adapter by their names.
     joined: usize,
 }
@@ -165,23 +165,20 @@ impl Targets {
                     found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
                 }
             }
-            let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
-            let down = spec(format!("{module}.down_proj"), hidden, experts.width);
+            let ([before, after], features) = (experts.parameters(), experts.latent.unwrap_or(hidden));
+            let rows = if experts.gated { 2 * experts.width } else { experts.width };
+            let gate_up = spec(format!("{module}.{before}"), rows, features);
+            let down = spec(format!("{module}.{after}"), features, experts.width);
             let (has_gate_up, has_down) = (wanted(&gate_up.name) || by_gate, wanted(&down.name) || by_down);
-            if (has_gate_up || has_down) && experts.names == ExpertNames::GptOss {
-                return Err(Error::config(format!(
-                    "{}.target_parameters: not yet: adapters on gpt-oss's experts, which are stored transposed",
-                    self.section
-                ))
-                .hint("target_modules: auto adapts its attention, as PEFT's all-linear does"));
-            }
             // PEFT holds the adapters of a block's two stacked matrices in two wrappers, the outer for the last.
-            let experts = Some(experts.count);
+            let stacked = |interleaved| Some(Stacked { count: experts.count, interleaved });
             if has_gate_up {
                 let wrapper = if has_down { format!("{module}.base_layer") } else { module.clone() };
+                let experts = stacked(experts.is_interleaved());
                 found.push(Parameter { spec: gate_up, wrapper, experts, joined: if by_gate { 2 } else { 0 } });
             }
             if has_down {
+                let experts = stacked(false);
                 found.push(Parameter { spec: down, wrapper: module, experts, joined: 0 });
             }
         }
@@ -191,8 +188,8 @@ impl Targets {
             ))
             .hint(match &arch.experts {
                 Some(experts) => {
-                    let (module, router) = (experts.module(), experts.router_module());
-                    format!("beside the weights of linear modules there are {module}.gate_up_proj, {module}.down_proj and {router}.weight")
+                    let (module, router, [before, after]) = (experts.module(), experts.router_module(), experts.parameters());
+                    format!("beside the weights of linear modules there are {module}.{before}, {module}.{after} and {router}.weight")
                 }
                 None => "name the weights of linear modules, such as self_attn.q_proj.weight".to_owned(),
             })),

@@ -1,6 +1,6 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
 use super::show;
-use crate::adapters::{Method, Placement, Rank, Site, Targets};
+use crate::adapters::{Method, Placement, Rank, Site, Stacked, Targets};
 use crate::names::ends_with_module;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, LinearSpec};
@@ -134,13 +134,13 @@ impl<'a> Rules<'a> {
         })
     }
 
-    /// The adapter of `method` on a module, or on the stacked matrices of so many experts; `joined` of them had an adapter each
+    /// The adapter of `method` on a module, or on the stacked matrices of `experts`; `joined` of them had an adapter each
     /// as modules, whose ranks and alphas add up.
     pub(super) fn placement(
         &self,
         linear: &LinearSpec,
         method: &dyn Method,
-        experts: Option<usize>,
+        experts: Option<Stacked>,
         joined: usize,
     ) -> Placement {
         let name = &linear.name;

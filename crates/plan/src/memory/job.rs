@@ -75,6 +75,9 @@ pub struct Base {
     pub quantized_tensors: Arc<BTreeSet<String>>,
     /// The tensors that the checkpoint has in the format of its maker, and that stay so.
     pub stored: Arc<BTreeMap<String, Layout>>,
+    /// The tensors that are f32 where `matrices` is bfloat16 and they are not quantized: the checkpoint has them in another dtype,
+    /// or in a format from which they are dequantized.
+    pub float32: Arc<BTreeSet<String>>,
     /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: Arc<BTreeSet<String>>,
     /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
@@ -213,7 +216,8 @@ impl Job<'_> {
             Some(Storage::Stored(*layout))
         } else {
             let named = |_: &Storage| base.quantized_tensors.contains(&spec.name);
-            Some(base.quantized.filter(named).unwrap_or(base.matrices))
+            let dense = if base.float32.contains(&spec.name) { Storage::F32 } else { base.matrices };
+            Some(base.quantized.filter(named).unwrap_or(dense))
         }
     }
 

@@ -62,6 +62,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
             quantized: None,
             quantized_tensors: Arc::default(),
             stored: Arc::default(),
+            float32: Arc::default(),
             wide: Arc::default(),
             through_f32: false,
         },
