@@ -16,6 +16,7 @@ With --only, the lines of other families stay.
 """
 import argparse
 import copy
+import dataclasses
 import glob
 import json
 import os
@@ -30,18 +31,72 @@ import common  # registers classes
 
 REMOVED = ["removed"]
 # Nothing of the model's mathematics: notes of who wrote the file, and the type that Transformers computes in.
-SKIPPED = {"transformers_version", "dtype", "torch_dtype", "_name_or_path"}
+SKIPPED = {"transformers_version", "dtype", "torch_dtype", "_name_or_path", "model_type"}
+# What every class has, of no matter to the logits, or to this script.
+SKIPPED |= {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)} - {"architectures"}
+ACTIVATIONS = ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu"]
 WORDS = {
-    "hidden_act": ["gelu", "relu", "gelu_pytorch_tanh", "silu", "quick_gelu"],
-    "hidden_activation": ["gelu", "relu", "gelu_pytorch_tanh", "silu"],
-    "mlp_hidden_act": ["silu", "relu", "relu2"],
+    "hidden_act": ACTIVATIONS,
+    "hidden_activation": ACTIVATIONS,
+    "mlp_hidden_act": ACTIVATIONS,
+    "mamba_hidden_act": ACTIVATIONS,
     "rope_type": ["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"],
-    "type": ["linear", "yarn"],
     "topk_method": ["greedy", "group_limited_greedy", "noaux_tc"],
     "scoring_func": ["sigmoid", "softmax"],
+    "position_embedding_type": ["rope", "nope"],
 }
-LAYERS = ["full_attention", "sliding_attention", "linear_attention", "conv"]
+LAYERS = ["full_attention", "sliding_attention", "linear_attention", "conv", "sparse", "dense", "mamba", "attention", "moe", "mlp"]
 TOKENS = 24
+LARGE = 5_000_000
+# Where these rules are tried: a class of each way to read them. Elsewhere the first and the last ones.
+ROPE_FAMILIES = [
+    "llama", "deepseek_v2", "deepseek_v3", "gemma3", "gemma4_31b", "glm4", "glm4_moe_lite", "gpt_oss", "hunyuan_v1_dense", "lfm3",
+    "minimax_m2", "ministral3", "olmo3", "olmo_hybrid", "phi3", "qwen3_5",
+]
+# Rules of rotary positions as a whole: changing one key of one at a time reaches few of another kind.
+ROPES = [
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "linear"},
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "truncate": False},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "truncate": None},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": None, "beta_slow": None},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 0, "beta_slow": 0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "attention_factor": None},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "attention_factor": 0.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "mscale": 0.7, "mscale_all_dim": 0.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "mscale": 0.7, "mscale_all_dim": None},
+    {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 8},
+    {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "default", "partial_rotary_factor": None},
+    {"rope_type": "default", "rope_theta": None},
+    {"rope_type": "default", "rope_theta": 500},
+    {"rope_theta": 500.0},
+    {"rope_theta": 500.0, "rope_type": None},
+    {"rope_type": "default", "factor": 2.0},
+    {"full_attention": {"rope_type": "default", "rope_theta": 500.0}, "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0}},
+    {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
+    {"full_attention": None},
+]
+# Keys that a file may have in addition, of this class or of no class.
+MORE = [
+    ("rope_theta", [500.0, 500, None, "500"]),
+    ("rope_local_base_freq", [500.0, None]),
+    ("partial_rotary_factor", [0.5, None]),
+    ("original_max_position_embeddings", [8, None]),
+    ("rope_scaling", [None, {}, *ROPES[2:5], *ROPES[-8:]]),
+    ("rope_parameters", ROPES),
+    ("per_layer_config", [{"0": {"num_key_value_heads": 1}}, {"0": {"intermediate_size": 32}}, {}, None]),
+    ("sliding_window", [3]),
+    ("layer_types", [["full_attention", "sliding_attention"]]),
+    ("quantization_config", [None, {}, {"quant_method": "bogus"}]),
+    ("head_dim", [None]),
+    ("unknown_key", [1]),
+]
 
 
 def variants(key, value):
@@ -49,25 +104,26 @@ def variants(key, value):
     name = key.split(".")[-1]
     found = []
     if isinstance(value, bool):
-        found = [not value, 1]
+        found = [not value, 1, "true"]
+    elif name.endswith("_token_id") and not isinstance(value, list):
+        found = [-1, 1.5, "1"]
     elif isinstance(value, int):
-        found = [value + 1, value * 2, 0, -1, float(value) + 0.5, str(value)]
+        found = [value + 1, value * 2, 0, -1, float(value), str(value), True]
     elif isinstance(value, float):
-        found = [value * 3, 0.0, -1.0, "1"]
+        found = [value * 3, 0.0, -1.0, 1, "1"]
     elif isinstance(value, str):
         found = [*WORDS.get(name, []), "bogus", 7]
     elif isinstance(value, list):
-        found = [value[:-1], value + value[-1:], "bogus"]
+        found = [value[:-1], value + value[-1:], "bogus", []]
         if value and all(isinstance(one, str) for one in value):
-            found += [[other] + value[1:] for other in LAYERS if name.endswith("types")] + [["bogus"] + value[1:]]
+            found += [[other] + value[1:] for other in LAYERS if name.endswith(("types", "type"))] + [["bogus"] + value[1:]]
         elif value and all(isinstance(one, (int, float)) for one in value):
-            found += [[one + 1 for one in value]]
+            found += [[one + 1 for one in value], [0] * len(value), [None] * len(value), ["1"] * len(value)]
     elif value is None:
-        found = [1, 0, True, 0.5, "bogus"]
+        found = [1, 0, True, 0.5, "bogus", []]
     elif isinstance(value, dict):
-        found = ["bogus", {}]
-    found = [one for one in found if type(one) is not type(value) or one != value]
-    return [*found, *([] if value is None else [None]), REMOVED]
+        found = ["bogus", {}, []]
+    return [*found, None, REMOVED]
 
 
 def keys(config, prefix=""):
@@ -79,6 +135,40 @@ def keys(config, prefix=""):
             yield from keys(value, f"{prefix}{name}.")
 
 
+def every_variant(family, config, first):
+    """(key, value) of every variant, each once. `first`: the configuration of another model of the class, whose variants are left out."""
+    seen = set()
+    if first is not None:
+        seen = {json.dumps([key, other]) for key, value in keys(config) if lookup(first, key) == value for other in [*variants(key, value), REMOVED]}
+    found = [(key, other) for key, value in keys(config) for other in variants(key, value)]
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    more = [] if first is not None else MORE
+    # What the class knows and the file leaves out: its default, and others.
+    for field in dataclasses.fields(kind) if first is None else []:
+        if field.name not in config and field.name not in SKIPPED and field.default is not dataclasses.MISSING:
+            found += [(field.name, other) for other in [field.default, *variants(field.name, field.default)] if other != REMOVED]
+    # Other names of a key.
+    for other, name in kind.attribute_map.items():
+        if isinstance(config.get(name), (int, float)):
+            found += [(other, config[name] * 2), (other, None)]
+    for key, values in more:
+        few = key in ("rope_parameters", "rope_scaling") and family not in ROPE_FAMILIES
+        found += [(key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
+    for key, other in found:
+        text = json.dumps([key, other])
+        if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):
+            seen.add(text)
+            yield key, other
+
+
+def lookup(config, key):
+    for part in key.split("."):
+        if part not in config:
+            return REMOVED
+        config = config[part]
+    return config
+
+
 def changed(config, key, value):
     config = copy.deepcopy(config)
     *path, name = key.split(".")
@@ -86,7 +176,7 @@ def changed(config, key, value):
     for part in path:
         place = place[part]
     if value == REMOVED:
-        del place[name]
+        place.pop(name, None)
     else:
         place[name] = value
     return config
@@ -102,9 +192,18 @@ def sample(logits):
     return [float(f"{float(value):.5f}") for value in picked]
 
 
-def outcome(config, width):
+def is_large(config):
+    """Whether the model has far more weights than the files: a class's defaults describe models of any size."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**copy.deepcopy(config)))
+    return sum(parameter.numel() for parameter in model.parameters()) > LARGE
+
+
+def outcome(config, width, removed=False):
     """The logits, or a word."""
     try:
+        if removed and is_large(config):
+            return "random"
         with open(os.path.join(FOLDER, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -141,8 +240,13 @@ def main():
     if os.path.exists(args.out):
         with open(args.out, encoding="utf-8") as file:
             lines = {json.loads(line)["family"]: line.strip() for line in file}
+    firsts = {}
     for folder in sorted(glob.glob(os.path.join(args.models, "*", "model"))):
         family = os.path.basename(os.path.dirname(folder))
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        first = firsts.get(config["model_type"])
+        firsts.setdefault(config["model_type"], config)
         if args.only and family not in args.only:
             continue
         with tempfile.TemporaryDirectory() as place:
@@ -150,19 +254,16 @@ def main():
             for name in os.listdir(folder):
                 if "safetensors" in name:
                     os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(place, name))
-            with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
-                config = json.load(file)
             width = config["vocab_size"]
             base = outcome(config, width)
             assert not isinstance(base, str), (family, base, outcome.reason)
             found = []
-            for key, value in keys(config):
-                for other in variants(key, value):
-                    logits = outcome(changed(config, key, other), width)
-                    if not isinstance(logits, str):
-                        same = logits.shape == base.shape and torch.equal(logits, base)
-                        logits = 0 if same else sample(logits)
-                    found.append([key, other, logits])
+            for key, other in every_variant(family, config, first):
+                logits = outcome(changed(config, key, other), width, other == REMOVED)
+                if not isinstance(logits, str):
+                    same = logits.shape == base.shape and torch.equal(logits, base)
+                    logits = 0 if same else sample(logits)
+                found.append([key, other, logits])
             lines[family] = json.dumps(dict(family=family, base=sample(base), variants=found), separators=(",", ":"))
             print(family, len(found), {word: sum(one[2] == word for one in found) for word in (0, "refused", "random", "nan")}, flush=True)
         with open(args.out, "w", encoding="utf-8") as file:

@@ -41,10 +41,16 @@ impl Arch {
     /// # Errors
     /// As [`Arch::from_dir`].
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
+        let (mut source, wrapper) = Source::parse(text, origin)?.language_model()?;
         let (family, read) = family_of(&source)?;
+        if wrapper.is_none() {
+            source.rename_keys(family.model_type);
+        }
         source.refuse_unsupported(family)?;
         let mut arch = read(&source)?;
+        if wrapper.is_none() {
+            source.check_types(family.model_type)?;
+        }
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;
         arch.stored = source.stored_format()?;

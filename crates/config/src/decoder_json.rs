@@ -16,60 +16,16 @@ const MAX_LAYERS: usize = 4096;
 /// Bound of the number of experts of all blocks.
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Keys that Transformers refuses with the value null, or takes as false. An absent one has a default.
-const NEVER_NULL: [&str; 40] = [
-    "attention_bias",
-    "attention_k_eq_v",
-    "attention_multiplier",
-    "embedding_multiplier",
-    "enable_moe_block",
-    "first_k_dense_replace",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "kv_lora_rank",
-    "logits_scaling",
-    "max_position_embeddings",
-    "mlp_bias",
-    "mup_enabled",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_topk_prob",
-    "num_attention_heads",
-    "num_dense_layers",
-    "num_hidden_layers",
-    "num_kv_shared_layers",
-    "num_local_experts",
-    "num_shared_experts",
-    "output_router_logits",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "residual_multiplier",
-    "rms_norm_eps",
-    "rope_interleave",
-    "route_scale",
-    "routed_scaling_factor",
-    "router_aux_loss_coef",
-    "swiglu_alpha",
-    "swiglu_limit",
-    "tie_word_embeddings",
-    "topk_method",
-    "use_double_wide_mlp",
-    "use_qk_norm",
-    "v_head_dim",
-];
-
 impl Source<'_> {
     /// Refuses features that would change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
         self.refuse_quantization(family)?;
-        if let Some(key) = NEVER_NULL.into_iter().find(|key| self.has(key) && self.get(key).is_none()) {
-            return Err(self
-                .mismatch(key, "a value")
-                .hint("Transformers refuses null here: remove the key, or set it"));
+        let per_layer =
+            self.get("per_layer_config").filter(|found| found.as_object().is_none_or(|map| !map.is_empty()));
+        if per_layer.is_some() && !family.model_type.starts_with("gemma4") {
+            return Err(self.not_yet(format!("per_layer_config in {}", family.model_type)));
         }
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
@@ -141,8 +97,8 @@ impl Source<'_> {
         let max_position_embeddings =
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
-        let rope =
-            self.rope(head_dim, max_position_embeddings, defaults.theta, defaults.partial_rotary.unwrap_or(1.0))?;
+        let partial = defaults.partial_rotary.unwrap_or(1.0);
+        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
         if rope.rotary_dim != head_dim && defaults.partial_rotary.is_none() {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
@@ -151,7 +107,7 @@ impl Source<'_> {
         let intermediate_size = self.size("intermediate_size", defaults.intermediate)?;
         let attention = AttentionSpec {
             num_heads: num_attention_heads,
-            num_kv_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
+            num_kv_heads: self.size_or("num_key_value_heads", kv_heads.unwrap_or(num_attention_heads))?,
             head_dim,
             window: None,
             rope: Some(0),
@@ -387,6 +343,7 @@ impl Source<'_> {
             Some(other) if other != only => {
                 Err(self.not_yet(format!("{key} {other:?}")).hint(format!("supported: {only:?}")))
             }
+            None if self.is_null(key) => Err(self.mismatch(key, &format!("{only:?}"))),
             _ => Ok(()),
         }
     }
@@ -405,7 +362,7 @@ impl Source<'_> {
             return Err(self.not_yet("router_jitter_noise other than 0").hint("set it to 0.0 in config.json"));
         }
         let balance = if self.flag("output_router_logits", false)? {
-            Some(self.number("router_aux_loss_coef")?.unwrap_or(0.001))
+            Some(self.number_or("router_aux_loss_coef", 0.001)?)
         } else {
             None
         };
@@ -471,6 +428,8 @@ pub(super) struct Defaults {
     pub activation: HiddenAct,
     /// `partial_rotary_factor`; `None` where the class does not read it.
     pub partial_rotary: Option<f64>,
+    /// Whether the rope parameters have an object for each kind of block.
+    pub two_ropes: bool,
 }
 
 impl Default for Defaults {
@@ -488,6 +447,7 @@ impl Default for Defaults {
             activation_key: "hidden_act",
             activation: HiddenAct::Silu,
             partial_rotary: None,
+            two_ropes: false,
         }
     }
 }

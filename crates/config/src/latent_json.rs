@@ -47,8 +47,7 @@ impl Source<'_> {
             (attention.head_dim, attention.latent) = (key, Some(sizes));
         }
         (arch.qkv_bias, arch.o_bias) = self.attention_bias()?;
-        // Null is false in Python.
-        arch.ropes[0].interleaved = self.flag("rope_interleave", !self.has("rope_interleave"))?;
+        arch.ropes[0].interleaved = self.flag("rope_interleave", true)?;
         arch.attention_scale = self.latent_scale(key, &arch.ropes[0])?;
         Ok(arch)
     }
@@ -61,9 +60,12 @@ impl Source<'_> {
     }
 
     fn latent(&self, defaults: &LatentSpec) -> Result<LatentSpec> {
-        let null = self.has("q_lora_rank") && self.get("q_lora_rank").is_none();
         let sizes = LatentSpec {
-            query_rank: if null { None } else { Some(self.size("q_lora_rank", defaults.query_rank)?) },
+            query_rank: if self.is_null("q_lora_rank") {
+                None
+            } else {
+                Some(self.size("q_lora_rank", defaults.query_rank)?)
+            },
             kv_rank: self.size("kv_lora_rank", Some(defaults.kv_rank))?,
             nope_dim: self.size("qk_nope_head_dim", Some(defaults.nope_dim))?,
             rope_dim: self.size("qk_rope_head_dim", Some(defaults.rope_dim))?,

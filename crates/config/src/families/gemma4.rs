@@ -28,7 +28,7 @@ const ROPE: &str = r#"{"sliding_attention": {"rope_type": "default", "rope_theta
 const UNREAD: [&str; 4] = ["rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor"];
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 131_072, ..gemma::defaults() };
+    let defaults = Defaults { context: 131_072, two_ropes: true, ..gemma::defaults() };
     let mut arch = dense(source, &FAMILY, &defaults, 512)?;
     experts(source, &mut arch)?;
     per_layer(source, &mut arch)?;

@@ -143,7 +143,7 @@ impl Source<'_> {
     /// The keys of its Mamba 2 mixers.
     fn nemotron_mamba(&self) -> Result<MambaSpec> {
         let groups = self.older("mamba_n_groups", "n_groups");
-        let least = self.number(self.older("mamba_dt_min", "time_step_min"))?.unwrap_or(0.001);
+        let least = self.number_or(self.older("mamba_dt_min", "time_step_min"), 0.001)?;
         self.checked_mamba(
             ["mamba_num_heads", groups],
             MambaSpec {
