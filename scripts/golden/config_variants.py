@@ -4,17 +4,19 @@
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/config_variants.py --models tests/golden/a --out tests/golden/config_variants.jsonl [--only FAMILY…]
 
-A line is a family: {"family", "base", "variants": [[key, value, outcome]]}. A nested key has dots; the value ["removed"] removes it. Outcomes:
+A line is a family: {"family", "base", "variants": {key: {outcome: [values]}}}. A nested key has dots; the value ["removed"] removes it.
+Outcomes:
 
-    0          the logits of the unchanged model, to the bit
-    "refused"  Transformers refuses the configuration, or the weights do not fit it
-    "random"   a weight is missing, and Transformers starts it at random
-    "nan"      the logits are not finite
-    [numbers]  some logits, as `base` has of the unchanged model
+    same     the logits of the unchanged model, to the bit
+    logits   others: the values are pairs, [value, some logits], as `base` has of the unchanged model
+    refused  Transformers refuses the configuration, or the weights do not fit it
+    random   a weight is missing, and Transformers starts it at random
+    nan      the logits are not finite
 
 With --only, the lines of other families stay.
 """
 import argparse
+import collections
 import copy
 import dataclasses
 import glob
@@ -257,15 +259,16 @@ def main():
             width = config["vocab_size"]
             base = outcome(config, width)
             assert not isinstance(base, str), (family, base, outcome.reason)
-            found = []
+            found, count = {}, collections.Counter()
             for key, other in every_variant(family, config, first):
-                logits = outcome(changed(config, key, other), width, other == REMOVED)
-                if not isinstance(logits, str):
-                    same = logits.shape == base.shape and torch.equal(logits, base)
-                    logits = 0 if same else sample(logits)
-                found.append([key, other, logits])
+                result = outcome(changed(config, key, other), width, other == REMOVED)
+                if not isinstance(result, str):
+                    same = result.shape == base.shape and torch.equal(result, base)
+                    other, result = (other, "same") if same else ([other, sample(result)], "logits")
+                found.setdefault(key, {}).setdefault(result, []).append(other)
+                count[result] += 1
             lines[family] = json.dumps(dict(family=family, base=sample(base), variants=found), separators=(",", ":"))
-            print(family, len(found), {word: sum(one[2] == word for one in found) for word in (0, "refused", "random", "nan")}, flush=True)
+            print(family, dict(count), flush=True)
         with open(args.out, "w", encoding="utf-8") as file:
             file.write("".join(lines[name] + "\n" for name in sorted(lines)))
 

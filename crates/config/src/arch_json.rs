@@ -41,15 +41,13 @@ impl Arch {
     /// # Errors
     /// As [`Arch::from_dir`].
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let (mut source, wrapper) = Source::parse(text, origin)?.language_model()?;
-        let (family, read) = family_of(&source)?;
-        if wrapper.is_none() {
-            source.rename_keys(family.model_type);
-        }
+        let (written, wrapper) = Source::parse(text, origin)?.language_model()?;
+        let (family, read) = family_of(&written)?;
+        let source = if wrapper.is_none() { written.renamed(family.model_type) } else { written.clone() };
         source.refuse_unsupported(family)?;
         let mut arch = read(&source)?;
         if wrapper.is_none() {
-            source.check_types(family.model_type)?;
+            written.check_types(family.model_type)?;
         }
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;

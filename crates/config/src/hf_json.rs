@@ -63,6 +63,7 @@ fn special_floats(text: &str) -> Option<String> {
 pub(super) const SPECIAL: &str = "__float__";
 
 /// A parsed JSON object with getters whose errors name the file and the key.
+#[derive(Clone)]
 pub(super) struct Source<'a> {
     pub(super) origin: &'a Path,
     pub(super) map: Map<String, Value>,

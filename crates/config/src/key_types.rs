@@ -19,14 +19,17 @@ fn lines(model_type: &str) -> impl Iterator<Item = (&'static str, &'static str)>
 }
 
 impl Source<'_> {
-    /// Gives keys under another name the one that the class declares. As in Transformers, they take precedence over that one.
-    pub(super) fn rename_keys(&mut self, model_type: &str) {
+    /// The same object with the declared names of keys that stand under another name. As in Transformers, they take precedence over
+    /// those under the declared name, and no type is declared for them.
+    pub(super) fn renamed(&self, model_type: &str) -> Self {
+        let mut renamed = self.clone();
         for (other, types) in lines(model_type) {
             let Some(key) = types.strip_prefix("= ") else { continue };
-            if let Some(value) = self.map.remove(other) {
-                self.map.insert(key.to_owned(), value);
+            if let Some(value) = renamed.map.remove(other) {
+                renamed.map.insert(key.to_owned(), value);
             }
         }
+        renamed
     }
 
     /// Refuses a value of another type than the class of `model_type` declares.

@@ -18,7 +18,7 @@ pub(super) struct LatentDefaults {
 }
 
 impl Source<'_> {
-    /// A decoder with latent attention in every block. A `head_dim` in the file does not count: the classes compute it.
+    /// A decoder with latent attention in every block. A `head_dim` in the file has to be what they give.
     pub(super) fn latent_decoder(
         &self,
         family: &'static Family,
@@ -29,6 +29,9 @@ impl Source<'_> {
         let key = sizes.nope_dim + sizes.rope_dim;
         let head_dim = if latent.whole { key } else { sizes.rope_dim };
         let partial = latent.whole.then_some(sizes.rope_dim as f64 / key as f64);
+        if self.map.get("head_dim").is_some_and(|found| found.as_u64() != Some(head_dim as u64)) {
+            return Err(self.mismatch("head_dim", &format!("{head_dim}, as the other keys give it")));
+        }
         let mut map = self.map.clone();
         map.insert("head_dim".into(), Value::from(head_dim));
         let source = Source { origin: self.origin, map, prefix: self.prefix.clone() };

@@ -111,8 +111,8 @@ impl Source<'_> {
         let kind = if prefix.is_empty() { wrapper.text } else { kind.as_str() };
         let about = TEXTS.iter().find(|about| about.model_type == kind);
         let about = about.ok_or_else(|| self.unknown_text(wrapper, kind))?;
-        text.rename_keys(kind);
         text.check_types(kind)?;
+        text = text.renamed(kind);
         text.complete(about);
         if wrapper.model_type == "paligemma" {
             // Its class sets this for the tokens before an answer, which see each other: `VisionArch::prefix`.
