@@ -2,7 +2,7 @@
 """Makes tests/golden/config_variants.jsonl: every golden family with each key of its config.json changed, run by Transformers.
 
     pip install -r scripts/golden/requirements.txt
-    python3 scripts/golden/config_variants.py --models tests/golden/a --out tests/golden/config_variants.jsonl [--only FAMILY…]
+    python3 scripts/golden/config_variants.py tests/golden [--only FAMILY…]
 
 A line is a family: {"family", "base", "variants": {key: {outcome: [values]}}}. A nested key has dots; the value ["removed"] removes it.
 Outcomes:
@@ -48,6 +48,8 @@ WORDS = {
     "position_embedding_type": ["rope", "nope"],
 }
 LAYERS = ["full_attention", "sliding_attention", "linear_attention", "conv", "sparse", "dense", "mamba", "attention", "moe", "mlp"]
+# Of the models that see pictures, a few, on text; what describes their encoder stays.
+COMPOSITE = ["llava", "gemma3", "qwen2_5_vl", "qwen3_vl"]
 TOKENS = 24
 LARGE = 5_000_000
 # Where these rules are tried: a class of each way to read them. Elsewhere the first and the last ones.
@@ -130,7 +132,7 @@ def variants(key, value):
 
 def keys(config, prefix=""):
     for name, value in config.items():
-        if not prefix and name in SKIPPED:
+        if prefix in ("", "text_config.") and name in SKIPPED or name == "vision_config":
             continue
         yield prefix + name, value
         if isinstance(value, dict):
@@ -143,19 +145,20 @@ def every_variant(family, config, first):
     if first is not None:
         seen = {json.dumps([key, other]) for key, value in keys(config) if lookup(first, key) == value for other in [*variants(key, value), REMOVED]}
     found = [(key, other) for key, value in keys(config) for other in variants(key, value)]
-    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    prefix, text = ("text_config.", config["text_config"]) if "text_config" in config else ("", config)
+    kind = transformers.CONFIG_MAPPING[text["model_type"]]
     more = [] if first is not None else MORE
     # What the class knows and the file leaves out: its default, and others.
     for field in dataclasses.fields(kind) if first is None else []:
-        if field.name not in config and field.name not in SKIPPED and field.default is not dataclasses.MISSING:
-            found += [(field.name, other) for other in [field.default, *variants(field.name, field.default)] if other != REMOVED]
+        if field.name not in text and field.name not in SKIPPED and field.default is not dataclasses.MISSING:
+            found += [(prefix + field.name, other) for other in [field.default, *variants(field.name, field.default)] if other != REMOVED]
     # Other names of a key.
     for other, name in kind.attribute_map.items():
-        if isinstance(config.get(name), (int, float)):
-            found += [(other, config[name] * 2), (other, None)]
+        if isinstance(text.get(name), (int, float)):
+            found += [(prefix + other, text[name] * 2), (prefix + other, None)]
     for key, values in more:
-        few = key in ("rope_parameters", "rope_scaling") and family not in ROPE_FAMILIES
-        found += [(key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
+        few = key in ("rope_parameters", "rope_scaling") and os.path.basename(family) not in ROPE_FAMILIES
+        found += [(prefix + key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
     for key, other in found:
         text = json.dumps([key, other])
         if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):
@@ -185,19 +188,24 @@ def changed(config, key, value):
 
 
 def ids(vocabulary):
-    return [(7 * at * at + 3 * at + 11) % min(vocabulary, 300) for at in range(TOKENS)]
+    # The last ids of the composite models stand for pictures.
+    return [(7 * at * at + 3 * at + 11) % min(vocabulary - 6, 300) for at in range(TOKENS)]
 
 
 def sample(logits):
     row = logits[0].float()
-    picked = [row[-1, 5], row[-1, 77], row[TOKENS // 2, 140]]
+    picked = [row[-1, 5], row[-1, 77], row[TOKENS // 2, min(140, row.shape[1] - 1)]]
     return [float(f"{float(value):.5f}") for value in picked]
+
+
+def auto_class(config):
+    return transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
 
 
 def is_large(config):
     """Whether the model has far more weights than the files: a class's defaults describe models of any size."""
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**copy.deepcopy(config)))
+        model = auto_class(config).from_config(transformers.AutoConfig.for_model(**copy.deepcopy(config)))
     return sum(parameter.numel() for parameter in model.parameters()) > LARGE
 
 
@@ -208,7 +216,7 @@ def outcome(config, width, removed=False):
             return "random"
         with open(os.path.join(FOLDER, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file)
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             FOLDER, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if report["mismatched_keys"]:
@@ -230,21 +238,21 @@ FOLDER = "/tmp/config_variants"
 def main():
     global FOLDER
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", required=True)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("golden")
     parser.add_argument("--only", nargs="*")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    lines = {}
-    if os.path.exists(args.out):
-        with open(args.out, encoding="utf-8") as file:
+    lines, out = {}, os.path.join(args.golden, "config_variants.jsonl")
+    if os.path.exists(out):
+        with open(out, encoding="utf-8") as file:
             lines = {json.loads(line)["family"]: line.strip() for line in file}
     firsts = {}
-    for folder in sorted(glob.glob(os.path.join(args.models, "*", "model"))):
-        family = os.path.basename(os.path.dirname(folder))
+    models = [*sorted(glob.glob(os.path.join(args.golden, "a", "*", "model"))), *(os.path.join(args.golden, "vision", name, "model") for name in COMPOSITE)]
+    for folder in models:
+        family = os.path.relpath(os.path.dirname(folder), args.golden)
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         first = firsts.get(config["model_type"])
@@ -256,7 +264,7 @@ def main():
             for name in os.listdir(folder):
                 if "safetensors" in name:
                     os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(place, name))
-            width = config["vocab_size"]
+            width = config.get("text_config", config)["vocab_size"]
             base = outcome(config, width)
             assert not isinstance(base, str), (family, base, outcome.reason)
             found, count = {}, collections.Counter()
@@ -269,7 +277,7 @@ def main():
                 count[result] += 1
             lines[family] = json.dumps(dict(family=family, base=sample(base), variants=found), separators=(",", ":"))
             print(family, dict(count), flush=True)
-        with open(args.out, "w", encoding="utf-8") as file:
+        with open(out, "w", encoding="utf-8") as file:
             file.write("".join(lines[name] + "\n" for name in sorted(lines)))
 
 
