@@ -205,17 +205,17 @@ def auto_class(config):
 def is_large(config):
     """Whether the model has far more weights than the files: a class's defaults describe models of any size."""
     with torch.device("meta"):
-        model = auto_class(config).from_config(transformers.AutoConfig.for_model(**copy.deepcopy(config)))
+        model = auto_class(config).from_config(transformers.AutoConfig.from_pretrained(FOLDER))
     return sum(parameter.numel() for parameter in model.parameters()) > LARGE
 
 
 def outcome(config, width, removed=False):
     """The logits, or a word."""
     try:
-        if removed and is_large(config):
-            return "random"
         with open(os.path.join(FOLDER, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file)
+        if removed and is_large(config):
+            return "random"
         model, report = auto_class(config).from_pretrained(
             FOLDER, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )

@@ -8,6 +8,7 @@ use super::arch::{
 };
 use super::family::Family;
 use super::hf_json::{Source, brief};
+use super::key_types::allows_null;
 use super::vocabulary::TokenRows;
 use tunesmith_base::error::Result;
 
@@ -89,6 +90,10 @@ impl Source<'_> {
         let num_attention_heads = self.size("num_attention_heads", None)?;
         // A key that is written as null means as many as query heads, whatever the class's default is.
         let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
+        // Where the class has no such key, its code takes the null for the width.
+        if self.is_null("head_dim") && !allows_null(family.model_type, "head_dim") {
+            return Err(self.mismatch("head_dim", "a whole number, or no such key"));
+        }
         let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
         if !head_dim.is_multiple_of(2) {
             return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));

@@ -18,6 +18,11 @@ fn lines(model_type: &str) -> impl Iterator<Item = (&'static str, &'static str)>
     })
 }
 
+/// Whether the class declares the key and allows null.
+pub(super) fn allows_null(model_type: &str, key: &str) -> bool {
+    lines(model_type).any(|(found, types)| found == key && types.split(" | ").any(|kind| kind == "null"))
+}
+
 impl Source<'_> {
     /// The same object with the declared names of keys that stand under another name. As in Transformers, they take precedence over
     /// those under the declared name, and no type is declared for them.

@@ -89,6 +89,11 @@ impl Source<'_> {
         };
         match (all, &rope.scaling) {
             (None, _) | (_, RopeScaling::None) => Ok(scale),
+            (Some(_), RopeScaling::Yarn { .. })
+                if self.rope_entry("full_attention")?.is_some_and(|it| it.is_null("factor")) =>
+            {
+                Err(self.error("rope_parameters.factor is null beside mscale_all_dim, expected a number"))
+            }
             (Some(all), RopeScaling::Yarn { factor, .. }) => {
                 let mscale = if *factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 };
                 Ok(scale * mscale * mscale)

@@ -79,8 +79,9 @@ impl Source<'_> {
             (Some(_), Some(_)) if two => {
                 Err(self.mismatch("rope_scaling", "no such key beside rope_parameters in this family"))
             }
-            (None, Some(map)) if two && !kinds(map) => Err(self
-                .error("rope_parameters has neither full_attention nor sliding_attention: the class in Transformers reads no other key")),
+            (None, Some(map)) if two && !kinds(map) => {
+                Err(self.mismatch("rope_parameters", "full_attention and sliding_attention, each with its rule"))
+            }
             (Some(map), _) if !two && (nested(map) || kinds(map)) => {
                 Err(self.mismatch("rope_scaling", "one rule for all blocks in this family"))
             }
@@ -125,6 +126,14 @@ impl Source<'_> {
     pub(super) fn rope_number(&self, key: &str) -> Result<Option<f64>> {
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.optional_positive(key, None),
+            None => Ok(None),
+        }
+    }
+
+    /// The kind of the rule, where the file has one.
+    pub(super) fn rope_kind(&self) -> Result<Option<String>> {
+        match self.rope_object()? {
+            Some(object) => Ok(object.text("rope_type")?.or(object.text("type")?).map(str::to_owned)),
             None => Ok(None),
         }
     }
@@ -207,6 +216,9 @@ impl Source<'_> {
                 factor: required("factor")?,
                 max_position_embeddings: around.max_position_embeddings,
             },
+            "yarn" if theta.to_bits() == 1.0_f64.to_bits() => {
+                return Err(self.mismatch("rope_theta", "another number than 1"));
+            }
             "yarn" => {
                 let original = context()?;
                 // Null is what the two contexts give; without the key Transformers fails.

@@ -20,6 +20,15 @@ pub(super) static FAMILY: Family = Family {
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 65_536, pad: Some(100_277), ..Defaults::default() };
     let turns = !source.has_null_base()?;
+    if !turns && source.rope_kind()?.is_some_and(|kind| kind != "default") {
+        return Err(source.not_yet("a rope_type other than \"default\" with rope_theta null"));
+    }
+    // How a new model's decays begin, of which its class wants sensible ranges.
+    source.positive("linear_dt_min", 0.001)?;
+    source.positive("linear_dt_max", 0.1)?;
+    if source.number_or("linear_a_log_max", 16.0)? < source.number_or("linear_a_log_min", 0.0)? {
+        return Err(source.mismatch("linear_a_log_max", "no less than linear_a_log_min"));
+    }
     let mut arch = match turns {
         true => source.decoder(&FAMILY, &defaults)?,
         false => source
@@ -42,17 +51,20 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     if !(1..=MAX_ROWS).contains(&key_dim) {
         return Err(source.error(format!("{key} is {key_dim}, expected at most {MAX_ROWS}")));
     }
-    let mixer = PartSpec::DeltaNet(source.checked_delta_net(DeltaNetSpec {
-        names: DeltaNetNames::Olmo,
-        key_heads,
-        value_heads: source.size_or("linear_num_value_heads", heads)?,
-        key_dim,
-        value_dim: source.size_or("linear_value_head_dim", 2 * key_dim)?,
-        kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
-        beta_max: if source.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
-        // Its class does not take the key's.
-        norm_eps: 1e-5,
-    })?);
+    let mixer = PartSpec::DeltaNet(source.checked_delta_net(
+        arch.activation,
+        DeltaNetSpec {
+            names: DeltaNetNames::Olmo,
+            key_heads,
+            value_heads: source.size_or("linear_num_value_heads", heads)?,
+            key_dim,
+            value_dim: source.size_or("linear_value_head_dim", 2 * key_dim)?,
+            kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
+            beta_max: if source.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
+            // Its class does not take the key's.
+            norm_eps: 1e-5,
+        },
+    )?);
     let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
         Some("linear_attention") => Some(true),
         Some("full_attention") => Some(false),
