@@ -48,8 +48,6 @@ WORDS = {
     "position_embedding_type": ["rope", "nope"],
 }
 LAYERS = ["full_attention", "sliding_attention", "linear_attention", "conv", "sparse", "dense", "mamba", "attention", "moe", "mlp"]
-# Of the models that see pictures, a few, on text; what describes their encoder stays.
-COMPOSITE = ["llava", "gemma3", "qwen2_5_vl", "qwen3_vl"]
 TOKENS = 24
 LARGE = 5_000_000
 # Where these rules are tried: a class of each way to read them. Elsewhere the first and the last ones.
@@ -132,7 +130,7 @@ def variants(key, value):
 
 def keys(config, prefix=""):
     for name, value in config.items():
-        if prefix in ("", "text_config.") and name in SKIPPED or name == "vision_config":
+        if not prefix and name in SKIPPED:
             continue
         yield prefix + name, value
         if isinstance(value, dict):
@@ -145,20 +143,19 @@ def every_variant(family, config, first):
     if first is not None:
         seen = {json.dumps([key, other]) for key, value in keys(config) if lookup(first, key) == value for other in [*variants(key, value), REMOVED]}
     found = [(key, other) for key, value in keys(config) for other in variants(key, value)]
-    prefix, text = ("text_config.", config["text_config"]) if "text_config" in config else ("", config)
-    kind = transformers.CONFIG_MAPPING[text["model_type"]]
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
     more = [] if first is not None else MORE
     # What the class knows and the file leaves out: its default, and others.
     for field in dataclasses.fields(kind) if first is None else []:
-        if field.name not in text and field.name not in SKIPPED and field.default is not dataclasses.MISSING:
-            found += [(prefix + field.name, other) for other in [field.default, *variants(field.name, field.default)] if other != REMOVED]
+        if field.name not in config and field.name not in SKIPPED and field.default is not dataclasses.MISSING:
+            found += [(field.name, other) for other in [field.default, *variants(field.name, field.default)] if other != REMOVED]
     # Other names of a key.
     for other, name in kind.attribute_map.items():
-        if isinstance(text.get(name), (int, float)):
-            found += [(prefix + other, text[name] * 2), (prefix + other, None)]
+        if isinstance(config.get(name), (int, float)):
+            found += [(other, config[name] * 2), (other, None)]
     for key, values in more:
         few = key in ("rope_parameters", "rope_scaling") and os.path.basename(family) not in ROPE_FAMILIES
-        found += [(prefix + key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
+        found += [(key, other) for other in ([*values[:3], *values[-6:]] if few else values)]
     for key, other in found:
         text = json.dumps([key, other])
         if text not in seen and json.dumps(lookup(config, key)) != json.dumps(other):
@@ -188,35 +185,30 @@ def changed(config, key, value):
 
 
 def ids(vocabulary):
-    # The last ids of the composite models stand for pictures.
-    return [(7 * at * at + 3 * at + 11) % min(vocabulary - 6, 300) for at in range(TOKENS)]
+    return [(7 * at * at + 3 * at + 11) % min(vocabulary, 300) for at in range(TOKENS)]
 
 
 def sample(logits):
     row = logits[0].float()
-    picked = [row[-1, 5], row[-1, 77], row[TOKENS // 2, min(140, row.shape[1] - 1)]]
+    picked = [row[-1, 5], row[-1, 77], row[TOKENS // 2, 140]]
     return [float(f"{float(value):.5f}") for value in picked]
 
 
-def auto_class(config):
-    return transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
-
-
-def is_large(config):
+def is_large():
     """Whether the model has far more weights than the files: a class's defaults describe models of any size."""
     with torch.device("meta"):
-        model = auto_class(config).from_config(transformers.AutoConfig.from_pretrained(FOLDER))
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(FOLDER))
     return sum(parameter.numel() for parameter in model.parameters()) > LARGE
 
 
-def outcome(config, width, removed=False):
+def outcome(config, width):
     """The logits, or a word."""
     try:
         with open(os.path.join(FOLDER, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file)
-        if removed and is_large(config):
+        if is_large():
             return "random"
-        model, report = auto_class(config).from_pretrained(
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
             FOLDER, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if report["mismatched_keys"]:
@@ -250,8 +242,7 @@ def main():
         with open(out, encoding="utf-8") as file:
             lines = {json.loads(line)["family"]: line.strip() for line in file}
     firsts = {}
-    models = [*sorted(glob.glob(os.path.join(args.golden, "a", "*", "model"))), *(os.path.join(args.golden, "vision", name, "model") for name in COMPOSITE)]
-    for folder in models:
+    for folder in sorted(glob.glob(os.path.join(args.golden, "a", "*", "model"))):
         family = os.path.relpath(os.path.dirname(folder), args.golden)
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -264,12 +255,12 @@ def main():
             for name in os.listdir(folder):
                 if "safetensors" in name:
                     os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(place, name))
-            width = config.get("text_config", config)["vocab_size"]
+            width = config["vocab_size"]
             base = outcome(config, width)
             assert not isinstance(base, str), (family, base, outcome.reason)
             found, count = {}, collections.Counter()
             for key, other in every_variant(family, config, first):
-                result = outcome(changed(config, key, other), width, other == REMOVED)
+                result = outcome(changed(config, key, other), width)
                 if not isinstance(result, str):
                     same = result.shape == base.shape and torch.equal(result, base)
                     other, result = (other, "same") if same else ([other, sample(result)], "logits")
