@@ -99,6 +99,34 @@ pub struct Args {
     json: bool,
 }
 
+impl Args {
+    /// # Errors
+    /// A flag about training, in a measurement of answers.
+    fn refuse_what_trains(&self) -> Result<()> {
+        let flags = [
+            ("--gradient-checkpointing", self.gradient_checkpointing),
+            ("--activation-offloading", self.activation_offloading),
+            ("--cold", self.cold),
+            ("--targets", !self.targets.is_empty()),
+            ("--max-tokens-per-pass", self.max_tokens_per_pass.is_some()),
+            ("--sweep", self.sweep),
+            ("--data", self.data.is_some()),
+            ("--predict", self.predict),
+            ("--ranks", !self.ranks.is_empty()),
+        ];
+        match flags.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::config(format!("{flag} is about training, and --mode decode trains nothing"))
+                .hint(format!("leave out {flag}, or --mode decode"))),
+            None => Ok(()),
+        }
+    }
+
+    /// What is measured: a built-in shape, a `config.json` or a model folder.
+    fn name(&self) -> String {
+        self.model.as_ref().map_or_else(|| self.shape.clone(), |dir| dir.display().to_string())
+    }
+}
+
 fn show_ranks(lines: &[RanksLine], json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(lines)
@@ -183,8 +211,10 @@ pub fn run(args: &Args) -> Result<()> {
         return show_kernels(&lines, &describe(device), args.json);
     }
     if args.mode == "decode" {
+        args.refuse_what_trains()?;
         let request = decode_bench::DecodeRequest {
             shape: args.shape.clone(),
+            model: args.model.clone(),
             config,
             batches: args.batch.map_or_else(|| vec![1, 8], |batch| vec![batch as usize]),
             prompt: args.seq.unwrap_or(32) as usize,
@@ -229,7 +259,7 @@ pub fn run(args: &Args) -> Result<()> {
         processor: MachineInfo::detect().processor,
         threads: outcome.threads,
         simd: outcome.simd.clone(),
-        shape: request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
+        shape: args.name(),
         mode: outcome.mode.to_owned(),
         flops: outcome.flops_per_second,
     };
@@ -282,7 +312,7 @@ fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_b
     let giga = |bytes: f64| bytes / 1e9;
     let mut text = format!(
         "{} decode, prompts of {}, {} an answer, {}, {}\n",
-        request.shape,
+        args.name(),
         count(request.prompt, "token"),
         count(request.tokens, "token"),
         count(outcome.threads, "thread"),

@@ -1,14 +1,15 @@
 //! `tunesmith bench --mode decode`: generation speed on random weights of a shape, compared with the memory bandwidth.
 //!
 //! Each decoding step reads every weight once, whatever the batch size. So the bandwidth limits the steps per second.
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 
-use super::training::{shape, wait};
+use super::training::{base, wait};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
-use tunesmith_config::{Config, Mode, Quantization};
+use tunesmith_config::{Config, Mode, Quantization, TargetModules};
 use tunesmith_device::{Array, Device};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
@@ -21,6 +22,8 @@ use tunesmith_telemetry::machine::peak_bytes;
 pub struct DecodeRequest {
     /// Name of a built-in shape, or path of a `config.json`.
     pub shape: String,
+    /// A model folder whose weights are used, in the place of random ones of `shape`.
+    pub model: Option<PathBuf>,
     /// The configuration, for the type of the weights.
     pub config: Config,
     /// Batch sizes; each is one run.
@@ -112,13 +115,22 @@ fn bandwidth(device: Device) -> f64 {
 /// Measures each batch size after a short warm-up run.
 ///
 /// # Errors
-/// The shape is unknown.
+/// The shape is unknown, or the model cannot be loaded.
 pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
-    let arch = shape(&request.shape)?;
+    let (arch, weights) = base(request.model.as_deref(), &request.shape)?;
     let mut config = request.config.clone();
-    config.tuning.mode = Mode::Freeze;
-    config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
-    let model = Model::load(&arch, None, &config)?;
+    // A model trains something: the least there is. A base in codes can only be adapted.
+    if matches!(config.model.quantization, Quantization::Auto | Quantization::None) {
+        config.tuning.mode = Mode::Freeze;
+        config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
+    } else {
+        config.tuning.mode = Mode::Lora;
+        config.tuning.lora.r = 1;
+        let modules = arch.linear_modules();
+        let first = modules.iter().find(|module| !module.is_head()).map(|module| module.name.clone());
+        config.tuning.lora.target_modules = TargetModules::List(first.into_iter().collect());
+    }
+    let model = Model::load(&arch, weights.as_ref(), &config)?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;
     let each = if narrow { 2.0 } else { 4.0 };
     // In 4 bits also the scales, which are nested: a byte for each 64 numbers.

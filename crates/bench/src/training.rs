@@ -229,10 +229,13 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
 }
 
-/// The architecture, and the weight files unless weights are random.
-fn base(request: &TrainingRequest) -> Result<(Arch, Option<WeightFiles>)> {
-    match &request.model {
-        None => Ok((shape(&request.shape)?, None)),
+/// The architecture, and the weight files of a model folder; without one weights of the shape are random.
+///
+/// # Errors
+/// The shape is unknown, or the folder has no model.
+pub(super) fn base(model: Option<&Path>, shape_name: &str) -> Result<(Arch, Option<WeightFiles>)> {
+    match model {
+        None => Ok((shape(shape_name)?, None)),
         Some(dir) => {
             let arch = Arch::from_dir(dir)?;
             let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
@@ -268,7 +271,7 @@ fn passes(request: &TrainingRequest, split: &Split, step: usize) -> Result<Vec<B
 /// # Errors
 /// As [`run`].
 pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
-    let (arch, weights) = base(request)?;
+    let (arch, weights) = base(request.model.as_deref(), &request.shape)?;
     let on = match request.config.model.device {
         DeviceChoice::Cpu => Device::Cpu,
         DeviceChoice::Auto | DeviceChoice::Cuda(_) => memory_prediction::kind(device(request.config.model.device)?),
@@ -295,7 +298,7 @@ pub fn predict(request: &TrainingRequest) -> Result<Breakdown> {
 /// [`tunesmith_base::Kind::Data`]: a row has a token outside the vocabulary.
 pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let config = &request.config;
-    let (arch, weights) = base(request)?;
+    let (arch, weights) = base(request.model.as_deref(), &request.shape)?;
     let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
     let loading = Instant::now();
     let mut model = Model::load(&arch, weights.as_ref(), config)?;

@@ -1,8 +1,10 @@
-//! Work shared among the threads of the current pool, handed out task by task, so that a slow or busy core
-//! delays only its own tasks. Results never depend on who ran what: a task owns what it writes.
+//! Work shared among the threads of the current pool. Each begins with a stretch of neighbouring tasks, so that it reads
+//! memory in one direction, and then helps where tasks are left, so that a slow or busy core delays only one task.
+//! Results never depend on who ran what: a task owns what it writes.
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use smallvec::SmallVec;
 use tunesmith_base::error::{Error, Result};
 
 /// How many numbers of a flat buffer a task works on: the updates of optimizers and what else goes through all trained values.
@@ -64,22 +66,56 @@ pub fn run(count: usize, task: impl Fn(usize) + Sync) {
         unsafe { &*team }.run(count, &task);
         return;
     }
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            task(index);
-        }
-    };
+    let stretches = Stretches::new(threads);
+    stretches.begin(count);
+    let (stretches, task) = (&stretches, &task);
     rayon::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|_| work());
+        for own in 1..threads {
+            scope.spawn(move |_| stretches.take_part(own, count, task));
         }
-        work();
+        stretches.take_part(0, count, task);
     });
+}
+
+/// Tasks `0..count` cut into one stretch for each thread.
+struct Stretches(SmallVec<[Next; 8]>);
+
+/// A stretch's next task, in a cache line of its own.
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
+impl Stretches {
+    fn new(threads: usize) -> Self {
+        Self((0..threads).map(|_| Next(AtomicUsize::new(0))).collect())
+    }
+
+    /// The first task of stretch `index`, which is the end of the one before it.
+    fn bound(&self, index: usize, count: usize) -> usize {
+        // Through 128 bits: no product of the two is too large.
+        (index as u128 * count as u128 / self.0.len() as u128) as usize
+    }
+
+    /// Nobody takes part until this has returned.
+    fn begin(&self, count: usize) {
+        for (index, next) in self.0.iter().enumerate() {
+            next.0.store(self.bound(index, count), Ordering::Relaxed);
+        }
+    }
+
+    /// Runs the tasks of stretch `own`, then what is left of the others.
+    fn take_part(&self, own: usize, count: usize, task: &(impl Fn(usize) + Sync + ?Sized)) {
+        let threads = self.0.len();
+        for index in (own..threads).chain(0..own) {
+            let end = self.bound(index + 1, count);
+            loop {
+                let at = self.0[index].0.fetch_add(1, Ordering::Relaxed);
+                if at >= end {
+                    break;
+                }
+                task(at);
+            }
+        }
+    }
 }
 
 /// Runs `work` with the pool's other threads at hand: until it returns they wait for what [`run`] gives them without
@@ -89,10 +125,12 @@ pub fn together<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     if rayon::current_num_threads() <= 1 || !TEAM.get().is_null() {
         return work();
     }
-    let team = Team::default();
+    let threads = rayon::current_num_threads();
+    let team = Team::new(threads);
     rayon::scope(|scope| {
-        for _ in 1..rayon::current_num_threads() {
-            scope.spawn(|_| team.help());
+        for own in 1..threads {
+            let team = &team;
+            scope.spawn(move |_| team.help(own));
         }
         let _end = OnDrop(|| {
             TEAM.set(std::ptr::null());
@@ -120,10 +158,9 @@ type Task = *const (dyn Fn(usize) + Sync);
 
 /// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0.
 /// A helper is counted in `inside` while it looks at the work, and the leader leaves only when nobody is inside.
-#[derive(Default)]
 struct Team {
     work: UnsafeCell<Option<(Task, usize)>>,
-    next: AtomicUsize,
+    stretches: Stretches,
     open: AtomicUsize,
     inside: AtomicUsize,
     rounds: AtomicUsize,
@@ -136,6 +173,18 @@ struct Team {
 unsafe impl Sync for Team {}
 
 impl Team {
+    fn new(threads: usize) -> Self {
+        let zero = || AtomicUsize::new(0);
+        Self {
+            work: UnsafeCell::new(None),
+            stretches: Stretches::new(threads),
+            open: zero(),
+            inside: zero(),
+            rounds: zero(),
+            over: AtomicBool::new(false),
+        }
+    }
+
     fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         let close = OnDrop(|| {
             self.open.store(0, Ordering::SeqCst);
@@ -151,24 +200,15 @@ impl Team {
         // SAFETY: the work is closed, and nobody reads it, as nobody is inside: `close` of the last round waited for
         // that, and before the first round nobody was. One thread leads a team, so nobody else writes.
         unsafe { *self.work.get() = Some((shared, count)) };
-        self.next.store(0, Ordering::Relaxed);
+        self.stretches.begin(count);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
         self.open.store(round, Ordering::SeqCst);
-        self.take_part(count, task);
+        self.stretches.take_part(0, count, task);
         drop(close);
     }
 
-    fn take_part(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            task(index);
-        }
-    }
-
-    fn help(&self) {
+    /// What thread `own` of the team does until its work is over.
+    fn help(&self, own: usize) {
         let (mut done, mut turns) = (0, 0);
         while !self.over.load(Ordering::Acquire) {
             let open = self.open.load(Ordering::Relaxed);
@@ -187,7 +227,7 @@ impl Team {
                 // again only when this thread has left.
                 if let Some((task, count)) = unsafe { *self.work.get() } {
                     // SAFETY: the leader's `run`, which borrows the task, does not return before this thread has left.
-                    self.take_part(count, unsafe { &*task });
+                    self.stretches.take_part(own, count, unsafe { &*task });
                 }
                 done = open;
             }

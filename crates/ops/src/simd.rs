@@ -178,6 +178,54 @@ impl Number for u16 {
     }
 }
 
+/// What a tile of a product sums in: all lanes of a panel ([`Simd`]), or the first of them.
+///
+/// # Safety
+/// As for [`Simd`]'s methods, of the lanes that there are.
+#[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
+pub trait TileLanes: Copy + 'static {
+    /// The lanes in registers.
+    type Sum: Copy;
+    /// Rows of the largest tile.
+    const TILE_ROWS: usize;
+    /// Panels of the largest tile.
+    const TILE_PANELS: usize;
+    /// All lanes `value`.
+    unsafe fn broadcast(value: f32) -> Self::Sum;
+    /// Reads the lanes of a panel's vector.
+    unsafe fn read(from: *const f32) -> Self::Sum;
+    /// Writes a panel's vector of 16 floats, zero where there are no lanes.
+    unsafe fn write(to: *mut f32, value: Self::Sum);
+    /// `a * b + c`, rounded once.
+    unsafe fn add_product(a: Self::Sum, b: Self::Sum, c: Self::Sum) -> Self::Sum;
+}
+
+impl<S: Simd> TileLanes for S {
+    type Sum = S::V;
+    const TILE_ROWS: usize = S::ROWS;
+    const TILE_PANELS: usize = S::PANELS;
+    #[inline(always)]
+    unsafe fn broadcast(value: f32) -> S::V {
+        // SAFETY: as the caller says.
+        unsafe { S::splat(value) }
+    }
+    #[inline(always)]
+    unsafe fn read(from: *const f32) -> S::V {
+        // SAFETY: as the caller says.
+        unsafe { S::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn write(to: *mut f32, value: S::V) {
+        // SAFETY: as the caller says.
+        unsafe { S::store(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(a: S::V, b: S::V, c: S::V) -> S::V {
+        // SAFETY: as the caller says.
+        unsafe { S::fma(a, b, c) }
+    }
+}
+
 /// Sixteen lanes of `f32`.
 ///
 /// # Safety
@@ -189,6 +237,8 @@ impl Number for u16 {
 pub trait Simd: Copy + 'static {
     /// 16 floats in registers.
     type V: Copy;
+    /// The first eight lanes, where they take half the time of all.
+    type Few: TileLanes;
     /// Rows of the largest GEMM tile.
     const ROWS: usize;
     /// Panels of the largest GEMM tile.
@@ -229,19 +279,28 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2i(n: Self::V) -> Self::V;
     /// The columns of 16 rows.
     unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16];
-    /// `sums[turn][lane] += sum_k row[k] x[k]` over 16 numbers of each of `16 TURNS` rows, k rising: row `lane` of a turn begins at
-    /// `rows[turn][lane]`, and holds numbers of type `T`; `x` holds 16 floats.
+    /// `sums[turn][lane] += sum_k row[k] x[k]` over 16 numbers of each of `16 TURNS` rows, k rising: row `lane` of turn
+    /// `turn` begins at `from + (16 turn + lane) step`, and `x` holds 16 floats. The same rows at `fetch` are fetched into
+    /// the caches, unless it is null; they need not be there.
     #[inline(always)]
     unsafe fn add_rows<T: Number, const TURNS: usize>(
-        rows: &[[*const T; 16]; TURNS],
+        from: *const T,
+        step: usize,
+        fetch: *const T,
         x: *const f32,
         sums: &mut [Self::V; TURNS],
     ) {
-        for (rows, sum) in rows.iter().zip(sums) {
+        for (turn, sum) in sums.iter_mut().enumerate() {
+            let place = |lane| (16 * turn + lane) * step;
             // SAFETY: the caller has the features of `Self`; rows and `x` hold 16 numbers.
             unsafe {
-                let columns = Self::turn(&rows.map(|row| T::load::<Self>(row)));
-                for (k, column) in columns.into_iter().enumerate() {
+                let rows: [Self::V; 16] = std::array::from_fn(|lane| {
+                    if !fetch.is_null() {
+                        prefetch(fetch.wrapping_add(place(lane)).cast());
+                    }
+                    T::load::<Self>(from.add(place(lane)))
+                });
+                for (k, column) in Self::turn(&rows).into_iter().enumerate() {
                     *sum = Self::fma(column, Self::splat(*x.add(k)), *sum);
                 }
             }
@@ -319,6 +378,7 @@ macro_rules! lanes {
 
 impl Simd for Portable {
     type V = [f32; 16];
+    type Few = Self;
     const ROWS: usize = 4;
     const PANELS: usize = 1;
     #[inline(always)]

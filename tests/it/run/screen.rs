@@ -88,6 +88,7 @@ fn everything_fits_eighty_columns() {
         &["export", &config, "--peft"],
         &["bench", "--model", &model, "--seq", "32", "--batch", "1", "--steps", "1"],
         &["bench", "--model", &model, "--seq", "32", "--batch", "1", "--predict"],
+        &["bench", "--model", &model, "--mode", "decode", "--quantization", "nf4", "--seq", "4", "--steps", "2"],
         &["--help"],
         &["train", "--help"],
     ] {

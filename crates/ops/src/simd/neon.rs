@@ -34,6 +34,7 @@ fn four(rows: [float32x4_t; 4]) -> [float32x4_t; 4] {
 
 impl Simd for Neon {
     type V = Quarters;
+    type Few = Self;
     // 24 sums, a panel of four registers and one for a row's number, of 32 registers.
     const ROWS: usize = 6;
     const PANELS: usize = 1;

@@ -2,7 +2,7 @@
 //!
 //! An intrinsic is unsafe for two reasons. The processor must have the instruction, which the caller of a [`Simd`] method
 //! answers for; and where it takes a pointer, the memory must be there.
-use super::{Number, Simd, turn};
+use super::{Number, Simd, TileLanes, prefetch, turn};
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::x86_64::*;
 
@@ -30,8 +30,42 @@ macro_rules! one {
     };
 }
 
+/// The first eight lanes of a panel, in one register: a panel with that many tokens or fewer needs half the work.
+#[derive(Debug, Clone, Copy)]
+pub struct FirstEight;
+
+impl TileLanes for FirstEight {
+    type Sum = __m256;
+    const TILE_ROWS: usize = 12;
+    const TILE_PANELS: usize = 1;
+    #[inline(always)]
+    unsafe fn broadcast(value: f32) -> __m256 {
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe { _mm256_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn read(from: *const f32) -> __m256 {
+        // SAFETY: the caller has AVX2, and `from` holds 8 floats, at any alignment.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn write(to: *mut f32, value: __m256) {
+        // SAFETY: the caller has AVX2, and `to` has room for 16 floats, at any alignment.
+        unsafe {
+            _mm256_storeu_ps(to, value);
+            _mm256_storeu_ps(to.add(8), _mm256_setzero_ps());
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_product(a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: registers only; the caller has AVX2 and FMA.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+}
+
 impl Simd for Avx2 {
     type V = Pair;
+    type Few = FirstEight;
     const ROWS: usize = 6;
     const PANELS: usize = 1;
     #[inline(always)]
@@ -183,22 +217,34 @@ impl Simd for Avx2 {
     /// Eight rows and columns at a time: what sixteen have does not fit into sixteen registers.
     #[inline(always)]
     unsafe fn add_rows<T: Number, const TURNS: usize>(
-        rows: &[[*const T; 16]; TURNS],
+        from: *const T,
+        step: usize,
+        fetch: *const T,
         x: *const f32,
         sums: &mut [Pair; TURNS],
     ) {
-        for k in [0, 8] {
-            for (rows, sum) in rows.iter().zip(sums.iter_mut()) {
-                for (rows, sum) in rows.as_chunks::<8>().0.iter().zip([&mut sum.0, &mut sum.1]) {
-                    // SAFETY: the caller has AVX2 and FMA; rows and `x` hold 8 numbers from `k` on.
-                    unsafe {
-                        let columns = turn::eight(rows.map(|row| T::load_eight(row.add(k))));
-                        for (at, column) in columns.into_iter().enumerate() {
-                            *sum = _mm256_fmadd_ps(column, _mm256_broadcast_ss(&*x.add(k + at)), *sum);
-                        }
+        // A loop that stays one: two groups in one piece of code do not fit into the registers either.
+        for group in 0..std::hint::black_box(2 * TURNS) {
+            let (first, fetch_first) = (from.wrapping_add(8 * group * step), fetch.wrapping_add(8 * group * step));
+            if !fetch.is_null() {
+                for row in 0..8 {
+                    prefetch(fetch_first.wrapping_add(row * step).cast());
+                }
+            }
+            let Pair(low, high) = &mut sums[group / 2];
+            let lanes = if group % 2 == 0 { low } else { high };
+            // In a register of its own, as each sum waits for the one before it.
+            let mut sum = *lanes;
+            for k in [0, 8] {
+                // SAFETY: the caller has AVX2 and FMA; rows and `x` hold 8 numbers from `k` on.
+                unsafe {
+                    let rows: [__m256; 8] = std::array::from_fn(|row| T::load_eight(first.add(row * step + k)));
+                    for (at, column) in turn::eight(rows).into_iter().enumerate() {
+                        sum = _mm256_fmadd_ps(column, _mm256_broadcast_ss(&*x.add(k + at)), sum);
                     }
                 }
             }
+            *lanes = sum;
         }
     }
 }
@@ -222,6 +268,7 @@ pub struct Avx512;
 
 impl Simd for Avx512 {
     type V = __m512;
+    type Few = Self;
     const ROWS: usize = 12;
     const PANELS: usize = 2;
     #[inline(always)]

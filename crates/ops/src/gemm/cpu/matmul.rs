@@ -4,7 +4,7 @@ use super::{DEPTH, TASK_ROWS, tile, tile_rows, with_tile};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
 use crate::quant::Quantized;
-use crate::simd::{Simd, dispatch, prefetch};
+use crate::simd::{Simd, TileLanes, dispatch, prefetch};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -45,6 +45,8 @@ pub(super) struct Job<'a> {
     bias: *const f32,
     addend: *const f32,
     zero: bool,
+    /// Only the first eight lanes of the one panel have a token.
+    few: bool,
     stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
     row_step: usize,
@@ -80,7 +82,7 @@ unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to
     }
 }
 
-/// Widens `rows` runs of `depth` numbers, `row` apart, end to end.
+/// Widens `rows` runs of `depth` numbers, `row` apart, end to end, and fetches the runs of as many rows more.
 ///
 /// # Safety
 /// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
@@ -92,6 +94,9 @@ unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, rows: usize, depth: 
             let (from, to) = (from.add(index * row), to.add(index * depth));
             let mut at = 0;
             while at + LANES <= depth {
+                if at % (2 * LANES) == 0 {
+                    prefetch(from.wrapping_add(rows * row + at).cast());
+                }
                 S::store(to.add(at), S::load_bf16(from.add(at)));
                 at += LANES;
             }
@@ -132,10 +137,10 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: 
 /// # Safety
 /// As [`tile`], with `part.depth` columns that lie 1 apart.
 #[inline(always)]
-unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
+unsafe fn stream<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     part: &RawTerm,
     x: *const f32,
-    acc: &mut [[S::V; PANELS]; ROWS],
+    acc: &mut [[S::Sum; PANELS]; ROWS],
 ) {
     let mut k = 0;
     while k < part.depth {
@@ -160,7 +165,7 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
 /// them. `part.matrix` is the tile of these rows, `part.depth` columns of the first term from `k0` on, widened;
 /// `part.x` is the first term's operand from there on.
 #[inline(always)]
-unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     job: &Job<'_>,
     stage: &Stage<'_>,
     part: &RawTerm<'_>,
@@ -173,7 +178,7 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     // has asserted both.
     unsafe {
         let out = job.out.add(p * job.stride + m * LANES);
-        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
+        let mut acc = [[S::broadcast(0.0); PANELS]; ROWS];
         let base: *const f32 = if k0 > 0 || !stage.begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
             out
         } else if job.addend.is_null() {
@@ -184,12 +189,12 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
         if !base.is_null() {
             for (row, sums) in acc.iter_mut().enumerate() {
                 for (panel, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::load(base.add(panel * job.stride + row * LANES));
+                    *sum = S::read(base.add(panel * job.stride + row * LANES));
                 }
             }
         } else if !job.bias.is_null() {
             for (row, sums) in acc.iter_mut().enumerate() {
-                *sums = [S::splat(*job.bias.add(m + row)); PANELS];
+                *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
             }
         }
         let x = part.x.add(p * part.stride);
@@ -211,7 +216,7 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
         }
         for (row, sums) in acc.iter().enumerate() {
             for (panel, sum) in sums.iter().enumerate() {
-                S::store(out.add(panel * job.stride + row * LANES), *sum);
+                S::write(out.add(panel * job.stride + row * LANES), *sum);
             }
         }
     }
@@ -224,14 +229,25 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
     for stage in &job.stages {
         // SAFETY: `stage` is one of the job's; the rest is as the caller says.
-        unsafe { stage_block::<S>(job, stage, [m0, m1], [p0, p1]) };
+        unsafe {
+            if job.few {
+                stage_block::<S, S::Few>(job, stage, [m0, m1], [p0, p1]);
+            } else {
+                stage_block::<S, S>(job, stage, [m0, m1], [p0, p1]);
+            }
+        }
     }
 }
 
 /// # Safety
-/// As [`matmul_block`], for one stage of the job.
+/// As [`matmul_block`], for one stage of the job, in tiles of the lanes `T`, which are all that have a token.
 #[inline(always)]
-unsafe fn stage_block<S: Simd>(job: &Job<'_>, stage: &Stage<'_>, [m0, m1]: [usize; 2], [p0, p1]: [usize; 2]) {
+unsafe fn stage_block<S: Simd, T: TileLanes>(
+    job: &Job<'_>,
+    stage: &Stage<'_>,
+    [m0, m1]: [usize; 2],
+    [p0, p1]: [usize; 2],
+) {
     let first = &stage.first;
     let blocks = first.depth.div_ceil(DEPTH).max(1);
     let depth = first.depth.div_ceil(blocks);
@@ -244,11 +260,11 @@ unsafe fn stage_block<S: Simd>(job: &Job<'_>, stage: &Stage<'_>, [m0, m1]: [usiz
         if let Some(matrix) = first.quantized.filter(|_| first.col != 1) {
             // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A quantized matrix that is not in rows is transposed, its
             // rows 1 apart: the last run ends with the last row, within the matrix.
-            unsafe { strip.fill::<S>(matrix, m0 + k0 * first.col, first.col, m1 - m0, part) };
+            unsafe { strip.fill::<S, T>(matrix, m0 + k0 * first.col, first.col, m1 - m0, part) };
         }
         let mut m = m0;
         while m < m1 {
-            let rows = tile_rows(m1 - m, S::ROWS);
+            let rows = tile_rows(m1 - m, T::TILE_ROWS);
             let at = m * first.row + k0 * first.col;
             let matrix = first.matrix.wrapping_add(at);
             let mut part_of = RawTerm { matrix, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
@@ -277,12 +293,12 @@ unsafe fn stage_block<S: Simd>(job: &Job<'_>, stage: &Stage<'_>, [m0, m1]: [usiz
                 } else {
                     (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
                 }
-            } else if first.row == 1 && rows == S::ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
+            } else if first.row == 1 && rows == T::TILE_ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
                 // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
-                // SAFETY: `part <= DEPTH` runs of `rows == S::ROWS <= 12` floats that are 1 apart lie within the
+                // SAFETY: `part <= DEPTH` runs of `rows == T::TILE_ROWS <= 12` floats that are 1 apart lie within the
                 // matrix, which is f32 here; `packed` has room for them and is no part of it.
                 unsafe {
-                    match S::ROWS {
+                    match T::TILE_ROWS {
                         12 => pack::<12>(matrix, first.col, part, packed.as_mut_ptr().cast()),
                         6 => pack::<6>(matrix, first.col, part, packed.as_mut_ptr().cast()),
                         _ => pack::<4>(matrix, first.col, part, packed.as_mut_ptr().cast()),
@@ -292,10 +308,10 @@ unsafe fn stage_block<S: Simd>(job: &Job<'_>, stage: &Stage<'_>, [m0, m1]: [usiz
             }
             let mut p = p0;
             while p < p1 {
-                let panels = S::PANELS.min(p1 - p);
+                let panels = T::TILE_PANELS.min(p1 - p);
                 // SAFETY: `m + rows <= m1` and `p + panels <= p1`. `part_of` is the tile of these rows from `k0` on: as
                 // it lies in an f32 matrix, or as it was just widened or packed.
-                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, stage, &part_of, m, p, k0)) };
+                unsafe { with_tile!(rows, panels, matmul_tile::<T>(job, stage, &part_of, m, p, k0)) };
                 p += panels;
             }
             m += rows;
@@ -326,6 +342,7 @@ impl<'a> Job<'a> {
             bias: std::ptr::null(),
             addend: std::ptr::null(),
             zero: false,
+            few: out.tokens() <= LANES / 2,
             stages: SmallVec::new(),
             row_step,
             panel_step,

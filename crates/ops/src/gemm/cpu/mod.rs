@@ -1,7 +1,7 @@
 //! Products on panels. The activation is the vector operand: 16 tokens, a lane each. The matrix is the broadcast operand
 //! and may have any two strides, so that one row-major weight serves forward and backward.
 use crate::activation::LANES;
-use crate::simd::Simd;
+use crate::simd::TileLanes;
 
 mod grouped;
 mod matmul;
@@ -25,27 +25,27 @@ const TASK_ROWS: usize = 96;
 /// The features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
 /// vectors in each of `PANELS` panels that lie `stride` floats apart.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+pub(crate) unsafe fn tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     depth: usize,
     mut matrix: *const f32,
     row: usize,
     col: usize,
     mut x: *const f32,
     stride: usize,
-    acc: &mut [[S::V; PANELS]; ROWS],
+    acc: &mut [[S::Sum; PANELS]; ROWS],
 ) {
     for _ in 0..depth {
         // SAFETY: this turn reads column `k` of `ROWS` rows and vector `k` of `PANELS` panels, which are there, as the
         // caller says.
         unsafe {
-            let mut vectors = [S::splat(0.0); PANELS];
+            let mut vectors = [S::broadcast(0.0); PANELS];
             for (panel, vector) in vectors.iter_mut().enumerate() {
-                *vector = S::load(x.add(panel * stride));
+                *vector = S::read(x.add(panel * stride));
             }
             for (index, sums) in acc.iter_mut().enumerate() {
-                let value = S::splat(*matrix.add(index * row));
+                let value = S::broadcast(*matrix.add(index * row));
                 for (sum, vector) in sums.iter_mut().zip(vectors) {
-                    *sum = S::fma(value, vector, *sum);
+                    *sum = S::add_product(value, vector, *sum);
                 }
             }
             // After the last turn these may point past the end; they are not read then.

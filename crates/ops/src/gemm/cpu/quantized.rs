@@ -2,7 +2,7 @@
 use super::{DEPTH, TASK_ROWS, tile_rows};
 use crate::activation::LANES;
 use crate::quant::{Quantized, any_run as run};
-use crate::simd::Simd;
+use crate::simd::{Simd, TileLanes};
 use std::mem::MaybeUninit;
 
 /// Widens `rows` runs of `depth` numbers from `at` on, `row` apart, end to end.
@@ -47,12 +47,12 @@ impl Strip {
         Self { values: [MaybeUninit::uninit(); DEPTH * TASK_ROWS] }
     }
 
-    /// Widens `depth` runs of `rows` numbers from `at` on, `col` apart.
+    /// Widens `depth` runs of `rows` numbers from `at` on, `col` apart, for tiles of the lanes `T`.
     ///
     /// # Safety
     /// The features of `S`; the last run ends within the matrix; `rows <= TASK_ROWS` and `depth <= DEPTH`.
     #[inline(always)]
-    pub(super) unsafe fn fill<S: Simd>(
+    pub(super) unsafe fn fill<S: Simd, T: TileLanes>(
         &mut self,
         matrix: &Quantized,
         at: usize,
@@ -70,7 +70,7 @@ impl Strip {
                 run::<S>(matrix, at + k * col, line.as_mut_ptr(), rows);
                 let mut done = 0;
                 while done < rows {
-                    let tile = tile_rows(rows - done, S::ROWS);
+                    let tile = tile_rows(rows - done, T::TILE_ROWS);
                     let (from, to) = (line.as_ptr().add(done), to.add(done * depth + k * tile));
                     match tile {
                         12 => copy::<12>(from, to),

@@ -6,7 +6,7 @@
 use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
-use crate::simd::{Number, Simd, dispatch, prefetch};
+use crate::simd::{Number, Simd, dispatch};
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -58,51 +58,45 @@ unsafe impl Sync for Job<'_> {}
 /// holds `rows.depth` floats.
 #[inline(always)]
 unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *const f32, sums: &mut [S::V; TURNS]) {
-    // Rows past the last are the last once more, and their sums are not used.
-    let mut starts = [[rows.from; LANES]; TURNS];
-    for (at, start) in starts.as_flattened_mut().iter_mut().enumerate() {
-        *start = rows.from.wrapping_add(at.min(rows.count - 1) * rows.row);
-    }
     let ahead = AHEAD / size_of::<T>();
     let (whole, line) = (rows.depth - rows.depth % LANES, 64 / size_of::<T>());
-    // SAFETY: `starts` are those of rows below `count`, and `k + LANES <= whole <= depth`. Past the whole vectors one
-    // more is read only where it ends within `left`; otherwise the row's own numbers alone. What is only fetched need
-    // not be there.
-    unsafe {
-        let mut k = 0;
-        while k < whole {
-            // The row's own end comes before the beginning of the row that follows in the next block.
-            let beyond = k + ahead >= rows.depth;
-            let fetched = if beyond { k + ahead - rows.depth + ROWS * rows.row } else { k + ahead };
-            if k % line == 0 {
-                for start in starts.as_flattened() {
-                    prefetch(start.wrapping_add(fetched).cast());
-                }
-            }
-            S::add_rows::<T, TURNS>(&starts.map(|rows| rows.map(|row| row.add(k))), x.add(k), sums);
-            k += LANES;
-        }
-        if whole < rows.depth {
-            for (turn, sum) in sums.iter_mut().enumerate() {
+    let mut k = 0;
+    while rows.count == TURNS * LANES && k < whole {
+        // The row's own end comes before the beginning of the row that follows in the next block.
+        let beyond = k + ahead >= rows.depth;
+        let fetched = if beyond { k + ahead - rows.depth + ROWS * rows.row } else { k + ahead };
+        let fetch = if k % line == 0 { rows.from.wrapping_add(fetched) } else { std::ptr::null() };
+        // SAFETY: there are `TURNS * LANES` rows, and `k + LANES <= whole <= depth`.
+        unsafe { S::add_rows::<T, TURNS>(rows.from.add(k), rows.row, fetch, x.add(k), sums) };
+        k += LANES;
+    }
+    // The last columns, or all of fewer rows: those past the last are the last once more, and their sums are not used.
+    while k < rows.depth {
+        let columns = LANES.min(rows.depth - k);
+        for (turn, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the row is below `count`, and has `columns` numbers from `k` on. A whole vector is read only where it
+            // ends within `left`. `x` holds the `columns` floats too.
+            unsafe {
                 let mut vectors = [S::splat(0.0); LANES];
                 for (at, vector) in vectors.iter_mut().enumerate() {
                     let row = (turn * LANES + at).min(rows.count - 1);
-                    let start = rows.from.add(row * rows.row + whole);
-                    if row * rows.row + whole + LANES <= rows.left {
+                    let start = rows.from.add(row * rows.row + k);
+                    if row * rows.row + k + LANES <= rows.left {
                         *vector = T::load::<S>(start);
                         continue;
                     }
                     let mut lanes = [0.0f32; LANES];
-                    for (k, lane) in lanes.iter_mut().enumerate().take(rows.depth - whole) {
+                    for (k, lane) in lanes.iter_mut().enumerate().take(columns) {
                         *lane = (*start.add(k)).wide();
                     }
                     *vector = S::load(lanes.as_ptr());
                 }
-                for (at, column) in S::turn(&vectors).into_iter().enumerate().take(rows.depth - whole) {
-                    *sum = S::fma(column, S::splat(*x.add(whole + at)), *sum);
+                for (at, column) in S::turn(&vectors).into_iter().enumerate().take(columns) {
+                    *sum = S::fma(column, S::splat(*x.add(k + at)), *sum);
                 }
             }
         }
+        k += columns;
     }
 }
 
