@@ -65,7 +65,9 @@ fn is_of(value: &Value, kind: &str) -> bool {
                 items.iter().all(|item| kinds.split(", ").any(|kind| is_of(item, kind)))
             }
             // A word in quotation marks.
-            _ => value.is_string() && value.to_string() == kind,
+            _ => value
+                .as_str()
+                .is_some_and(|word| kind.strip_prefix('"').and_then(|kind| kind.strip_suffix('"')) == Some(word)),
         },
     }
 }

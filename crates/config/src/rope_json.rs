@@ -12,8 +12,8 @@ struct Around {
     /// `None` where the file says null.
     theta: Option<f64>,
     partial: f64,
-    /// `original_max_position_embeddings` beside the entry, which takes precedence; `Some(None)` where it is null.
-    original: Option<Option<usize>>,
+    /// `original_max_position_embeddings` beside the entry, which takes precedence; 0 where it is null.
+    original: Option<usize>,
 }
 
 impl Source<'_> {
@@ -30,10 +30,8 @@ impl Source<'_> {
     ) -> Result<Rope> {
         let mut around = self.around(head_dim, max_position_embeddings, theta)?;
         // Null is no factor, and then the class's own default does not count either.
-        around.partial = match self.is_null("partial_rotary_factor") {
-            true => 1.0,
-            false => self.positive("partial_rotary_factor", partial)?,
-        };
+        around.partial =
+            if self.is_null("partial_rotary_factor") { 1.0 } else { self.positive("partial_rotary_factor", partial)? };
         self.check_kinds(two)?;
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.read_rope(&around),
@@ -60,8 +58,8 @@ impl Source<'_> {
     fn around(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Around> {
         let key = "original_max_position_embeddings";
         let original = match self.get(key) {
-            Some(_) => Some(Some(self.size_up_to(key, None, usize::MAX >> 1)?)),
-            None => self.is_null(key).then_some(None),
+            Some(_) => Some(self.size_up_to(key, None, usize::MAX >> 1)?),
+            None => self.is_null(key).then_some(0),
         };
         let theta = self.optional_positive("rope_theta", Some(theta))?;
         Ok(Around { head_dim, max_position_embeddings, theta, partial: 1.0, original })
@@ -199,8 +197,8 @@ impl Source<'_> {
         }
         let required = |key: &str| self.required(key);
         let context = || match around.original {
-            Some(Some(original)) => Ok(original),
-            Some(None) => Err(self.error("original_max_position_embeddings is null, expected a whole number")),
+            Some(0) => Err(self.error("original_max_position_embeddings is null, expected a whole number")),
+            Some(original) => Ok(original),
             None => self.size_up_to(
                 "original_max_position_embeddings",
                 Some(around.max_position_embeddings),

@@ -145,7 +145,7 @@ fn every_changed_key_computes_what_transformers_does_or_is_refused() {
                     }
                 }
                 (Ok(Ok(found)), None) if outcome == "nan" && !found.iter().all(|number| number.is_finite()) => {
-                    alike += 1
+                    alike += 1;
                 }
                 (Ok(Ok(_)), None) => wrong.push(format!("{label}: runs, Transformers: {outcome}")),
             }

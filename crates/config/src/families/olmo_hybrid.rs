@@ -29,14 +29,14 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     if source.number_or("linear_a_log_max", 16.0)? < source.number_or("linear_a_log_min", 0.0)? {
         return Err(source.mismatch("linear_a_log_max", "no less than linear_a_log_min"));
     }
-    let mut arch = match turns {
-        true => source.decoder(&FAMILY, &defaults)?,
-        false => source
-            .without("rope_parameters")
-            .without("rope_scaling")
-            .without("rope_theta")
-            .decoder(&FAMILY, &defaults)?,
+    let bare;
+    let rules = if turns {
+        source
+    } else {
+        bare = source.without("rope_parameters").without("rope_scaling").without("rope_theta");
+        &bare
     };
+    let mut arch = rules.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Whole;
     if !turns {
