@@ -331,6 +331,11 @@ rank-curves:
     shim/gloo/build
     cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
 
+# every key of every golden family's config.json changed, all variants, against Transformers (minutes)
+[group('develop')]
+config-variants:
+    TUNESMITH_ALL_VARIANTS=1 cargo test --locked --test it -- --nocapture config::variants
+
 # format every source, also modules declared by macros, which cargo fmt does not see
 [group('develop')]
 format:

@@ -4,6 +4,8 @@
 //! change the numbers and is not implemented is refused by name.
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::arch::{Arch, AttentionSpec, BlockSpec, Experts, TensorSpec};
 use super::families::family_of;
 use super::hf_json::{MAX_SIZE, Source, read_text};
@@ -41,10 +43,14 @@ impl Arch {
     /// # Errors
     /// As [`Arch::from_dir`].
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
-        let (family, read) = family_of(&source)?;
+        let (written, wrapper) = Source::parse(text, origin)?.language_model()?;
+        let (family, read) = family_of(&written)?;
+        let source = if wrapper.is_none() { written.renamed(family.model_type) } else { written.clone() };
         source.refuse_unsupported(family)?;
         let mut arch = read(&source)?;
+        if wrapper.is_none() {
+            written.check_types(family.model_type)?;
+        }
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;
         arch.stored = source.stored_format()?;
@@ -57,6 +63,17 @@ impl Arch {
 
     /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, origin: &Source<'_>) -> Result<()> {
+        if let Some(pad) = self.pad_token_id.filter(|&pad| pad as usize >= self.vocab_size) {
+            return Err(origin
+                .error(format!("pad_token_id is {pad}, vocab_size is {}", self.vocab_size))
+                .hint("where the file has no pad_token_id, it is what the class in Transformers assumes: set it, or set it to null"));
+        }
+        let kinds = origin.get("layer_types").and_then(Value::as_array);
+        if kinds.is_some_and(|kinds| kinds.len() != self.num_hidden_layers) {
+            return Err(
+                origin.error(format!("layer_types is not a list of {} kinds of blocks", self.num_hidden_layers))
+            );
+        }
         for attention in self.attentions() {
             let (heads, kv) = (attention.num_heads, attention.num_kv_heads);
             let width = attention.head_dim.max(attention.value_dim());

@@ -8,6 +8,7 @@ use super::arch::{
 };
 use super::family::Family;
 use super::hf_json::{Source, brief};
+use super::key_types::allows_null;
 use super::vocabulary::TokenRows;
 use tunesmith_base::error::Result;
 
@@ -22,6 +23,11 @@ impl Source<'_> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
         self.refuse_quantization(family)?;
+        let per_layer =
+            self.get("per_layer_config").filter(|found| found.as_object().is_none_or(|map| !map.is_empty()));
+        if per_layer.is_some() && !family.model_type.starts_with("gemma4") {
+            return Err(self.not_yet(format!("per_layer_config in {}", family.model_type)));
+        }
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
@@ -84,6 +90,10 @@ impl Source<'_> {
         let num_attention_heads = self.size("num_attention_heads", None)?;
         // A key that is written as null means as many as query heads, whatever the class's default is.
         let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
+        // Where the class has no such key, its code takes the null for the width.
+        if self.is_null("head_dim") && !allows_null(family.model_type, "head_dim") {
+            return Err(self.mismatch("head_dim", "a whole number, or no such key"));
+        }
         let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
         if !head_dim.is_multiple_of(2) {
             return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
@@ -92,8 +102,8 @@ impl Source<'_> {
         let max_position_embeddings =
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
-        let rope =
-            self.rope(head_dim, max_position_embeddings, defaults.theta, defaults.partial_rotary.unwrap_or(1.0))?;
+        let partial = defaults.partial_rotary.unwrap_or(1.0);
+        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta, partial, defaults.two_ropes)?;
         if rope.rotary_dim != head_dim && defaults.partial_rotary.is_none() {
             return Err(self
                 .not_yet(format!("partial_rotary_factor in {}", family.model_type))
@@ -102,7 +112,7 @@ impl Source<'_> {
         let intermediate_size = self.size("intermediate_size", defaults.intermediate)?;
         let attention = AttentionSpec {
             num_heads: num_attention_heads,
-            num_kv_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
+            num_kv_heads: self.size_or("num_key_value_heads", kv_heads.unwrap_or(num_attention_heads))?,
             head_dim,
             window: None,
             rope: Some(0),
@@ -338,6 +348,7 @@ impl Source<'_> {
             Some(other) if other != only => {
                 Err(self.not_yet(format!("{key} {other:?}")).hint(format!("supported: {only:?}")))
             }
+            None if self.is_null(key) => Err(self.mismatch(key, &format!("{only:?}"))),
             _ => Ok(()),
         }
     }
@@ -356,7 +367,7 @@ impl Source<'_> {
             return Err(self.not_yet("router_jitter_noise other than 0").hint("set it to 0.0 in config.json"));
         }
         let balance = if self.flag("output_router_logits", false)? {
-            Some(self.number("router_aux_loss_coef")?.unwrap_or(0.001))
+            Some(self.number_or("router_aux_loss_coef", 0.001)?)
         } else {
             None
         };
@@ -422,6 +433,8 @@ pub(super) struct Defaults {
     pub activation: HiddenAct,
     /// `partial_rotary_factor`; `None` where the class does not read it.
     pub partial_rotary: Option<f64>,
+    /// Whether the rope parameters have an object for each kind of block.
+    pub two_ropes: bool,
 }
 
 impl Default for Defaults {
@@ -439,6 +452,7 @@ impl Default for Defaults {
             activation_key: "hidden_act",
             activation: HiddenAct::Silu,
             partial_rotary: None,
+            two_ropes: false,
         }
     }
 }

@@ -63,6 +63,7 @@ fn special_floats(text: &str) -> Option<String> {
 pub(super) const SPECIAL: &str = "__float__";
 
 /// A parsed JSON object with getters whose errors name the file and the key.
+#[derive(Clone)]
 pub(super) struct Source<'a> {
     pub(super) origin: &'a Path,
     pub(super) map: Map<String, Value>,
@@ -117,6 +118,19 @@ impl<'a> Source<'a> {
         self.map.contains_key(key)
     }
 
+    /// Whether the key exists and its value is null. Where no function here says what null means, it is refused, and only an absent
+    /// key has a default.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
+    /// The same object without the keys whose value is null, for files where null means the default.
+    pub(super) fn without_nulls(mut self) -> Self {
+        self.map.retain(|_, value| !value.is_null());
+        self
+    }
+
+    /// A whole number from 1 on; `default` where the key is absent.
     pub(super) fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         self.size_up_to(key, default, MAX_SIZE)
     }
@@ -125,20 +139,27 @@ impl<'a> Source<'a> {
         let expected = || self.mismatch(key, &format!("a whole number from 1 to {most}"));
         let found = match self.get(key) {
             Some(value) => value.as_u64().and_then(|value| usize::try_from(value).ok()).ok_or_else(expected)?,
-            None => default.ok_or_else(expected)?,
+            None => default.filter(|_| !self.is_null(key)).ok_or_else(expected)?,
         };
         if (1..=most).contains(&found) { Ok(found) } else { Err(expected()) }
     }
 
+    /// A whole number from 1 on; `default` where the key is absent or null.
+    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        if self.is_null(key) { Ok(default) } else { self.size(key, Some(default)) }
+    }
+
     /// A whole number from 0 on.
     pub(super) fn count(&self, key: &str, default: usize) -> Result<usize> {
-        let Some(value) = self.get(key) else { return Ok(default) };
+        let Some(value) = self.map.get(key) else { return Ok(default) };
         let count = value.as_u64().and_then(|value| usize::try_from(value).ok()).filter(|count| *count <= MAX_SIZE);
         count.ok_or_else(|| self.mismatch(key, &format!("a whole number from 0 to {MAX_SIZE}")))
     }
 
+    /// `default` where the key is absent. Null is false, as in Python.
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        match self.get(key) {
+        match self.map.get(key) {
+            Some(Value::Null) => Ok(false),
             Some(value) => value.as_bool().ok_or_else(|| self.mismatch(key, "true or false")),
             None => Ok(default),
         }
@@ -146,7 +167,7 @@ impl<'a> Source<'a> {
 
     /// A list of places in another list, such as numbers of blocks.
     pub(super) fn indexes(&self, key: &str, default: &[usize]) -> Result<Vec<usize>> {
-        let Some(value) = self.get(key) else { return Ok(default.to_vec()) };
+        let Some(value) = self.map.get(key) else { return Ok(default.to_vec()) };
         let index = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
         let found = value.as_array().and_then(|list| list.iter().map(index).collect());
         found.ok_or_else(|| self.mismatch(key, "a list of whole numbers"))
@@ -162,8 +183,15 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// A number; `default` where the key is absent.
+    pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
+        let default = (!self.is_null(key)).then_some(default);
+        self.number(key)?.or(default).ok_or_else(|| self.mismatch(key, "a number"))
+    }
+
+    /// A number above 0; `default` where the key is absent.
     pub(super) fn positive(&self, key: &str, default: f64) -> Result<f64> {
-        let value = self.number(key)?.unwrap_or(default);
+        let value = self.number_or(key, default)?;
         // Small enough that f32, in which it is used, keeps it finite and above zero.
         if (1e-30..=1e30).contains(&value) { Ok(value) } else { Err(self.mismatch(key, "a number above 0")) }
     }
@@ -172,7 +200,7 @@ impl<'a> Source<'a> {
     pub(super) fn optional_positive(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
         match self.get(key) {
             Some(_) => self.positive(key, 1.0).map(Some),
-            None if self.has(key) => Ok(None),
+            None if self.is_null(key) => Ok(None),
             None => Ok(default),
         }
     }

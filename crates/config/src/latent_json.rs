@@ -18,7 +18,7 @@ pub(super) struct LatentDefaults {
 }
 
 impl Source<'_> {
-    /// A decoder with latent attention in every block. A `head_dim` in the file does not count: the classes compute it.
+    /// A decoder with latent attention in every block. A `head_dim` in the file has to be what they give.
     pub(super) fn latent_decoder(
         &self,
         family: &'static Family,
@@ -29,6 +29,9 @@ impl Source<'_> {
         let key = sizes.nope_dim + sizes.rope_dim;
         let head_dim = if latent.whole { key } else { sizes.rope_dim };
         let partial = latent.whole.then_some(sizes.rope_dim as f64 / key as f64);
+        if self.map.get("head_dim").is_some_and(|found| found.as_u64() != Some(head_dim as u64)) {
+            return Err(self.mismatch("head_dim", &format!("{head_dim}, as the other keys give it")));
+        }
         let mut map = self.map.clone();
         map.insert("head_dim".into(), Value::from(head_dim));
         let source = Source { origin: self.origin, map, prefix: self.prefix.clone() };
@@ -47,8 +50,7 @@ impl Source<'_> {
             (attention.head_dim, attention.latent) = (key, Some(sizes));
         }
         (arch.qkv_bias, arch.o_bias) = self.attention_bias()?;
-        // Null is false in Python.
-        arch.ropes[0].interleaved = self.flag("rope_interleave", !self.has("rope_interleave"))?;
+        arch.ropes[0].interleaved = self.flag("rope_interleave", true)?;
         arch.attention_scale = self.latent_scale(key, &arch.ropes[0])?;
         Ok(arch)
     }
@@ -61,9 +63,12 @@ impl Source<'_> {
     }
 
     fn latent(&self, defaults: &LatentSpec) -> Result<LatentSpec> {
-        let null = self.has("q_lora_rank") && self.get("q_lora_rank").is_none();
         let sizes = LatentSpec {
-            query_rank: if null { None } else { Some(self.size("q_lora_rank", defaults.query_rank)?) },
+            query_rank: if self.is_null("q_lora_rank") {
+                None
+            } else {
+                Some(self.size("q_lora_rank", defaults.query_rank)?)
+            },
             kv_rank: self.size("kv_lora_rank", Some(defaults.kv_rank))?,
             nope_dim: self.size("qk_nope_head_dim", Some(defaults.nope_dim))?,
             rope_dim: self.size("qk_rope_head_dim", Some(defaults.rope_dim))?,
@@ -84,6 +89,11 @@ impl Source<'_> {
         };
         match (all, &rope.scaling) {
             (None, _) | (_, RopeScaling::None) => Ok(scale),
+            (Some(_), RopeScaling::Yarn { .. })
+                if self.rope_entry("full_attention")?.is_some_and(|it| it.is_null("factor")) =>
+            {
+                Err(self.error("rope_parameters.factor is null beside mscale_all_dim, expected a number"))
+            }
             (Some(all), RopeScaling::Yarn { factor, .. }) => {
                 let mscale = if *factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 };
                 Ok(scale * mscale * mscale)

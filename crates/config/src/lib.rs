@@ -24,6 +24,7 @@ mod foreign_values;
 mod grow_vocabulary;
 mod hf_json;
 mod json_comments;
+mod key_types;
 mod labels;
 mod latent_json;
 mod lookup;

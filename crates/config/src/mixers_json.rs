@@ -1,7 +1,7 @@
 //! The keys of recurrent mixers in `config.json`, and the bounds of their sizes.
 use serde_json::Value;
 
-use super::arch::{DeltaNetSpec, MambaSpec};
+use super::arch::{DeltaNetSpec, HiddenAct, MambaSpec};
 use super::hf_json::{MAX_SIZE, SPECIAL, Source};
 use tunesmith_base::error::Result;
 
@@ -11,8 +11,11 @@ pub(super) const MAX_KERNEL: usize = 16;
 pub(super) const MAX_ROWS: usize = 256;
 
 impl Source<'_> {
-    /// The spec, if its sizes go together.
-    pub(super) fn checked_delta_net(&self, spec: DeltaNetSpec) -> Result<DeltaNetSpec> {
+    /// The spec, if its sizes go together. The class's convolution has the activation of the MLP, here always SiLU.
+    pub(super) fn checked_delta_net(&self, activation: HiddenAct, spec: DeltaNetSpec) -> Result<DeltaNetSpec> {
+        if activation != HiddenAct::Silu {
+            return Err(self.not_yet("hidden_act other than \"silu\" in blocks with linear attention"));
+        }
         let DeltaNetSpec { key_heads, value_heads, .. } = spec;
         if !value_heads.is_multiple_of(key_heads) {
             return Err(self.error(format!(
@@ -45,7 +48,7 @@ impl Source<'_> {
 
     /// A list of two numbers, the second of which may be infinite.
     pub(super) fn range(&self, key: &str, default: [f64; 2]) -> Result<[f64; 2]> {
-        let Some(value) = self.get(key) else { return Ok(default) };
+        let Some(value) = self.map.get(key) else { return Ok(default) };
         let number = |value: &Value| match value.as_f64() {
             None if value.get(SPECIAL).and_then(Value::as_str) == Some("Infinity") => Some(f64::INFINITY),
             number => number,

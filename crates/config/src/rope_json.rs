@@ -9,24 +9,30 @@ use tunesmith_base::error::Result;
 struct Around {
     head_dim: usize,
     max_position_embeddings: usize,
-    theta: f64,
+    /// `None` where the file says null.
+    theta: Option<f64>,
     partial: f64,
-    /// `original_max_position_embeddings` beside the entry, where some families keep it.
+    /// `original_max_position_embeddings` beside the entry, which takes precedence; 0 where it is null.
     original: Option<usize>,
 }
 
 impl Source<'_> {
     /// The rotary embedding of blocks with full attention.
-    /// `partial` is the share of a head that turns where the file does not say it.
+    /// `partial` is the share of a head that turns where the file does not say it. `two`: whether the class has an object for each
+    /// kind of block.
     pub(super) fn rope(
         &self,
         head_dim: usize,
         max_position_embeddings: usize,
         theta: f64,
         partial: f64,
+        two: bool,
     ) -> Result<Rope> {
         let mut around = self.around(head_dim, max_position_embeddings, theta)?;
-        around.partial = self.positive("partial_rotary_factor", partial)?;
+        // Null is no factor, and then the class's own default does not count either.
+        around.partial =
+            if self.is_null("partial_rotary_factor") { 1.0 } else { self.positive("partial_rotary_factor", partial)? };
+        self.check_kinds(two)?;
         match self.rope_entry("full_attention")? {
             Some(entry) => entry.read_rope(&around),
             None => Source::empty(self.origin).read_rope(&around),
@@ -36,10 +42,10 @@ impl Source<'_> {
     /// The rotary embedding of sliding-window blocks, in families with two: `sliding_attention` in `rope_parameters`, or
     /// `rope_local_base_freq`. `theta` is the base where neither sets one.
     pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
-        let theta = self.positive("rope_local_base_freq", theta)?;
+        let theta = Some(self.positive("rope_local_base_freq", theta)?);
         let head_dim = arch.attentions().next().map_or(0, |attention| attention.head_dim);
-        let mut around = self.around(head_dim, arch.max_position_embeddings, theta)?;
-        around.theta = theta;
+        let mut around = self.around(head_dim, arch.max_position_embeddings, 1.0)?;
+        (around.theta, around.original) = (theta, None);
         match self.rope_object()? {
             Some(object) if object.is_nested() => match object.inner("sliding_attention")? {
                 Some(entry) => entry.read_rope(&around),
@@ -50,17 +56,38 @@ impl Source<'_> {
     }
 
     fn around(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Around> {
-        let original = match self.get("original_max_position_embeddings") {
-            Some(_) => Some(self.size_up_to("original_max_position_embeddings", None, usize::MAX >> 1)?),
-            None => None,
+        let key = "original_max_position_embeddings";
+        let original = match self.get(key) {
+            Some(_) => Some(self.size_up_to(key, None, usize::MAX >> 1)?),
+            None => self.is_null(key).then_some(0),
         };
-        Ok(Around {
-            head_dim,
-            max_position_embeddings,
-            theta: self.positive("rope_theta", theta)?,
-            partial: self.positive("partial_rotary_factor", 1.0)?,
-            original,
-        })
+        let theta = self.optional_positive("rope_theta", Some(theta))?;
+        Ok(Around { head_dim, max_position_embeddings, theta, partial: 1.0, original })
+    }
+
+    /// Refuses rope parameters for each kind of block where the class has one rule for all (it fails, or takes none of them), and one
+    /// rule where it has two.
+    fn check_kinds(&self, two: bool) -> Result<()> {
+        let filled = |key: &str| self.get(key).and_then(Value::as_object).filter(|map| !map.is_empty());
+        let nested = |map: &Map<String, Value>| map.values().any(Value::is_object);
+        let kinds =
+            |map: &Map<String, Value>| map.contains_key("full_attention") || map.contains_key("sliding_attention");
+        match (filled("rope_scaling"), filled("rope_parameters")) {
+            (Some(map), _) if two && nested(map) => Err(self.mismatch("rope_scaling", "one rule")),
+            (Some(_), Some(_)) if two => {
+                Err(self.mismatch("rope_scaling", "no such key beside rope_parameters in this family"))
+            }
+            (None, Some(map)) if two && !kinds(map) => {
+                Err(self.mismatch("rope_parameters", "full_attention and sliding_attention, each with its rule"))
+            }
+            (Some(map), _) if !two && (nested(map) || kinds(map)) => {
+                Err(self.mismatch("rope_scaling", "one rule for all blocks in this family"))
+            }
+            (None, Some(map)) if !two && (nested(map) || kinds(map)) => {
+                Err(self.mismatch("rope_parameters", "one rule for all blocks in this family"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The object with the rope parameters, in either spelling.
@@ -89,11 +116,8 @@ impl Source<'_> {
     /// The rule of one kind of block, which `rope_parameters` must have (Gemma 4).
     pub(super) fn rope_of(&self, kind: &str, head_dim: usize, max_position_embeddings: usize) -> Result<Rope> {
         let missing = || self.mismatch("rope_parameters", &format!("an object with {kind}, which has a rope_theta"));
-        let entry = self.inner("rope_parameters")?.ok_or_else(missing)?.inner(kind)?.ok_or_else(missing)?;
-        if entry.get("rope_theta").is_none() {
-            return Err(entry.mismatch("rope_theta", "a number above 0"));
-        }
-        entry.read_rope(&Around { head_dim, max_position_embeddings, theta: 1.0, partial: 1.0, original: None })
+        let entry = self.rope_entry(kind)?.ok_or_else(missing)?;
+        entry.read_rope(&Around { head_dim, max_position_embeddings, theta: None, partial: 1.0, original: None })
     }
 
     /// A number among the rope parameters; `None` where it is absent.
@@ -104,9 +128,17 @@ impl Source<'_> {
         }
     }
 
+    /// The kind of the rule, where the file has one.
+    pub(super) fn rope_kind(&self) -> Result<Option<String>> {
+        match self.rope_object()? {
+            Some(object) => Ok(object.text("rope_type")?.or(object.text("type")?).map(str::to_owned)),
+            None => Ok(None),
+        }
+    }
+
     /// Whether the base of the rotary embedding is written as null: its class then turns nothing.
     pub(super) fn has_null_base(&self) -> Result<bool> {
-        let is_null = |source: &Self| source.has("rope_theta").then(|| source.get("rope_theta").is_none());
+        let is_null = |source: &Self| source.has("rope_theta").then(|| source.is_null("rope_theta"));
         Ok(self.rope_object()?.as_ref().and_then(is_null).or_else(|| is_null(self)).unwrap_or(false))
     }
 
@@ -130,14 +162,29 @@ impl Source<'_> {
     /// The rule of one kind of block: the object itself, or its entry of that name where it has one for each kind.
     pub(super) fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
         match self.rope_object()? {
-            Some(object) if object.is_nested() => object.inner(kind),
+            Some(object) if object.is_nested() => {
+                let mut entry = object.inner(kind)?;
+                if let Some(entry) = &mut entry {
+                    // Transformers reads this one beside the rules, never in one.
+                    entry.map.remove("truncate");
+                    entry.map.extend(object.map.get("truncate").map(|found| ("truncate".to_owned(), found.clone())));
+                }
+                Ok(entry)
+            }
             object => Ok(object),
         }
     }
 
     fn read_rope(&self, around: &Around) -> Result<Rope> {
-        let theta = self.positive("rope_theta", around.theta)?;
+        let theta = match around.theta {
+            Some(theta) => self.positive("rope_theta", theta)?,
+            None => self.required("rope_theta")?,
+        };
         let partial = self.positive("partial_rotary_factor", around.partial)?;
+        let key = if self.has("rope_type") { "rope_type" } else { "type" };
+        if self.is_null(key) {
+            return Err(self.mismatch(key, "a string"));
+        }
         let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
         let share = (around.head_dim as f64 * partial) as usize;
         // The other pairs have the frequency 0.
@@ -148,11 +195,9 @@ impl Source<'_> {
                 around.head_dim
             )));
         }
-        let required = |key: &str| match self.number(key)? {
-            Some(_) => self.positive(key, 1.0),
-            None => Err(self.mismatch(key, "a number above 0")),
-        };
+        let required = |key: &str| self.required(key);
         let context = || match around.original {
+            Some(0) => Err(self.error("original_max_position_embeddings is null, expected a whole number")),
             Some(original) => Ok(original),
             None => self.size_up_to(
                 "original_max_position_embeddings",
@@ -169,14 +214,20 @@ impl Source<'_> {
                 factor: required("factor")?,
                 max_position_embeddings: around.max_position_embeddings,
             },
+            "yarn" if theta.to_bits() == 1.0_f64.to_bits() => {
+                return Err(self.mismatch("rope_theta", "another number than 1"));
+            }
             "yarn" => {
                 let original = context()?;
                 // Null is what the two contexts give; without the key Transformers fails.
-                let factor =
-                    if self.has("factor") { self.positive("factor", stretch(original))? } else { required("factor")? };
-                let (beta_fast, beta_slow) = (self.positive("beta_fast", 32.0)?, self.positive("beta_slow", 1.0)?);
+                let factor = if self.is_null("factor") { stretch(original) } else { required("factor")? };
                 let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
                 let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));
+                let or = |key: &str, default: f64| match nonzero(key)? {
+                    Some(_) => self.positive(key, default),
+                    None => Ok(default),
+                };
+                let (beta_fast, beta_slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
                 let attention_factor =
                     match (self.number("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
                         (Some(_), ..) => self.positive("attention_factor", 1.0)?,
@@ -194,7 +245,7 @@ impl Source<'_> {
             }
             "longrope" | "su" => {
                 let original = context()?;
-                let factor = self.positive("factor", stretch(original))?;
+                let factor = self.optional_positive("factor", None)?.unwrap_or_else(|| stretch(original));
                 let attention_factor = match self.number("attention_factor")? {
                     Some(_) => self.positive("attention_factor", 1.0)?,
                     None if factor <= 1.0 => 1.0,
@@ -226,6 +277,11 @@ impl Source<'_> {
             }
         };
         Ok(Rope { theta, rotary_dim, interleaved: false, scaling })
+    }
+
+    /// A number above 0 that has to be there.
+    fn required(&self, key: &str) -> Result<f64> {
+        if self.get(key).is_some() { self.positive(key, 1.0) } else { Err(self.mismatch(key, "a number above 0")) }
     }
 
     fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>> {

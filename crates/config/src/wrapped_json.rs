@@ -98,6 +98,7 @@ impl Source<'_> {
             };
         };
         self.check_class(&[wrapper.class_name])?;
+        self.check_types(wrapper.model_type)?;
         let own = match self.get("text_config") {
             Some(Value::Object(text)) => text.clone(),
             None if !self.has("text_config") && wrapper.text.ends_with("_vl_text") => self.flat(),
@@ -110,6 +111,8 @@ impl Source<'_> {
         let kind = if prefix.is_empty() { wrapper.text } else { kind.as_str() };
         let about = TEXTS.iter().find(|about| about.model_type == kind);
         let about = about.ok_or_else(|| self.unknown_text(wrapper, kind))?;
+        text.check_types(kind)?;
+        text = text.renamed(kind);
         text.complete(about);
         if wrapper.model_type == "paligemma" {
             // Its class sets this for the tokens before an answer, which see each other: `VisionArch::prefix`.

@@ -22,8 +22,8 @@ const LATENT: LatentDefaults = LatentDefaults {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    // Its class has no key for the pairs of the rotary embedding.
-    let source = &source.without("rope_interleave");
+    // Its class has no key for the pairs of the rotary embedding, and computes the width of its heads.
+    let source = &source.without("rope_interleave").without("head_dim");
     let mut arch = source.latent_decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() }, LATENT)?;
     source.refuse_others("topk_method", "greedy")?;
     source.refuse_others("scoring_func", "softmax")?;

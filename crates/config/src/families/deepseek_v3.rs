@@ -23,7 +23,11 @@ const LATENT: LatentDefaults = LatentDefaults {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let mut arch = source.latent_decoder(&FAMILY, &Defaults { context: 4096, ..Defaults::default() }, LATENT)?;
+    let mut arch = source.latent_decoder(
+        &FAMILY,
+        &Defaults { kv_heads: Some(128), context: 4096, ..Defaults::default() },
+        LATENT,
+    )?;
     let experts = ExpertDefaults { count: 256, per_token: 8, width: 2048 };
     source.deepseek_experts(&mut arch, DeepSeekDefaults { experts, scale: 2.5, groups: (8, 4), dense: 3 })?;
     Ok(arch)

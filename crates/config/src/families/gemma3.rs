@@ -18,7 +18,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 131_072, theta: 1e6, ..defaults() };
+    let defaults = Defaults { context: 131_072, theta: 1e6, two_ropes: true, ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

@@ -28,7 +28,7 @@ const ROPE: &str = r#"{"sliding_attention": {"rope_type": "default", "rope_theta
 const UNREAD: [&str; 4] = ["rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor"];
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 131_072, ..gemma::defaults() };
+    let defaults = Defaults { context: 131_072, two_ropes: true, ..gemma::defaults() };
     let mut arch = dense(source, &FAMILY, &defaults, 512)?;
     experts(source, &mut arch)?;
     per_layer(source, &mut arch)?;
@@ -37,7 +37,11 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
 
 /// What all sizes have in common. `window` is the default of `sliding_window`.
 pub(super) fn dense(source: &Source<'_>, family: &'static Family, defaults: &Defaults, window: usize) -> Result<Arch> {
-    let unread = UNREAD.into_iter().find(|key| source.get(key).is_some());
+    // A null of this key takes the rules away.
+    let unread = UNREAD
+        .into_iter()
+        .find(|key| source.get(key).is_some())
+        .or(source.has("rope_scaling").then_some("rope_scaling"));
     if let Some(key) = unread {
         return Err(source.mismatch(key, "no such key: Gemma 4's positions are in rope_parameters"));
     }
@@ -142,6 +146,9 @@ fn shared_keys(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
     let layers = arch.num_hidden_layers;
     if shared > layers {
         return Err(source.mismatch("num_kv_shared_layers", &format!("at most {layers}, the number of blocks")));
+    }
+    if shared > 0 && source.flag("attention_k_eq_v", false)? {
+        return Err(source.not_yet("num_kv_shared_layers with attention_k_eq_v"));
     }
     let wide = source.flag("use_double_wide_mlp", false)?;
     let (owners, rest) = arch.blocks.split_at_mut(layers - shared);

@@ -17,6 +17,6 @@ pub(super) static FAMILY: Family = Family {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 262_144, ..gemma::defaults() };
+    let defaults = Defaults { context: 262_144, two_ropes: true, ..gemma::defaults() };
     gemma4::dense(source, &FAMILY, &defaults, 1024)
 }

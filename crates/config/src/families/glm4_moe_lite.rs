@@ -23,7 +23,7 @@ const LATENT: LatentDefaults = LatentDefaults {
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 202_752, eps: 1e-5, ..Defaults::default() };
+    let defaults = Defaults { kv_heads: Some(20), context: 202_752, eps: 1e-5, ..Defaults::default() };
     let mut arch = source.latent_decoder(&FAMILY, &defaults, LATENT)?;
     let sparse = source.layer_list("mlp_layer_types", &arch, |kind| match kind.as_str() {
         Some("sparse") => Some(true),

@@ -56,6 +56,8 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
             ..source.experts("num_local_experts", "intermediate_size", defaults)?
         });
         arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
+    } else if source.flag("output_router_logits", false)? {
+        return Err(source.mismatch("output_router_logits", "false: there are no experts"));
     }
     Ok(arch)
 }
@@ -65,7 +67,9 @@ impl Source<'_> {
     fn granite_mamba(&self, hidden: usize) -> Result<MambaSpec> {
         let heads = self.size("mamba_n_heads", Some(128))?;
         let inner = self.size("mamba_expand", Some(2))?.saturating_mul(hidden);
-        let dim = match self.get("mamba_d_head") {
+        // It does not matter here.
+        self.size("mamba_chunk_size", Some(256))?;
+        let dim = match self.map.get("mamba_d_head") {
             None => inner / heads,
             Some(word) if word.as_str() == Some("auto") => inner / heads,
             Some(_) => self.size("mamba_d_head", None)?,

@@ -46,6 +46,9 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
 
 /// The convolutions and what attention has, and the names of all.
 pub(super) fn mixers(source: &Source<'_>, arch: &mut Arch) -> Result<()> {
+    if source.is_null("tie_embedding") {
+        return Err(source.mismatch("tie_embedding", "true or false"));
+    }
     arch.tie_word_embeddings = source.flag("tie_embedding", arch.tie_word_embeddings)?;
     arch.module_names = &ModuleNames::LFM2;
     arch.qk_norm = QkNorm::Head;

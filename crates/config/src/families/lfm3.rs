@@ -43,6 +43,7 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         intermediate: Some(7680),
         context: 128_000,
         theta: 1e6,
+        two_ropes: true,
         eps: 1e-5,
         eps_key: "norm_eps",
         // Its class has no key for it.

@@ -24,7 +24,6 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         kv_heads: Some(8),
         head_dim: Some(128),
         context: 262_144,
-        theta: 1e6,
         eps: 1e-5,
         pad: Some(11),
         ..Defaults::default()

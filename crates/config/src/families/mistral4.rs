@@ -28,7 +28,7 @@ const LATENT: LatentDefaults = LatentDefaults {
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let source = &source.with_rope(YARN);
-    let defaults = Defaults { context: 1_048_576, pad: Some(11), ..Defaults::default() };
+    let defaults = Defaults { kv_heads: Some(32), context: 1_048_576, pad: Some(11), ..Defaults::default() };
     let mut arch = source.latent_decoder(&FAMILY, &defaults, LATENT)?;
     arch.query_scaling = Some(source.query_scaling(&arch.ropes[0])?);
     let experts = ExpertDefaults { count: 128, per_token: 4, width: 2048 };

@@ -142,8 +142,10 @@ impl Source<'_> {
 
     /// The keys of its Mamba 2 mixers.
     fn nemotron_mamba(&self) -> Result<MambaSpec> {
+        // It does not matter here.
+        self.size(self.older("mamba_chunk_size", "chunk_size"), Some(128))?;
         let groups = self.older("mamba_n_groups", "n_groups");
-        let least = self.number(self.older("mamba_dt_min", "time_step_min"))?.unwrap_or(0.001);
+        let least = self.number_or(self.older("mamba_dt_min", "time_step_min"), 0.001)?;
         self.checked_mamba(
             ["mamba_num_heads", groups],
             MambaSpec {

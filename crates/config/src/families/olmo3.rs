@@ -18,7 +18,8 @@ pub(super) static FAMILY: Family = Family {
 const THETA: f64 = 5e5;
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 2048, theta: THETA, eps: 1e-5, pad: Some(1), ..Defaults::default() };
+    let defaults =
+        Defaults { context: 2048, theta: THETA, two_ropes: true, eps: 1e-5, pad: Some(1), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.set_norms(NormPlacement::Post);

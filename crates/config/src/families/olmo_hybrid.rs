@@ -19,27 +19,52 @@ pub(super) static FAMILY: Family = Family {
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 65_536, pad: Some(100_277), ..Defaults::default() };
-    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let turns = !source.has_null_base()?;
+    if !turns && source.rope_kind()?.is_some_and(|kind| kind != "default") {
+        return Err(source.not_yet("a rope_type other than \"default\" with rope_theta null"));
+    }
+    // How a new model's decays begin, of which its class wants sensible ranges.
+    source.positive("linear_dt_min", 0.001)?;
+    source.positive("linear_dt_max", 0.1)?;
+    if source.number_or("linear_a_log_max", 16.0)? < source.number_or("linear_a_log_min", 0.0)? {
+        return Err(source.mismatch("linear_a_log_max", "no less than linear_a_log_min"));
+    }
+    let bare;
+    let rules = if turns {
+        source
+    } else {
+        bare = source.without("rope_parameters").without("rope_scaling").without("rope_theta");
+        &bare
+    };
+    let mut arch = rules.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Whole;
-    if source.has_null_base()? {
+    if !turns {
         arch.ropes.clear();
         arch.attentions_mut().for_each(|attention| attention.rope = None);
     }
     let heads = arch.attentions().next().map_or(1, |attention| attention.num_heads);
-    let key_heads = source.size("linear_num_key_heads", Some(heads))?;
-    let key_dim = source.size_up_to("linear_key_head_dim", Some(3 * arch.hidden_size / 4 / key_heads), MAX_ROWS)?;
-    let mixer = PartSpec::DeltaNet(source.checked_delta_net(DeltaNetSpec {
-        names: DeltaNetNames::Olmo,
-        key_heads,
-        value_heads: source.size("linear_num_value_heads", Some(heads))?,
-        key_dim,
-        value_dim: source.size("linear_value_head_dim", Some(2 * key_dim))?,
-        kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
-        beta_max: if source.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
-        // Its class does not take the key's.
-        norm_eps: 1e-5,
-    })?);
+    let key_heads = source.size_or("linear_num_key_heads", heads)?;
+    let key = "linear_key_head_dim";
+    let usual = 3 * arch.hidden_size / 4 / key_heads;
+    let key_dim = if source.is_null(key) { usual } else { source.size_up_to(key, Some(usual), MAX_ROWS)? };
+    if !(1..=MAX_ROWS).contains(&key_dim) {
+        return Err(source.error(format!("{key} is {key_dim}, expected at most {MAX_ROWS}")));
+    }
+    let mixer = PartSpec::DeltaNet(source.checked_delta_net(
+        arch.activation,
+        DeltaNetSpec {
+            names: DeltaNetNames::Olmo,
+            key_heads,
+            value_heads: source.size_or("linear_num_value_heads", heads)?,
+            key_dim,
+            value_dim: source.size_or("linear_value_head_dim", 2 * key_dim)?,
+            kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
+            beta_max: if source.flag("linear_allow_neg_eigval", true)? { 2.0 } else { 1.0 },
+            // Its class does not take the key's.
+            norm_eps: 1e-5,
+        },
+    )?);
     let kinds = source.layer_list("layer_types", &arch, |kind| match kind.as_str() {
         Some("linear_attention") => Some(true),
         Some("full_attention") => Some(false),

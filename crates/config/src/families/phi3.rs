@@ -1,6 +1,6 @@
 //! Phi-3: Llama with q, k, v in one matrix, gate and up in another, rotary positions on a part of each head, and
 //! `longrope`.
-use crate::arch::{Arch, ModuleNames};
+use crate::arch::{Arch, ModuleNames, RopeScaling};
 use crate::decoder_json::Defaults;
 use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
@@ -19,7 +19,13 @@ pub(super) static FAMILY: Family = Family {
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults =
         Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: Some(1.0), ..Defaults::default() };
+    let mut map = source.map.clone();
+    map.entry("original_max_position_embeddings").or_insert_with(|| 4096.into());
+    let source = &Source { origin: source.origin, map, prefix: source.prefix.clone() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
+    if !matches!(arch.ropes[0].scaling, RopeScaling::None | RopeScaling::LongRope { .. }) {
+        return Err(source.not_yet("a rope_type other than \"default\" and \"longrope\" in phi3"));
+    }
     (arch.fused, arch.module_names) = (true, &ModuleNames::PHI3);
     let window = source.window(None)?;
     arch.attentions_mut().for_each(|attention| attention.window = window);

@@ -33,16 +33,19 @@ pub(super) fn mixers(source: &Source<'_>, arch: &mut Arch, names: DeltaNetNames)
     arch.qk_norm = QkNorm::Head;
     arch.norm_offset = 1.0;
     arch.attentions_mut().for_each(|attention| attention.gate = GateSpec::Beside);
-    let mixer = PartSpec::DeltaNet(source.checked_delta_net(DeltaNetSpec {
-        names,
-        key_heads: source.size("linear_num_key_heads", Some(16))?,
-        value_heads: source.size("linear_num_value_heads", Some(32))?,
-        key_dim: source.size_up_to("linear_key_head_dim", Some(128), MAX_ROWS)?,
-        value_dim: source.size("linear_value_head_dim", Some(128))?,
-        kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
-        beta_max: 1.0,
-        norm_eps: arch.rms_norm_eps,
-    })?);
+    let mixer = PartSpec::DeltaNet(source.checked_delta_net(
+        arch.activation,
+        DeltaNetSpec {
+            names,
+            key_heads: source.size("linear_num_key_heads", Some(16))?,
+            value_heads: source.size("linear_num_value_heads", Some(32))?,
+            key_dim: source.size_up_to("linear_key_head_dim", Some(128), MAX_ROWS)?,
+            value_dim: source.size("linear_value_head_dim", Some(128))?,
+            kernel: source.size_up_to("linear_conv_kernel_dim", Some(4), MAX_KERNEL)?,
+            beta_max: 1.0,
+            norm_eps: arch.rms_norm_eps,
+        },
+    )?);
     let kinds = source.layer_list("layer_types", arch, |kind| match kind.as_str() {
         Some("linear_attention") => Some(true),
         Some("full_attention") => Some(false),

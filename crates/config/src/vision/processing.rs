@@ -241,14 +241,14 @@ impl Processing {
     pub fn open(dir: &Path) -> Result<Self> {
         let path = dir.join("preprocessor_config.json");
         if let Some(text) = read_text(&path)? {
-            return read(&Source::parse(&text, &path)?);
+            return read(&Source::parse(&text, &path)?.without_nulls());
         }
         let path = dir.join("processor_config.json");
         if let Some(text) = read_text(&path)? {
             let whole = Source::parse(&text, &path)?;
             if let Some(Value::Object(map)) = whole.get("image_processor") {
                 let prefix = "image_processor.".to_owned();
-                return read(&Source { origin: &path, map: map.clone(), prefix });
+                return read(&Source { origin: &path, map: map.clone(), prefix }.without_nulls());
             }
         }
         Err(Error::model(format!("{} has no preprocessor_config.json", dir.display()))
