@@ -17,6 +17,9 @@ const MAX_LAYERS: usize = 4096;
 /// Bound of the number of experts of all blocks.
 const MAX_EXPERTS: usize = 1 << 16;
 
+/// A hundred times as many heads as any model has: tokens times heads stay countable in 32 bits.
+const MOST_HEADS: usize = 1 << 14;
+
 impl Source<'_> {
     /// Refuses features that would change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
@@ -87,7 +90,7 @@ impl Source<'_> {
     /// The architecture that the shared keys describe, with Llama's choices for everything else.
     pub(super) fn decoder(&self, family: &'static Family, defaults: &Defaults) -> Result<Arch> {
         let hidden_size = self.size("hidden_size", None)?;
-        let num_attention_heads = self.size("num_attention_heads", None)?;
+        let num_attention_heads = self.size_up_to("num_attention_heads", None, MOST_HEADS)?;
         // A key that is written as null means as many as query heads, whatever the class's default is.
         let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
         // Where the class has no such key, its code takes the null for the width.

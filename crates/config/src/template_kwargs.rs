@@ -28,6 +28,9 @@ impl ConfigValue for TemplateKwargs {
         let mut kwargs = Map::new();
         for (name, value) in entries {
             let refusal = |hint: String| Err(Refusal::new(node, Self::expected()).hint(hint));
+            if name.is_empty() {
+                return refusal("a variable has a name".to_owned());
+            }
             if RESERVED_KWARGS.contains(&name.as_str()) {
                 return refusal(format!("{name} comes from the row or from tunesmith"));
             }

@@ -144,10 +144,19 @@ impl ConfigValue for bool {
     }
 }
 
+/// From here on no integer of 64 bits.
+const LARGEST_WHOLE: f64 = 1e19;
+
 /// Adds a hint where a number was written as a string.
 fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
     match node {
-        Node::Str(text) if text.trim().parse::<f64>().is_ok() => refusal.hint(format!("write {text} without quotes")),
+        Node::Str(text) => match text.trim().parse::<f64>() {
+            Ok(number) if !number.is_finite() => refusal.hint(format!("{text} is not a finite number")),
+            // A whole number that fits no integer stays a word.
+            Ok(number) if number.abs() >= LARGEST_WHOLE => refusal.hint(format!("{text} is too large")),
+            Ok(_) => refusal.hint(format!("write {text} without quotes")),
+            Err(_) => refusal,
+        },
         _ => refusal,
     }
 }

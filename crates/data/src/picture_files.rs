@@ -76,7 +76,9 @@ impl PictureFiles {
             None => real(folder)?,
         };
         let archives = Archives::default();
-        Ok(Self { processor, world: None, vision, folder, archives, kept: cache.join("pictures"), decodes })
+        // Whole, since relative names are those of `folder`.
+        let kept = std::path::absolute(cache).map_err(|error| Error::io("open", cache, &error))?.join("pictures");
+        Ok(Self { processor, world: None, vision, folder, archives, kept, decodes })
     }
 
     /// With pictures for a second encoder.

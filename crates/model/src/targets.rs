@@ -94,7 +94,10 @@ impl Targets {
         let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && open(&linear.name);
         let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
         let mut placed: Vec<Placement> = placed.collect();
-        if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() {
+        // An adapter's file that has only whole modules targets none.
+        let names_none = matches!(&self.target_modules, TargetModules::Regex(rule) if rule == adapters::NO_MODULE);
+        let whole_alone = names_none && !self.modules_to_save.is_empty();
+        if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() && !whole_alone {
             return Err(self.nothing_matches(&blocks));
         }
         self.check_parameters(arch, &placed, &on_parameters)?;

@@ -66,6 +66,8 @@ impl OnGpu {
         let (mut arch, mut config) = (arch.clone(), config.clone());
         if let Some((of, Experts { count, per_token })) = arch.experts.as_mut().zip(experts) {
             (of.count, of.per_token) = (count, per_token);
+            // Groups choose which experts a token goes to, which no size depends on; fewer experts may not divide into them.
+            of.groups = None;
         }
         config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
         config.model.quantization = match (base.quantized, config.model.quantization) {

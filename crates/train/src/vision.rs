@@ -91,7 +91,7 @@ impl Sight {
             let channels = vision.encoder.channels;
             return Err(Error::model(format!("{}: not yet: an encoder of {channels} colors", folder.display())));
         }
-        let vision = VisionArch { training: training(config, &vision), ..vision };
+        let vision = VisionArch { training: training(config, &vision)?, ..vision };
         let processing = Processing { backend, ..Processing::open(&folder)? };
         let mut processing = Processing { size: size(config, &processing)?, ..processing };
         if let (Size::Canvas { cut, .. }, Some(ChatImages { form: ChatForm::InternVl, .. })) =
@@ -204,18 +204,39 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 }
 
 /// What is trained of encoder and connector.
-fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: blocks or modules that the encoder does not have, or nothing at all is trained.
+fn training(config: &Config, vision: &VisionArch) -> Result<VisionTraining> {
     let tuning = &config.tuning;
-    VisionTraining {
-        connector: !tuning.freeze_connector.unwrap_or(vision.connector.stored),
-        newline: vision.any_res.is_some()
-            && !tuning.mode.adapts()
-            && !tuning.freeze_connector.unwrap_or(vision.connector.stored),
+    let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored);
+    let training = VisionTraining {
+        connector,
+        newline: vision.any_res.is_some() && !tuning.mode.adapts() && connector,
         encoder: !tuning.freeze_vision,
         last_blocks: tuning.vision_unfreeze_layers,
         adapters: tuning.vision_target_modules.clone(),
         freeze_language: tuning.freeze_language,
+    };
+    let (asked, blocks) = (training.last_blocks, vision.encoder.feature.blocks);
+    if asked > blocks {
+        return Err(Error::config(format!(
+            "tuning.vision_unfreeze_layers: {asked}, and the encoder has {blocks} blocks"
+        )));
     }
+    let (names, trains) = (training.adapters.join(", "), connector || training.encoder || asked > 0);
+    let language = !training.freeze_language || vision.world.is_some();
+    let adapts = !training.adapters.is_empty();
+    let with = VisionArch { training: training.clone(), ..vision.clone() };
+    if adapts && with.adapted_linears().is_empty() {
+        return Err(Error::config(format!("tuning.vision_target_modules: the encoder has no linear module {names}"))
+            .hint("all-linear names all of them"));
+    }
+    if !trains && !adapts && !language {
+        return Err(Error::config("tuning.freeze_language: nothing is trained: encoder and connector are frozen too")
+            .hint("set tuning.freeze_connector: false, tuning.freeze_vision: false, or tuning.vision_target_modules"));
+    }
+    Ok(training)
 }
 
 /// Encoder and connector of a pair.

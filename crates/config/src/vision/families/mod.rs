@@ -61,6 +61,12 @@ pub(super) fn encoder(
     names: &Names,
     defaults: &Defaults,
 ) -> Result<Encoder> {
+    for key in ["attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "dropout"] {
+        if source.number(key)?.unwrap_or(0.0) != 0.0 {
+            let key = format!("{}{key}", source.prefix);
+            return Err(source.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
+        }
+    }
     let [hidden, layers, heads, image, patch] = defaults.sizes;
     let hidden_size = source.size("hidden_size", Some(hidden))?;
     let num_heads = source.size("num_attention_heads", Some(heads))?;
