@@ -67,7 +67,7 @@ impl OnGpu {
         if let Some((of, Experts { count, per_token })) = arch.experts.as_mut().zip(experts) {
             (of.count, of.per_token) = (count, per_token);
             // Groups choose which experts a token goes to, which no size depends on; fewer experts may not divide into them.
-            of.groups = None;
+            of.router.groups = None;
         }
         config.model.dtype = if base.matrices == Storage::F32 { Dtype::Float32 } else { Dtype::Bfloat16 };
         config.model.quantization = match (base.quantized, config.model.quantization) {
