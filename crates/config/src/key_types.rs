@@ -133,9 +133,8 @@ mod tests {
 
     #[test]
     fn another_name_of_a_key_takes_precedence() {
-        let mut source =
-            Source::parse(r#"{"norm_eps": 1e-5, "rms_norm_eps": 1e-3}"#, Path::new("config.json")).unwrap();
-        source.rename_keys("lfm3");
+        let text = r#"{"norm_eps": 1e-5, "rms_norm_eps": 1e-3}"#;
+        let source = Source::parse(text, Path::new("config.json")).unwrap().renamed("lfm3");
         assert_eq!(Value::Object(source.map), json!({"norm_eps": 1e-3}));
     }
 
