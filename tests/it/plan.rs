@@ -271,6 +271,29 @@ fn tables_of_public_shapes_are_as_they_were_reviewed() {
     }
 }
 
+/// The table of large mixtures of experts in docs/memory.md: model, mode, GiB of the weights, and in all.
+#[test]
+fn large_mixtures_take_what_the_page_says() {
+    let page = std::fs::read_to_string(root().join("docs/memory.md")).unwrap();
+    let command =
+        page.lines().find_map(|line| line.strip_prefix("tunesmith plan --model tests/golden/plan/NAME ")).unwrap();
+    let table = page.lines().skip_while(|line| !line.starts_with("| NAME | MODE |")).skip(2);
+    let table: Vec<Vec<&str>> =
+        table.take_while(|line| line.starts_with('|')).map(|line| line.split('|').map(str::trim).collect()).collect();
+    assert_eq!(table.len(), 6);
+    for row in table {
+        let &[_, name, mode, weights, total, _] = &row[..] else { panic!("{row:?}") };
+        let model = format!("tests/golden/plan/{name}");
+        let words = ["plan", "--model", &model, "--json"].into_iter().chain(command.split(' '));
+        let mode = format!("TUNING_MODE={mode}");
+        let words: Vec<&str> = words.map(|word| if word == "TUNING_MODE=MODE" { &mode } else { word }).collect();
+        let json: serde_json::Value = serde_json::from_str(&stdout(&words)).expect("JSON");
+        let planned = &json["plan"]["rows"][0];
+        let gib = |bytes: &serde_json::Value| format!("{:.1} GiB", bytes.as_f64().unwrap() / f64::from(1 << 30));
+        assert_eq!([gib(&planned["rank"]["weights"]), gib(&planned["total"])], [weights, total], "{name}, {mode}");
+    }
+}
+
 #[test]
 fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
     let model = "--model=tests/golden/plan/qwen2.5-7b";
