@@ -42,13 +42,13 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # builds the program if its sources have changed
 @_build:
-    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 220 crates are compiled; allow half an hour on two cores, less on more" >&2; fi; \
+    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2; fi; \
     cargo build --release --locked $quiet
 
 # build tunesmith, and show what this machine has and lacks
 [group('start here')]
 install *ARGS:
-    @[ -x "{{ tunesmith }}" ] || echo "first build: some 220 crates are compiled; allow half an hour on two cores, less on more" >&2
+    @[ -x "{{ tunesmith }}" ] || echo "first build: some 240 crates are compiled; allow half an hour on two cores, less on more" >&2
     cargo build --release --locked
     @"{{ tunesmith }}" doctor "$@"
 
@@ -59,7 +59,7 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
-# run a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue | caption
+# run a small example, two minutes at most: just example chat | instruction | tools | dapt | classification | freeze | continue | caption
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
@@ -236,7 +236,7 @@ install *ARGS:
 @gpu-info *ARGS: _build
     "{{ tunesmith }}" gpu-info "$@"
 
-# convert a configuration of Axolotl, LLaMA-Factory or SFT-Play: just import their.yaml --out ours.yaml
+# convert a configuration of Axolotl, LLaMA-Factory, ms-swift or SFT-Play: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]
 @import *ARGS: _build
@@ -383,6 +383,12 @@ gpu-faults *ARGS: _cxx
 [group('develop')]
 gpu-precision: _cxx
     cargo test --locked --test it -- over_200_steps --ignored --nocapture
+
+# test operations as a program for ARM, under emulation (half an hour; needs qemu-user, g++-aarch64-linux-gnu, and Rust's library for that target)
+[group('develop')]
+[no-exit-message]
+@arm-check *ARGS:
+    scripts/arm-check "$@"
 
 # test and measure this machine's GPU, part by part, into target/gpu-report: just gpu-report [libraries tests goldens precision kernels lora …]
 [group('develop')]

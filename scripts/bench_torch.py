@@ -31,9 +31,32 @@ SHAPES = {
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936, True, True),
 }
 
+# Hybrids, in these models' sizes; of Qwen3.5 the text model alone.
+HYBRIDS = {
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 24,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 3584, "vocab_size": 248320,
+        "tie_word_embeddings": True, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "attn_output_gate": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    },
+    "lfm2-350m": {
+        "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "intermediate_size": 6656, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256, "vocab_size": 65536, "tie_word_embeddings": True, "max_position_embeddings": 4096, "norm_eps": 1e-5,
+        "conv_L_cache": 3, "conv_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    },
+}
+
 
 def model_config(shape):
     """A Hugging Face `config.json` as a dictionary: of a known shape, or read from a file."""
+    if shape in HYBRIDS:
+        return dict(HYBRIDS[shape])
     if shape not in SHAPES:
         with open(shape, encoding="utf-8") as file:
             return json.load(file)
@@ -144,7 +167,7 @@ def show(side, result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
+    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join([*SHAPES, *HYBRIDS])}, or a Hugging Face config.json")
     parser.add_argument("--mode", choices=["lora", "qlora", "full"], default="lora")
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--batch", type=int, default=2)
@@ -164,7 +187,13 @@ def main():
     if args.torch_child:
         run_torch(args)
         return
-    work = ["--shape", args.shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps), "--device", args.device]
+    kept = tempfile.TemporaryDirectory()
+    shape = args.shape
+    if shape in HYBRIDS:
+        shape = os.path.join(kept.name, "shape.json")
+        with open(shape, "w", encoding="utf-8") as file:
+            json.dump(HYBRIDS[args.shape], file)
+    work = ["--shape", shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps), "--device", args.device]
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
     work += ["--bf16"] if args.bf16 else []
@@ -183,12 +212,12 @@ def main():
     if load > 0.5 or os.nice(0) > 0:
         print(f"bench_torch: the machine is busy (load average {load:.1f}) or this process is niced: PyTorch's threads wait for each other "
               "by spinning and fall far behind then, so the ratio would flatter tunesmith", file=sys.stderr)
-    kept = tempfile.TemporaryDirectory()
     if args.mode == "qlora" and "PyTorch" in sides:
         # bitsandbytes quantizes while it loads. So the random model is written to a folder first, which must not count as the run's memory.
         drawn = [argument if argument != "qlora" else "lora" for argument in sides["PyTorch"]]
-        child([*drawn, "--torch-model", kept.name], environment)
-        sides["PyTorch"] += ["--torch-model", kept.name]
+        folder = os.path.join(kept.name, "model")
+        child([*drawn, "--torch-model", folder], environment)
+        sides["PyTorch"] += ["--torch-model", folder]
     results = {side: [] for side in sides}
     for _ in range(args.repeats):
         for side, command in sides.items():

@@ -1,6 +1,6 @@
 //! # tunesmith: fine-tuning of large language models, one Rust binary
 //!
-//! This page is the architecture guide. The layers are crates of one workspace, so the compiler holds them apart. A crate depends
+//! This page is the architecture guide. The layers are crates of one workspace, and the compiler keeps them apart. A crate depends
 //! only on crates above it in this table:
 //!
 //! ```text
@@ -9,13 +9,13 @@
 //! config        typed settings: YAML, includes, environment, words; Hugging Face config.json, DeepSpeed and Accelerate files
 //! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
 //! import        configurations of other toolkits, turned into ours
-//! plan          batch arithmetic, learning rates, predictions of memory and time
-//! vision        pictures: what an encoder reads of them
+//! vision        images: decoding and preprocessing
 //! data          sources, chat templates, label masks, packing, sampler state
-//! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
 //! cpu-slice     the slice behind numbers on the CPU, for the crates with kernels
 //! device        where tensors lie (CPU, NVIDIA GPU, or meta: counted and not computed), their buffers; CUDA's libraries
-//! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable, CUDA
+//! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
+//! ops           kernels, forward and backward side by side: reference, portable, AVX2, AVX-512, NEON, CUDA
+//! plan          batch arithmetic, learning rates, predictions of memory and time
 //! optim         optimizers as pure updates of tensors, schedules, clipping
 //! model         decoder segments from parts (norms, attention, MLP or experts), weights, adapters
 //! checkpoint    atomic state, stamp, PEFT adapters
@@ -30,10 +30,10 @@
 //!
 //! ## The engine
 //!
-//! A model is a list of **segments** (embedding, block 0..L-1, head). A segment has
-//! `forward(x) -> (y, saved)` and `backward(saved, dy) -> dx`, composed by hand from [`ops`] that come in the
-//! same pairs; there is no tape. Weights are arrays in a device's memory; activations are
-//! [`ops::activation::Activation`], a layout of 16-token panels in an arena. Batches are padding-free: a flat token stream with `cu_seqlens`.
+//! A model is a list of **segments** (embedding, block 0..L-1, head). A segment has `forward(x) -> (y, saved)` and
+//! `backward(saved, dy) -> dx`, composed by hand from [`ops`] that come in the same pairs; there is no tape. Weights
+//! are arrays in a device's memory. Activations are [`ops::activation::Activation`]s: on the CPU, panels of 16 tokens
+//! in memory from a pool. Batches are padding-free: a flat token stream with `cu_seqlens`.
 #![warn(missing_docs)]
 
 pub mod cmd;

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
 
+import muse
 from architectures import ARCHITECTURES, BASE, place
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -68,7 +69,9 @@ def make_weights(config, seed, stored):
     # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up. Qwen3.5 has such norms outside of its
     # linear attention, and Gemma 4 has none.
     gemma, fourth = config.model_type.startswith("gemma"), config.model_type.startswith("gemma4")
-    centred = lambda name: (gemma and not fourth) or (config.model_type.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name)
+    # Those of Muse Glimmer's blocks do too, and the one behind them does not.
+    in_muse = lambda name: config.model_type.startswith("muse_glimmer") and ".layers." in name
+    centred = lambda name: in_muse(name) or (gemma and not fourth) or (config.model_type.startswith(("qwen3_5", "qwen3_next")) and "linear_attn" not in name)
     # Buffers that a router adds to its scores for the choice alone are in the files too.
     named = [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if is_choice_bias(name))]
     for name, parameter in sorted(named):

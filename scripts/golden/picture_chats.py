@@ -21,6 +21,7 @@ import transformers
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
+from transformers.models.llava_onevision.modeling_llava_onevision import image_size_to_num_patches
 
 PICTURES = Path(__file__).resolve().parents[2] / "tests/golden/pixels"
 PATCH = 8
@@ -57,6 +58,8 @@ QUESTIONS = [
 QUESTION_FILES = [["rgb.png"], ["wide.png", "tall.png"], ["grey.png"]]
 
 
+# As in the model's config.json.
+GRIDS = [[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32]]
 NAMES = [("image_token", 95), ("boi_token", 94), ("eoi_token", 93)]
 INTERNVL = [("context_image_token", 95), ("start_image_token", 94), ("end_image_token", 93), ("video_token", 92)]
 
@@ -85,6 +88,13 @@ def processor(name):
         image = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=SIZE)
         return transformers.LlavaProcessor(
             image, own, patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+            chat_template=TEMPLATE.replace("IMAGE", "<image>"))
+    if name == "llava_onevision":
+        own = tokenizer({95: "<image>", 94: "<video>"})
+        image = transformers.LlavaOnevisionImageProcessor(size=SIZE, image_grid_pinpoints=GRIDS)
+        video = transformers.LlavaOnevisionVideoProcessor()
+        return transformers.LlavaOnevisionProcessor(
+            image, own, video, num_image_tokens=16, vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_2",
             chat_template=TEMPLATE.replace("IMAGE", "<image>"))
     if name == "gemma3":
         own = tokenizer({95: "<soft>", 94: "<begin>", 93: "<end>"})
@@ -124,7 +134,7 @@ def unmerged(values, grid):
 
 
 def main(folder, only):
-    for name in only or ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma"]:
+    for name in only or ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]:
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         whole = processor(name)
@@ -151,6 +161,12 @@ def main(folder, only):
                 each = np.split(np.asarray(found["pixel_values"], dtype=np.float32), np.cumsum(counts)[:-1])
                 cut = [unmerged(values, grid) for values, grid in zip(each, found["image_grid_thw"])]
                 row["pixels"] = zlib.crc32(np.concatenate(cut).astype("<f4").tobytes())
+            elif images and name == "llava_onevision":
+                # Behind a picture's own tiles stand empty ones, where another has more.
+                alone = len(images) == 1
+                counts = [image_size_to_num_patches(size, GRIDS, 32) if alone else 1 for size in found["image_sizes"].tolist()]
+                tiles = [tile for values, own in zip(found["pixel_values"], counts) for tile in np.asarray(values, dtype=np.float32)[:own]]
+                row["pixels"] = zlib.crc32(np.concatenate([patches(tile) for tile in tiles]).astype("<f4").tobytes())
             elif images:
                 values = np.asarray(found["pixel_values"], dtype=np.float32)
                 tiles = values.reshape(-1, *values.shape[-3:])

@@ -32,6 +32,7 @@ SMALL = {"height": 32, "width": 32}
 EDGE = {"shortest_edge": 28}
 PROCESSORS = [
     ("siglip", "SiglipImageProcessor", dict(size=SMALL)),
+    ("siglip2", "Siglip2ImageProcessor", dict(patch_size=8, max_num_patches=20)),
     ("siglip_lanczos", "SiglipImageProcessor", dict(size={"height": 24, "width": 40}, resample=1)),
     ("vit", "ViTImageProcessor", dict(size=SMALL, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])),
     ("vit_nearest", "ViTImageProcessor", dict(size=SMALL, resample=0, do_normalize=False)),
@@ -40,6 +41,8 @@ PROCESSORS = [
     ("clip_larger_crop", "CLIPImageProcessor", dict(size={"shortest_edge": 16}, crop_size={"height": 40, "width": 24})),
     ("dinov2", "BitImageProcessor", dict(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28})),
     ("llava", "LlavaImageProcessor", dict(size=EDGE, crop_size={"height": 24, "width": 24}, do_pad=True)),
+    ("llava_onevision", "LlavaOnevisionImageProcessor",
+     dict(size=SMALL, image_grid_pinpoints=[[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32], [128, 32]])),
     ("gemma3", "Gemma3ImageProcessor", dict(size=SMALL)),
     ("idefics3", "Idefics3ImageProcessor", dict(size={"longest_edge": 70}, max_image_size={"longest_edge": 32})),
     ("smolvlm", "SmolVLMImageProcessor", dict(size={"longest_edge": 60}, max_image_size={"longest_edge": 32})),
@@ -148,7 +151,10 @@ def main(folder):
         files = []
         for file in ["rgb.png", "tall.png", "narrow.png", "wide.png", "rgba.png", "rotated.png", "grey.png"]:
             found = processor(opened(folder / file), return_tensors="np")
-            if "image_grid_thw" in found:
+            if "spatial_shapes" in found:
+                rows, columns = (int(side) for side in found["spatial_shapes"][0])
+                cut = [(np.asarray(found["pixel_values"][0], dtype=np.float32)[: rows * columns], [rows, columns])]
+            elif "image_grid_thw" in found:
                 cut = [unmerged(np.asarray(found["pixel_values"]), found["image_grid_thw"][0], processor.merge_size)]
             else:
                 values = np.asarray(found["pixel_values"][0], dtype=np.float32)

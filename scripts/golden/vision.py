@@ -227,6 +227,8 @@ def make_rows(count, settings, seed):
         ids = [1]
         for image in images:
             rows_of = settings["rows"] if isinstance(settings["rows"], int) else settings["rows"][image]
+            if len(images) > 1:
+                rows_of = settings.get("rows_among_others", rows_of)
             ids += walk(int(rng.integers(1, 4))) + [IMAGE] * rows_of
         question = len(ids) + 2
         ids += walk(length + 2) + [2]

@@ -9,6 +9,7 @@ import argparse
 
 import torch
 import transformers
+from transformers.image_processing_utils import select_best_resolution
 
 import vision
 from vision import IMAGE, PATCH, SIDE, TEXT
@@ -107,7 +108,69 @@ def suffix(ids, labels):
     return ((labels != vision.IGNORE).cumsum(1) > 0).long()
 
 
-MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square)
+# Height and width in pixels of LLaVA-OneVision's pictures, of which only tiles are read: wide, tall, larger than two tiles, smaller than one.
+SHAPES = [(32, 32), (40, 64), (60, 64), (20, 90), (90, 20), (10, 9)]
+GRIDS = [[32, 32], [32, 64], [64, 32], [64, 64], [32, 96], [96, 32]]
+
+
+class Cut:
+    """A picture of LLaVA-OneVision: its size, its tiles, and the one tile of it where it stands with others."""
+
+    def __init__(self, size, tiles, whole):
+        self.size, self.tiles, self.whole = size, tiles, whole
+
+    def double(self):
+        return Cut(self.size, self.tiles.double(), self.whole.double())
+
+
+def cut_pictures(seed):
+    grids = [select_best_resolution(size, GRIDS) for size in SHAPES]
+    counts = [1 + height * width // SIDE**2 for height, width in grids]
+    normal = lambda count, place: vision.normals((count, 3, SIDE, SIDE), seed + place)
+    return Pictures(Cut(size, normal(count, place), normal(1, 30 + place)) for place, (size, count) in enumerate(zip(SHAPES, counts)))
+
+
+def llava_onevision(out, name, seed):
+    """Tiles in a grid, of which margins are left out, with a learned row at the end of each line."""
+    tower = dict(model_type="siglip_vision_model", vision_use_head=False, **vision.TOWER)
+    config = transformers.LlavaOnevisionConfig(
+        text_config=dict(model_type="qwen2", **TEXT), vision_config=tower, image_token_index=IMAGE, video_token_index=94,
+        image_grid_pinpoints=GRIDS, vision_aspect_ratio="anyres_max_2", tie_word_embeddings=False)
+    plain = vision.scramble(transformers.LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="eager"), seed)
+    vision.store(plain, f"{out}/{name}/model")
+    model = vision.lora(plain, vision.LANGUAGE, seed + 3)
+    for key, parameter in model.named_parameters():
+        if "vision_tower" in key or "projector" in key or "newline" in key:
+            parameter.requires_grad_(True)
+    processor = transformers.LlavaOnevisionProcessor.__new__(transformers.LlavaOnevisionProcessor)
+    processor.image_processor = type("Grids", (), dict(image_grid_pinpoints=GRIDS))
+    processor.num_image_tokens, processor.vision_aspect_ratio = (SIDE // PATCH) ** 2, "anyres_max_2"
+    rows = [processor._get_number_of_features(*size, SIDE, SIDE) for size in SHAPES]
+    among = processor.num_image_tokens + 1
+    assert all(count % among for count in rows), rows
+
+    def forward(ids, mask, pictures):
+        more = {}
+        if pictures is not None:
+            # How many pictures each row has: one with its own number of places, or several with as many each.
+            counts, at = [], 0
+            for places in (ids == IMAGE).sum(1).tolist():
+                several = places // among if places % among == 0 else 1
+                counts += [several] if several else []
+                at += several
+            assert at == len(pictures)
+            alone = [count == 1 for count in counts for _ in range(count)]
+            shown = [picture.tiles if only else picture.whole for picture, only in zip(pictures, alone)]
+            most = max(len(tiles) for tiles in shown)
+            padded = [torch.nn.functional.pad(tiles, (0, 0, 0, 0, 0, 0, 0, most - len(tiles))) for tiles in shown]
+            sizes = torch.tensor([picture.size for picture in pictures])
+            more = dict(pixel_values=torch.stack(padded), image_sizes=sizes, batch_num_images=torch.tensor(counts))
+        return model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
+
+    return model, forward, dict(prefix=False, rows=rows, rows_among_others=among, sizes=SHAPES)
+
+
+MODELS = dict(qwen2_vl=qwen, qwen2_5_vl=qwen, qwen3_vl=qwen, internvl=square, paligemma=square, llava_onevision=llava_onevision)
 
 
 # With these, no greedy answer has the image token, which stands for a picture.
@@ -130,8 +193,15 @@ def main():
             seed = 8000 + 20 * number + OTHER_SEEDS.get(name, 0)
             pictures = Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(sides_of(maker)))
             stored = {f"pixel_values.{place}": picture for place, picture in enumerate(pictures)}
+            if maker is llava_onevision:
+                # Models before it keep their seeds; this one's number is 410.
+                seed = 7000 + 20 * 410
+                pictures = cut_pictures(seed + 10)
+                stored = {f"pixel_values.{place}": picture.tiles for place, picture in enumerate(pictures)}
+                stored |= {f"among_others.{place}": picture.whole for place, picture in enumerate(pictures)}
             vision.write_model(f"{arguments.out}/{name}", maker(arguments.out, name, seed), pictures, stored, seed, drifts=name.startswith("qwen2"))
             print(name)
 
 
-main()
+if __name__ == "__main__":
+    main()

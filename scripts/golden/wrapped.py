@@ -56,6 +56,12 @@ MODELS = {
     "gemma4": ("Gemma4Config", "gemma4_e2b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
     "gemma4_a4b": ("Gemma4Config", "gemma4_a4b", dict(head_dim=8, num_key_value_heads=2, position_embedding_size=16, **GEMMA4_VISION), GEMMA4_IDS),
     "gemma4_unified": ("Gemma4UnifiedConfig", "gemma4_unified", dict(patch_size=8, mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=64), GEMMA4_IDS),
+    "muse_glimmer": (
+        "MuseGlimmerConfig",
+        "muse_glimmer",
+        dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=8, pos_emb_height=4, pos_emb_width=4),
+        dict(out_hidden_size=64, projector_hidden_size=16, image_token_id=600, video_token_id=601),
+    ),
 }
 # What the class of a language model is called where text_config names it.
 TEXTS = {
@@ -65,6 +71,7 @@ TEXTS = {
     "qwen3_vl_text": "Qwen3VLTextConfig", "qwen3_5_text": "Qwen3_5TextConfig", "lfm2": "Lfm2Config", "ministral3": "Ministral3Config",
     "mistral4": "Mistral4Config",
     "hunyuan_v1_dense": "HunYuanDenseV1Config", "gemma4_text": "Gemma4TextConfig", "gemma4_unified_text": "Gemma4UnifiedTextConfig", "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "muse_glimmer_text": "MuseGlimmerTextConfig",
 }
 WRAPPERS = {
     "gemma3": "Gemma3Config", "llava": "LlavaConfig", "llava_next": "LlavaNextConfig", "llava_next_video": "LlavaNextVideoConfig",
@@ -72,6 +79,7 @@ WRAPPERS = {
     "paligemma": "PaliGemmaConfig", "idefics2": "Idefics2Config", "idefics3": "Idefics3Config", "smolvlm": "SmolVLMConfig",
     "internvl": "InternVLConfig", "qwen2_vl": "Qwen2VLConfig", "qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig",
     "qwen3_5": "Qwen3_5Config", "gemma4": "Gemma4Config", "gemma4_unified": "Gemma4UnifiedConfig", "qwen3_5_moe": "Qwen3_5MoeConfig",
+    "muse_glimmer": "MuseGlimmerConfig",
 }
 
 
@@ -242,7 +250,7 @@ def facts(out):
         with torch.device("meta"):
             model = of(config)(config)
         wrappers[name] = dict(class_name=type(model).__name__, base=text_base(model), language_model=config.text_config.model_type,
-                              tied=bool(config.tie_word_embeddings))
+                              tied=bool(getattr(config, "tie_word_embeddings", False)))
         text = dict(model_type=config.text_config.model_type, tie_word_embeddings=True)
         ties = getattr(transformers, kind)(text_config=text, tie_word_embeddings=False)
         wrappers[name]["text_ties"] = bool(ties.tie_word_embeddings)

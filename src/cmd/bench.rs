@@ -79,7 +79,7 @@ pub struct Args {
     /// Use this many threads (default: all cores)
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
     threads: Option<u64>,
-    /// Use at most this instruction set: `portable`, `avx2` or `avx512` (default: the best here)
+    /// Use at most this instruction set: `portable`, `avx2` or `avx512`, on ARM `neon` (default: the best here)
     #[arg(long)]
     simd: Option<String>,
     /// Predict the memory of the steps, part by part, without running them
@@ -169,10 +169,10 @@ pub fn run(args: &Args) -> Result<()> {
     config.train.activation_offloading = args.activation_offloading;
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {
-        let wanted = [Level::Portable, Level::Avx2, Level::Avx512].into_iter().find(|level| level.name() == name);
-        let wanted =
-            wanted.ok_or_else(|| Error::config(format!("--simd {name:?}, expected portable, avx2 or avx512")))?;
-        simd::force(wanted);
+        let names = || Level::ALL.iter().map(|level| level.name()).collect::<Vec<_>>().join(", ");
+        let wanted = Level::ALL.iter().find(|level| level.name() == name);
+        let wanted = wanted.ok_or_else(|| Error::config(format!("--simd {name:?}, expected one of {}", names())))?;
+        simd::force(*wanted);
     }
     let threads = args.threads.map_or(0, |threads| threads as usize);
     let pool = crate::ops::par::pool(threads)?;
@@ -307,9 +307,7 @@ fn decode(args: &Args, request: &decode_bench::DecodeRequest, outcome: &decode_b
 fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
     let mut lines = choose_batch::lines(sweep.budget, &found.passes, &found.reasons, &found.sizes);
-    lines.push(
-        "steps of the same rows, cut otherwise (the choice first; what comes to the same passes once):".to_owned(),
-    );
+    lines.push("steps of the same rows, split in other ways (the choice first; equal splits once):".to_owned());
     for tried in &sweep.tried {
         let speed = tried.tokens_per_second.map_or("does not fit".to_owned(), |speed| format!("{speed:.1} tokens/s"));
         lines.push(format!("  {speed:>16}  {:>10}  {}", human_bytes(tried.bytes), tried.sizes));

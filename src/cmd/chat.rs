@@ -38,9 +38,9 @@ struct Chat {
     session: ModelSession,
     system: Option<String>,
     messages: Vec<Value>,
-    /// The pictures that `messages` show, in their order.
+    /// The images of `messages`, in their order.
     images: Vec<String>,
-    /// Pictures of the next question.
+    /// Images of the next question.
     next_images: Vec<String>,
     memory: Memory,
     tuned: bool,
@@ -235,20 +235,25 @@ impl Chat {
             self.messages.pop();
             self.images.truncate(shown);
         })?;
-        if let Some(text) = self.say(&prompt)? {
-            self.messages.push(json!({"role": "assistant", "content": text}));
+        if let Some((reasoning, text)) = self.say(&prompt)? {
+            let mut message = json!({"role": "assistant", "content": text});
+            if !reasoning.is_empty() {
+                // The template decides whether the next prompt has it.
+                message["reasoning_content"] = reasoning.into();
+            }
+            self.messages.push(message);
         }
         Ok(())
     }
 
-    /// Prints the answer to a prompt, and returns it.
-    fn say(&mut self, prompt: &Prompt) -> Result<Option<String>> {
+    /// Prints the answer to a prompt, and returns its reasoning, which may be empty, and its text.
+    fn say(&mut self, prompt: &Prompt) -> Result<Option<(String, String)>> {
         let (began, settings) = (Instant::now(), self.session.settings());
         let known = self.memory.known(&prompt.ids, &prompt.images);
         let mut shower = Shower::new(&self.session, true, &self.stop);
         let answer = self.memory.answer(&self.session.model, &prompt.ids, &prompt.images, &settings, &mut shower)?;
         let Some(answer) = answer else { return Ok(None) };
-        let text = self.session.decoder().text(&answer)?;
+        let said = self.session.parts(&answer)?;
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
         let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
         let remark = format!(
@@ -259,6 +264,6 @@ impl Chat {
         );
         print("\n")?;
         print_text(&format!("{}\n", Style::Dim.paint(&remark, self.colour)));
-        Ok(Some(text))
+        Ok(Some(said))
     }
 }

@@ -1,8 +1,8 @@
 //! Tables of text for a terminal of 80 columns.
 use std::fmt::Write as _;
 
-/// Lays out lines of cells: the first column left-aligned, the others right-aligned. Columns that do not fit into 80 characters
-/// form another block below, which repeats the first column.
+/// Lays out lines of cells. The first column is left-aligned, the others right-aligned. Columns that do not fit into 80
+/// characters form another block below, which repeats the first column.
 pub(super) fn columns(lines: &[Vec<String>]) -> String {
     const WIDE: usize = 80;
     let width =

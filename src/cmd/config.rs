@@ -75,7 +75,7 @@ fn json(resolved: &Resolved) -> Result<String> {
     Ok(format!("{:#}\n", serde_json::json!(all)))
 }
 
-/// The settings by section, aligned; what is not a default stands out.
+/// The settings by section, aligned; values that are not defaults stand out.
 fn table(resolved: &Resolved, colour: bool) -> String {
     let value = |setting: &Setting| match &setting.value {
         serde_json::Value::String(text) => text.clone(),
@@ -123,7 +123,7 @@ fn not_needed(list: &[NotNeeded], keys: usize, values: usize, colour: bool) -> S
     out
 }
 
-/// What became of each key of the foreign files, if there are any.
+/// The outcome of each key of foreign files, if there are any.
 fn outcomes(foreign: &Foreign, colour: bool) -> String {
     let width = |text: &dyn Fn(&KeyOutcome) -> String| {
         foreign.outcomes.iter().map(|one| text(one).chars().count()).max().unwrap_or(0)

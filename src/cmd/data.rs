@@ -230,13 +230,13 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     text
 }
 
-/// What the pictures of each split are like.
+/// The properties of each split's images.
 fn look(data: &Dataset, pictures: &dyn Pictures) -> Result<Vec<(&'static str, PictureReport)>> {
     let of = |(name, split, _)| Ok(PictureReport::of(split, pictures, &data.tokenizer)?.map(|report| (name, report)));
     splits(data).filter_map(|split| of(split).transpose()).collect()
 }
 
-/// The same in lines, with what may be wrong with them.
+/// The same as lines of text, with possible problems.
 fn about_pictures(looked: &[(&str, PictureReport)], colour: bool) -> String {
     let mut text = String::new();
     let mut warnings = Vec::new();
@@ -307,7 +307,7 @@ fn labelled(data: &Dataset, target: i32) -> String {
     }
 }
 
-/// As [`marked`], each picture by its name.
+/// As [`marked`], with each image's name in its place.
 fn with_pictures(data: &Dataset, example: &Example, pictures: &[Shown], colour: bool) -> Result<String> {
     let (mut text, mut begin) = (String::new(), 0);
     let part = |text: &mut String, range: std::ops::Range<usize>| -> Result<()> {
@@ -359,8 +359,8 @@ fn printable(text: &str) -> String {
     text.chars().filter(|&letter| !letter.is_control() || matches!(letter, '\n' | '\t')).collect()
 }
 
-/// What the model sees of a row: `{text, input_ids, labels}` for each of its sequences, or with another task `{text,
-/// input_ids, label}`.
+/// A row as the model sees it: `{text, input_ids, labels}` for each of its sequences, or for another task
+/// `{text, input_ids, label}`.
 ///
 /// # Errors
 /// Those of reading the row.

@@ -44,10 +44,11 @@ pub fn several(cores: usize) -> usize {
 /// The most ranks per core that `NUM_GPUS` may request without a GPU. A larger number was meant for another machine.
 const RANKS_A_CORE: usize = 2;
 
-/// Decides the number of ranks on a machine with `found` GPUs. Where the ranks compute on the CPU all the same, the note says so.
+/// Decides the number of ranks on a machine with `found` GPUs. If the ranks still compute on the CPU, the note says so.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: more GPUs are asked for than there are, numbers that contradict each other, or what is no number.
+/// [`crate::Kind::Config`]: more GPUs are requested than exist, numbers contradict each other, or a value is not a
+/// number.
 pub(super) fn ranks(request: &RankRequest<'_>, found: usize) -> Result<Started> {
     const OTHERWISE: &str =
         "--nproc N starts N ranks, which share the GPUs that are there, or compute on the CPU (model.device: cpu)";

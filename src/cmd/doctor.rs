@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// How a finding bears on training.
+/// What a finding means for training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     /// Training works well with this.
@@ -145,6 +145,7 @@ fn vectors(level: Level) -> Finding {
     match level {
         Level::Avx512 => Finding::new("vectors", Verdict::Good, "AVX-512"),
         Level::Avx2 => Finding::new("vectors", Verdict::Good, "AVX2 with FMA"),
+        Level::Neon => Finding::new("vectors", Verdict::Good, "NEON"),
         Level::Portable => {
             Finding::new("vectors", Verdict::Lacking, "no AVX2: the portable kernels are used, several times slower")
                 .hint("use a machine with AVX2 for larger models")
@@ -208,7 +209,7 @@ fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
     }
 }
 
-/// GPUs, and the libraries that computing on them needs.
+/// GPUs, and the libraries that they need.
 fn gpu() -> Finding {
     let mut reports = library::report().into_iter();
     let driver = reports.next().map(|it| it.found);
@@ -231,7 +232,7 @@ fn gpu() -> Finding {
     Finding::new("gpu", Verdict::Good, format!("{of}, {}: model.device: cuda computes there", found.join(", ")))
 }
 
-/// What does not work, with the error's hint.
+/// A finding about something that does not work, with the error's hint.
 fn lacking(subject: &'static str, error: &Error) -> Finding {
     let finding = Finding::new(subject, Verdict::Lacking, error.message());
     match error.hint_text() {

@@ -1,4 +1,4 @@
-//! `tunesmith encode`: runs a frozen image encoder over all pictures of a run, ahead of it.
+//! `tunesmith encode`: runs a frozen image encoder over all images of a run, ahead of training.
 use super::args::JobArgs;
 use super::terminal::print;
 use super::train_console::Console;

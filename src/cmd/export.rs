@@ -1,4 +1,4 @@
-//! `tunesmith export`: writes a trained model in the format of an inference engine: GGUF, Hugging Face or PEFT.
+//! `tunesmith export`: writes a trained model for other programs: as GGUF, for Transformers, or for PEFT.
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 

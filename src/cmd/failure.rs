@@ -48,8 +48,8 @@ impl Report {
     }
 }
 
-/// Writes `error` to the launcher's file. Returns false without a launcher: then this process must show it. If all ranks stopped
-/// on a signal, only rank 0 reports it.
+/// Writes `error` to the launcher's file. Returns false without a launcher; then this process must show it. If all
+/// ranks stopped on a signal, only rank 0 reports it.
 pub fn report(error: &Error) -> bool {
     let others = std::env::var("RANK").is_ok_and(|rank| !matches!(&*rank, "" | "0"));
     if error.kind() == Kind::Preempted && others {

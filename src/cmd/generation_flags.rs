@@ -15,7 +15,7 @@ struct Setting {
 
 const SAMPLES: &str = "; turns on sampling";
 
-const SETTINGS: [Setting; 9] = [
+const SETTINGS: [Setting; 10] = [
     Setting { flag: "--max-new-tokens", key: "gen.max_new_tokens", value_name: "N", more: "" },
     Setting {
         flag: "--temperature",
@@ -28,6 +28,7 @@ const SETTINGS: [Setting; 9] = [
     Setting { flag: "--min-p", key: "gen.min_p", value_name: "P", more: SAMPLES },
     Setting { flag: "--repetition-penalty", key: "gen.repetition_penalty", value_name: "X", more: "" },
     Setting { flag: "--num-beams", key: "gen.num_beams", value_name: "N", more: "" },
+    Setting { flag: "--prompt-lookup-num-tokens", key: "gen.prompt_lookup_num_tokens", value_name: "N", more: "" },
     Setting { flag: "--seed", key: "gen.seed", value_name: "N", more: SAMPLES },
     Setting { flag: STOP, key: "gen.stop_strings", value_name: "TEXT", more: "; may be given more than once" },
 ];

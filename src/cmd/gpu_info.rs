@@ -67,7 +67,7 @@ fn cards() -> Vec<Card> {
     contexts().unwrap_or_default().into_iter().map(card).collect()
 }
 
-/// What the driver's library tells of GPUs, where there is no `nvidia-smi`; `why` there is none.
+/// GPUs as the driver's library reports them, if there is no `nvidia-smi`; `why` says why not.
 fn by_driver(why: &str) -> String {
     let found = match contexts() {
         Ok(found) if found.is_empty() => return format!("GPUs: none ({why}; the driver shows none)\n"),
@@ -123,7 +123,7 @@ fn gpus() -> String {
     text + &libraries()
 }
 
-/// What computing on these GPUs needs, and where it was found.
+/// The libraries that these GPUs need, and where they were found.
 fn libraries() -> String {
     let row = |report: LibraryReport| {
         let what = match report.found {

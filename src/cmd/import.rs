@@ -1,4 +1,4 @@
-//! `tunesmith import`: converts another toolkit's configuration, and reports what became of each key.
+//! `tunesmith import`: converts another toolkit's configuration, and reports the outcome of each key.
 use super::atomic_lines;
 use super::terminal;
 use crate::error::{Error, Result};
@@ -15,6 +15,8 @@ enum From {
     Axolotl,
     /// LLaMA-Factory
     LlamaFactory,
+    /// ms-swift
+    MsSwift,
     /// SFT-Play
     SftPlay,
 }
@@ -24,6 +26,7 @@ impl From {
         match self {
             Self::Axolotl => Toolkit::Axolotl,
             Self::LlamaFactory => Toolkit::LlamaFactory,
+            Self::MsSwift => Toolkit::MsSwift,
             Self::SftPlay => Toolkit::SftPlay,
         }
     }

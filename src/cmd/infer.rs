@@ -13,11 +13,11 @@ use super::classify;
 use super::generations::{Done, Form, Lines};
 use super::interrupt::interrupt;
 use super::model_session::{AskArgs, ModelSession, Prompt};
-use super::terminal::{print_answer, print_exact, print_note};
+use super::terminal::{print_answer, print_exact, print_note, print_reasoning};
 use crate::data::{numbers, shows_picture};
 use crate::error::{Error, Result};
-use crate::eval::stream::{TextStream, certain};
-use crate::eval::{Answer, Go, Settings, Watcher, generate_with_images};
+use crate::eval::stream::certain;
+use crate::eval::{Answer, Go, Settings, SplitAnswer, Watcher, generate_with_images};
 use crate::files;
 use crate::files::output::{Existing, check_output_file};
 use crate::words::{are, count};
@@ -73,24 +73,34 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Prints an answer while it is generated.
+/// Prints an answer while it is generated, after its reasoning, which goes to standard error.
 pub(super) struct Shower<'a> {
     pub session: &'a ModelSession,
     pub shown: bool,
     pub stop: &'a AtomicBool,
-    stream: TextStream,
+    split: SplitAnswer<'a>,
+    reasoning_printed: usize,
     printed: usize,
     read: usize,
 }
 
 impl<'a> Shower<'a> {
     pub(super) fn new(session: &'a ModelSession, shown: bool, stop: &'a AtomicBool) -> Self {
-        Self { session, shown, stop, stream: TextStream::default(), printed: 0, read: 0 }
+        let split = SplitAnswer::new(session.reasoning.as_ref());
+        Self { session, shown, stop, split, reasoning_printed: 0, printed: 0, read: 0 }
     }
 
-    fn show(&mut self, end: usize) -> Result<()> {
+    /// Prints what is new of the reasoning, and of the first `end` bytes of the answer.
+    fn show(&mut self, reasoning: &str, answer: &str, end: usize) -> Result<()> {
+        if self.shown && reasoning.len() > self.reasoning_printed {
+            print_reasoning(&reasoning[self.reasoning_printed..]);
+            self.reasoning_printed = reasoning.len();
+        }
         if self.shown && end > self.printed {
-            print_answer(&self.stream.text()[self.printed..end])?;
+            if self.printed == 0 && self.reasoning_printed > 0 {
+                print_reasoning("\n\n");
+            }
+            print_answer(&answer[self.printed..end])?;
         }
         self.printed = self.printed.max(end);
         Ok(())
@@ -102,10 +112,12 @@ impl Watcher for Shower<'_> {
         // The leading beam may change: only the final answer is shown.
         if self.session.config.generation.num_beams == 1 {
             while self.read < tokens.len() {
-                self.stream.push(&self.session.tokenizer, tokens[self.read])?;
+                self.split.push(&self.session.tokenizer, tokens[self.read])?;
                 self.read += 1;
             }
-            self.show(certain(self.stream.text(), &self.session.config.generation.stop_strings))?;
+            let (reasoning, answer) = (self.split.reasoning().to_owned(), self.split.answer());
+            let end = certain(&answer, &self.session.config.generation.stop_strings);
+            self.show(&reasoning, &answer, end)?;
         }
         Ok(if self.stop.load(Ordering::Relaxed) { Go::EndText } else { Go::On })
     }
@@ -115,12 +127,9 @@ impl Watcher for Shower<'_> {
     }
 
     fn answer(&mut self, _: usize, answer: &Answer) -> Result<()> {
-        let text = self.session.decoder().text(answer)?;
-        if self.shown && text.len() > self.printed {
-            print_answer(text.get(self.printed..).unwrap_or_default())?;
-        }
-        self.printed = text.len();
-        Ok(())
+        let (reasoning, text) = self.session.parts(answer)?;
+        let whole = text.is_char_boundary(self.printed) && reasoning.is_char_boundary(self.reasoning_printed);
+        if whole { self.show(&reasoning, &text, text.len()) } else { Ok(()) }
     }
 }
 
@@ -159,14 +168,18 @@ fn single(args: &Args) -> Result<()> {
         return print_exact("\n");
     }
     let seconds = began.elapsed().as_secs_f64();
-    let found = json!({
-        "model": session.what, "prompt": prompt, "answer": session.decoder().text(&answer)?, "end": answer.end,
+    let (reasoning, text) = session.parts(&answer)?;
+    let mut found = json!({
+        "model": session.what, "prompt": prompt, "answer": text, "end": answer.end,
         "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
     });
+    if !reasoning.is_empty() {
+        found["reasoning_content"] = reasoning.into();
+    }
     print_exact(&format!("{found}\n"))
 }
 
-/// Pictures by their whole paths, so that no folder of the configuration counts.
+/// Images with absolute paths, so that the configuration's folder does not matter.
 pub(super) fn named_images(files: &[PathBuf]) -> Result<Vec<String>> {
     let whole = |file: &PathBuf| {
         let path = file.canonicalize().map_err(|error| Error::io("read", file, &error).with_kind(crate::Kind::Data))?;
@@ -204,7 +217,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
-/// Writes answers in row order, in whatever order they end.
+/// Writes answers in row order, whatever order they end in.
 struct Writer<'a> {
     session: &'a ModelSession,
     lines: Lines<'a>,

@@ -1,11 +1,11 @@
-//! Ctrl-C and the termination signal as a flag that long work looks at.
+//! Ctrl-C and the termination signal as a flag that long-running work checks.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
 use crate::signals::{self, Handling, Requests};
 
-/// A flag that the first signal sets, as long as the [`Handling`] lives; the second one ends the process.
+/// A flag that the first signal sets while the [`Handling`] lives. A second signal ends the process.
 ///
 /// # Errors
 /// The system refuses the handler.

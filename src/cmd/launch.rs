@@ -61,7 +61,7 @@ fn has_nccl() -> bool {
     crate::comm::nccl::probe().is_ok()
 }
 
-/// As above, of a program without NCCL.
+/// As above, in a program without NCCL.
 #[cfg(not(feature = "cuda"))]
 const fn has_nccl() -> bool {
     false
@@ -123,7 +123,7 @@ struct ProcessLaunch {
     /// The rendezvous address of several machines.
     master: Option<(String, u16)>,
     timeout: Option<f64>,
-    /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
+    /// `CUDA_VISIBLE_DEVICES` of the ranks, if GPUs were chosen.
     visible: Option<String>,
 }
 

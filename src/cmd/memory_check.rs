@@ -1,4 +1,5 @@
-//! `tunesmith memory-check`: shows the memory in use on each device and by which process, and the need of a configuration.
+//! `tunesmith memory-check`: shows the memory in use on each device and by which process, and the memory that a
+//! configuration needs.
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -15,9 +15,9 @@ use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::batch::{Example, ImageRows};
 use crate::data::row::{Conversation, Row};
-use crate::data::{ChatPictures, ChatTemplate, Pictures, Shown, Tokenizer};
+use crate::data::{ChatPictures, ChatTemplate, Pictures, ReasoningForm, Shown, Tokenizer};
 use crate::error::{Error, Result};
-use crate::eval::{AnswerDecoder, Settings};
+use crate::eval::{Answer, AnswerDecoder, Settings, SplitAnswer};
 use crate::export::merge::{Parts, idle, set_adapter};
 use crate::hub::{self, Part};
 use crate::model::{Model, quantize};
@@ -48,10 +48,26 @@ pub struct AskArgs {
     #[arg(long, conflicts_with = "system")]
     pub raw: bool,
     #[command(flatten)]
+    reasoning: ReasoningArgs,
+    #[command(flatten)]
     generation: GenerationFlags,
 }
 
-/// The tokens of a prompt, and its pictures.
+/// The usual variables of templates that know reasoning.
+#[derive(Debug, Clone, clap::Args)]
+struct ReasoningArgs {
+    /// Let the model reason before it answers: `enable_thinking: true` in `data.chat_template_kwargs`
+    #[arg(long, conflicts_with = "raw")]
+    thinking: bool,
+    /// Answer without reasoning: `enable_thinking: false` in `data.chat_template_kwargs`
+    #[arg(long, conflicts_with_all = ["raw", "thinking"])]
+    no_thinking: bool,
+    /// Set how much the model reasons (gpt-oss: low, medium, high): `reasoning_effort` in `data.chat_template_kwargs`
+    #[arg(long, value_name = "LEVEL", conflicts_with = "raw")]
+    reasoning_effort: Option<String>,
+}
+
+/// The tokens of a prompt, and its images.
 #[derive(Debug, Default)]
 pub struct Prompt {
     pub ids: Vec<u32>,
@@ -67,9 +83,11 @@ pub struct ModelSession {
     pub tokenizer: Tokenizer,
     /// Its chat template; `None` with `--raw`, or if it has none.
     pub template: Option<ChatTemplate>,
+    /// How this template writes reasoning; `None` if answers have none.
+    pub reasoning: Option<ReasoningForm>,
     /// Tokens that end an answer.
     pub stop_ids: Vec<u32>,
-    /// Reads pictures; `None` if the model sees none.
+    /// Reads images; `None` if the model has no image encoder.
     pub pictures: Option<Arc<dyn Pictures>>,
     /// To switch between base and adapter; `None` without an adapter.
     values: Option<BothValues>,
@@ -82,7 +100,7 @@ struct BothValues {
 }
 
 impl AskArgs {
-    /// Opens the model; with its image encoder if it has to see, or if its adapter has learned with one.
+    /// Opens the model, with its image encoder if images are given or if its adapter was trained with one.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no model is named; those of reading it.
@@ -97,6 +115,14 @@ impl AskArgs {
         let mut config = resolved.config;
         if self.model.is_some() {
             config.model.local_dir = None;
+        }
+        let kwargs = &mut config.data.chat_template_kwargs.0;
+        let ReasoningArgs { thinking, no_thinking, reasoning_effort } = &self.reasoning;
+        if *thinking || *no_thinking {
+            kwargs.insert("enable_thinking".to_owned(), (*thinking).into());
+        }
+        if let Some(level) = reasoning_effort {
+            kwargs.insert("reasoning_effort".to_owned(), level.as_str().into());
         }
         if config.model.name.is_none() && config.model.local_dir.is_none() {
             return Err(
@@ -152,14 +178,14 @@ impl AskArgs {
             BothValues { base, tuned: model.params.values().read() }
         });
         let tokenizer = Tokenizer::load_with(&tokenizer_dir, new_tokens)?;
-        let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
-        let template = if self.raw { None } else { ChatTemplate::find(&tokenizer_dir, &tokenizer, path, built_in)? };
+        let template = if self.raw { None } else { ChatTemplate::of(&tokenizer_dir, &tokenizer, &config.data)? };
         let mut stop_ids = [tokenizer.stop_ids(), &arch.eos_token_ids].concat();
         stop_ids.extend(template.as_ref().and_then(|template| end_of_turn(template, &tokenizer)));
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let pictures = sight.as_ref().map(Sight::pictures);
-        Ok(ModelSession { model, config, what, tokenizer, template, stop_ids, pictures, values })
+        let reasoning = template.as_ref().and_then(ReasoningForm::of);
+        Ok(ModelSession { model, config, what, tokenizer, template, reasoning, stop_ids, pictures, values })
     }
 
     /// The trained model to use on top of the base or in its place; `None` for the base alone.
@@ -176,21 +202,23 @@ impl AskArgs {
     }
 }
 
-/// The image encoder, if the model has to see: because pictures are shown to it, or its settings say so.
+/// The image encoder, if it is needed: because images are given, or its settings say so.
 fn look(config: &Config, seer: Seer<'_>, sees: bool, downloads: &Downloads) -> Result<Option<Sight>> {
     let sees = sees || config.vision.encoder.is_some() || config.vision.load == Some(true);
     if sees { Sight::open(config, seer, Part::Whole, downloads).map(Some) } else { Ok(None) }
 }
 
-/// The special token that ends the assistant's turn, if the template writes one.
+/// The special token that ends the assistant's turn: the first one behind it, be it that of the next message.
 fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
     const ANSWER: &str = "Certainly";
-    let turns = vec![json!({"role": "user", "content": "Question"}), json!({"role": "assistant", "content": ANSWER})];
-    let text = template.render(&conversation(turns), false).ok()?.text;
-    let tail = &text[text.rfind(ANSWER)? + ANSWER.len()..];
-    let ids = tokenizer.encode(tail, false).ok()?.ids;
-    let special: Vec<u32> = tokenizer.special_texts().iter().filter_map(|text| tokenizer.id(text)).collect();
-    ids.into_iter().find(|id| special.contains(id))
+    let question = json!({"role": "user", "content": "Question"});
+    let turns = [question.clone(), json!({"role": "assistant", "content": ANSWER}), question];
+    [2, 3].into_iter().find_map(|count| {
+        let text = template.render(&conversation(turns[..count].to_vec()), false).ok()?.text;
+        let tail = &text[text.rfind(ANSWER)? + ANSWER.len()..];
+        let ids = tokenizer.encode(tail, false).ok()?.ids;
+        ids.into_iter().find(|id| tokenizer.is_special(*id))
+    })
 }
 
 fn conversation(messages: Vec<Value>) -> Conversation {
@@ -218,6 +246,18 @@ impl ModelSession {
     /// Decodes answers of this model.
     pub fn decoder(&self) -> AnswerDecoder<'_> {
         AnswerDecoder { tokenizer: &self.tokenizer, stop_strings: &self.config.generation.stop_strings }
+    }
+
+    /// The reasoning of an answer, which is empty if there is none, and the answer up to the first stop string.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn parts(&self, answer: &Answer) -> Result<(String, String)> {
+        let split = SplitAnswer::of(self.reasoning.as_ref(), &self.tokenizer, &answer.tokens)?;
+        if split.reasoning().is_empty() && self.reasoning.as_ref().is_none_or(|form| form.head.is_empty()) {
+            return Ok((String::new(), self.decoder().text(answer)?));
+        }
+        Ok((split.reasoning().to_owned(), self.decoder().cut(split.answer())))
     }
 
     /// The tokens of a prompt: messages through the chat template, up to where the answer begins.
@@ -255,7 +295,7 @@ impl ModelSession {
         })
     }
 
-    /// A picture in front of an answer, without a chat template.
+    /// An image in front of an answer, without a chat template.
     fn picture(&self, name: &str) -> Result<Prompt> {
         let pictures = self.sees()?;
         let file = pictures.keep(name.to_owned())?;
@@ -288,7 +328,7 @@ impl ModelSession {
         }
     }
 
-    /// The tokens of a user turn with pictures, after an optional system message.
+    /// The tokens of a user turn with images, after an optional system message.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].
@@ -321,7 +361,7 @@ impl ModelSession {
         self.tokens(conversation(messages))
     }
 
-    /// The tokens of all messages so far, whose parts of type `image` show `images`.
+    /// The tokens of all messages so far, whose parts of type `image` stand for `images`.
     ///
     /// # Errors
     /// As [`ModelSession::tokens`].

@@ -143,7 +143,12 @@ fn describe(arch: &Arch) -> Result<String> {
         line("rotary", format!("base {}, {} of {width} features, {}", rope.theta, rope.rotary_dim, rope.scaling));
     }
     if arch.qk_norm != QkNorm::None {
-        line("norms on q and k", if arch.qk_norm == QkNorm::Head { "a head" } else { "all heads" }.to_string());
+        let kind = match arch.qk_norm {
+            QkNorm::Whole => "all heads",
+            QkNorm::Weightless => "a head, without weights",
+            QkNorm::Head | QkNorm::None => "a head",
+        };
+        line("norms on q and k", kind.to_string());
     }
     // Blocks differ: each module once, by its name and shape.
     let mut seen = BTreeSet::new();
@@ -176,7 +181,7 @@ fn lines_of(lines: Vec<(String, String)>) -> String {
     })
 }
 
-/// The mixers that stand in the place of attention, and in how many blocks.
+/// The mixers other than attention, and the number of blocks of each.
 fn mixers(arch: &Arch) -> Vec<(&'static str, String)> {
     let branches = || arch.blocks.iter().flat_map(|block| &block.branches);
     let (mut deltas, mut convolutions, mut mambas) = (0, 0, 0);

@@ -185,7 +185,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     Ok((arch, stored, name.display().to_string()))
 }
 
-/// The image encoder and connector of a run with pictures, as far as they are held in training.
+/// The image encoder and connector of a run with images, as far as training holds them in memory.
 fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionArch>> {
     let named = config.vision.load.unwrap_or(config.vision.encoder.is_some());
     // The data may not be there yet.
@@ -213,7 +213,7 @@ fn vision(config: &Config, dir: &Path, hidden_size: usize) -> Option<Arc<VisionA
     }
 }
 
-/// The devices to plan for: as the flags say, else as `choice` does.
+/// The devices to plan for: from the flags, else from `choice`.
 fn machine(args: &Args, choice: DeviceChoice) -> Result<Machine> {
     if let Some(tflops) = args.tflops.filter(|tflops| !(tflops.is_finite() && *tflops > 0.0)) {
         return Err(Error::config(format!("--tflops {tflops}, expected a number above 0")));
@@ -315,7 +315,7 @@ fn billions(numbers: u64) -> String {
     }
 }
 
-/// Bytes of activations and in total, for each policy of activation checkpointing.
+/// Bytes of activations and in total, for each policy of gradient checkpointing.
 fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Row) -> Vec<(String, u64, u64)> {
     let blocks = predictor.job.arch.num_hidden_layers;
     let one = |(name, full, none): (&str, usize, usize)| {

@@ -71,8 +71,8 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Folds lines longer than `columns` between words. Continued text is indented to the second column of a table, else by two
-/// columns. A word longer than the line stays whole, so that paths can be copied.
+/// Wraps lines longer than `columns` between words. Continued text is indented to the second column of a table, else by
+/// two columns. A word longer than the line stays whole, so that paths can be copied.
 pub(super) fn fold(text: &str, columns: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -153,6 +153,11 @@ pub(super) fn print_answer(text: &str) -> Result<()> {
     if std::io::stdout().is_terminal() { print_bytes(escaped(text).as_bytes()) } else { print_bytes(text.as_bytes()) }
 }
 
+/// Writes reasoning to standard error, dim in a terminal, so that standard output has the answer alone.
+pub(super) fn print_reasoning(text: &str) {
+    print_text(&Style::Dim.paint(text, stderr_colour()));
+}
+
 fn print_bytes(bytes: &[u8]) -> Result<()> {
     if super::streams::stdout_is_closed() {
         return Err(Error::new(crate::Kind::Io, "cannot write standard output: it is closed")
@@ -167,7 +172,7 @@ fn print_bytes(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// The text as [`shown`], with the styles of [`Style::paint`] left in it where there is colour.
+/// The text as [`shown`], but with the styles of [`Style::paint`] if there is colour.
 fn styled(text: &str, colour: bool) -> Cow<'_, str> {
     const ESCAPE: char = '\u{1b}';
     if !colour || !text.contains(ESCAPE) {
@@ -209,7 +214,7 @@ pub(super) fn print_error(error: &Error) {
     print_text(&format!("{label} {}\n{hint}", error.message()));
 }
 
-/// Prints panics as other text, without control characters.
+/// Prints panic messages like other text, without control characters.
 pub(super) fn clean_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::export::merge::Parts;
 use crate::train::output;
 
-/// What a run has trained.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub(super) enum Trained {
     /// Works on top of a base model.

@@ -197,7 +197,7 @@ fn check_written(case: &str, family: &str) {
     assert_eq!(placed, theirs.placements, "{case}");
     let written = AdapterConfig::of(&tuning, &placed, Some(family.trim_start_matches("../"))).on(&parts.arch).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let named: Vec<_> = placed.iter().flat_map(|placement| placement.tensors()).collect();
+    let named: Vec<_> = placed.iter().flat_map(tunesmith::model::adapters::Placement::tensors).collect();
     let values = named.iter().map(|(name, shape)| (name.clone(), shape.clone(), &theirs.tensors[name].1[..]));
     peft::save_adapter(folder.path(), &written, &values.collect::<Vec<_>>()).unwrap();
     let stored = |path: &Path| tensors(&path.join("adapter_model.safetensors"));

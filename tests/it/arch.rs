@@ -79,7 +79,7 @@ fn the_tensors_are_those_of_the_golden_files() {
         }
         let specs = arch.tensors();
         let files = WeightFiles::open(&model_dir(name), &specs).unwrap();
-        if ["nemotron_h", "olmo_hybrid"].contains(&arch.family.model_type) {
+        if ["nemotron_h", "olmo_hybrid", "lfm3"].contains(&arch.family.model_type) {
             // Transformers names and cuts them otherwise: they are held against each other where files are opened.
             continue;
         }
@@ -168,14 +168,34 @@ fn unsupported_features_are_refused_by_name() {
     refused("mixtral", &[("num_experts_per_tok", json!(5))], &["4 experts, 5 of them a token"]);
     refused("mixtral", &[("num_local_experts", json!(1 << 17))], &["experts", "at most 65536"]);
     refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
-    refused("granitemoehybrid", &[("num_local_experts", json!(8))], &["not yet: experts of Granite 4"]);
+    refused("granite4_moe", &[("num_experts_per_tok", json!(9))], &["6 experts, 9 of them a token"]);
+    refused("granite4_moe", &[("num_local_experts", json!("six"))], &["num_local_experts", "whole number"]);
     refused("granitemoehybrid", &[("mamba_n_heads", json!(7))], &["mamba_n_heads 7", "128"]);
     refused("granitemoehybrid", &[("mamba_n_groups", json!(3))], &["mamba_n_heads 8", "mamba_n_groups 3"]);
     refused("granitemoehybrid", &[("hidden_act", json!("gelu_pytorch_tanh"))], &["not yet", "hidden_act", "Mamba 2"]);
     refused("granitemoehybrid", &[("time_step_limit", json!([0.5, 0.1]))], &["time steps from 0.5 to 0.1"]);
     refused("granitemoehybrid", &[("time_step_limit", json!([0.0]))], &["time_step_limit", "two numbers"]);
     let kinds = json!(["linear_attention", "moe", "mlp"]);
-    refused("nemotron_h", &[("layers_block_type", kinds)], &["not yet: experts of Nemotron-H"]);
+    refused(
+        "nemotron_h",
+        &[("layers_block_type", kinds), ("n_shared_experts", json!(2))],
+        &["not yet: n_shared_experts"],
+    );
+    refused("nemotron3_nano", &[("output_router_logits", json!(true))], &["not yet: output_router_logits"]);
+    refused("nemotron3_nano", &[("moe_latent_size", json!(0))], &["moe_latent_size", "whole number"]);
+    refused("nemotron3_super", &[("n_group", json!(4))], &["6 experts in n_group 4"]);
+    let kinds = json!(["conv", "chunked_attention", "full_attention", "conv", "conv"]);
+    refused("lfm3", &[("layer_types", kinds)], &["chunked_attention"]);
+    refused("lfm3", &[("sliding_window", json!(null))], &["layer 1", "sliding_window is null"]);
+    refused("lfm3", &[("conv_L_cache", json!(17))], &["conv_L_cache is 17", "16"]);
+    refused("lfm3", &[("rope_theta", json!(1e6))], &["rope_theta", "rope_parameters"]);
+    refused(
+        "muse_glimmer",
+        &[("layer_rope_theta", json!([0, 1e4, 1e4, 5e5, 0]))],
+        &["not yet: layer_rope_theta", "500000"],
+    );
+    refused("muse_glimmer", &[("layer_rope_theta", json!([0, 1e4]))], &["layer_rope_theta has 2 entries"]);
+    refused("muse_glimmer", &[("hidden_activation", json!("relu"))], &["not yet: hidden_activation"]);
     refused("nemotron_h", &[("layers_block_type", json!(["rwkv"]))], &["not yet", "rwkv"]);
     refused("nemotron_h", &[("mlp_hidden_act", json!("silu"))], &["not yet: mlp_hidden_act \"silu\"", "relu2"]);
     refused("nemotron_h", &[("sliding_window", json!(64))], &["not yet: sliding_window"]);

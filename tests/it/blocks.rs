@@ -66,6 +66,8 @@ fn mixed(arch: &mut Arch) {
         names: ExpertNames::Qwen,
         clamp: None,
         biased: false,
+        gated: true,
+        latent: None,
         mxfp4: false,
     });
 }

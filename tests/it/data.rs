@@ -2,6 +2,7 @@
 mod clearing;
 mod columns;
 mod control;
+mod families;
 mod golden;
 mod hostile;
 mod masks;

@@ -62,7 +62,7 @@ fn every_example_is_recognised_and_loads_or_is_refused_as_it_says() {
             loaded => assert_eq!(loaded.is_ok(), refused.is_empty(), "{}: {loaded:?}", path.display()),
         }
     }
-    assert!(seen >= 11, "{seen}");
+    assert!(seen >= 13, "{seen}");
 }
 
 #[test]
@@ -71,6 +71,7 @@ fn a_configuration_of_another_toolkit_in_the_place_of_ours_is_told_with_the_comm
     let texts = [
         ("axo lotl.yaml", "Axolotl", "base_model: x\nadapter: lora\ndatasets: [{path: a.jsonl, type: alpaca}]\n"),
         ("factory.yaml", "LLaMA-Factory", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\ndataset: a\n"),
+        ("swift.yaml", "ms-swift", "model: x\ntuner_type: lora\ndataset: a.jsonl\n"),
         ("ours.yaml", "", "adapter: lora\ntrain: {max_steps: 1}\n"),
     ];
     for (name, toolkit, text) in texts {
@@ -294,6 +295,7 @@ fn imported(toolkit: Toolkit, text: &str) -> Imported {
     let base = match toolkit {
         Toolkit::Axolotl => "base_model: m\nsequence_len: 64\nlearning_rate: 0.001\nmicro_batch_size: 1\n",
         Toolkit::LlamaFactory => "model_name_or_path: m\nstage: sft\ndo_train: true\n",
+        Toolkit::MsSwift => "model: m\ndataset: a.jsonl\n",
         Toolkit::SftPlay => "model: {name: m}\n",
     };
     std::fs::write(&path, format!("{base}{text}")).unwrap();
@@ -348,8 +350,113 @@ fn rows_and_settings_of_pictures_become_ours() {
 }
 
 #[test]
+fn ms_swifts_names_and_defaults_become_ours() {
+    let made = read("swift_lora.yaml");
+    let rates = r#"{"(multi_modal_projector|connector|merger|deepstack_merger_list).*":0.00002,"(vision_tower|vision_model|visual).*":0.00001}"#;
+    let expected = [
+        ("model.name", "\"Qwen/Qwen2.5-VL-3B-Instruct\""),
+        ("model.max_seq_len", "4096"),
+        ("vision.max_pixels", "1003520"),
+        ("tuning.mode", "\"lora\""),
+        ("tuning.lora.r", "16"),
+        ("tuning.lora.lora_alpha", "32.0"),
+        ("tuning.lora.lora_dropout", "0.05"),
+        ("tuning.lora.target_modules", "\"auto\""),
+        ("tuning.vision_target_modules", "[\"all-linear\"]"),
+        ("tuning.freeze_vision", "true"),
+        ("tuning.freeze_connector", "false"),
+        ("train.learning_rates", rates),
+        ("train.adam_beta2", "0.95"),
+        ("train.weight_decay", "0.1"),
+        ("train.lr_scheduler_type", "\"cosine\""),
+        ("train.lr_scheduler_kwargs", "{\"num_cycles\":0.5}"),
+        ("train.warmup_ratio", "0.05"),
+        ("train.eval_strategy", "\"steps\""),
+        ("train.eval_steps", "200"),
+        ("train.bf16", "true"),
+        ("train.strategy", "\"zero2\""),
+        ("train.ddp_bucket_cap_mb", "30"),
+        ("data.truncation", "\"drop\""),
+        ("data.loss_on", "\"completion\""),
+        ("data.max_rows", "1000"),
+        ("data.val_path", "[\"rows/val.jsonl\"]"),
+    ];
+    for (key, expected) in expected {
+        assert_eq!(value(&made, key).to_string(), expected, "{key}");
+    }
+    assert!(made.yaml.contains("- {path: rows/pictures.jsonl}"), "{}", made.yaml);
+    let outcomes = [
+        ("system", Outcome::Unsupported),
+        ("attn_impl", Outcome::NotNeeded),
+        ("ENV.CUDA_VISIBLE_DEVICES", Outcome::NotNeeded),
+        ("dataloader_num_workers", Outcome::NotNeeded),
+        ("loss_scale", Outcome::Changed),
+    ];
+    for (key, outcome) in outcomes {
+        assert_eq!(outcome_of(&made, key).outcome, outcome, "{key}");
+    }
+    let made = read("swift_full.yaml");
+    assert_eq!(line(&made, "mode").split(' ').next(), Some("freeze"));
+    assert_eq!(value(&made, "tuning.freeze.trainable_patterns"), json!([r"lm_head.*", r"model\.norm.*"]));
+    assert!(made.yaml.contains("- {path: rows/a.jsonl, weight: 0.7}"), "{}", made.yaml);
+    assert_eq!(value(&made, "data.mix_strategy"), "interleave_over");
+    assert_eq!(value(&made, "train.eval_strategy"), "epoch", "it validates when it saves");
+    assert_eq!(value(&made, "train.effective_batch"), 16);
+    assert_eq!(value(&made, "train.learning_rate").to_string(), "0.00001");
+    assert_eq!(value(&made, "eval.metrics").to_string(), r#"["rouge","bleu"]"#);
+}
+
+#[test]
+fn parts_of_ms_swift_depend_on_each_other() {
+    let of = |text: &str| imported(Toolkit::MsSwift, text);
+    let made = of("tuner_type: full\nfreeze_vit: false\nfreeze_llm: true\nvit_lr: 1e-6\n");
+    assert_eq!(value(&made, "tuning.freeze_vision"), false);
+    assert_eq!(value(&made, "tuning.freeze_language"), true);
+    let made = of("train_type: lora\nquant_method: bnb\nquant_bits: 4\ntarget_modules: [q_proj, v_proj]\n");
+    assert_eq!(value(&made, "tuning.mode"), "qlora");
+    assert_eq!(value(&made, "tuning.lora.target_modules"), json!(["q_proj", "v_proj"]));
+    let made = of("torch_dtype: float16\nlearning_rate: 1e-5\nvit_lr: 1e-6\n");
+    assert_eq!((value(&made, "train.fp16"), value(&made, "train.bf16")), (json!(true), json!(false)));
+    // Without a rate of its own, a connector inside of the encoder keeps that of the model.
+    let rates = value(&made, "train.learning_rates").to_string();
+    assert!(
+        rates.starts_with(r#"{"(multi_modal_projector|connector|merger|deepstack_merger_list).*":0.00001"#),
+        "{rates}"
+    );
+    let made = of("per_device_train_batch_size: 3\nmodel_kwargs: '{\"min_pixels\": 3136, \"fps\": 2}'\n");
+    assert_eq!(value(&made, "train.grad_accum"), 6);
+    assert_eq!(value(&made, "vision.min_pixels"), 3136);
+    assert_eq!(outcome_of(&made, "model_kwargs.fps").outcome, Outcome::Unsupported);
+    assert!(outcome_of(&of("lora_ranks: 8\n"), "lora_ranks").why.contains("lora_rank"));
+}
+
+/// The list of its keys comes from its sources (`scripts/golden/ms_swift_keys.py`).
+#[test]
+fn every_key_of_ms_swift_is_known() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/foreign/ms_swift.json");
+    let list: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let keys = list["keys"].as_object().unwrap();
+    assert!(keys.len() > 240, "{}", keys.len());
+    for key in keys.keys().filter(|key| !["model", "dataset"].contains(&key.as_str())) {
+        let made = imported_whatever(&format!("{key}: 3\n"));
+        let found = outcome_of(&made, key);
+        assert!(!found.why.starts_with("unknown"), "{found:?}");
+    }
+}
+
+/// As [`imported`], where the result need not load.
+fn imported_whatever(text: &str) -> Imported {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("theirs.yaml");
+    std::fs::write(&path, format!("model: m\ndataset: a.jsonl\n{text}")).unwrap();
+    import::read(&path, Some(Toolkit::MsSwift)).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
 fn deepspeeds_files_are_taken_as_they_are() {
-    for (toolkit, section) in [(Toolkit::Axolotl, ""), (Toolkit::LlamaFactory, ""), (Toolkit::SftPlay, "train.")] {
+    for (toolkit, section) in
+        [(Toolkit::Axolotl, ""), (Toolkit::LlamaFactory, ""), (Toolkit::MsSwift, ""), (Toolkit::SftPlay, "train.")]
+    {
         let text = |file: &str| match toolkit {
             Toolkit::SftPlay => format!("train: {{deepspeed: {file}}}\n"),
             _ => format!("deepspeed: {file}\n"),
@@ -492,6 +599,9 @@ fn what_is_no_supervised_fine_tuning_is_refused_whole() {
         error.to_string()
     };
     assert!(refusal("base_model: m\nsequence_len: 8\nrl: dpo\n", None).contains("rl: found the string \"dpo\""));
+    assert!(refusal("model: m\ndataset: a\nrlhf_type: dpo\n", None).contains("rlhf_type: \"dpo\""));
+    assert!(refusal("model: m\ntuner_type: lora\n", None).contains("dataset is not set"));
+    assert!(refusal("model: m\ndataset: a\ntask_type: seq_cls\n", None).contains("classification"));
     assert!(refusal("model_name_or_path: m\nstage: kto\n", None).contains("stage: \"kto\""));
     assert!(refusal("model: {type: seq2seq}\ntrain: {}\n", None).contains("seq2seq"));
     assert!(refusal("a: 1\n", None).contains("--from"));
@@ -522,7 +632,7 @@ fn hostile_texts_stay_in_their_line() {
 proptest! {
     /// Any values under any known keys: an error or a file that reads back; and each key has its note.
     #[test]
-    fn no_value_breaks_an_import(pairs in prop::collection::btree_map("[a-z_]{1,12}|micro_batch_size|datasets|adapter|val_set_size|stage|dataset|lora_target|train|data|include|warmup_steps|lr_scheduler", "[a-z0-9.\\[\\]{}:, -]{0,16}", 1..8)) {
+    fn no_value_breaks_an_import(pairs in prop::collection::btree_map("[a-z_]{1,12}|micro_batch_size|datasets|adapter|val_set_size|stage|dataset|lora_target|train|data|include|warmup_steps|lr_scheduler|model|target_modules|model_kwargs|loss_scale|torch_dtype|vit_lr", "[a-z0-9.\\[\\]{}:, -]{0,16}", 1..8)) {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("a.yaml");
         let text: String = pairs.iter().flat_map(|(key, value)| [key, ": ", value, "\n"]).collect();
@@ -605,7 +715,7 @@ fn a_configuration_without_rows_is_imported() {
 }
 
 #[test]
-fn arguments_of_transformers_are_none_of_the_three() {
+fn arguments_of_transformers_are_none_of_them() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("trl.yaml");
     for text in [
@@ -614,7 +724,7 @@ fn arguments_of_transformers_are_none_of_the_three() {
     ] {
         std::fs::write(&path, text).unwrap();
         let error = import::read(&path, None).unwrap_err();
-        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory or SFT-Play"), "{error}");
+        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory, ms-swift or SFT-Play"), "{error}");
         assert!(error.hint_text().unwrap().contains("Transformers and TRL"), "{error}");
     }
 }

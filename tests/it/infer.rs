@@ -225,3 +225,29 @@ fn the_base_is_held_against_the_adapter_s_stamp() {
     std::fs::remove_file(fixture.path("out/backend.json")).unwrap();
     assert!(said(&run(&named, "")).contains("no backend.json"));
 }
+
+#[test]
+fn thinking_is_a_variable_of_the_template() {
+    let fixture = Fixture::new();
+    let template = fixture.path("thinks.jinja");
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}ab{% elif enable_thinking is defined %}abc{% endif %}\
+        {{ reasoning_effort or '' }}";
+    std::fs::write(&template, source).unwrap();
+    let (model, path) = (fixture.path("model"), format!("data.template_path={}", template.display()));
+    let tokens = |more: &[&str]| {
+        let fixed =
+            ["infer", "--model", model.to_str().unwrap(), "--prompt", "a", "--json", "--max-new-tokens", "2", &path];
+        let json: Value = serde_json::from_str(&answered(&[&fixed, more].concat(), "")).unwrap();
+        json["prompt_tokens"].as_u64().unwrap()
+    };
+    let plain = tokens(&[]);
+    assert_eq!(tokens(&["--thinking"]), plain + 2);
+    assert_eq!(tokens(&["--no-thinking"]), plain + 3);
+    assert_eq!(tokens(&["--no-thinking", "--reasoning-effort", "cba"]), plain + 6);
+    assert_eq!(tokens(&["data.chat_template_kwargs={enable_thinking: false}"]), plain + 3);
+    for (flag, name) in [("--no-thinking", "enable_thinking"), ("--reasoning-effort=low", "reasoning_effort")] {
+        let output = run(&["infer", "--model", model.to_str().unwrap(), "--prompt", "a", flag], "");
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(name) && said(&output).contains("does not read"), "{}", said(&output));
+    }
+}

@@ -412,21 +412,23 @@ fn is_being_written(folder: &Path) -> bool {
 #[test]
 fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
     let fixture = Fixture::new();
+    // So many rows that no signal comes after the end.
     let rows = fs::read_to_string(fixture.path("train.jsonl")).unwrap().repeat(3000);
     fs::write(fixture.path("train.jsonl"), rows).unwrap();
     let config = fixture.config("run", &["data.use_cache: false"]);
     let config = config.to_str().unwrap();
     let out = fixture.path("to/rows.jsonl");
     let out = out.to_str().unwrap();
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        for args in [&["process", config, "--out", out][..], &["data", config, "--dump", out]] {
-            let mut child = tunesmith(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            wait_until("a temporary file", || is_being_written(&fixture.path("to")));
-            send(&child, signal);
-            let status = child.wait().unwrap();
-            assert_eq!(status.signal(), Some(signal), "{args:?}: {status}");
-            assert_eq!(names(&fixture.path("to")), [""; 0], "{args:?}");
-        }
+    let process = &["process", config, "--out", out][..];
+    let data = &["data", config, "--dump", out][..];
+    let cases = [(process, libc::SIGTERM), (process, libc::SIGINT), (process, libc::SIGHUP), (data, libc::SIGTERM)];
+    for (args, signal) in cases {
+        let mut child = tunesmith(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("a temporary file", || is_being_written(&fixture.path("to")));
+        send(&child, signal);
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(signal), "{args:?}: {status}");
+        assert_eq!(names(&fixture.path("to")), [""; 0], "{args:?}");
     }
     // Killed outright it leaves its file, which the next one removes; that of a living one stays.
     let begin =
@@ -442,6 +444,8 @@ fn a_signal_ends_a_command_at_once_and_leaves_nothing_half_written() {
         let names = names(&fixture.path("to"));
         !names.is_empty() && names.iter().all(|name| !left.contains(name))
     });
+    // It stays alive, and does not end before the third begins.
+    send(&second, libc::SIGSTOP);
     let living = names(&fixture.path("to"));
     let mut third = begin();
     wait_until("a third", || names(&fixture.path("to")).len() > living.len());

@@ -463,9 +463,14 @@ fn gradients_do_not_depend_on_what_blocks_keep() {
         "qwen3_5",
         "lfm2",
         "granitemoehybrid",
+        "granite4_moe",
         "olmo_hybrid",
         "nemotron_h",
+        "nemotron3_nano",
+        "nemotron3_super",
         "gemma4_e2b",
+        "lfm3",
+        "muse_glimmer",
         "gemma4_a4b",
     ] {
         let dir: &Path = &parity::golden(family).join("adapter_init");

@@ -12,7 +12,10 @@ use tunesmith::model::Model;
 use tunesmith::model::weights::{Numbers, StackedTensor, WeightFiles, write_numbers_to};
 
 /// Families whose files may hold experts stacked or not.
-const FAMILIES: [&str; 6] = ["glm4_moe", "qwen3_5_moe", "qwen3_next", "lfm2_moe", "afmoe", "minimax_m2"];
+const FAMILIES: [&str; 8] =
+    ["glm4_moe", "qwen3_5_moe", "qwen3_next", "lfm2_moe", "afmoe", "minimax_m2", "granite4_moe", "nemotron3_nano"];
+/// How names of stacked gates and ups end.
+const STACKED: [&str; 3] = [".experts.gate_up_proj", ".mixer.experts.up_proj", ".block_sparse_moe.input_linear.weight"];
 
 fn opened(dir: &Path) -> (Arch, WeightFiles) {
     let arch = Arch::from_dir(dir).unwrap();
@@ -81,7 +84,7 @@ fn stacked_experts_are_those_of_their_parts_and_written_as_they_were_read() {
         write(&dirs[0], &config, &tensors);
         let together = stacked(&arch, tensors.clone());
         write(&dirs[1], &config, &together);
-        assert!(names(&dirs[1]).iter().any(|name| name.ends_with(".experts.gate_up_proj")), "{family}");
+        assert!(names(&dirs[1]).iter().any(|name| STACKED.iter().any(|end| name.ends_with(end))), "{family}");
         let (_, found) = opened(&dirs[1]);
         assert!(tensors_of(&arch, &found) == tensors, "{family}");
         // An adapter on experts, merged into both.
@@ -127,6 +130,7 @@ fn the_bias_of_a_choice_moves_it_and_is_never_trained() {
         ("lfm2_moe", "feed_forward.expert_bias"),
         ("afmoe", "mlp.expert_bias"),
         ("minimax_m2", "block_sparse_moe.e_score_correction_bias"),
+        ("nemotron3_nano", "mixer.gate.e_score_correction_bias"),
     ] {
         let dir = golden(family).join("model");
         let (arch, weights) = opened(&dir);

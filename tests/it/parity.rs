@@ -308,6 +308,13 @@ pub fn check_passes(family: &str) -> Model {
     model
 }
 
+/// What Transformers calls the experts and the router of Granite 4, and its files.
+const GRANITE: [(&str, &str); 3] = [
+    ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+    ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+    ("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight"),
+];
+
 /// The gradients of all weights, where they are stored.
 fn check_full_gradients(family: &str) {
     let path = golden(family).join("full_grads.safetensors");
@@ -318,6 +325,18 @@ fn check_full_gradients(family: &str) {
         if model.params.specs.iter().any(|spec| spec.name.contains(".block_sparse_moe.")) {
             // Transformers has another name for what its files call so.
             stored = stored.into_iter().map(|(name, it)| (name.replace(".mlp.", ".block_sparse_moe."), it)).collect();
+        }
+        if model.params.specs.iter().any(|spec| spec.name.contains(".block_sparse_moe.router.layer.")) {
+            let own = |name: &str| {
+                GRANITE.iter().fold(name.to_owned(), |name, (theirs, own)| match name.strip_suffix(theirs) {
+                    Some(block) => format!("{block}{own}"),
+                    None => name,
+                })
+            };
+            stored = stored.into_iter().map(|(name, it)| (own(&name), it)).collect();
+        }
+        if let Some(embedding) = stored.remove("model.embeddings.weight").filter(|_| family.starts_with("nemotron3")) {
+            stored.insert("model.embed_tokens.weight".into(), embedding);
         }
         let specs = model.params.specs.iter().map(|spec| (spec.name.as_str(), spec.shape.as_slice()));
         // Transformers holds experts stacked, whatever the files have.

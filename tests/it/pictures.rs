@@ -61,7 +61,9 @@ fn dataset(folder: &Path, rows: &Path, change: impl Fn(&mut Config)) -> Result<D
 
 #[test]
 fn ids_and_pixels_are_those_of_the_processors() {
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma"] {
+    for name in
+        ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "llava_onevision"]
+    {
         let root = tempfile::tempdir().unwrap();
         let (folder, rows) = (root.path().join("model"), root.path().join("rows.jsonl"));
         model(name, &folder);
@@ -117,10 +119,14 @@ pub fn seeing(name: &str) -> Fixture {
 
 /// A pair of the fixture's model and an encoder, with captions.
 pub fn paired() -> Fixture {
+    paired_with("siglip", &json!({"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}}))
+}
+
+/// A pair of the fixture's model and a golden encoder with this image processor, with captions.
+fn paired_with(name: &str, settings: &Value) -> Fixture {
     let fixture = Fixture::new();
     let encoder = fixture.path("encoder");
-    copy(&golden("vision/siglip/model"), &encoder);
-    let settings = json!({"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}});
+    copy(&golden(&format!("vision/{name}/model")), &encoder);
     fs::write(encoder.join("preprocessor_config.json"), settings.to_string()).unwrap();
     fs::copy(golden("pixels/rgb.png"), fixture.path("a.png")).unwrap();
     fs::copy(golden("pixels/wide.png"), fixture.path("b.png")).unwrap();
@@ -161,9 +167,12 @@ fn whole(fixture: &Fixture, lines: &[&str]) -> String {
 
 #[test]
 fn models_that_see_train_and_answer_from_the_command_line() {
-    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl"] {
+    for name in ["llava", "gemma3", "smolvlm", "qwen2_vl", "qwen3_vl", "llava_onevision"] {
         whole(&seeing(name), &[]);
     }
+    let naflex = json!({"image_processor_type": "Siglip2ImageProcessor", "patch_size": 8, "max_num_patches": 20});
+    let naflex = paired_with("naflex", &naflex);
+    whole(&naflex, &[&encoder(&naflex), "data.packing: true"]);
     // Fewer pixels take fewer tokens.
     let qwen = seeing("qwen2_5_vl");
     whole(&qwen, &["data.packing: true", "model.max_seq_len: 96", "train.gradient_checkpointing: true"]);
@@ -216,6 +225,7 @@ fn every_part_can_be_trained_or_kept() {
     assert_eq!(trained(&["tuning.freeze_vision: false"]), [true, true, true]);
     assert_eq!(trained(&["tuning.vision_unfreeze_layers: 1"]), [true, true, true]);
     assert_eq!(trained(&["tuning.vision_target_modules: [\"q_proj\"]"]), [true, true, true]);
+    assert_eq!(trained(&["tuning.vision_target_modules: [\"all-linear\"]"]), [true, true, true]);
 }
 
 #[test]
@@ -279,6 +289,8 @@ fn kept_features_train_to_the_same_bits_as_the_encoder_that_makes_them() {
         (&seeing("llava"), &["tuning.lora.lora_dropout: 0.1"]),
         (&seeing("qwen2_5_vl"), &[]),
         (&seeing("qwen3_vl"), &[]),
+        (&seeing("llava_onevision"), &["tuning.freeze_connector: false"]),
+        (&seeing("llava_onevision"), &["data.packing: true", "model.max_seq_len: 96"]),
     ] {
         let run = |out: &str, cache: &str, more: &str| kept(fixture, out, cache, &[lines, &[more]].concat());
         let each = run("each", "none", "vision.cache_features: false");

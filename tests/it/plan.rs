@@ -103,6 +103,8 @@ fn buffers_are_predicted_to_the_byte() {
         "gemma4_31b",
         "gemma4_unified",
         "deepseek_v3_dense",
+        "lfm3",
+        "muse_glimmer",
     ];
     let mut count = 0;
     for family in families {
@@ -207,6 +209,9 @@ fn experts_are_predicted_as_if_they_were_used_alike() {
         "afmoe",
         "minimax_m2",
         "gemma4_a4b",
+        "granite4_moe",
+        "nemotron3_nano",
+        "nemotron3_super",
     ] {
         let arch = arch(family);
         for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {

@@ -100,7 +100,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [Case<'_>; 26] = [
+    let cases: [Case<'_>; 30] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -117,8 +117,12 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("qwen3_5", &full, Sharding::FullShard, &[2]),
         ("lfm2", &nf4, Sharding::ShardGradOp, &[2]),
         ("granitemoehybrid", &nf4, Sharding::FullShard, &[2]),
+        ("granite4_moe", &full, Sharding::FullShard, &[3]),
         ("olmo_hybrid", &full, Sharding::FullShard, &[3]),
         ("nemotron_h", &full, Sharding::ShardGradOp, &[2]),
+        ("lfm3", &bf16, Sharding::ShardGradOp, &[2]),
+        ("muse_glimmer", &full, Sharding::FullShard, &[2]),
+        ("nemotron3_super", &full, Sharding::FullShard, &[2]),
         ("glm4_moe", &full, Sharding::FullShard, &[2]),
         ("afmoe", &bf16, Sharding::FullShard, &[3]),
         ("qwen3_next", &full, Sharding::ShardGradOp, &[2]),

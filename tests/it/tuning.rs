@@ -114,7 +114,8 @@ fn an_experts_gate_and_up_are_trained_together_or_refused_by_name() {
         assert_eq!((both.len() * 3, down.len()), (whole.len() * 2, experts.count));
         assert!(down.iter().all(|name| name.starts_with("model.layers.1.")));
         assert_eq!(named(&["mlp.gate"], &[]).unwrap().len(), arch.num_hidden_layers, "the routers");
-        let [gate, up, _] = experts.names(0).map(|name| format!("model.layers.0.{name}"));
+        let names: Vec<String> = experts.names(0).iter().map(|name| format!("model.layers.0.{name}")).collect();
+        let [gate, up, _]: [String; 3] = names.try_into().unwrap();
         let error = named(&[], &[&gate]).unwrap_err();
         assert_eq!(error.kind(), Kind::Config);
         let text = error.to_string();

@@ -3,7 +3,7 @@
 mod golden;
 
 use crate::parity::{Tensors, close, on_gpu, put, recipe, tensors};
-use golden::{Run, golden, integers};
+use golden::{Run, golden, integers, untrained};
 use serde_json::json;
 use std::sync::Arc;
 use tunesmith::checkpoint::AdapterConfig;
@@ -42,12 +42,21 @@ fn config(name: &str) -> Config {
 
 /// Connector and encoder, all of them.
 fn everything() -> VisionTraining {
-    VisionTraining { connector: true, encoder: true, ..VisionTraining::default() }
+    VisionTraining { connector: true, newline: true, encoder: true, ..VisionTraining::default() }
+}
+
+/// What is trained of connector and encoder in a golden run.
+fn training(name: &str) -> VisionTraining {
+    if name.ends_with("_adapters") {
+        return VisionTraining { adapters: vec!["all-linear".into()], ..VisionTraining::default() };
+    }
+    everything()
 }
 
 /// A golden model with adapters on the decoder, and this part of connector and encoder trained.
 fn trained_by(name: &str, training: VisionTraining) -> Model {
-    let dir = golden(name).join("model");
+    // Runs with adapters on the encoder have the model of the run without.
+    let dir = golden(name.trim_end_matches("_adapters")).join("model");
     let mut arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open_model(&dir, &arch, &arch.tensors()).unwrap();
     let vision = if name.starts_with("prefix") {
@@ -64,14 +73,18 @@ fn trained_by(name: &str, training: VisionTraining) -> Model {
 /// As [`trained_by`], with the stored values of connector and adapters.
 fn started(name: &str, training: VisionTraining) -> Model {
     let mut model = trained_by(name, training);
-    put(&mut model, &tensors(&golden(name).join("init.safetensors")));
+    // Blocks above the output that is taken are not loaded here.
+    let unused = untrained(name);
+    let init = tensors(&golden(name).join("init.safetensors")).into_iter();
+    put(&mut model, &init.filter(|(name, _)| !unused.contains(name)).collect());
     model
 }
 
 /// Logits, losses and gradients of four rows, greedy answers, and twenty steps.
 fn check(name: &str) {
-    let mut model = started(name, everything());
+    let mut model = started(name, training(name));
     let run = Run::read(name, &model);
+    run.check_rows(name);
     let batch = run.batch(&run.rows()[..ROWS]);
     // In prefix mode the stored logits begin with that of the last picture's row.
     let shift = if run.json["prefix"] == true { run.rows_of[0] - 1 } else { 0 };
@@ -183,8 +196,22 @@ fn internvl_and_paligemma_equal_pytorch() {
 }
 
 #[test]
+fn llava_onevision_equals_pytorch() {
+    check("llava_onevision");
+}
+
+#[test]
+fn adapters_on_encoders_equal_peft() {
+    ["llava_adapters", "qwen2_5_vl_adapters"].into_iter().for_each(check);
+}
+
+#[test]
 fn a_gpu_sees_what_the_cpu_sees() {
-    on_gpu(|| ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl"].into_iter().for_each(check));
+    on_gpu(|| {
+        ["prefix", "gemma3", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen2_5_vl_adapters"]
+            .into_iter()
+            .for_each(check);
+    });
 }
 
 /// What is trained of connector and encoder, and the tower's adapters, are in the adapter's files, and come back.

@@ -16,8 +16,18 @@ use tunesmith::model::weights::WeightFiles;
 type Raw = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
 /// The wrapped models.
-const MODELS: [&str; 9] =
-    ["gemma3", "llava", "mistral3", "idefics3", "qwen2_5_vl", "qwen3_5", "gemma4", "gemma4_a4b", "gemma4_unified"];
+const MODELS: [&str; 10] = [
+    "gemma3",
+    "llava",
+    "mistral3",
+    "idefics3",
+    "qwen2_5_vl",
+    "qwen3_5",
+    "gemma4",
+    "gemma4_a4b",
+    "gemma4_unified",
+    "muse_glimmer",
+];
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/wrapped").join(path)

@@ -1,8 +1,8 @@
 //! The one error type. A message names the file, line or key, what was found and what was expected. A hint
 //! says what to do, and the kind decides the exit code.
 //!
-//! An error that is made from another keeps it ([`Error::caused_by`]): `source()` returns it, and the message ends in its
-//! text. So whoever prints the error alone has printed every cause, once.
+//! An error that is made from another keeps it ([`Error::caused_by`]): `source()` returns it, and the message ends in
+//! its text. So printing the error alone prints every cause once.
 //!
 //! Every message goes through [`shown`]: it holds no secret and no control characters, and is at most some 2000
 //! characters long.
@@ -75,14 +75,15 @@ impl Kind {
     }
 }
 
-/// An error with its class, its message and, where there is one, something to do about it.
+/// An error with its class, its message and, if possible, a hint what to do about it.
 #[derive(Debug, Clone)]
 pub struct Error {
     kind: Kind,
     message: String,
     hint: Option<String>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
-    /// The machine lacks something, such as disk space or file handles: [`Error::with_kind`] keeps the class then.
+    /// Whether the machine lacks something, such as disk space or file handles. [`Error::with_kind`] then keeps the
+    /// class.
     of_machine: bool,
 }
 
@@ -125,8 +126,8 @@ impl Error {
         self
     }
 
-    /// Makes `cause` this error's `source()` and leaves the message: it holds the cause's text already, in other words or with
-    /// another position.
+    /// Makes `cause` this error's `source()` and leaves the message, which already describes the cause, in other words
+    /// or with another position.
     #[must_use]
     pub fn with_source(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(Arc::from(cause.into()));
@@ -157,15 +158,15 @@ impl Error {
         }
     }
 
-    /// This error with `source` as its cause. Where `source` shows that the machine lacks something, such as file handles:
-    /// the file-system error about `path` instead.
+    /// This error with `source` as its cause. If `source` shows that the machine lacks something, such as file handles,
+    /// returns the file-system error about `path` instead.
     #[must_use]
     pub fn unless_of_machine(self, path: impl AsRef<Path>, source: &io::Error) -> Self {
         let fault = Self::io("read", path, source);
         if fault.of_machine { fault } else { self.caused_by(same(source)) }
     }
 
-    /// The system gives no thread: a limit of the machine ([`Kind::Memory`]), whatever the thread was for.
+    /// The system cannot start a thread: a limit of the machine ([`Kind::Memory`]), whatever the thread was for.
     pub fn no_thread(source: &io::Error) -> Self {
         let error = Self::memory("cannot start a thread").caused_by(same(source));
         Self { of_machine: true, ..error }
@@ -193,8 +194,8 @@ impl Error {
         self
     }
 
-    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read. An error about
-    /// what the machine lacks, such as disk space or memory, keeps its class.
+    /// The same error under another class: a missing file is [`Kind::Data`] if data was to be read. An error about what
+    /// the machine lacks, such as disk space or memory, keeps its class.
     #[must_use]
     pub const fn with_kind(mut self, kind: Kind) -> Self {
         if !self.of_machine {
@@ -219,7 +220,7 @@ impl Error {
     }
 }
 
-/// The error again, to keep: its code or class, and its text.
+/// Copies the error: its code or class, and its text.
 fn same(source: &io::Error) -> io::Error {
     match source.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),

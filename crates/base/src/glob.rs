@@ -3,7 +3,7 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use crate::error::{Error, Result};
 
-/// Whether a path has a character with a meaning in patterns.
+/// Whether a path has a character with a special meaning in patterns.
 pub fn is_pattern(path: &str) -> bool {
     path.contains(['*', '?', '[', '{'])
 }

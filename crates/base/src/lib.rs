@@ -1,5 +1,5 @@
-//! What every layer uses: errors with their exit codes, files and their patterns, memory, signals, and the registry, where a new
-//! optimizer, schedule, adapter, model family, file format or row form is one line.
+//! What every layer uses: errors with their exit codes, files and glob patterns, memory, signals, and the registry.
+//! There, a new optimizer, schedule, adapter, model family, file format or row form is one line.
 #![warn(missing_docs)]
 
 pub mod error;

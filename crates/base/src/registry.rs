@@ -5,7 +5,7 @@
 //! Each list is a macro that passes its lines to another macro, which the layer that uses the list defines.
 
 /// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `crates/optim/src/`. `Name` is a type in
-/// the module, an `optim::UpdateRule`; `, averages` stands behind those that average instead of following a schedule.
+/// the module, an `optim::UpdateRule`. `, averages` marks those that average instead of following a schedule.
 #[macro_export]
 macro_rules! optimizers {
     ($then:path) => {
@@ -125,11 +125,13 @@ macro_rules! families {
             deepseek_v2,
             glm4_moe_lite,
             mistral4,
+            lfm3,
+            muse_glimmer,
         }
     };
 }
 
-/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in
+/// Formats of files that hold rows, in order of preference: `module = "extension" | "other";`, in
 /// `crates/data/src/source/`, with its `READ`.
 #[macro_export]
 macro_rules! formats {

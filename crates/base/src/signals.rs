@@ -1,9 +1,9 @@
-//! SIGHUP, SIGINT and SIGTERM, which ask the process to end. A thread of its own waits for them, so that they
-//! are answered while everything else is busy or blocked.
+//! SIGHUP, SIGINT and SIGTERM, which ask the process to end. A dedicated thread waits for them, so that they are
+//! handled while everything else is busy or blocked.
 //!
-//! Without a handler the process ends at once. It removes its temporary files and dies of the signal, as a shell
-//! expects: the exit code is 128 plus the signal's number. A handler, such as that of training, may save first; it
-//! returns false when the process is to end at once.
+//! Without a handler, the process ends at once. It removes its temporary files and dies of the signal, as a shell
+//! expects: the exit code is 128 plus the signal's number. A handler, such as that of training, may save first. It
+//! returns false to end the process at once.
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::files::{system, temporary};
 /// A second signal within this time is the same request: a terminal and a supervisor may both have sent one.
 const SAME: Duration = Duration::from_millis(200);
 
-/// Answers a signal: true if the process goes on, false to end it at once.
+/// Handles a signal. Returns true if the process continues, false to end it at once.
 type Handler = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
 static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
@@ -32,9 +32,8 @@ pub const fn name(signal: i32) -> &'static str {
     }
 }
 
-/// Begins to listen for signals, for the rest of the process. SIGHUP is left alone where the process was started with
-/// it ignored, as by `nohup`. Where the system has no thread or file for it, signals end the process as they do by
-/// default.
+/// Starts to listen for signals, for the rest of the process. SIGHUP stays ignored if the process was started so, as by
+/// `nohup`. If the system has no thread or file for it, signals end the process as by default.
 pub fn listen() {
     let (ready, is_ready) = mpsc::channel();
     let hear = move || {
@@ -74,7 +73,7 @@ fn ignored(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Ends the process: nothing of it stays under a temporary name.
+/// Removes the temporary files and ends the process.
 fn end(signal: i32) {
     temporary::abandon();
     // Where it returns all the same, the exit code is what it would have been.
@@ -93,7 +92,7 @@ impl Drop for Handling {
     }
 }
 
-/// Lets `handler` answer signals, with the signal's number, on the thread that listens. It replaces the handler before.
+/// Makes `handler` handle signals, with the signal's number, on the listening thread. It replaces the previous handler.
 ///
 /// # Errors
 /// [`crate::Kind::Memory`]: the system had no thread to listen on.
@@ -106,18 +105,18 @@ pub fn handle(handler: impl Fn(i32) -> bool + Send + Sync + 'static) -> Result<H
     Ok(Handling(()))
 }
 
-/// Tells a first request to end from a second one, which is an impatient user's.
+/// Distinguishes the first request to end from a second one by an impatient user.
 #[derive(Debug, Default)]
 pub struct Requests(Mutex<Option<Instant>>);
 
 impl Requests {
-    /// Whether this is the first request, or came within 200 ms of it.
+    /// Whether this is the first request, or within 200 ms of it.
     pub fn is_first(&self) -> bool {
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(Instant::now).elapsed() < SAME
     }
 
-    /// Counts the next request as the first again.
+    /// Makes the next request count as the first again.
     pub fn forget(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

@@ -14,7 +14,7 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
-/// A number and its noun, which is given in the singular: `1 row`, `2 rows`. The number may be grouped already.
+/// A number with its noun, which is given in the singular: `1 row`, `2 rows`. The number may already be grouped.
 pub fn count(number: impl Display, noun: &str) -> String {
     let number = number.to_string();
     let plural = number != "1";

@@ -1,9 +1,9 @@
 //! `tunesmith bench --kernels`: the time of each op on one shape, as bytes and operations a second, on the CPU or a GPU.
-use serde::Serialize;
+use super::clock::{Clock, numbers};
+use super::recurrent_bench;
 use std::sync::Arc;
-use std::time::Instant;
 use tunesmith_base::error::Result;
-use tunesmith_device::{Array, Device, gpu, memory};
+use tunesmith_device::{Array, Device, memory};
 use tunesmith_ops::activation::{Activation, Number, Pool};
 use tunesmith_ops::attention::{self, Heads, Saved, Scores};
 use tunesmith_ops::gated_mlp::{self, Gate};
@@ -18,67 +18,7 @@ use tunesmith_ops::{adamw, elementwise, embedding};
 use half::bf16;
 use tunesmith_config::arch::{Arch, AttentionSpec};
 
-/// Seconds that a kernel is measured for.
-const SECONDS: f64 = 0.4;
-
-/// One op.
-#[derive(Debug, Clone, Serialize)]
-pub struct KernelLine {
-    /// The op, and its direction.
-    pub name: &'static str,
-    /// Its operands' shapes.
-    pub shape: String,
-    /// Seconds of one call: the best of several rounds.
-    pub seconds: f64,
-    /// Bytes that it must read and write, each operand once.
-    pub bytes: f64,
-    /// Multiply-adds count as two; 0 for ops that only move numbers.
-    pub operations: f64,
-}
-
-/// Times calls on a device, and keeps the lines.
-struct Clock {
-    device: Device,
-    lines: Vec<KernelLine>,
-}
-
-impl Clock {
-    fn synchronize(&self) {
-        if let Device::Cuda(ordinal) = self.device {
-            gpu::synchronize(ordinal);
-        }
-    }
-
-    /// Seconds of one call: rounds of as many calls as take a while, and the best of them.
-    fn seconds(&self, mut call: impl FnMut()) -> f64 {
-        call();
-        self.synchronize();
-        let once = Instant::now();
-        call();
-        self.synchronize();
-        let calls = (SECONDS / 8.0 / once.elapsed().as_secs_f64().max(1e-6)).ceil().clamp(1.0, 10_000.0) as u32;
-        let (mut best, begin) = (f64::INFINITY, Instant::now());
-        while begin.elapsed().as_secs_f64() < SECONDS || best.is_infinite() {
-            let round = Instant::now();
-            for _ in 0..calls {
-                call();
-            }
-            self.synchronize();
-            best = best.min(round.elapsed().as_secs_f64() / f64::from(calls));
-        }
-        best
-    }
-
-    fn line(&mut self, name: &'static str, shape: String, [bytes, operations]: [f64; 2], call: impl FnMut()) {
-        let seconds = self.seconds(call);
-        self.lines.push(KernelLine { name, shape, seconds, bytes, operations });
-    }
-}
-
-/// Numbers in -1..1 that vary.
-fn numbers(count: usize) -> Vec<f32> {
-    (0..count).map(|index| (index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0).collect()
-}
+pub use super::clock::KernelLine;
 
 /// Times each op on rows of `tokens` tokens of the architecture's sizes; `narrow`: with activations in bfloat16, on a GPU.
 ///
@@ -86,7 +26,7 @@ fn numbers(count: usize) -> Vec<f32> {
 /// [`tunesmith_base::Kind::Memory`]: no room for an op's operands. [`tunesmith_base::Kind::Device`].
 pub fn measure(device: Device, arch: &Arch, tokens: usize, narrow: bool) -> Result<Vec<KernelLine>> {
     memory::guarded(|| {
-        let mut clock = Clock { device, lines: Vec::new() };
+        let mut clock = Clock::new(device);
         let pool = Pool::on(device);
         if narrow {
             pool.set_number(Number::Bf16);
@@ -138,9 +78,10 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
 
     products(clock, [hidden, wide], &x, &mut up)?;
     drop(up);
-    if let Some(spec) = arch.blocks.first().and_then(|block| block.attention()) {
+    if let Some(spec) = arch.blocks.iter().find_map(|block| block.attention()) {
         heads(clock, pool, spec, act);
     }
+    recurrent_bench::lines(clock, arch, act);
 
     let (table, ids) = (Array::<f32>::zeros(device, 1024 * hidden), vec![7u32; tokens]);
     clock.line("embedding", shape(hidden), [floats(2 * all), 0.0], || {
@@ -183,7 +124,7 @@ fn lines(clock: &mut Clock, pool: &Arc<Pool>, arch: &Arch, act: &dyn Fn(usize) -
     Ok(())
 }
 
-/// Products of a weight `[wide, hidden]` as it may be stored, and its gradient.
+/// Products of a weight `[wide, hidden]` in each storage format, and its gradient.
 fn products(clock: &mut Clock, [hidden, wide]: [usize; 2], x: &Activation, out: &mut Activation) -> Result<()> {
     let (device, tokens, count) = (clock.device, x.tokens(), hidden * wide);
     let host = numbers(count);

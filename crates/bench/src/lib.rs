@@ -2,8 +2,10 @@
 #![warn(missing_docs)]
 
 pub mod bench_cache;
+mod clock;
 pub mod decode_bench;
 pub mod kernels_bench;
 pub mod ranks_bench;
+mod recurrent_bench;
 pub mod sweep;
 pub mod training;

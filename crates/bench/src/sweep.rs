@@ -1,5 +1,5 @@
-//! `tunesmith bench --sweep`: compares the split of a step that the probe chooses with every split that a person would try.
-//! All splits train the same rows, and their measurements alternate.
+//! `tunesmith bench --sweep`: compares the automatic split of a step with every split that a person would try. All
+//! splits train the same rows, and their measurements alternate.
 use std::time::Instant;
 
 use super::training::{self, TrainingRequest};

@@ -44,7 +44,7 @@ pub struct TrainingRequest {
     pub shape: String,
     /// A model folder to load instead of random weights.
     pub model: Option<PathBuf>,
-    /// The training settings: mode, adapter, recomputation, tokens of a pass.
+    /// The training settings: mode, adapter, gradient checkpointing, tokens per pass.
     pub config: Config,
     /// Tokens of a synthetic row; all have a label.
     pub seq: usize,
@@ -52,7 +52,7 @@ pub struct TrainingRequest {
     pub batch: usize,
     /// Timed steps, after one warm-up step.
     pub steps: usize,
-    /// Without a warm-up step.
+    /// Whether to skip the warm-up step.
     pub cold: bool,
     /// Rows `{input_ids, labels}` to use instead of synthetic ones.
     pub rows: Option<Vec<Example>>,
@@ -186,7 +186,7 @@ pub fn gemm_peak(device: Where, narrow: bool) -> f64 {
     }
 }
 
-/// Operations a second of the best of some products, and its seconds.
+/// FLOP/s of the fastest of several products, and its seconds.
 fn product_rate(device: Where, narrow: bool, tokens: usize, size: usize) -> (f64, f64) {
     let pool = Pool::on(device);
     if narrow {
@@ -213,7 +213,7 @@ fn product_rate(device: Where, narrow: bool, tokens: usize, size: usize) -> (f64
     ((2 * tokens * size * size) as f64 / best, best)
 }
 
-/// Waits until a device has done what it was told.
+/// Waits until a device has finished its work.
 pub(crate) fn wait(device: Where) {
     if let Where::Cuda(ordinal) = device {
         gpu::synchronize(ordinal);

@@ -84,7 +84,7 @@ impl AdapterConfig {
         Ok(self)
     }
 
-    /// Lists what is trained in full of an encoder and a connector, as PEFT does it.
+    /// Lists tensors of an encoder and a connector that are trained in full, as PEFT does.
     fn save_vision(&mut self, arch: &Arch) {
         let modules = arch.vision.iter().flat_map(|vision| vision.saved_modules());
         let saved = &mut self.tuning.lora.modules_to_save;
@@ -253,7 +253,7 @@ impl AdapterConfig {
         fields.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect::<Map<_, _>>().into()
     }
 
-    /// The value of `trainable_token_indices`: a list of rows a module, or null.
+    /// The value of `trainable_token_indices`: a list of rows per module, or null.
     fn tokens_json(&self) -> Value {
         let TokenRows { embedding, head } = &self.token_rows;
         let rows = [("embed_tokens", embedding), ("lm_head", head)].into_iter().filter(|(_, rows)| !rows.is_empty());

@@ -34,7 +34,7 @@ pub struct SourceModel<'a> {
     pub own_head: Option<&'a Arch>,
     /// The rest of a multimodal model around the language model.
     pub wrapping: Option<&'a Wrapping>,
-    /// How the source's weights hold experts: they are written so again.
+    /// The source's format of experts, in which they are written again.
     pub stacking: &'a Stacking,
 }
 
@@ -96,7 +96,7 @@ pub fn stage(
     stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest, &stacked)
 }
 
-/// Writes `tensors` and the fetched tensors of `rest` into one file, those that `stacked` has parts of as it says.
+/// Writes `tensors` and the fetched tensors of `rest` into one file, and stacks those that `stacked` names.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor of another part of a multimodal

@@ -10,7 +10,7 @@ use tunesmith_base::files;
 pub const MANIFEST: &str = "manifest.json";
 /// State of the optimizer, and with averaged weights the raw weights.
 pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
-/// The trained tensors alone, with `mode: freeze`.
+/// Only the trained tensors, with `mode: freeze`.
 pub(crate) const PART: &str = "trained.safetensors";
 /// Where the run stood: [`crate::TrainState`] as JSON.
 pub(crate) const STATE: &str = "state.json";

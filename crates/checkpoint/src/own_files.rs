@@ -1,5 +1,6 @@
-//! Protects files of others: the program removes or replaces a folder only if it wrote every file in it. The rule holds for
-//! `--overwrite`, for rotation of checkpoints, for leftovers of killed runs and for folders that are replaced.
+//! Protects the user's files: the program removes or replaces a folder only if it wrote every file in it. The rule
+//! holds for `--overwrite`, for rotation of checkpoints, for leftovers of killed runs and for folders that are
+//! replaced.
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

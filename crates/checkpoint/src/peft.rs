@@ -93,7 +93,7 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
     read_adapter(AdapterConfig::from_dir(dir)?, dir, &|_| false)
 }
 
-/// As [`load_adapter`], with those tensors beside the language model that `seen` accepts.
+/// As [`load_adapter`], including tensors outside the language model that `seen` accepts.
 fn read_adapter(
     mut config: AdapterConfig,
     dir: &Path,
@@ -196,7 +196,7 @@ pub fn changes_encoder(dir: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// What the adapter in `dir` has trained of encoder and connector.
+/// The trained tensors of the encoder and the connector in the adapter `dir`.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`]: its files cannot be read.

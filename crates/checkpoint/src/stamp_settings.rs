@@ -122,6 +122,7 @@ mod tests {
         "data.template_path",
         "data.chat_template",
         "data.template_date",
+        "data.chat_template_kwargs",
         "data.split",
         "data.min_length",
         "data.max_length",
@@ -216,6 +217,8 @@ mod tests {
         "gen.num_beams",
         "gen.length_penalty",
         "gen.early_stopping",
+        "gen.prompt_lookup_num_tokens",
+        "gen.max_matching_ngram_size",
         "gen.stop_strings",
     ];
 

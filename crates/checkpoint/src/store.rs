@@ -180,8 +180,8 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Makes the text file `root/NAME` (`latest`, `best`) name a checkpoint, which must be complete. Without a checkpoint, removes
-/// the file. What is no regular file stays as it is.
+/// Makes the text file `root/NAME` (`latest`, `best`) name a checkpoint, which must be complete. Without a checkpoint,
+/// removes the file. Leaves anything but a regular file as it is.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Checkpoint`] where it is not complete; [`tunesmith_base::Kind::Io`].

@@ -1,5 +1,6 @@
-//! Runs collective operations in the background. A thread runs them in the order in which they were requested; a blocking
-//! operation waits for those before it. So all ranks, which request the same in the same order, also run the same.
+//! Runs collective operations in the background. A thread runs them in the order of the requests; a blocking operation
+//! waits for those before it. All ranks request the same operations in the same order, so they also run them in the
+//! same order.
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 

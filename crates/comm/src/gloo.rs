@@ -2,7 +2,7 @@
 //! building tunesmith needs no C++ library. All foreign calls are here.
 //!
 //! Gloo's own connections are neither authenticated nor encrypted; only the addresses travel through the authenticated
-//! store. They are made from each rank's address on the way to the store: loopback where that is.
+//! store. They use each rank's address on the way to the store: loopback if the store is on loopback.
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub struct Gloo {
     /// Of all ranks, or of those of this machine.
     world: World,
     limits: Limits,
-    /// An operation has failed: peers may be gone, and closing would wait for them.
+    /// Whether an operation has failed: peers may be gone, and closing would wait for them.
     failed: Arc<AtomicBool>,
 }
 
@@ -83,7 +83,7 @@ pub fn probe() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// As [`probe`]; where the engine is not there it is built, if the machine can. `say` is told before that.
+/// As [`probe`], but builds the engine if it is missing and the machine can. Calls `say` before that.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: it cannot be built, and why, or what `TUNESMITH_GLOO` names cannot be loaded.
@@ -141,14 +141,14 @@ impl Functions {
     }
 }
 
-/// What the store's callbacks need.
+/// State of the store's callbacks.
 struct Caller<'a> {
     rendezvous: &'a Rendezvous,
     group: &'a str,
     limit: Duration,
 }
 
-/// Writes a value to the store; 0 says that it is there.
+/// Writes a value to the store. Returns 0 on success.
 ///
 /// # Safety
 /// `user` is the [`Caller`] that was given to `connect`, still alive; `name` is a C string and `value` holds `length`
@@ -164,7 +164,7 @@ unsafe extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *c
     c_int::from(caller.rendezvous.store.set(&name, value).is_err())
 }
 
-/// Waits for a value of the store and hands it to `take`, together with `into`; 0 says that it has.
+/// Waits for a value of the store and passes it to `take`, together with `into`. Returns 0 on success.
 ///
 /// # Safety
 /// `user` is the [`Caller`] that was given to `connect`, still alive; `name` is a C string, and `take` may be called

@@ -8,7 +8,7 @@ use tunesmith_base::files::{self, atomic};
 
 /// The file name of the shared object that contains Gloo.
 const LIBRARY: &str = "libtunesmith_gloo.so";
-/// Says where it is, when it is nowhere near the program.
+/// The variable with its path, if it is not near the program.
 pub const LIBRARY_VARIABLE: &str = "TUNESMITH_GLOO";
 const SCRIPT: &str = include_str!("../../../shim/gloo/build");
 const SOURCE: &str = include_str!("../../../shim/gloo/tunesmith_gloo.cpp");
@@ -16,7 +16,7 @@ const SOURCE: &str = include_str!("../../../shim/gloo/tunesmith_gloo.cpp");
 pub(super) const BUILD: &str =
     "install g++ and libgloo-dev, and the next run builds it; or run the ranks as threads with train.dp_ranks: N";
 
-/// The object that the user names.
+/// The shared object that the user names.
 pub fn named() -> Option<PathBuf> {
     std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from)
 }
@@ -25,7 +25,7 @@ fn program() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))
 }
 
-/// Where what is built by a program that stands in a folder of the system lies.
+/// The path of the object that an installed program builds.
 fn cache() -> Option<PathBuf> {
     Some(tunesmith_base::files::user_cache()?.join("gloo"))
 }
@@ -50,7 +50,7 @@ pub fn find() -> Result<PathBuf> {
     })
 }
 
-/// Where it is built: in cargo's folder for a program that stands there, else in the user's cache.
+/// Where it is built: in cargo's folder if the program is there, else in the user's cache.
 fn home() -> Result<PathBuf> {
     let program = program()?;
     let cargo = program.ancestors().skip(1).take(3).find(|folder| folder.join("CACHEDIR.TAG").is_file());

@@ -1,10 +1,10 @@
-//! Whether ranks can use NCCL together: each needs a GPU of its own. Every rank says which it has, and all decide alike.
+//! Whether ranks can use NCCL: each needs its own GPU. Every rank publishes its GPU, and all make the same decision.
 use std::time::Duration;
 
 use super::rendezvous::{Rendezvous, ranks};
 use tunesmith_base::error::Result;
 
-/// Why a rank cannot take part, or the identity of its GPU.
+/// The UUID of a rank's GPU, or why the rank cannot take part.
 pub type Offer = std::result::Result<String, String>;
 
 /// The key of a rank's offer in the store.
@@ -12,8 +12,8 @@ fn key(rank: usize) -> String {
     format!("gpu/{rank}")
 }
 
-/// Tells the other ranks which GPU this one has, and finds out theirs. Why the ranks cannot use NCCL, if so: the same text on
-/// every rank.
+/// Exchanges GPU identities with the other ranks. Returns why the ranks cannot use NCCL, if so: the same text on every
+/// rank.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late.
@@ -35,7 +35,7 @@ pub fn agree(rendezvous: &Rendezvous, own: Offer, limit: Duration) -> Result<std
     Ok(decide(&offers?))
 }
 
-/// Whether each rank has a GPU of its own; else why not.
+/// Whether each rank has its own GPU; else why not.
 fn decide(offers: &[Offer]) -> std::result::Result<(), String> {
     if let Some((rank, why)) = offers.iter().enumerate().find_map(|(rank, offer)| Some((rank, offer.as_ref().err()?))) {
         return Err(format!("rank {rank}: {why}"));

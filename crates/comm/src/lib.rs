@@ -236,9 +236,9 @@ impl dyn Collectives + '_ {
         self.all_gather_bytes(bytes::of_mut(data), &parts)
     }
 
-    /// Fills in the other ranks' `parts` of `values`; this rank provides its own. The parts are contiguous, in rank order. On a
-    /// GPU whose memory the engine takes, they are there when this thread's queue comes to what it is asked for later; the host
-    /// does not wait.
+    /// Fills in the other ranks' `parts` of `values`; this rank provides its own. The parts are contiguous, in rank
+    /// order. If the engine works on the GPU's memory, later work on this thread's queue sees them, and the host does
+    /// not wait.
     ///
     /// # Errors
     /// As [`all_reduce`](#method.all_reduce).

@@ -1,6 +1,6 @@
-//! What an engine does with numbers that lie in a GPU's memory: it sends them from there, and nothing goes through the host.
-//! The host does not wait either. All of an engine's work is on a queue of its own, in the order in which it is asked for,
-//! beside what the GPU computes meanwhile.
+//! Operations of an engine on numbers in a GPU's memory: it sends them from there, not through the host, and the host
+//! does not wait. All of an engine's work is on its own queue, in the order of the calls, in parallel to what the GPU
+//! computes.
 use std::ops::Range;
 
 use tunesmith_base::error::Result;
@@ -11,36 +11,36 @@ use tunesmith_device::Queue;
 pub struct Transfer {
     /// The other rank.
     pub peer: usize,
-    /// Where the bytes are, or go.
+    /// The address of the bytes, or their destination.
     pub address: u64,
-    /// How many.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
-/// An engine whose ranks have a GPU each, as far as it takes bytes from there.
+/// An engine whose ranks have a GPU each, and which sends bytes directly from GPU memory.
 ///
-/// Addresses are of memory of the queue's GPU, which lives until the queue has done what is asked for. What an operation reads
-/// must be there before: who has computed it on another queue calls within [`Queue::cross`], or waits for a
-/// [`tunesmith_device::Mark`] on this one.
+/// Addresses refer to memory of the queue's GPU, which must live until the queue has finished the operation. The data
+/// that an operation reads must be complete. If another queue computes it, call within [`Queue::cross`], or wait for a
+/// [`tunesmith_device::Mark`] on this queue.
 pub trait OnDevice: Send + Sync {
-    /// Where the operations are put.
+    /// The queue of the operations.
     fn queue(&self) -> &Queue;
 
-    /// Sends and receives all at once. To each peer goes what it receives from this rank, in the same order.
+    /// Sends and receives all at once. The sends to a peer must match its receives from this rank, in the same order.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Peer`]: a rank is gone or late, as far as that is known now. What becomes known later, all get
-    /// who wait for the GPU.
+    /// [`tunesmith_base::Kind::Peer`]: a rank is known to be gone or late. Later failures surface when something waits
+    /// for the GPU.
     fn exchange(&self, sends: &[Transfer], receives: &[Transfer]) -> Result<()>;
 
-    /// Fills in the other ranks' parts of each stretch of memory, which begins at an address and has so many bytes from each
-    /// rank, in rank order.
+    /// Fills in the other ranks' parts of each stretch of memory: its address, and the number of bytes from each rank,
+    /// in rank order.
     ///
     /// # Errors
     /// As [`OnDevice::exchange`].
     fn all_gather(&self, stretches: &[(u64, Vec<Range<usize>>)]) -> Result<()>;
 
-    /// Replaces so many bytes at an address by those of rank `root`.
+    /// Replaces this number of bytes at an address by those of rank `root`.
     ///
     /// # Errors
     /// As [`OnDevice::exchange`].

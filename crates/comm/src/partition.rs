@@ -1,8 +1,7 @@
 //! Decides which rank owns which part of the trained values, in the same way for every strategy.
 //!
 //! Trained tensors lie end to end in one flat buffer, segment by segment (embedding, blocks, head). Each segment is cut
-//! into one contiguous part a rank, rank 0 first, so that what a segment's gradients or values move is the same for
-//! all ranks:
+//! into one contiguous part per rank, rank 0 first. So a segment's gradients or values load all ranks alike:
 //!
 //! ```text
 //! flat     |     segment 0     |         segment 1         |    segment 2    |
@@ -10,8 +9,8 @@
 //! packed   rank 0: its parts end to end; rank 1: likewise
 //! ```
 //!
-//! A cut lies where the optimizer lets a tensor be cut. Nothing else moves it: not the strategy, not the size of
-//! messages. So what is summed part by part, the norm of the gradient, is the same to the bit under all strategies.
+//! A cut lies where the optimizer allows a tensor to be cut. It does not depend on the strategy or the size of
+//! messages. So the gradient norm, which is summed part by part, is the same to the bit under all strategies.
 use std::ops::Range;
 
 use super::part;

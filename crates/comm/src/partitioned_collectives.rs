@@ -2,8 +2,8 @@
 //! a message; a long piece takes several. Buffers take at most [`Limits::bucket`](super::Limits) bytes. Sums go from the first
 //! rank to the last, as everywhere in [`super`], so the division into messages and parts does not change a bit.
 //!
-//! Where the engine takes numbers from a GPU's memory ([`OnDevice`]), nothing is packed and nothing goes through the host: each
-//! part is sent from its place, and added up on the GPU.
+//! If the engine sends from a GPU's memory ([`OnDevice`]), nothing is packed or copied to the host: each part is sent
+//! from its place and summed on the GPU.
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -251,7 +251,7 @@ impl PartitionedCollectives {
     }
 }
 
-/// The engine, if it takes the numbers of these pieces from where they are.
+/// The engine, if it sends these pieces directly from the GPU.
 fn on_device<'c>(comm: &'c dyn Collectives, pieces: &[Piece<'_>]) -> Option<&'c dyn OnDevice> {
     let engine = comm.on_device()?;
     let device = Device::Cuda(engine.queue().ordinal());

@@ -1,10 +1,10 @@
 //! Starts rank processes that cannot outlive the launcher, and ends them with all their children.
 use std::process::{Child, Command};
 
-/// Lets the processes that `command` starts be killed when this process ends, in whatever way; each leads a process
-/// group of its own, so that a Ctrl-C on the terminal reaches them only through the launcher.
+/// Makes the system kill the processes that `command` starts when this process ends, in whatever way. Each leads its
+/// own process group, so that a Ctrl-C on the terminal reaches it only through the launcher.
 ///
-/// The system ties this to the thread that starts them: that must be one that lives as long as the process.
+/// The system ties this to the thread that starts them, which must live as long as the process.
 pub fn tie(command: &mut Command) {
     use std::os::unix::process::CommandExt as _;
     command.process_group(0);

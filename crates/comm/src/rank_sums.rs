@@ -1,4 +1,4 @@
-//! Sums over ranks of numbers in a GPU's memory: what the other ranks sent, added in the order of ranks.
+//! Sums over ranks of numbers in a GPU's memory, added in rank order.
 use tunesmith_device::cuda::{Arg, Grid, Source};
 use tunesmith_device::{Device, Floats, FloatsMut, gpu};
 

@@ -19,8 +19,8 @@ use tunesmith_base::error::{Error, Result};
 const GATHERING: Duration = Duration::from_secs(300);
 /// After this time a rank says for whom it waits.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long another process may hold the place: an earlier run that is about to end. With the last attempt (three seconds)
-/// that is ten seconds.
+/// How long another process, such as an earlier run that is about to end, may hold the address. With the last attempt
+/// (three seconds) that is ten seconds.
 const FOREIGN: Duration = Duration::from_secs(7);
 /// After an operation has failed: how long the others may take to say that they have noticed.
 const FAILURE_REPORTS: Duration = Duration::from_secs(2);
@@ -298,7 +298,7 @@ fn serve(address: &str, token: &RunToken) -> Result<Host> {
     Host::serve(if is_ours { wanted } else { everywhere }, token.clone())
 }
 
-/// Where a host of this process is reached from within.
+/// The address at which this process reaches its own host.
 fn local_address(host: &Host) -> String {
     let address = host.address();
     let local = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), address.port());

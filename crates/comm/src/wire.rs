@@ -104,8 +104,8 @@ pub fn read_bytes(stream: &mut impl Read, longest: usize) -> Result<Vec<u8>> {
     read_exactly(stream, length.into(), longest)
 }
 
-/// Ends a silent connection when the machine at its other end no longer answers the system's own questions (after about
-/// eleven seconds): one whose cable is cut, or whose power is gone, sends no end.
+/// Closes a silent connection when the other machine no longer answers the system's keep-alive probes (after about
+/// eleven seconds). A machine without power or network sends no end of the connection.
 pub fn notice_loss(stream: &TcpStream) {
     #[cfg(target_os = "linux")]
     {

@@ -1,10 +1,10 @@
 //! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
 //! `config.json` is read.
 pub use super::arch_parts::{
-    AttentionSpec, BlockSpec, BranchSpec, Clamp, ExpertNames, Experts, GateSpec, HiddenAct, NormPlacement, PartSpec,
-    PerLayerSpec, QkNorm, RouterSpec, SharedExpert,
+    AttentionSpec, BlockSpec, BranchSpec, GateSpec, HiddenAct, NormPlacement, PartSpec, PerLayerSpec, QkNorm,
 };
 pub use super::classification_head::{SCORE, ScoreHead};
+pub use super::experts::{Clamp, ExpertNames, Experts, RouterSpec, SharedExpert};
 pub use super::family::{Family, Gguf};
 pub use super::mixers::{DeltaNetNames, DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 pub use super::module_names::ModuleNames;
@@ -64,6 +64,10 @@ pub struct Arch {
     pub rms_norm_eps: f64,
     /// Added to every norm weight: 1 in Gemma, whose weights count from 1; else 0.
     pub norm_offset: f64,
+    /// Whether the norm behind the last block counts its weights from 0, where others count from 1 (Muse Glimmer).
+    pub plain_final_norm: bool,
+    /// Added to the mean square in the norms on the outputs of branches; `None`: as in the others.
+    pub post_norm_eps: Option<f64>,
     /// Norms on queries and keys.
     pub qk_norm: QkNorm,
     /// Whether these norms follow the rotary embedding.
@@ -85,6 +89,8 @@ pub struct Arch {
     /// Whether Transformers applies `embedding_scale` outside the embedding module. Noise on the module's output (`NEFTune`) is then
     /// scaled too.
     pub embedding_scaled_outside: bool,
+    /// Whether a norm without weights is on the embedding's output, as a part of its module (Muse Glimmer).
+    pub embedding_norm: bool,
     /// Factor on the output of attention and MLP, before it is added to the residual stream.
     pub residual_scale: f64,
     /// Factor on the output of the head.

@@ -1,4 +1,4 @@
-//! The parts of a decoder that differ between families: norms, activations, experts, and kinds of blocks.
+//! The parts of a decoder that differ between families: norms, activations, and kinds of blocks.
 use super::mixers::{DeltaNetSpec, LatentSpec, MambaSpec, ShortConvSpec};
 
 /// Embeddings that each block has for itself, beside those of the stream (Gemma 4): a block gates its own, projects them and adds
@@ -45,6 +45,8 @@ pub enum QkNorm {
     None,
     /// A weight of `[head_dim]`, which all heads share.
     Head,
+    /// No weights: each head has a mean square of 1 (Muse Glimmer).
+    Weightless,
     /// A weight of `[heads * head_dim]` over all heads together.
     Whole,
 }
@@ -56,189 +58,6 @@ pub enum HiddenAct {
     Silu,
     /// GELU in the tanh approximation, `gelu_pytorch_tanh`.
     GeluTanh,
-}
-
-/// The mixture of experts of the blocks that have one ([`PartSpec::Experts`]).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Experts {
-    /// Number of routed experts in a block.
-    pub count: usize,
-    /// Number of experts that the router chooses for a token.
-    pub per_token: usize,
-    /// Intermediate size of an expert.
-    pub width: usize,
-    /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
-    pub normalised: bool,
-    /// What else the router does.
-    pub router: RouterSpec,
-    /// The MLP beside the experts, which every token goes through; `None` without one.
-    pub shared: Option<SharedExpert>,
-    /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
-    pub balance: Option<f64>,
-    /// What their tensors are called.
-    pub names: ExpertNames,
-    /// The constants of gpt-oss's activation; `None`: that of the other MLPs.
-    pub clamp: Option<Clamp>,
-    /// Whether router, gate, up and down have biases.
-    pub biased: bool,
-    /// Whether `config.json` says that the files hold their matrices in MXFP4.
-    pub mxfp4: bool,
-}
-
-/// How a router scores experts and chooses among them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RouterSpec {
-    /// Whether scores are sigmoids of the logits; else their softmax.
-    pub sigmoid: bool,
-    /// Whether a buffer, which is never trained, is added to the scores for the choice ([`Experts::choice_bias`]).
-    pub choice_bias: bool,
-    /// Number of groups of experts, and how many of them a token may go to (`n_group`, `topk_group`).
-    pub groups: Option<(usize, usize)>,
-    /// Added to the sum that normalised weights are divided by.
-    pub eps: f64,
-    /// Factor on all weights (`routed_scaling_factor`).
-    pub scale: f64,
-}
-
-impl RouterSpec {
-    /// A softmax, and the largest probabilities.
-    pub const SOFTMAX: Self = Self { sigmoid: false, choice_bias: false, groups: None, eps: 0.0, scale: 1.0 };
-    /// A sigmoid each, and a bias for the choice.
-    pub const SIGMOID: Self = Self { sigmoid: true, choice_bias: true, ..Self::SOFTMAX };
-}
-
-/// What tensors of experts are called within a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpertNames {
-    /// `mlp.gate`, `mlp.experts.0.gate_proj`, `mlp.shared_expert`.
-    Qwen,
-    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`.
-    Mixtral,
-    /// As Qwen's, with `mlp.gate.e_score_correction_bias` and `mlp.shared_experts` (`DeepSeek`, GLM).
-    DeepSeek,
-    /// `feed_forward.gate`, `feed_forward.experts.0.w1`, `feed_forward.expert_bias`.
-    Lfm2,
-    /// As Qwen's, with `mlp.router.gate`, `mlp.expert_bias` and `mlp.shared_experts`.
-    Afmoe,
-    /// As Mixtral's, with `block_sparse_moe.e_score_correction_bias`.
-    MiniMax,
-    /// `mlp.router`, and experts as Qwen's, which its files hold stacked, transposed, and with gate and up in turn.
-    GptOss,
-    /// `router.proj`, a module, and `experts.0.gate_proj`, which its files hold stacked.
-    Gemma4,
-}
-
-/// gpt-oss's activation: `(up + 1) g sigmoid(alpha g)`, where `g` is the gate cut at `limit`, and `up` is cut at both sides.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Clamp {
-    /// Factor within the sigmoid (`swiglu_alpha`).
-    pub alpha: f64,
-    /// Where gate and up are cut (`swiglu_limit`).
-    pub limit: f64,
-}
-
-/// An MLP beside the experts of a block: every token goes through it, and its output is added to theirs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SharedExpert {
-    /// Width of its hidden layer.
-    pub width: usize,
-    /// Whether its output is multiplied by the sigmoid of a linear module of one output (`shared_expert_gate`).
-    pub gated: bool,
-}
-
-impl Experts {
-    /// Tensor names of an expert's gate, up and down projections, within the block.
-    pub fn names(&self, expert: usize) -> [String; 3] {
-        self.modules(expert).map(|module| format!("{module}.weight"))
-    }
-
-    /// Tensor names of their biases, where they have some.
-    pub fn bias_names(&self, expert: usize) -> Option<[String; 3]> {
-        self.biased.then(|| self.modules(expert).map(|module| format!("{module}.bias")))
-    }
-
-    fn modules(&self, expert: usize) -> [String; 3] {
-        let projections = match self.names {
-            ExpertNames::Mixtral | ExpertNames::Lfm2 | ExpertNames::MiniMax => ["w1", "w3", "w2"],
-            ExpertNames::Qwen
-            | ExpertNames::GptOss
-            | ExpertNames::DeepSeek
-            | ExpertNames::Afmoe
-            | ExpertNames::Gemma4 => ["gate_proj", "up_proj", "down_proj"],
-        };
-        let experts = match self.names {
-            ExpertNames::Gemma4 => "experts".to_owned(),
-            _ => format!("{}.experts", self.feed()),
-        };
-        projections.map(|name| format!("{experts}.{expert}.{name}"))
-    }
-
-    /// The module of router and experts, within the block.
-    pub const fn feed(&self) -> &'static str {
-        match self.names {
-            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp",
-            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe",
-            ExpertNames::Lfm2 => "feed_forward",
-            ExpertNames::Gemma4 => "",
-        }
-    }
-
-    /// The module of the experts in Transformers 5, within the block.
-    pub const fn module(&self) -> &'static str {
-        match self.names {
-            ExpertNames::Lfm2 => "feed_forward.experts",
-            ExpertNames::Gemma4 => "experts",
-            _ => "mlp.experts",
-        }
-    }
-
-    /// Whether their parameter of gate and up in Transformers 5 has the outputs of both in turn (gpt-oss).
-    pub const fn is_interleaved(&self) -> bool {
-        matches!(self.names, ExpertNames::GptOss)
-    }
-
-    /// Tensor name of the router, within the block.
-    pub const fn router(&self) -> &'static str {
-        match self.names {
-            ExpertNames::Qwen | ExpertNames::DeepSeek => "mlp.gate.weight",
-            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.gate.weight",
-            ExpertNames::GptOss => "mlp.router.weight",
-            ExpertNames::Lfm2 => "feed_forward.gate.weight",
-            ExpertNames::Afmoe => "mlp.router.gate.weight",
-            ExpertNames::Gemma4 => "router.proj.weight",
-        }
-    }
-
-    /// Module name of the router in Transformers 5, within the block.
-    pub const fn router_module(&self) -> &'static str {
-        match self.names {
-            ExpertNames::Qwen | ExpertNames::Mixtral | ExpertNames::DeepSeek | ExpertNames::MiniMax => "mlp.gate",
-            ExpertNames::GptOss => "mlp.router",
-            ExpertNames::Lfm2 => "feed_forward.gate",
-            ExpertNames::Afmoe => "mlp.router.gate",
-            ExpertNames::Gemma4 => "router.proj",
-        }
-    }
-
-    /// Tensor name of the buffer that is added to the scores for the choice, `[experts]`, within the block.
-    pub fn choice_bias(&self) -> Option<&'static str> {
-        self.router.choice_bias.then_some(match self.names {
-            ExpertNames::Mixtral | ExpertNames::MiniMax => "block_sparse_moe.e_score_correction_bias",
-            ExpertNames::Lfm2 => "feed_forward.expert_bias",
-            ExpertNames::Afmoe => "mlp.expert_bias",
-            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::DeepSeek | ExpertNames::Gemma4 => {
-                "mlp.gate.e_score_correction_bias"
-            }
-        })
-    }
-
-    /// Module of the MLP beside the experts, within the block.
-    pub const fn shared_module(&self) -> &'static str {
-        match self.names {
-            ExpertNames::DeepSeek | ExpertNames::Afmoe => "mlp.shared_experts",
-            _ => "mlp.shared_expert",
-        }
-    }
 }
 
 /// A block of the model: branches beside the residual stream, one after the other. Each adds its output to the stream.
@@ -326,6 +145,8 @@ pub enum GateSpec {
     Beside,
     /// From `gate_proj`, which is as wide as the queries (`AFMoE`).
     Own,
+    /// From `g_proj`, which gives a number for each head (LFM3).
+    Heads,
 }
 
 impl AttentionSpec {

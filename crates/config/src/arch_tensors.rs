@@ -146,6 +146,7 @@ impl Arch {
         if experts.names != ExpertNames::Gemma4 {
             tensors.add(experts.router(), &[experts.count, hidden]);
         }
+        let features = experts.latent.unwrap_or(hidden);
         if experts.biased {
             tensors.add(&experts.router().replace(".weight", ".bias"), &[experts.count]);
         }
@@ -153,10 +154,11 @@ impl Arch {
             tensors.add(name, &[experts.count]);
         }
         for expert in 0..experts.count {
-            let [gate, up, down] = experts.names(expert);
-            tensors.add(&gate, &[experts.width, hidden]);
-            tensors.add(&up, &[experts.width, hidden]);
-            tensors.add(&down, &[hidden, experts.width]);
+            let names = experts.names(expert);
+            for (index, name) in names.iter().enumerate() {
+                let inner = [experts.width, features];
+                tensors.add(name, &if index + 1 < names.len() { inner } else { [features, experts.width] });
+            }
             if let Some([gate, up, down]) = experts.bias_names(expert) {
                 tensors.add(&gate, &[experts.width]);
                 tensors.add(&up, &[experts.width]);
@@ -183,7 +185,7 @@ impl Arch {
     /// Lengths of the q and k norm weights of a block.
     fn qk_norm_sizes(&self, attention: &AttentionSpec) -> [Option<usize>; 2] {
         match self.qk_norm {
-            QkNorm::None => [None; 2],
+            QkNorm::None | QkNorm::Weightless => [None; 2],
             QkNorm::Head => [Some(attention.head_dim); 2],
             QkNorm::Whole => [Some(attention.query_size()), Some(attention.kv_size())],
         }
@@ -251,8 +253,10 @@ impl Arch {
                 of("v_proj", key, hidden, self.qkv_bias),
             ],
         };
-        if attention.gate == GateSpec::Own {
-            linears.push(of("gate_proj", width, hidden, false));
+        match attention.gate {
+            GateSpec::Own => linears.push(of("gate_proj", width, hidden, false)),
+            GateSpec::Heads => linears.push(of("g_proj", attention.num_heads, hidden, false)),
+            GateSpec::None | GateSpec::Beside => {}
         }
         if attention.k_eq_v && attention.kv_from.is_none() {
             linears.truncate(2);
@@ -303,12 +307,23 @@ impl Arch {
     fn shared_expert_linears(&self) -> Vec<Linear> {
         let experts = self.experts.as_ref().and_then(|experts| Some((experts.shared?, experts.shared_module())));
         let Some((SharedExpert { width, gated }, module)) = experts else { return Vec::new() };
-        let hidden = self.hidden_size;
-        let of = |name: &str, out, inputs| (format!("{module}{name}"), out, inputs, false);
-        let mut linears =
-            vec![of(".gate_proj", width, hidden), of(".up_proj", width, hidden), of(".down_proj", hidden, width)];
+        if module == self.module_names.mlp {
+            return self.mlp_linears(width);
+        }
+        let experts = self.experts.as_ref();
+        let (hidden, latent) = (self.hidden_size, experts.and_then(|experts| experts.latent));
+        let has_gate = experts.is_some_and(|experts| experts.gated);
+        let bias = !has_gate && self.mlp_bias;
+        let of = |name: &str, out, inputs| (format!("{module}{name}"), out, inputs, bias);
+        let mut linears = if has_gate { vec![of(".gate_proj", width, hidden)] } else { Vec::new() };
+        linears.extend([of(".up_proj", width, hidden), of(".down_proj", hidden, width)]);
         if gated {
             linears.push(of("_gate", 1, hidden));
+        }
+        if let Some(latent) = latent {
+            let feed = experts.map_or("", Experts::feed);
+            linears.push((format!("{feed}.fc1_latent_proj"), latent, hidden, bias));
+            linears.push((format!("{feed}.fc2_latent_proj"), hidden, latent, bias));
         }
         linears
     }

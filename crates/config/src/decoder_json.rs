@@ -121,6 +121,8 @@ impl Source<'_> {
             vocab_size: self.size("vocab_size", None)?,
             rms_norm_eps: self.positive(defaults.eps_key, defaults.eps)?,
             norm_offset: 0.0,
+            plain_final_norm: false,
+            post_norm_eps: None,
             qk_norm: QkNorm::None,
             qk_norm_after_rope: false,
             blocks: vec![BlockSpec::new(attention, intermediate_size); num_hidden_layers],
@@ -135,6 +137,7 @@ impl Source<'_> {
             logit_softcap: None,
             embedding_scale: 1.0,
             embedding_scaled_outside: false,
+            embedding_norm: false,
             residual_scale: 1.0,
             logit_scale: 1.0,
             activation: self.activation(defaults.activation_key, defaults.activation)?,
@@ -368,6 +371,8 @@ impl Source<'_> {
             names: ExpertNames::Qwen,
             clamp: None,
             biased: false,
+            gated: true,
+            latent: None,
             mxfp4: false,
         })
     }

@@ -67,6 +67,8 @@ impl ModuleNames {
         projections: ["w1", "w3", "w2"],
         ..Self::LLAMA
     };
+    /// LFM3's.
+    pub const LFM3: Self = Self { o_proj: "o_proj", q_norm: "q_norm", k_norm: "k_norm", ..Self::LFM2 };
     /// `HunYuan`'s.
     pub const HUNYUAN: Self = Self { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Self::LLAMA };
 }

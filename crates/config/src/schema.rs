@@ -13,6 +13,7 @@ use super::foreign_values::{FileOrMapping, FsdpWords};
 use super::labels::{ClassWeights, Labels};
 use super::mixed_values::{BeamStop, DeviceChoice, Resume};
 use super::option::{self, Range, section};
+use super::template_kwargs::TemplateKwargs;
 use super::value::Patterns;
 use std::path::PathBuf;
 
@@ -134,7 +135,7 @@ section! {
 }
 
 section! {
-    /// How a model sees pictures (`docs/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
+    /// How a model sees pictures (`docs/guides/images.md`). A multimodal model has an image encoder of its own; any other model can be paired
     /// with one.
     VisionConfig = "vision" {
         /// Whether the image encoder is loaded (`null`: where the first rows of a file show pictures).
@@ -194,7 +195,7 @@ macro_rules! tuning {
                 freeze_language: bool = false, aliases ["freeze_language_model", "freeze_llm"];
                 /// With `freeze_vision: true`: train the last blocks of the image encoder nevertheless, so many.
                 vision_unfreeze_layers: usize = 0, range Range::within(0.0, 4096.0);
-                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`.
+                /// Modules of the image encoder's blocks that get an adapter too, such as `q_proj`; `all-linear` for all linear ones.
                 vision_target_modules: Vec<String> = Vec::new();
             }
             nested {
@@ -466,6 +467,10 @@ section! {
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that chat templates insert as today's, such as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
+        /// Variables for the chat template, as in Transformers and vLLM: `{enable_thinking: false}`, `{reasoning_effort: high}`,
+        /// `{preserve_thinking: true}`. Each template has its own; one that it does not read is refused. A row's own
+        /// `chat_template_kwargs` replace them.
+        chat_template_kwargs: TemplateKwargs = TemplateKwargs::default();
         /// Treat special tokens that a message, a tool or a prompt contains (`<|im_end|>`) as plain text. Those that the template
         /// writes stay tokens. `false`: all of them are tokens, as in Transformers. Rows of plain text and `--raw` prompts always
         /// keep them.
@@ -554,6 +559,12 @@ section! {
         length_penalty: f64 = 1.0;
         /// With beams: when the search ends.
         early_stopping: BeamStop = BeamStop::False;
+        /// Prompt lookup decoding: guess up to this many next tokens, and read them in one pass; 0 for none.
+        /// A guess is what followed the last tokens where they stood before, in the prompt or in the answer. Answers stay the
+        /// same, on a GPU within rounding. Extracts and rewrites get faster, free texts hardly. More than 14 are never guessed.
+        prompt_lookup_num_tokens: usize = 0, range Range::within(0.0, 1e6);
+        /// With `prompt_lookup_num_tokens`: look for this many last tokens, then for one fewer, down to one.
+        max_matching_ngram_size: usize = 2, range Range::within(1.0, 1e6);
         /// Strings that end an answer; the answer does not include them.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
     }

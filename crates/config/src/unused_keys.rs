@@ -109,16 +109,22 @@ const SWITCHES: &[Switch] = &[
         why: "there is no beam search; set num_beams above 1, or remove it",
     },
     Switch {
+        key: "gen.prompt_lookup_num_tokens",
+        on: |config| config.generation.prompt_lookup_num_tokens > 0,
+        keys: &["gen.max_matching_ngram_size"],
+        why: "no tokens are guessed; set prompt_lookup_num_tokens above 0, or remove it",
+    },
+    Switch {
         key: "eval.metrics",
         on: |config| config.eval.metrics.contains(&EvalMetric::Json),
         keys: &["eval.json_schema"],
-        why: "the measure json is not asked for; add it to the metrics, or remove the schema",
+        why: "eval.metrics does not contain json; add it, or remove the schema",
     },
     Switch {
         key: "eval.metrics",
         on: |config| config.eval.metrics.contains(&EvalMetric::Rouge),
         keys: &["eval.rouge_stemmer"],
-        why: "the measure rouge is not asked for; add it to the metrics, or remove the key",
+        why: "eval.metrics does not contain rouge; add it, or remove the key",
     },
     Switch {
         key: "eval.scorer",

@@ -227,6 +227,19 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.generation_num_beams",
         "a beam search draws nothing; keep one",
     )?;
+    let guesses = answers.prompt_lookup_num_tokens > 0;
+    resolved.refuse_if(
+        guesses && answers.num_beams > 1,
+        "gen.prompt_lookup_num_tokens",
+        "gen.num_beams",
+        "a beam search guesses nothing; keep one",
+    )?;
+    resolved.refuse_if(
+        guesses && train.generation_num_beams.is_some_and(|beams| beams > 1),
+        "gen.prompt_lookup_num_tokens",
+        "train.generation_num_beams",
+        "a beam search guesses nothing; keep one",
+    )?;
     resolved.refuse_if(
         data.template_path.is_some() && data.chat_template.is_some(),
         "data.template_path",

@@ -17,7 +17,7 @@ pub struct Wrapper {
     pub(super) tied: bool,
     /// Whether `tie_word_embeddings` in `text_config` also ties the head.
     pub(super) text_ties: bool,
-    /// Whether the class applies the language model's soft cap of logits. Most classes leave it out.
+    /// Whether the class applies the language model's soft cap of logits and its factor on them. Most classes leave both out.
     pub(super) caps_logits: bool,
 }
 
@@ -208,6 +208,15 @@ pub static WRAPPERS: &[Wrapper] = &[
         models: "Qwen3.5 35B-A3B, 122B-A10B and 397B-A17B, Qwen3.6 35B-A3B",
         text: "qwen3_5_moe_text",
         text_ties: false,
+        ..LLAVA
+    },
+    Wrapper {
+        model_type: "muse_glimmer",
+        class_name: "MuseGlimmerForConditionalGeneration",
+        models: "Muse Glimmer 30B",
+        text: "muse_glimmer_text",
+        text_ties: false,
+        caps_logits: true,
         ..LLAVA
     },
 ];

@@ -56,6 +56,7 @@ static TEXTS: &[Text] = &[
     text("hunyuan_v1_dense", [290_943, 4096, 11_008, 32, 32], [Some(1), Some(2)]),
     text("gemma4_text", [262_144, 2304, 9216, 30, 8], [Some(2), Some(1)]),
     text("gemma4_unified_text", [262_144, 2304, 9216, 30, 8], [Some(2), Some(1)]),
+    text("muse_glimmer_text", [202_048, 6656, 19_968, 52, 32], [Some(200_000), Some(200_001)]),
     QWEN_VL,
     Text { model_type: "qwen2_5_vl_text", ..QWEN_VL },
     Text {
@@ -80,8 +81,8 @@ impl Wrapper {
     pub(super) fn adjust(&self, arch: &mut Arch) {
         if !self.caps_logits {
             arch.logit_softcap = None;
+            arch.logit_scale = 1.0;
         }
-        arch.logit_scale = 1.0;
     }
 }
 

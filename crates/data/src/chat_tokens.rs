@@ -31,7 +31,7 @@ impl ChatTokens {
 
 impl ChatTemplate {
     /// Tokenizes `text`, which this template rendered from `conversation` or from its messages up to and including one
-    /// of its answers. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
+    /// of its answers; the special token of the next message may follow. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
     ///
     /// With `split_special_tokens`, control tokens that a message contains become plain text. With `most`, only the first `most`
     /// tokens need to be right ([`Tokenizer::encode_first`]).
@@ -70,8 +70,11 @@ impl ChatTemplate {
             (1..conversation.messages.len()).filter(|at| conversation.messages[at - 1]["role"] == "assistant");
         let mut other = None;
         for count in std::iter::once(conversation.messages.len()).chain(answers.rev()) {
-            if render(conversation, count)?.as_deref() == Some(text) {
-                other = render(&altered, count)?;
+            let Some(rendered) = render(conversation, count)? else { continue };
+            // The token of the next message may end the text ([`super::mask`]).
+            let Some(behind) = text.strip_prefix(&rendered) else { continue };
+            if behind.is_empty() || tokenizer.special_texts().iter().any(|special| special == behind) {
+                other = render(&altered, count)?.map(|other| other + behind);
                 break;
             }
         }

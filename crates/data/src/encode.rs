@@ -267,7 +267,7 @@ impl Encoder {
         row.examples.reverse();
         row.pictures.reverse();
         template_coverage::check_calls(template, conversation, &renderings)?;
-        row.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
+        row.notes.unwritten = template_coverage::unwritten(template, conversation, &last.unwrap_or_default());
         Ok(row)
     }
 

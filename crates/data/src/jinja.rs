@@ -211,7 +211,7 @@ const TICK: &str = "_tick";
 const STORABLE: &str = "_storable";
 const GENERATION: &str = "_generation";
 
-/// Changes the source in two ways. `generation` blocks become filter blocks. `a * b` becomes `a * _one * b`, so the
+/// Changes the source in two ways. `generation` blocks become filter blocks with a scope. `a * b` becomes `a * _one * b`, so the
 /// compiler cannot fold a product of constants, whose size nothing would bound.
 fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error> {
     let mut changed = String::with_capacity(source.len() + 64);
@@ -223,8 +223,9 @@ fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error>
         let range = span.start_offset as usize..span.end_offset as usize;
         depth.add(&token, opens_block)?;
         let replacement = match token {
-            Token::Ident("generation") if opens_block => Some(format!("filter {GENERATION}")),
-            Token::Ident("endgeneration") if opens_block => Some("endfilter".into()),
+            // As in Transformers, the block is a scope: what it sets ends with it.
+            Token::Ident("generation") if opens_block => Some(format!("filter {GENERATION} %}}{{% with")),
+            Token::Ident("endgeneration") if opens_block => Some("endwith %}{% endfilter".into()),
             Token::Mul if ends_operand => Some("* _one *".into()),
             _ => None,
         };

@@ -18,7 +18,7 @@ use super::split::Split;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
-use super::{contamination, dedupe, labels, mix, strftime};
+use super::{contamination, dedupe, labels, mix};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
@@ -39,9 +39,7 @@ pub fn load(
     let data = &config.data;
     let inputs = Inputs::of(config)?;
     let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
-    let date = data.template_date.as_deref().map(strftime::parse_date).transpose()?;
-    let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
-        .map(|template| template.at(date));
+    let template = ChatTemplate::of(model_dir, &tokenizer, data)?;
     let options = EncodeOptions {
         max_seq_len: config.model.max_seq_len,
         truncation: data.truncation,
@@ -154,7 +152,7 @@ pub fn load(
     (report.validation, report.test) = (validation_counts, test_counts);
     let Encoder { tokenizer, template, .. } = loader.encoder;
     if let Some(template) =
-        template.as_ref().filter(|template| report.templated && template.is_dated() && date.is_none())
+        template.as_ref().filter(|template| report.templated && template.is_dated() && data.template_date.is_none())
     {
         report.warnings.push(format!(
             "the chat template ({}) writes today's date: set data.template_date for a run that can be repeated on another day",
@@ -373,6 +371,7 @@ impl Loader<'_> {
         if let Some(template) = template {
             hasher.update(template.source().as_bytes());
             hasher.update(template.date().as_bytes());
+            hasher.update(self.config.data.chat_template_kwargs.to_string().as_bytes());
         }
         hasher.finalize()
     }

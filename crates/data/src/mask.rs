@@ -2,7 +2,8 @@
 //!
 //! A template that marks this text (`{% generation %}`) decides. With any other template, each turn is found in a
 //! rendering that ends with this turn: it begins after the prompt that inference would use, and ends with its
-//! end-of-turn token.
+//! end-of-turn token. If the template writes nothing behind an answer, the special token that begins the next message
+//! ends the turn.
 //!
 //! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite
 //! earlier turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged
@@ -71,13 +72,9 @@ pub(super) fn render_each(
     };
     let blocks = std::mem::take(&mut full.spans);
     let finder = Finder { template, conversation, input: &input, special_texts, stopped: RefCell::default() };
-    let spans = if template.marks_generation() && blocks.len() == assistants.len() {
-        let of_turns = assistants.iter().zip(blocks);
-        of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
-    } else if template.marks_generation() && !all && assistants.ends_with(&wanted) {
-        // The template leaves out turns, or has several blocks in one turn. The last blocks belong to the last turns.
-        let kept = if wanted.len() < assistants.len() { wanted.len() } else { blocks.len() };
-        blocks[blocks.len().saturating_sub(kept)..].to_vec()
+    let spans = if template.marks_generation() {
+        let rest: Vec<usize> = assistants.iter().copied().filter(|index| !wanted.contains(index)).collect();
+        finder.blocks_of(blocks, &wanted, &rest)?
     } else if all {
         wanted.iter().map(|&index| finder.within(index, &full.text)).collect::<Result<Vec<_>>>()?
     } else {
@@ -98,6 +95,8 @@ fn around(ranges: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
 struct Turn {
     text: String,
     span: Range<usize>,
+    /// How many bytes at the end are the special token of the next message, which ends the turn.
+    borrowed: usize,
 }
 
 impl Turn {
@@ -168,10 +167,77 @@ impl Finder<'_> {
 
     /// The conversation up to and including message `index`, and the bytes of that message.
     fn turn(&self, index: usize) -> Result<Turn> {
-        let text = self.template.render_first(self.input, index + 1, false)?.text;
+        let mut text = self.template.render_first(self.input, index + 1, false)?.text;
         let start = self.start(index, &text).ok_or_else(|| self.unstable(index))?;
-        let end = self.end(index, &text, start);
-        Ok(Turn { text, span: start..end })
+        if let Some(end) = self.end(index, &text, start) {
+            return Ok(Turn { text, span: start..end, borrowed: 0 });
+        }
+        let next = self.next_header(index, &text).unwrap_or_default();
+        text.push_str(&next);
+        Ok(Turn { span: start..text.len(), text, borrowed: next.len() })
+    }
+
+    /// The special token that begins the next message, if the template writes nothing behind an answer: at inference
+    /// this token ends the turn. `text` ends with message `index`. Behind the last message, a tool's result follows its
+    /// call, and a question any other answer.
+    fn next_header(&self, index: usize, text: &str) -> Option<String> {
+        let answer = self.input.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
+        let closes = self.probe(&answer, index + 1, false)?;
+        if !closes.ends_with(self.input.marks.open) {
+            return None;
+        }
+        let message = &self.conversation.messages[index];
+        let calls = message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+        let role = match self.conversation.messages.get(index + 1) {
+            // Nothing ends a turn that the next one continues.
+            Some(next) if next["role"] == "assistant" => return None,
+            Some(next) => next["role"].as_str()?,
+            None if calls => "tool",
+            None => "user",
+        };
+        let next = json!({ "role": role, "content": self.mark() });
+        let followed = self.probe(&self.input.followed(index + 1, &next), index + 2, false);
+        let behind = followed.as_deref().and_then(|followed| followed.strip_prefix(text));
+        // A turn that loses its reasoning when a question follows is not in that text. The plain answer is.
+        let plain =
+            if behind.is_none() { self.probe(&answer.followed(index + 1, &next), index + 2, false) } else { None };
+        let behind = behind.or_else(|| plain.as_deref()?.split(self.input.marks.open).nth(1))?;
+        let specials = self.special_texts.iter().filter(|special| !special.is_empty() && behind.starts_with(*special));
+        specials.max_by_key(|special| special.len()).cloned()
+    }
+
+    /// The blocks of the turns `wanted` among all `blocks` of the conversation. The other assistant turns are `rest`.
+    ///
+    /// A turn's blocks are those whose text changes with its message.
+    fn blocks_of(&self, blocks: Vec<Range<usize>>, wanted: &[usize], rest: &[usize]) -> Result<Vec<Range<usize>>> {
+        if wanted.is_empty() || rest.is_empty() {
+            return Ok(if wanted.is_empty() { Vec::new() } else { blocks });
+        }
+        let unclear = || {
+            Error::data(format!(
+                "the chat template ({}) does not show which turns its {{% generation %}} blocks belong to",
+                self.template.origin()
+            ))
+            .hint("train on every turn: data.loss_on: assistant, without \"train\": false in the row")
+        };
+        let touched = |messages: &[usize]| -> Result<Vec<bool>> {
+            let mark = self.input.spare.ok_or_else(unclear)?;
+            let input = messages.iter().fold(None, |input: Option<TemplateInput>, &index| {
+                let message = marked_message(&self.conversation.messages[index], mark);
+                Some(input.as_ref().unwrap_or(self.input).with_message(index, &message))
+            });
+            let rendered = input.and_then(|input| self.noted(self.template.render_first(&input, input.len(), false)));
+            let rendered = rendered.unwrap_or_default();
+            Ok(rendered.spans.iter().map(|span| rendered.text[span.clone()].contains(mark)).collect())
+        };
+        let (ours, others) = (touched(wanted)?, touched(rest)?);
+        let clear = ours.len() == blocks.len()
+            && others.len() == blocks.len()
+            && ours.iter().zip(&others).all(|(ours, others)| ours != others);
+        if !clear {
+            return Err(self.stopped.take().unwrap_or_else(unclear));
+        }
+        Ok(blocks.into_iter().zip(ours).filter(|(_, ours)| *ours).map(|(block, _)| block).collect())
     }
 
     /// Where the assistant's text begins in `text`, which ends with its turn: after the prompt that inference would
@@ -198,8 +264,12 @@ impl Finder<'_> {
         if let Some(prompt) = &prompt
             && let Some((shared, length)) = header
             && (others_end.is_some() || shared == length)
-            && let Some(start) = self.behind_header(index, &prompt.text, &text[..whole_characters(text, shared)])
-            && start >= others_end.unwrap_or(0)
+            && let Some(start) = self.behind_header(
+                index,
+                &prompt.text,
+                &text[..whole_characters(text, shared)],
+                others_end.unwrap_or(0),
+            )
         {
             return Some(start);
         }
@@ -216,7 +286,8 @@ impl Finder<'_> {
     /// Where the header of message `index` ends in `text`, which ends after that header: the last place with the same
     /// text before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is
     /// ignored.
-    fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
+    /// Earlier turns, up to the byte `from`, may have that text too.
+    fn behind_header(&self, index: usize, prompt: &str, text: &str, from: usize) -> Option<usize> {
         let before = self.probe_first(index, false)?.text;
         let asked = common_bytes(&before, prompt);
         let ends = self.boundaries(prompt);
@@ -224,7 +295,8 @@ impl Finder<'_> {
         std::iter::once(prompt.len()).chain(candidates).find_map(|end| {
             let begins = ends.iter().rev().copied().find(|&at| !prompt[at.min(end)..end].trim().is_empty());
             let piece = &prompt[begins.unwrap_or(0)..end];
-            text.rfind(piece).filter(|_| !piece.trim().is_empty()).map(|at| at + piece.len())
+            let place = text.rfind(piece).filter(|_| !piece.trim().is_empty()).map(|at| at + piece.len());
+            place.filter(|&place| place >= from)
         })
     }
 
@@ -258,9 +330,8 @@ impl Finder<'_> {
     }
 
     /// Where the turn ends that begins at `start`, if `text` ends with it: after its end-of-turn token. A newline or
-    /// EOS after that token does not belong to the turn. Without a special token at the end, the turn is the rest of
-    /// the text.
-    fn end(&self, index: usize, text: &str, start: usize) -> usize {
+    /// EOS after that token does not belong to the turn. `None` without a special token at the end.
+    fn end(&self, index: usize, text: &str, start: usize) -> Option<usize> {
         let tokens = self.final_tokens(text, start);
         let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default().trim_end();
         // The content itself may end with the text of a special token.
@@ -271,8 +342,8 @@ impl Finder<'_> {
             None if content.is_empty() => 0,
             None => behind(content).unwrap_or(0),
         };
-        match &tokens[first..] {
-            [] => text.len(),
+        Some(match &tokens[first..] {
+            [] => return None,
             [only] => only.end,
             // Of several tokens, the turn has those that stay when the conversation continues.
             closing @ [one, ..] => {
@@ -281,7 +352,7 @@ impl Finder<'_> {
                 let fallback = if content.is_empty() { closing.last() } else { Some(one) };
                 own.or(fallback).map_or(text.len(), |token| token.end)
             }
-        }
+        })
     }
 
     /// The special tokens at the end of `text` and after `start`, in order. White space may separate them.
@@ -317,8 +388,9 @@ impl Finder<'_> {
     /// special token right after it.
     fn within(&self, index: usize, full: &str) -> Result<Range<usize>> {
         let turn = self.turn(index)?;
-        if turn.stands_in(full) {
-            return Ok(turn.span);
+        let own = turn.span.end - turn.borrowed;
+        if full.starts_with(&turn.text[..own]) {
+            return Ok(turn.span.start..if turn.stands_in(full) { turn.span.end } else { own });
         }
         let begins = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
         let all = self.input.len();
@@ -378,6 +450,36 @@ impl Finder<'_> {
         ))
         .hint("mark the assistant's text by {% generation %} in a copy and set data.template_path, or set data.chat_template")
     }
+}
+
+/// The message with `mark` in each of its texts that a template writes: its content, its reasoning and the names of its
+/// calls. A template may split the content at the end of its reasoning, so the mark is there too.
+fn marked_message(message: &Value, mark: char) -> Value {
+    let add = |text: &mut String| *text = format!("{}{mark}", text.replace("</think>", &format!("{mark}</think>")));
+    let mut message = message.clone();
+    let calls = message["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty());
+    for name in ["content", "reasoning_content", "thinking", "reasoning"] {
+        match message.get_mut(name) {
+            // A call may have no words.
+            Some(Value::String(text)) if !(calls && text.is_empty()) => add(text),
+            Some(Value::Array(parts)) => {
+                parts.iter_mut().filter_map(|part| part.get_mut("text")).for_each(|part| {
+                    if let Value::String(text) = part {
+                        add(text);
+                    }
+                });
+            }
+            _ => {}
+        }
+    }
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let function = if call["function"].is_object() { &mut call["function"] } else { call };
+        if let Some(Value::String(name)) = function.get_mut("name") {
+            add(name);
+        }
+    }
+    message
 }
 
 /// The last character boundary of `text` up to `end`.

@@ -6,6 +6,7 @@ use super::json_type::json_type;
 use super::numbers;
 use super::row_images;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::RESERVED_KWARGS;
 
 /// A conversation. Its messages are objects with a `role`; they keep all fields, because templates may read any.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -18,6 +19,8 @@ pub struct Conversation {
     pub first_supervised: usize,
     /// The indices of assistant messages with `weight: 0` or `train: false`, in order. They carry no loss either.
     pub unlearned: Vec<usize>,
+    /// The row's own variables for the template (`chat_template_kwargs`), such as `enable_thinking`.
+    pub template_kwargs: Map<String, Value>,
     /// The pictures, in the order of the parts `{type: image}` that show them: each a file, relative to `data.image_dir`, or a
     /// `data:` URI.
     pub images: Vec<String>,
@@ -41,20 +44,41 @@ impl Conversation {
             normalize(message).map_err(place)?;
         }
         let images = row_images::take(&mut messages, row)?;
-        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, images })
+        let template_kwargs = template_kwargs(row)?;
+        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned, template_kwargs, images })
     }
 
     /// The conversation as a row of the form `messages`.
     pub(super) fn into_json(self) -> Value {
-        let Self { mut messages, tools, first_supervised, unlearned, images } = self;
+        let Self { mut messages, tools, first_supervised, unlearned, template_kwargs, images } = self;
         let silent = |(index, message): &(usize, &mut Value)| {
             unlearned.contains(index) || (*index < first_supervised && message["role"] == "assistant")
         };
         messages.iter_mut().enumerate().filter(silent).for_each(|(_, message)| message["train"] = false.into());
         let mut row = Map::from_iter([("messages".to_owned(), Value::Array(messages))]);
         row.extend(tools.map(|tools| ("tools".to_owned(), tools)));
+        row.extend((!template_kwargs.is_empty()).then(|| (KWARGS.to_owned(), template_kwargs.into())));
         row.extend((!images.is_empty()).then(|| ("images".to_owned(), images.into())));
         row.into()
+    }
+}
+
+/// A row's field with variables for the template, as in TRL.
+const KWARGS: &str = "chat_template_kwargs";
+
+/// Takes the variables for the template from a row.
+fn template_kwargs(row: &mut Map<String, Value>) -> Result<Map<String, Value>> {
+    match row.shift_remove(KWARGS) {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(mut kwargs)) => {
+            // In a column store, a variable of another row is null.
+            kwargs.retain(|_, value| !value.is_null());
+            match kwargs.keys().find(|name| RESERVED_KWARGS.contains(&name.as_str())) {
+                None => Ok(kwargs),
+                Some(name) => Err(Error::data(format!("{KWARGS:?} sets {name:?}, which the row or tunesmith sets"))),
+            }
+        }
+        Some(other) => Err(Error::data(format!("{KWARGS:?} is {}, expected an object", json_type(&other)))),
     }
 }
 

@@ -11,17 +11,22 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use super::archive::{self, Archives};
 use super::inputs::Inputs;
-use super::pictures::{PictureLook, PictureRows, Pictures, bad_image};
+use super::pictures::{AMONG_OTHERS, PictureLook, PictureRows, Pictures, bad_image};
 use super::row::{Form, PROBE_ROWS};
 use super::source;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files::{self, atomic};
 use tunesmith_config::Config;
 use tunesmith_config::vision::{ChatImages, VisionArch};
-use tunesmith_vision::{MAX_BYTES, Picture, Pixels, Processor, Tile};
+use tunesmith_vision::{Layout, MAX_BYTES, Picture, Pixels, Processor};
 
 /// The longest side of a thumbnail, in pixels.
 const THUMBNAIL: u32 = 256;
+
+/// The name of the file, and whether the picture stands with others.
+fn split(name: &str) -> (&str, bool) {
+    name.strip_suffix(AMONG_OTHERS).map_or((name, false), |file| (file, true))
+}
 
 /// Whether one of the first rows of any file of a configuration shows a picture.
 ///
@@ -71,6 +76,7 @@ impl PictureFiles {
 
     /// The bytes of a picture.
     fn read(&self, file: &str) -> Result<Vec<u8>> {
+        let (file, _) = split(file);
         let path = Path::new(file);
         let whole = self.folder.join(path);
         let failed = |error: std::io::Error| Error::io("read", &whole, &error).with_kind(Kind::Data);
@@ -93,12 +99,14 @@ impl PictureFiles {
         files::read(&whole, MAX_BYTES).map_err(failed)
     }
 
-    /// The tiles that a picture of this size is cut into.
+    /// How a picture of this name and size is cut, and the hash of what its features depend on, given its file's.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: the processor refuses such a picture.
-    pub fn tiles(&self, width: u32, height: u32) -> Result<Vec<Tile>> {
-        Ok(self.processor.layout(width, height)?.tiles)
+    pub fn cut(&self, file: &str, width: u32, height: u32, content: String) -> Result<(Layout, String)> {
+        let (_, several) = split(file);
+        let content = if several { format!("{content} among others") } else { content };
+        Ok((self.processor.layout(width, height, several)?, content))
     }
 
     /// All that a picture's pixels depend on besides its file.
@@ -114,7 +122,12 @@ impl PictureFiles {
         } else {
             Picture::size(&bytes)?
         };
-        let layout = self.processor.layout(width, height)?;
+        let layout = self.processor.layout(width, height, split(file).1)?;
+        if self.vision.any_res.is_some() {
+            let tiles = layout.tiles.iter().map(|tile| (tile.rows, tile.columns));
+            let rows = self.vision.rows(tiles, layout.joined.as_ref());
+            return Ok(PictureRows { tiles: vec![rows], split: None });
+        }
         let tiles = layout.tiles.iter().map(|tile| self.vision.tile_rows(tile.rows, tile.columns)).collect();
         Ok(PictureRows { tiles, split: layout.split })
     }
@@ -135,13 +148,17 @@ impl Pictures for PictureFiles {
         Ok(path.display().to_string())
     }
 
+    fn among_others(&self, name: String) -> String {
+        if self.processor.cuts_alone() { format!("{name}{AMONG_OTHERS}") } else { name }
+    }
+
     fn rows(&self, file: &str) -> Result<PictureRows> {
-        self.layout(file).map_err(|error| bad_image(file, error))
+        self.layout(file).map_err(|error| bad_image(split(file).0, error))
     }
 
     fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
-        let read = || self.processor.pixels(&Picture::decode(&self.read(file)?)?);
-        read().map(Arc::new).map_err(|error| bad_image(file, error))
+        let read = || self.processor.pixels(&Picture::decode(&self.read(file)?)?, split(file).1);
+        read().map(Arc::new).map_err(|error| bad_image(split(file).0, error))
     }
 
     fn look(&self, file: &str) -> Result<PictureLook> {
@@ -150,12 +167,12 @@ impl Pictures for PictureFiles {
             let (width, height) = Picture::size(&bytes)?;
             Ok(PictureLook { content: blake3::hash(&bytes).to_hex().to_string(), width, height })
         };
-        read().map_err(|error| bad_image(file, error))
+        read().map_err(|error| bad_image(split(file).0, error))
     }
 
     fn thumbnail(&self, file: &str) -> Result<String> {
         let small = || Picture::decode(&self.read(file)?)?.thumbnail(THUMBNAIL);
-        let png = small().map_err(|error| bad_image(file, error))?;
+        let png = small().map_err(|error| bad_image(split(file).0, error))?;
         Ok(format!("data:image/png;base64,{}", STANDARD.encode(png)))
     }
 
@@ -164,10 +181,11 @@ impl Pictures for PictureFiles {
     }
 
     fn key(&self) -> String {
-        let VisionArch { connector, encoder, chat, .. } = &self.vision;
+        let VisionArch { connector, encoder, chat, any_res, .. } = &self.vision;
         let prefix = encoder.prefix_tokens() * usize::from(!encoder.feature.drop_prefix);
         let (processor, folder, side) = (&self.processor, self.folder.display(), connector.side());
-        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}", self.decodes)
+        let lines = any_res.as_ref().map_or_else(String::new, |any_res| format!(" {any_res:?}"));
+        format!("{processor:?} {folder} {side} {prefix} {chat:?} {}{lines}", self.decodes)
     }
 }
 

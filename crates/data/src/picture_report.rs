@@ -60,7 +60,7 @@ impl PictureReport {
             }
             for picture in of_sequences.iter().flatten() {
                 shown += 1;
-                names.insert(picture.file.as_str());
+                names.insert(picture.name());
                 tokens.push(picture.runs.iter().map(std::ops::Range::len).sum());
             }
             for example in split.sequences(index)?.0 {

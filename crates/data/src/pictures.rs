@@ -25,6 +25,11 @@ pub trait Pictures: Debug + Send + Sync {
     /// [`tunesmith_base::Kind::Data`]: no base64; [`tunesmith_base::Kind::Io`]: the file cannot be written.
     fn keep(&self, name: String) -> Result<String>;
 
+    /// The name of the same picture where it stands with others in a chat; models may show it otherwise than alone.
+    fn among_others(&self, name: String) -> String {
+        name
+    }
+
     /// The rows that a picture takes of the decoder's input.
     ///
     /// # Errors
@@ -89,6 +94,16 @@ pub struct Shown {
     pub runs: Vec<Range<usize>>,
 }
 
+/// Behind the name of a picture that stands with others and is shown otherwise there: no file's name has this.
+pub(crate) const AMONG_OTHERS: char = '\0';
+
+impl Shown {
+    /// The picture's name, wherever it stands.
+    pub fn name(&self) -> &str {
+        self.file.trim_end_matches(AMONG_OTHERS)
+    }
+}
+
 /// What an error about a picture begins with.
 const BAD_IMAGE: &str = "picture ";
 
@@ -134,15 +149,16 @@ impl ChatPictures {
         };
         let image = text_of(token)?;
         let place = match form {
-            ChatForm::Bare | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
+            ChatForm::Bare | ChatForm::AnyRes | ChatForm::Idefics3 | ChatForm::InternVl => image.clone(),
             ChatForm::Gemma3 { begin, .. } => text_of(begin)?,
         };
         let (mut files, mut rows, mut texts) = (Vec::new(), Vec::new(), Vec::new());
         for name in names {
             let file = pictures.keep(name.clone())?;
+            let file = if names.len() > 1 { pictures.among_others(file) } else { file };
             let found = pictures.rows(&file)?;
             texts.push(match form {
-                ChatForm::Bare => image.repeat(found.tiles.iter().sum()),
+                ChatForm::Bare | ChatForm::AnyRes => image.repeat(found.tiles.iter().sum()),
                 ChatForm::Gemma3 { begin, end } => {
                     let inner = image.repeat(found.tiles.iter().sum());
                     format!("\n\n{}{inner}{}\n\n", text_of(begin)?, text_of(end)?)
@@ -319,7 +335,7 @@ mod tests {
         }
 
         fn pixels(&self, file: &str) -> Result<Arc<Pixels>> {
-            Ok(Arc::new(Pixels { patches: file.bytes().map(f32::from).collect(), tiles: Vec::new() }))
+            Ok(Arc::new(Pixels { patches: file.bytes().map(f32::from).collect(), ..Pixels::default() }))
         }
 
         fn chat(&self) -> Option<ChatImages> {

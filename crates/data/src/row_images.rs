@@ -157,7 +157,7 @@ pub(super) fn reference(value: Value) -> Result<String> {
     };
     match value {
         Value::String(name) if name.starts_with("http://") || name.starts_with("https://") => {
-            Err(Error::data(format!("the picture is an address of the web ({name})"))
+            Err(Error::data(format!("the image is a web address ({name})"))
                 .hint("download it, and name the file: training reads no pictures from the web"))
         }
         Value::String(name) if name.is_empty() => Err(wrong(&Value::Null)),
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn what_names_no_picture_is_refused() {
         for (image, part) in [
-            (json!("https://example.org/a.png"), "address of the web"),
+            (json!("https://example.org/a.png"), "web address"),
             (json!(3), "is a number"),
             (json!({"bytes": 3}), "is an object"),
             (json!(["a.png", ""]), "expected the name of a file"),

@@ -250,7 +250,7 @@ impl Split {
     /// The files of the pictures that an example shows, as its row names them.
     pub fn picture_files(&self, index: usize) -> Vec<&str> {
         let (set, row) = self.at(index);
-        set.pictures(row).last().into_iter().flatten().map(|shown| shown.file.as_str()).collect()
+        set.pictures(row).last().into_iter().flatten().map(Shown::name).collect()
     }
 
     /// The pictures of an example's sequences.

@@ -6,19 +6,19 @@ use std::time::SystemTime;
 
 use minijinja::Value as JinjaValue;
 use minijinja::value::ValueKind;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::catch_panic::isolated;
 use super::control::Control;
 use super::jinja::Program;
 use super::jinja_limits::{Blame, GenerationMarks, blame, timed_out};
 use super::messages::Conversation;
-use super::strftime::strftime;
+use super::strftime::{parse_date, strftime};
 use super::template_input::{TemplateInput, jinja_value, text_for_content, with_content, with_content_parts};
 use super::template_source::{self, OTHER_TEMPLATE, TemplateSource};
 use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Kind, Result};
-use tunesmith_config::BuiltinTemplate;
+use tunesmith_config::{BuiltinTemplate, DataConfig};
 
 /// A compiled chat template, with the special tokens of its tokenizer as variables.
 pub struct ChatTemplate {
@@ -26,6 +26,8 @@ pub struct ChatTemplate {
     source: String,
     origin: String,
     special_tokens: Vec<(String, JinjaValue)>,
+    /// Further variables (`data.chat_template_kwargs`).
+    kwargs: Vec<(String, JinjaValue)>,
     pub(super) control: Control,
     /// The time that `strftime_now` writes; `None` for the current time.
     now: Option<SystemTime>,
@@ -62,6 +64,16 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
+    /// The template of a configuration's section `data`, with its date and its variables. `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of [`Self::find`] and [`Self::with_kwargs`]; the date is none.
+    pub fn of(model_dir: &Path, tokenizer: &Tokenizer, data: &DataConfig) -> Result<Option<Self>> {
+        let date = data.template_date.as_deref().map(parse_date).transpose()?;
+        let found = Self::find(model_dir, tokenizer, data.template_path.as_deref(), data.chat_template)?;
+        found.map(|template| template.at(date).with_kwargs(&data.chat_template_kwargs.0)).transpose()
+    }
+
     /// Finds and compiles the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder,
     /// else `chat_template` in its `tokenizer_config.json`, else in its `chat_template.json` (multimodal models).
     /// `None` if there is no template.
@@ -105,6 +117,7 @@ impl ChatTemplate {
             source: source.to_owned(),
             origin,
             special_tokens,
+            kwargs: Vec::new(),
             control,
             now: None,
             content_parts: false,
@@ -148,6 +161,31 @@ impl ChatTemplate {
     #[must_use]
     pub fn at(self, now: Option<SystemTime>) -> Self {
         Self { now, ..self }
+    }
+
+    /// The template with further variables, such as `enable_thinking` (`data.chat_template_kwargs`). Those of a row
+    /// ([`Conversation::template_kwargs`]) replace them.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the template does not read one of them.
+    pub fn with_kwargs(self, kwargs: &Map<String, Value>) -> Result<Self> {
+        if let Some(name) = kwargs.keys().find(|name| !self.reads(name)) {
+            return Err(Error::config(format!(
+                "data.chat_template_kwargs: the chat template ({}) does not read {name:?}",
+                self.origin
+            ))
+            .hint("remove it, or use a template that knows it (data.template_path)"));
+        }
+        let kwargs = kwargs.iter().map(|(name, value)| (name.clone(), jinja_value(value))).collect();
+        Ok(Self { kwargs, own_faults: OnceLock::new(), ..self })
+    }
+
+    /// Whether the template has the name of this variable.
+    pub(super) fn reads(&self, name: &str) -> bool {
+        let letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+        self.source
+            .match_indices(name)
+            .any(|(at, _)| !self.source[..at].ends_with(letter) && !self.source[at + name.len()..].starts_with(letter))
     }
 
     /// Whether the template calls `strftime_now`.
@@ -316,7 +354,9 @@ impl ChatTemplate {
             ("add_generation_prompt", JinjaValue::from(add_generation_prompt)),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(own));
+        // The last of a name wins.
+        let kwargs = self.kwargs.iter().chain(&input.kwargs).cloned();
+        let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(kwargs).chain(own));
         let now = self.now.unwrap_or_else(SystemTime::now);
         self.program.render(variables, input.bytes + self.source.len(), input.marks, now)
     }

@@ -38,8 +38,14 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
 }
 
 /// Phrases for the parts of a conversation that are not in `text`, its last rendering: messages other than the
-/// assistant's, tools, and the reasoning of the last turn that is trained on.
-pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
+/// assistant's, tools, and the reasoning of the last turn that is trained on. Also the row's variables that the template
+/// does not read.
+pub fn unwritten(template: &ChatTemplate, conversation: &Conversation, text: &str) -> Vec<String> {
+    let names = conversation.template_kwargs.keys().filter(|name| !template.reads(name));
+    names.map(|name| format!("the template variable {name:?}")).chain(left_out(conversation, text)).collect()
+}
+
+fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut from = 0;
     for message in conversation.messages.iter().filter(|message| message["role"] != "assistant") {

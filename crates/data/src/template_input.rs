@@ -17,10 +17,14 @@ pub(super) struct TemplateInput {
     /// The messages with the arguments of tool calls as JSON text; `None` if no call has arguments.
     pub(super) with_text_arguments: Option<Vec<JinjaValue>>,
     pub(super) tools: JinjaValue,
+    /// The row's own variables for the template.
+    pub(super) kwargs: Vec<(String, JinjaValue)>,
     /// About the size of the conversation, by which a template's limits grow.
     pub(super) bytes: usize,
     /// Characters that do not occur in the conversation.
     pub(super) marks: GenerationMarks,
+    /// Another such character, if one is left.
+    pub(super) spare: Option<char>,
 }
 
 impl TemplateInput {
@@ -30,7 +34,9 @@ impl TemplateInput {
     /// The conversation leaves no two noncharacters unused, or the arguments of a call are not JSON.
     pub(super) fn new(conversation: &Conversation) -> Result<Self> {
         let mut size = TextSize::default();
-        conversation.messages.iter().chain(&conversation.tools).for_each(|value| size.add(value));
+        let values =
+            conversation.messages.iter().chain(&conversation.tools).chain(conversation.template_kwargs.values());
+        values.for_each(|value| size.add(value));
         let mut free = NONCHARACTERS.filter(|mark| !size.marks.contains(mark));
         let (Some(open), Some(close)) = (free.next(), free.next()) else {
             return Err(Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"));
@@ -45,8 +51,14 @@ impl TemplateInput {
             messages,
             with_text_arguments,
             tools: conversation.tools.as_ref().map_or(JinjaValue::from(()), jinja_value),
+            kwargs: conversation
+                .template_kwargs
+                .iter()
+                .map(|(name, value)| (name.clone(), jinja_value(value)))
+                .collect(),
             bytes: size.bytes,
             marks: GenerationMarks { open, close },
+            spare: free.next(),
         })
     }
 
@@ -81,6 +93,7 @@ impl TemplateInput {
             messages: messages(&self.messages),
             with_text_arguments: self.with_text_arguments.as_deref().map(with_text_arguments),
             tools: self.tools.clone(),
+            kwargs: self.kwargs.clone(),
             ..*self
         }
     }

@@ -50,7 +50,9 @@ impl RenderTime {
 
     /// The processor time since it was first read; `None` if it never was.
     pub(super) fn since_first_read(&self) -> Option<Duration> {
-        thread_time()?.checked_sub(self.first_read?)
+        // Most renderings end before the first reading, and a reading takes longer than they do.
+        let first = self.first_read?;
+        thread_time()?.checked_sub(first)
     }
 
     pub(super) const fn limit_seconds(&self) -> u64 {

@@ -15,14 +15,14 @@ pub struct Array<T>(Memory<T>);
 #[derive(Debug)]
 enum Memory<T> {
     Host(Vec<T>),
-    /// In memory of the host that a GPU copies from and to by itself.
+    /// In pinned memory of the host, which a GPU copies from and to by itself.
     Pinned(Pinned<T>),
     /// On a GPU; its memory may have room for more.
     Gpu {
         memory: gpu::Memory,
         len: usize,
     },
-    /// So many, which have no memory.
+    /// A number of elements without memory.
     Meta(usize),
 }
 
@@ -87,7 +87,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// `len` zeros of the CPU, which the GPU `device` copies from and to beside what it computes.
+    /// `len` zeros of the CPU in pinned memory, which the GPU `device` copies from and to while it computes.
     pub fn pinned(device: Device, len: usize) -> Self {
         match device {
             Device::Cuda(ordinal) if !device.only_counts() => Self(Memory::Pinned(Pinned::zeros(ordinal, len))),
@@ -104,7 +104,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Begins to copy a part of pinned numbers to the GPU.
+    /// Starts to copy a part of pinned numbers to the GPU.
     ///
     /// # Panics
     /// If they are not pinned, or are fewer.
@@ -113,7 +113,7 @@ impl<T: Element> Array<T> {
         pinned.fetch(range)
     }
 
-    /// Begins to copy numbers of the GPU to the pinned ones from `start` on.
+    /// Starts to copy numbers of the GPU to the pinned ones from `start` on.
     ///
     /// # Panics
     /// As [`Array::fetch`].
@@ -122,8 +122,8 @@ impl<T: Element> Array<T> {
         pinned.store(start, array)
     }
 
-    /// Makes it `len` zeros of that device. It keeps its memory if it has this length already; else that is freed before
-    /// the new one is taken.
+    /// Makes it `len` zeros on that device. Memory of this length is reused; other memory is freed before the new
+    /// memory is allocated.
     pub fn reset(&mut self, device: Device, len: usize) {
         if self.device() == device && self.len() == len {
             self.view_mut().zero();
@@ -133,7 +133,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// How many numbers it has.
+    /// The number of elements.
     pub const fn len(&self) -> usize {
         match &self.0 {
             Memory::Host(values) => values.len(),
@@ -142,12 +142,12 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where it is.
+    /// The device that holds it.
     pub const fn device(&self) -> Device {
         match &self.0 {
             Memory::Host(_) | Memory::Pinned(_) => Device::Cpu,
@@ -202,7 +202,7 @@ impl<T: Element> Array<T> {
         self.view().read()
     }
 
-    /// Where its length may change: what is pinned moves to other memory of the host.
+    /// For changes of its length: pinned numbers move to other memory of the host.
     fn changed(&mut self) -> &mut Memory<T> {
         if let Memory::Pinned(pinned) = &self.0 {
             self.0 = Memory::Host(pinned.values().to_vec());
@@ -259,7 +259,7 @@ impl<T: Element> Array<T> {
         }
     }
 
-    /// Gives back room that was reserved and is not used.
+    /// Frees capacity that was reserved and is not used.
     pub fn shrink_to_fit(&mut self) {
         match &mut self.0 {
             Memory::Host(values) => values.shrink_to_fit(),

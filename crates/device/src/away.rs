@@ -1,7 +1,7 @@
-//! Memory of a GPU that waits on the host: copied out and back beside what is computed.
+//! GPU memory offloaded to the host: copied out and back while the GPU computes.
 //!
-//! A stream of its own makes the copies. It begins one when the work before it has come to its end, and the work after a
-//! [`Leaving::buffer`] or [`Coming::buffer`] waits for it; the host waits for neither.
+//! A separate stream makes the copies. It starts a copy when the work requested before has finished. Work after a
+//! [`Leaving::buffer`] or [`Coming::buffer`] waits for the copy; the host never waits.
 use crate::cuda::{Event, PinnedMemory};
 use crate::{Buffer, Device, gpu};
 
@@ -10,7 +10,7 @@ use crate::{Buffer, Device, gpu};
 pub struct Away {
     ordinal: u8,
     bytes: usize,
-    /// None where they are only counted.
+    /// None if they are only counted.
     place: Option<PinnedMemory>,
 }
 
@@ -27,11 +27,11 @@ pub struct Leaving {
 pub struct Coming {
     buffer: Option<Buffer>,
     copied: Option<Event>,
-    /// Gives its place on the host to others when the copy has been waited for.
+    /// Releases its place on the host after the copy has been waited for.
     from: Away,
 }
 
-/// Begins to copy the first `bytes` of a buffer of a GPU to the host.
+/// Starts to copy the first `bytes` of a GPU's buffer to the host.
 ///
 /// # Panics
 /// If the buffer has fewer, or is not on a GPU.
@@ -48,7 +48,7 @@ pub fn leave(buffer: Buffer, bytes: usize) -> (Leaving, Away) {
 }
 
 impl Leaving {
-    /// The buffer, for what computes after the copy.
+    /// The buffer, for computations after the copy.
     pub fn buffer(mut self) -> Option<Buffer> {
         let copied = self.copied.take();
         gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.ordinal, &copied)));
@@ -64,7 +64,7 @@ impl Drop for Leaving {
 }
 
 impl Away {
-    /// Begins to copy the numbers into a buffer of the GPU that they came from, whose own are lost.
+    /// Starts to copy the numbers into a buffer of the GPU that they came from, and overwrites it.
     ///
     /// # Panics
     /// If the buffer is too small, or elsewhere.
@@ -88,7 +88,7 @@ impl Drop for Away {
 }
 
 impl Coming {
-    /// The buffer with its numbers, for what computes from here on.
+    /// The buffer with its numbers, for computations from here on.
     pub fn buffer(mut self) -> Option<Buffer> {
         let copied = self.copied.take();
         gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.from.ordinal, &copied)));

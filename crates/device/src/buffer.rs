@@ -8,19 +8,20 @@ use std::ptr;
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes of a buffer for so many values, at least one. A buffer of at least two huge pages consists of whole ones.
+/// Bytes of a buffer for this number of values, at least one. A buffer of at least two huge pages consists of whole
+/// ones.
 pub const fn buffer_bytes(values: usize) -> usize {
     let bytes = (if values == 0 { 1 } else { values }) * size_of::<f32>();
     if bytes >= 2 * HUGE_PAGE { bytes.next_multiple_of(HUGE_PAGE) } else { bytes }
 }
 
-/// Uninitialised memory for f32: on the CPU aligned to cache lines, or to huge pages where it is large. On the meta device
-/// it has a size and no memory.
+/// Uninitialized memory for f32. On the CPU it is aligned to cache lines, or to huge pages if it is large. On the meta
+/// device it has a size and no memory.
 #[derive(Debug)]
 pub struct Buffer {
-    /// Null but on the CPU.
+    /// Null unless on the CPU.
     start: *mut f32,
-    /// On a GPU.
+    /// Its memory on a GPU.
     memory: Option<Box<gpu::Memory>>,
     values: usize,
     device: Device,
@@ -32,7 +33,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Memory for so many values, where the memory budget has room for it ([`memory::admit`]).
+    /// Memory for this number of values, within the memory budget ([`memory::admit`]).
     pub fn new(device: Device, values: usize) -> Self {
         let (start, memory) = match device {
             Device::Cpu => (allocate(layout(buffer_bytes(values))), None),
@@ -60,22 +61,22 @@ impl Buffer {
         SliceMut::of_gpu(memory, self.values).slice(range)
     }
 
-    /// The first value; null but on the CPU. The memory lives as long as the buffer.
+    /// A pointer to the first value; null unless on the CPU. The memory lives as long as the buffer.
     pub const fn start(&self) -> *mut f32 {
         self.start
     }
 
-    /// Where it is.
+    /// The device that holds it.
     pub const fn device(&self) -> Device {
         self.device
     }
 
-    /// Where it begins, on a GPU; else 0.
+    /// Its address on a GPU; else 0.
     pub(crate) fn address(&self) -> u64 {
         self.memory.as_deref().map_or(0, gpu::Memory::address)
     }
 
-    /// How many values it has room for.
+    /// The number of values that fit.
     pub const fn values(&self) -> usize {
         self.values
     }

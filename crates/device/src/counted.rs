@@ -1,15 +1,15 @@
-//! GPUs that are not there: what a model and its passes would hold on a GPU is counted, and nothing is computed.
+//! Imaginary GPUs that count the memory which a model and its passes would hold, and compute nothing.
 //!
-//! The ops run the very code that they run for a GPU: they take work spaces, upload indices and round operands. Memory has a
-//! size and no place, launches and copies do nothing, what is read is zeros. So a count needs no description of its own, and
-//! none of NVIDIA's libraries.
+//! Ops run the same code as for a real GPU: they allocate work spaces, upload indices and round operands. Memory has a
+//! size and no address, launches and copies do nothing, and reads return zeros. So counting needs neither a second
+//! description of the ops nor NVIDIA's libraries.
 use crate::{Device, memory};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// The first of the numbers that stand for GPUs which are not there. No machine has so many GPUs.
+/// The first device number of an imaginary GPU. No machine has this many GPUs.
 const FIRST: u8 = 192;
 
-/// How many can be counted on at a time.
+/// How many can be in use at a time.
 const PLACES: usize = u8::MAX as usize - FIRST as usize + 1;
 
 static IN_USE: Mutex<[bool; PLACES]> = Mutex::new([false; PLACES]);
@@ -20,14 +20,14 @@ pub(crate) const fn counts(ordinal: u8) -> bool {
     ordinal >= FIRST
 }
 
-/// A GPU that only counts, as long as this lives. Whatever is on it must be dropped before.
+/// A GPU that only counts, while this lives. Everything on it must be dropped first.
 #[derive(Debug)]
 pub struct CountedGpu {
     ordinal: u8,
 }
 
 impl CountedGpu {
-    /// One that nobody else counts on. Waits while all are taken.
+    /// One that nothing else uses. Waits while all are in use.
     pub fn take() -> Self {
         let mut places = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -41,7 +41,7 @@ impl CountedGpu {
         }
     }
 
-    /// Where tensors that are counted lie. [`crate::memory::live`] and [`crate::memory::peak`] of it are the count.
+    /// The device of counted tensors. [`crate::memory::live`] and [`crate::memory::peak`] return its count.
     pub const fn device(&self) -> Device {
         Device::Cuda(self.ordinal)
     }

@@ -1,4 +1,5 @@
-//! Where this thread's work for a GPU goes: to the stream of the ops, or to that of a queue which the thread has entered.
+//! The stream that receives this thread's work for a GPU: that of the ops, or that of a queue which the thread has
+//! entered.
 use super::cuda::Stream;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,11 +8,11 @@ use std::sync::Arc;
 type Entered = (u8, Arc<Stream>);
 
 thread_local! {
-    /// What this thread has entered, the innermost last; nothing for the stream of the ops.
+    /// The streams that this thread has entered, the innermost last; empty for the stream of the ops.
     static ENTERED: RefCell<Vec<Option<Entered>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The stream that this thread's work for a GPU goes to, if it is not the one of the ops.
+/// The stream that receives this thread's work for a GPU, if it is not that of the ops.
 pub(super) fn stream(ordinal: u8) -> Option<Arc<Stream>> {
     ENTERED.with_borrow(|entered| {
         let (of, stream) = entered.last()?.as_ref()?;
@@ -19,7 +20,7 @@ pub(super) fn stream(ordinal: u8) -> Option<Arc<Stream>> {
     })
 }
 
-/// Leaves a stream, also when its work unwinds.
+/// Leaves a stream when dropped, even if its work unwinds.
 struct Leave;
 
 impl Drop for Leave {
@@ -28,7 +29,7 @@ impl Drop for Leave {
     }
 }
 
-/// Does `work`, for which this thread enters a stream.
+/// Enters a stream on this thread while `work` runs.
 pub(super) fn within<T>(entered: Option<Entered>, work: impl FnOnce() -> T) -> T {
     ENTERED.with_borrow_mut(|all| all.push(entered));
     let _leave = Leave;

@@ -1,11 +1,11 @@
-//! GPUs in use: each has one context and one stream, on which everything runs in the order in which it was asked for, but for
-//! what a thread puts on a [`crate::Queue`] of its own.
+//! GPUs in use. Each has one context and one stream, on which everything runs in the order of the calls, except for
+//! what a thread enqueues on a [`crate::Queue`].
 //!
-//! So memory that is freed may be taken again at once: what comes later on the stream runs later. What fails unwinds to the
-//! nearest [`memory::guarded`], as a budget's refusal does: between a launch and its failure stands no `Result`, because a GPU
-//! reports most failures later and elsewhere.
+//! So freed memory may be reused at once, because its next user comes later on the stream. A failure unwinds to the
+//! nearest [`memory::guarded`], as a refusal by the budget does. Launches return no `Result`, because a GPU reports
+//! most failures later and elsewhere.
 //!
-//! On a [`crate::CountedGpu`] memory is counted and not taken, and everything else does nothing.
+//! On a [`crate::CountedGpu`], memory is only counted, and everything else does nothing.
 use crate::counted::counts;
 use crate::cuda::{Arg, Blas, Context, Event, Function, Grid, Module, Number, PinnedMemory, Product, Source, Stream};
 use crate::{Device, cuda, current, memory};
@@ -17,12 +17,12 @@ use tunesmith_base::error::{Error, Result};
 
 pub use crate::cuda::WORKSPACE;
 
-/// How many GPUs a process can number.
+/// The number of GPUs that a process can use.
 const GPUS: usize = 256;
 
 static OPEN: [OnceLock<Gpu>; GPUS] = [const { OnceLock::new() }; GPUS];
 
-/// Held while a GPU is opened: two threads that ask at once open it once.
+/// Held while a GPU is opened, so that two threads open it only once.
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// A GPU in use.
@@ -31,40 +31,40 @@ struct Gpu {
     stream: Arc<Stream>,
     blas: OnceLock<Blas>,
     kernels: Mutex<Kernels>,
-    /// Copies to the host and back, beside the stream.
+    /// Copies to the host and back, on a second stream.
     side: OnceLock<Arc<Stream>>,
-    /// Places on the host that are used again, by their size.
+    /// Free pinned memory for reuse, by size.
     pinned: Mutex<HashMap<usize, Vec<PinnedMemory>>>,
-    /// Places that uploads wait in, the oldest first.
+    /// Pinned memory of pending uploads, the oldest first.
     staged: Mutex<VecDeque<Staged>>,
 }
 
-/// Bytes on the host that the GPU copies by itself when it comes to them.
+/// Bytes on the host that the GPU copies by itself when it reaches them.
 struct Staged {
     place: PinnedMemory,
     copied: Event,
 }
 
-/// Uploads of so many bytes wait in pinned memory. The driver keeps less by itself; for more, such as weights that are loaded, the host
-/// may wait.
+/// Uploads of up to this many bytes are staged in pinned memory. The driver itself stages less; for larger ones, such
+/// as loaded weights, the host may wait.
 const STAGED: RangeInclusive<usize> = (32 << 10)..=(4 << 20);
-/// So many bytes may wait: then the host waits for the oldest.
+/// The limit of staged bytes; beyond it the host waits for the oldest upload.
 const STAGED_AT_MOST: usize = 64 << 20;
 
-/// What tells sources apart: the name, and the type of numbers that it is compiled for.
+/// The key of a source: its name, and the type that it is compiled for.
 type Key = (&'static str, Option<Number>);
 
-/// What was compiled and loaded.
+/// Compiled and loaded sources.
 #[derive(Default)]
 struct Kernels {
     modules: HashMap<Key, Module>,
     functions: HashMap<(Key, &'static str), Function>,
 }
 
-/// Bytes that memory of a GPU begins at multiples of: each request is counted as so many.
+/// The alignment of a GPU's memory in bytes. Each request is counted as a multiple of it.
 const GRAIN: usize = 512;
 
-/// Takes a GPU into use, if it is not yet.
+/// Opens a GPU, unless it is already open.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: no driver, one that is too old, or no such GPU.
@@ -88,7 +88,7 @@ pub fn open(ordinal: u8) -> Result<()> {
     Ok(())
 }
 
-/// The GPU of that number, with its context current on this thread; opened if it is not yet.
+/// The GPU of this number, with its context current on this thread. Opens it if needed.
 fn gpu(ordinal: u8) -> &'static Gpu {
     let place = &OPEN[usize::from(ordinal)];
     let gpu = place.get().unwrap_or_else(|| {
@@ -99,13 +99,13 @@ fn gpu(ordinal: u8) -> &'static Gpu {
     gpu
 }
 
-/// The value, or the failure to the nearest [`memory::guarded`].
+/// Returns the value, or unwinds with the failure to the nearest [`memory::guarded`].
 pub(crate) fn checked<T>(result: Result<T>) -> T {
     result.unwrap_or_else(|error| memory::fail(error))
 }
 
 impl Gpu {
-    /// The stream of this thread's work: the one of the ops, unless the thread has entered a queue.
+    /// The stream of this thread's work: that of the ops, unless the thread has entered a queue.
     fn stream(&self) -> Arc<Stream> {
         current::stream(self.context.ordinal() as u8).unwrap_or_else(|| Arc::clone(&self.stream))
     }
@@ -114,7 +114,7 @@ impl Gpu {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Products, whose scratch is taken at their first use.
+    /// Matrix products, whose scratch is allocated at their first use.
     fn blas(&self, ordinal: u8) -> Result<&Blas> {
         if let Some(blas) = self.blas.get() {
             return Ok(blas);
@@ -134,7 +134,7 @@ impl Gpu {
         Ok(self.blas.get().expect("it was set"))
     }
 
-    /// The stream beside the stream.
+    /// The second stream, for copies.
     fn side(&self) -> Result<&Arc<Stream>> {
         if self.side.get().is_none() {
             let new = Stream::new(&self.context)?;
@@ -147,7 +147,8 @@ impl Gpu {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies bytes to the GPU in the stream's order, by way of pinned memory: the host does not wait for the stream.
+    /// Copies bytes to the GPU in the stream's order, through pinned memory, so that the host does not wait for the
+    /// stream.
     ///
     /// # Safety
     /// There is memory of the GPU for all of `from` at `to`.
@@ -184,7 +185,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Does `copy` on the side, after all that was asked for so far; the event is its end.
+    /// Runs `copy` on the second stream, after all work requested so far. The event is its end.
     fn aside(&self, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<Event> {
         let side = self.side()?;
         side.wait(&self.stream.record()?)?;
@@ -217,10 +218,10 @@ impl Gpu {
     }
 }
 
-/// Puts a kernel on the GPU's stream. A grid without blocks does nothing.
+/// Launches a kernel on the GPU's stream. A grid without blocks does nothing.
 ///
-/// The kernels are this program's own. Each states what its arguments must be, and an op passes them so: as many, of those types,
-/// with room for what the kernel writes.
+/// The kernels are this program's own. Each states its arguments, and an op must pass exactly these: the same number
+/// and types, with room for what the kernel writes.
 pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &Grid, args: &[Arg]) {
     if grid.blocks.contains(&0) || counts(ordinal) {
         return;
@@ -232,7 +233,7 @@ pub fn launch(ordinal: u8, source: &'static Source, name: &'static str, grid: &G
     checked(unsafe { function.launch(&gpu.stream(), grid, args) });
 }
 
-/// Puts a product of matrices on the GPU's stream. Its operands have room for the shapes it names.
+/// Enqueues a matrix product on the GPU's stream. Its operands must have room for its shapes.
 ///
 /// # Panics
 /// Within [`crate::Queue::run`]: products share one scratch.
@@ -244,7 +245,7 @@ pub fn matmul(ordinal: u8, product: &Product) {
     }
 }
 
-/// Takes what every run on a GPU holds, so that nothing is taken later: the scratch of products ([`WORKSPACE`]).
+/// Allocates what every run on a GPU needs, so that it is not allocated later: the scratch of products ([`WORKSPACE`]).
 ///
 /// # Errors
 /// As [`open`]; no cublasLt; no room.
@@ -253,19 +254,19 @@ pub fn prepare(ordinal: u8) -> Result<()> {
     memory::guarded(|| gpu(ordinal).blas(ordinal).map(drop))
 }
 
-/// Waits until the GPU has done all that it was given; what failed meanwhile fails here.
+/// Waits until the GPU has finished all its work. Earlier failures surface here.
 pub fn synchronize(ordinal: u8) {
     if !counts(ordinal) {
         checked(gpu(ordinal).stream().synchronize());
     }
 }
 
-/// A place in the stream: it is reached when the GPU has done all that it was given before.
+/// A place in the stream, which the GPU reaches when it has finished all work requested before.
 pub fn record(ordinal: u8) -> Event {
     checked(gpu(ordinal).stream().record())
 }
 
-/// Lets what the GPU is given from now on wait for an event of another stream; or else the host does.
+/// Makes the GPU's later work wait for an event of another stream. If that is impossible, the host waits.
 ///
 /// # Errors
 /// The driver's: the GPU is lost.
@@ -281,7 +282,7 @@ pub(crate) fn context(ordinal: u8) -> Arc<Context> {
     Arc::clone(&gpu(ordinal).context)
 }
 
-/// What it is known by in every process: `GPU-…`, as `nvidia-smi -L` prints it.
+/// Its UUID, the same in every process: `GPU-…`, as `nvidia-smi -L` prints it.
 ///
 /// # Errors
 /// As [`open`].
@@ -290,13 +291,13 @@ pub fn uuid(ordinal: u8) -> Result<String> {
     Ok(gpu(ordinal).context.uuid().to_owned())
 }
 
-/// From now on whoever waits for the GPU gets this error: what it has computed is of no use, because another rank's part is
-/// missing in it. The first error stays.
+/// From now on, waiting for the GPU fails with this error, because its results lack another rank's part. The first
+/// error stays.
 pub fn break_off(ordinal: u8, error: Error) {
     context(ordinal).break_off(error);
 }
 
-/// Bytes of the GPU's memory that are free, and that there are, for all programs together.
+/// Free and total bytes of the GPU's memory, for all programs together.
 ///
 /// # Errors
 /// The driver's.
@@ -307,7 +308,7 @@ pub fn free_and_total(ordinal: u8) -> Result<(u64, u64)> {
     gpu.context.memory()
 }
 
-/// The GPU's name, as its driver says it.
+/// The GPU's name, as the driver reports it.
 ///
 /// # Errors
 /// As [`open`].
@@ -316,7 +317,7 @@ pub fn name(ordinal: u8) -> Result<String> {
     Ok(gpu(ordinal).context.name().to_owned())
 }
 
-/// What computes there, as far as it decides last bits: the GPU, its architecture, and the libraries' versions.
+/// Everything that affects the last bits of results there: the GPU, its architecture, and the libraries' versions.
 ///
 /// # Errors
 /// As [`open`]; a library is missing.
@@ -331,27 +332,27 @@ pub fn identity(ordinal: u8) -> Result<String> {
     Ok(words.join(", "))
 }
 
-/// Whether its tensor cores multiply FP8: from compute capability 8.9 on. Of a GPU that is only counted, they do.
+/// Whether its tensor cores multiply FP8: from compute capability 8.9 on, and on a GPU that only counts.
 pub fn multiplies_fp8(ordinal: u8) -> bool {
     counts(ordinal) || gpu(ordinal).context.capability() >= (8, 9)
 }
 
-/// Gives memory that nothing uses back to the driver.
+/// Returns unused memory to the driver.
 pub fn release(ordinal: u8) {
     checked(cuda::release(&gpu(ordinal).stream));
 }
 
-/// Owned memory of a GPU, freed on its stream: after all that was asked for before.
+/// Owned memory of a GPU, freed in stream order.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// None for no bytes, and where they are only counted.
+    /// None for no bytes, and if they are only counted.
     taken: Option<cuda::Memory>,
     ordinal: u8,
     bytes: usize,
 }
 
 impl Memory {
-    /// Undefined bytes, where the budget has room for them.
+    /// Allocates uninitialized bytes, within the budget.
     pub(crate) fn new(ordinal: u8, bytes: usize) -> Self {
         if bytes == 0 {
             return Self { taken: None, ordinal, bytes };
@@ -367,7 +368,7 @@ impl Memory {
         Self { taken: checked(taken), ordinal, bytes }
     }
 
-    /// Where it begins; 0 if it has no bytes or is only counted.
+    /// Its address; 0 if it has no bytes or is only counted.
     pub(crate) fn address(&self) -> u64 {
         self.taken.as_ref().map_or(0, cuda::Memory::address)
     }
@@ -388,7 +389,7 @@ impl Drop for Memory {
     }
 }
 
-/// Bytes that a request of so many is counted as.
+/// The bytes that a request counts as.
 const fn held(bytes: usize) -> usize {
     bytes.next_multiple_of(GRAIN)
 }
@@ -454,7 +455,7 @@ pub(crate) unsafe fn zero(ordinal: u8, at: u64, bytes: usize) {
     }
 }
 
-/// A place of so many bytes on the host, for copies of a GPU's; none where they are only counted.
+/// Pinned memory of this number of bytes, for copies of a GPU's; none if they are only counted.
 pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
     let place = (!counts(ordinal)).then(|| {
         let gpu = gpu(ordinal);
@@ -465,7 +466,7 @@ pub(crate) fn pinned(ordinal: u8, bytes: usize) -> Option<PinnedMemory> {
     place
 }
 
-/// Takes a place of [`pinned`] back. Copies that use it next come after those of now.
+/// Takes memory of [`pinned`] back for reuse. Later copies that use it come after the current ones.
 pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
     memory::taken_from_host(ordinal, bytes);
     if let (Some(place), Some(gpu)) = (place, OPEN[usize::from(ordinal)].get()) {
@@ -473,7 +474,8 @@ pub(crate) fn unpin(ordinal: u8, place: Option<PinnedMemory>, bytes: usize) {
     }
 }
 
-/// Copies bytes of the GPU to the host beside what is computed, after all that was asked for so far; the event is its end.
+/// Copies bytes of the GPU to the host while the GPU computes, after all work requested so far. The event is the end of
+/// the copy.
 ///
 /// # Safety
 /// There is memory of the GPU for as many bytes at `from` as `to` has, which are pinned; nothing changes the first or reads the
@@ -484,7 +486,7 @@ pub(crate) unsafe fn copy_out(ordinal: u8, to: &mut [u8], from: u64) -> Event {
     checked(gpu(ordinal).aside(|side| unsafe { side.copy_to_host(to, from, bytes) }))
 }
 
-/// Copies bytes of the host to the GPU, as [`copy_out`] copies them there.
+/// Copies bytes of the host to the GPU; the reverse of [`copy_out`].
 ///
 /// # Safety
 /// There is memory of the GPU for as many bytes at `to` as `from` has, which are pinned; nothing uses the first or changes the second

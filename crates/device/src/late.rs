@@ -1,17 +1,17 @@
 //! Values that a device delivers later.
 use std::fmt;
 
-/// Where a value comes from that is not there yet.
+/// The source of a value that has not arrived yet.
 pub trait Delivery<T>: Send {
-    /// Whether the value is there, so that [`Delivery::wait`] returns at once.
+    /// Whether the value has arrived, so that [`Delivery::wait`] returns at once.
     fn is_ready(&self) -> bool;
 
     /// Waits for the value.
     fn wait(self: Box<Self>) -> T;
 }
 
-/// A value that a device may deliver later, such as the loss of a step, so that whoever computes next need not wait for it. On
-/// the CPU it is there at once.
+/// A value that a device may deliver later, such as the loss of a step, so that the next computation need not wait for
+/// it. On the CPU it is ready at once.
 pub struct Late<T>(Box<dyn Delivery<T>>);
 
 impl<T> Late<T> {
@@ -20,7 +20,7 @@ impl<T> Late<T> {
         Self(Box::new(delivery))
     }
 
-    /// Whether the value is there.
+    /// Whether the value has arrived.
     pub fn is_ready(&self) -> bool {
         self.0.is_ready()
     }
@@ -32,7 +32,7 @@ impl<T> Late<T> {
 }
 
 impl<T: Send + 'static> Late<T> {
-    /// A value that is there.
+    /// A value that is ready.
     pub fn ready(value: T) -> Self {
         Self::new(Ready(value))
     }

@@ -1,8 +1,8 @@
-//! Where tensors lie and ops compute: the CPU, an NVIDIA GPU, or a device that stores and computes nothing: meta for the CPU's
-//! layouts, [`CountedGpu`] for a GPU's.
+//! Devices that hold tensors and run ops: the CPU, NVIDIA GPUs, and devices that only count memory. Of the latter, meta
+//! has the CPU's layouts, and [`CountedGpu`] a GPU's.
 //!
-//! [`cuda`] wraps the driver, its compiler and its products; [`gpu`] is the one stream of each GPU, on which ops run in order;
-//! a [`Queue`] is a second one. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
+//! [`cuda`] wraps the driver, NVRTC and cublasLt. [`gpu`] is the one stream of each GPU, on which ops run in order; a
+//! [`Queue`] is a second stream. Layers above see neither: they hold [`Array`]s, [`Slice`]s and activations.
 mod array;
 pub mod away;
 mod buffer;
@@ -24,7 +24,7 @@ pub use pinned::{Fetching, Storing};
 pub use queue::{Mark, Queue};
 pub use slice::{Element, Floats, FloatsMut, HostMut, Slice, SliceMut};
 
-/// Where tensors lie and ops compute.
+/// A device that holds tensors and runs ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Device {
     /// Main memory and the processor.
@@ -32,13 +32,13 @@ pub enum Device {
     Cpu,
     /// The NVIDIA GPU of this number, counted as CUDA counts them (`CUDA_VISIBLE_DEVICES`).
     Cuda(u8),
-    /// Tensors have sizes and no memory, ops do nothing, as on PyTorch's device of this name: what a pass needs is counted
-    /// without computing it.
+    /// Tensors have sizes and no memory, and ops do nothing, as on PyTorch's device of this name. So the memory of a
+    /// pass is counted without computing it.
     Meta,
 }
 
 impl Device {
-    /// Whether tensors have sizes and no memory there: the meta device, or a [`CountedGpu`].
+    /// Whether tensors have sizes but no memory there: the meta device, or a [`CountedGpu`].
     pub const fn only_counts(self) -> bool {
         match self {
             Self::Cpu => false,

@@ -1,9 +1,9 @@
-//! How many bytes of a device a run holds ([`live`], [`peak`]), and how many it may ([`Budget`]).
+//! How many bytes of a device a run holds ([`live`], [`peak`]), and how many it may hold ([`Budget`]).
 //!
-//! Rust's allocator cannot return a failed allocation as an error. So whoever takes a large buffer asks [`admit`] first. Where
-//! the budget would be exceeded, that call unwinds without a panic's message to the nearest [`guarded`], which returns an error
-//! of [`tunesmith_base::Kind::Memory`]. Unwinding gives back what was taken on the way, so that the caller can try again with
-//! less.
+//! Rust's allocator cannot return a failed allocation as an error. So every large buffer is allocated through
+//! [`admit`]. If the budget would be exceeded, that call unwinds without a panic message to the nearest [`guarded`],
+//! which returns an error of [`tunesmith_base::Kind::Memory`]. Unwinding frees what was allocated on the way, so that
+//! the caller can try again with less.
 use super::Device;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory::{self, human_bytes};
 
-/// The value of a budget that is not set.
+/// The value of an unset budget.
 const NONE: u64 = u64::MAX;
 
 /// The budget of the CPU: of the whole process.
@@ -20,40 +20,40 @@ static CPU: AtomicU64 = AtomicU64::new(NONE);
 /// The budgets of GPUs: of what this process holds there.
 static GPUS: [AtomicU64; 256] = [const { AtomicU64::new(NONE) }; 256];
 
-/// What this process holds on a GPU.
+/// The bytes that this process holds for one GPU.
 struct Held {
     live: AtomicU64,
     peak: AtomicU64,
-    /// On the host, for it.
+    /// On the host, for the GPU.
     on_host: AtomicU64,
 }
 
 static HELD: [Held; 256] =
     [const { Held { live: AtomicU64::new(0), peak: AtomicU64::new(0), on_host: AtomicU64::new(0) } }; 256];
 
-/// Counts bytes that were taken on a GPU.
+/// Counts bytes that were allocated on a GPU.
 pub(crate) fn taken(ordinal: u8, bytes: usize) {
     let held = &HELD[usize::from(ordinal)];
     let live = held.live.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
     held.peak.fetch_max(live, Ordering::Relaxed);
 }
 
-/// Counts bytes that were given back on a GPU.
+/// Counts bytes that were freed on a GPU.
 pub(crate) fn given_back(ordinal: u8, bytes: usize) {
     HELD[usize::from(ordinal)].live.fetch_sub(bytes as u64, Ordering::Relaxed);
 }
 
-/// Counts bytes of the host that wait there for a GPU.
+/// Counts bytes that are offloaded from a GPU to the host.
 pub(crate) fn put_on_host(ordinal: u8, bytes: usize) {
     HELD[usize::from(ordinal)].on_host.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Counts bytes of the host that wait there no more.
+/// Counts offloaded bytes that have left the host.
 pub(crate) fn taken_from_host(ordinal: u8, bytes: usize) {
     HELD[usize::from(ordinal)].on_host.fetch_sub(bytes as u64, Ordering::Relaxed);
 }
 
-/// Bytes of the host's memory that wait there for a GPU now ([`crate::away`]).
+/// Bytes that are offloaded from a GPU to the host now ([`crate::away`]).
 pub fn on_host(device: Device) -> u64 {
     match device {
         Device::Cuda(ordinal) => HELD[usize::from(ordinal)].on_host.load(Ordering::Relaxed),
@@ -61,7 +61,7 @@ pub fn on_host(device: Device) -> u64 {
     }
 }
 
-/// A device's budget; none where it has no memory.
+/// A device's budget; none if the device has no memory.
 fn limit(device: Device) -> Option<&'static AtomicU64> {
     match device {
         Device::Cpu => Some(&CPU),
@@ -88,7 +88,7 @@ pub fn peak(device: Device) -> u64 {
     }
 }
 
-/// Begins a new measurement of [`peak`].
+/// Starts a new measurement of [`peak`].
 pub fn reset_peak(device: Device) {
     match device {
         Device::Cpu => memory::reset_peak(),
@@ -100,7 +100,7 @@ pub fn reset_peak(device: Device) {
     }
 }
 
-/// The most bytes of a device that may be held; while it lives, [`admit`] refuses what would exceed it.
+/// The most bytes of a device that may be held. While it lives, [`admit`] refuses to exceed it.
 #[derive(Debug)]
 pub struct Budget {
     device: Device,
@@ -134,12 +134,12 @@ struct Exceeded {
     budget: u64,
 }
 
-/// Held from the check until the memory is taken: of two threads that ask at once, the second sees what the first took.
+/// Held from the check until the memory is allocated, so that a second thread sees the first one's allocation.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Takes a buffer of `bytes` on a device with `take`, which must not call this again: a lock is held meanwhile.
+/// Allocates a buffer of `bytes` on a device with `take`, which must not call this again: a lock is held meanwhile.
 ///
-/// Where the buffer would exceed the device's budget, this does not return: it unwinds to the nearest [`guarded`].
+/// If the buffer would exceed the device's budget, this does not return: it unwinds to the nearest [`guarded`].
 pub fn admit<T>(device: Device, bytes: usize, take: impl FnOnce() -> T) -> T {
     let taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let budget = budget(device).unwrap_or(NONE);
@@ -152,7 +152,7 @@ pub fn admit<T>(device: Device, bytes: usize, take: impl FnOnce() -> T) -> T {
     take()
 }
 
-/// A device failed: unwinds to the nearest [`guarded`], which returns the error.
+/// Unwinds with a device's failure to the nearest [`guarded`], which returns the error.
 pub(crate) fn fail(error: Error) -> ! {
     resume_unwind(Box::new(Failed(error)))
 }
@@ -160,8 +160,8 @@ pub(crate) fn fail(error: Error) -> ! {
 /// Carries a device's failure to [`guarded`].
 struct Failed(Error);
 
-/// Does `work`, and returns a refusal of [`admit`] or a device's failure within it as an error. Whatever `work` leaves half
-/// done must be thrown away when it fails.
+/// Runs `work`, and returns a refusal of [`admit`] or a device's failure within it as an error. After a failure, the
+/// caller must discard whatever `work` has left half done.
 ///
 /// # Errors
 /// Those of `work`. [`tunesmith_base::Kind::Memory`]: the budget would have been exceeded, or a GPU has no more memory.

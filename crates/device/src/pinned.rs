@@ -1,5 +1,5 @@
-//! Numbers in the host's memory that a GPU copies from and to beside what is computed. For the host they are numbers of the CPU:
-//! it reads and writes them as any others, and waits for a copy that is under way first.
+//! Pinned numbers in the host's memory, which a GPU copies from and to while it computes. The host reads and writes
+//! them like other numbers of the CPU, after waiting for a copy in progress.
 use crate::cuda::{Event, PinnedMemory};
 use crate::slice::Element;
 use crate::{Array, Device, gpu};
@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Pinned<T> {
     ordinal: u8,
     len: usize,
-    /// It is there until this is dropped.
+    /// The memory, until this is dropped.
     place: Option<PinnedMemory>,
     /// The end of the last copy from or to it.
     copied: Mutex<Option<Arc<Event>>>,
     of: PhantomData<T>,
 }
 
-/// Numbers on a GPU that are being copied there.
+/// Numbers on a GPU that are being copied there from the host.
 #[derive(Debug)]
 pub struct Fetching<T: Element> {
     array: Array<T>,
@@ -31,7 +31,7 @@ pub struct Fetching<T: Element> {
 /// Numbers of a GPU that are being copied to the host. Once it is dropped, what the GPU does next waits for the copy.
 #[derive(Debug)]
 pub struct Storing<T: Element> {
-    /// Given back after the copy.
+    /// Released after the copy.
     _array: Array<T>,
     copied: Option<Arc<Event>>,
     ordinal: u8,
@@ -61,7 +61,7 @@ impl<T: Element> Pinned<T> {
         gpu::checked(copied.map_or(Ok(()), |copied| copied.synchronize()));
     }
 
-    /// Notes the end of a copy, and so of those before it: they go in order.
+    /// Records the end of a copy, and so of the earlier ones, because copies run in order.
     fn busy(&self, copied: Event) -> Arc<Event> {
         let copied = Arc::new(copied);
         *self.copied.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&copied));
@@ -123,7 +123,7 @@ impl<T> Drop for Pinned<T> {
 }
 
 impl<T: Element> Fetching<T> {
-    /// The numbers, for what computes from here on.
+    /// The numbers, for computations from here on.
     pub fn array(mut self) -> Array<T> {
         let copied = self.copied.take();
         gpu::checked(copied.map_or(Ok(()), |copied| gpu::wait(self.ordinal, &copied)));

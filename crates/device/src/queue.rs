@@ -1,19 +1,19 @@
-//! Work of a GPU beside its ops: a second queue, such as for what goes between ranks, and marks that let one queue wait for
-//! another. The host waits for neither.
+//! Work of a GPU in parallel to its ops: a second queue, such as for collectives, and marks by which one queue waits
+//! for another. The host waits for neither.
 //!
-//! Each GPU has one stream on which ops compute. Within [`Queue::run`], what a thread asks of the GPU goes onto the queue's own
-//! stream instead: launches, copies, memory taken. Three rules keep two streams in order:
+//! Each GPU has one stream on which ops compute. Within [`Queue::run`], a thread's launches, copies and allocations go
+//! to the queue's own stream instead. Three rules keep two streams in order:
 //!
-//! 1. Who uses on one queue what another has written waits for a [`Mark`] first.
-//! 2. Memory is given back in the order of the queue on which it was taken. Before it is dropped, that queue waits for a mark
-//!    behind the last use on any other.
-//! 3. [`Queue::cross`] does both for work that stands between two pieces of a thread's work.
+//! 1. Work that uses what another queue has written must wait for a [`Mark`] first.
+//! 2. Memory is freed in the order of the queue on which it was allocated. Before it is dropped, that queue must wait
+//!    for a mark after the last use on any other queue.
+//! 3. [`Queue::cross`] does both for work between two pieces of a thread's work.
 use super::cuda::{Event, Stream};
 use super::{Device, current, gpu};
 use std::sync::Arc;
 use tunesmith_base::error::Result;
 
-/// A stream of a GPU beside the one on which its ops compute.
+/// A stream of a GPU besides the one on which its ops compute.
 #[derive(Debug, Clone)]
 pub struct Queue {
     ordinal: u8,
@@ -21,7 +21,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue of the GPU of that number, which is opened if it is not yet.
+    /// An empty queue of the GPU of this number. Opens the GPU if needed.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Device`]: no driver, no such GPU, or the driver's own.
@@ -40,19 +40,18 @@ impl Queue {
         &self.stream
     }
 
-    /// Does `work`, whose launches, copies and memory on this GPU are put on this queue as far as this thread asks for them.
+    /// Runs `work`. This thread's launches, copies and allocations on this GPU go to this queue meanwhile.
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         current::within(Some((self.ordinal, Arc::clone(&self.stream))), work)
     }
 
-    /// Does `work` on the stream of the ops, although this thread has entered a queue: memory that it takes is then given back
-    /// in the order of the ops.
+    /// Runs `work` on the stream of the ops, although this thread has entered a queue. So memory that it allocates is
+    /// freed in the order of the ops.
     pub fn leave<T>(work: impl FnOnce() -> T) -> T {
         current::within(None, work)
     }
 
-    /// As [`Queue::run`], for work that comes after all that this thread's queue was asked for before, and before all that it is
-    /// asked for later.
+    /// As [`Queue::run`], for work that must come after all earlier and before all later work of this thread's queue.
     pub fn cross<T>(&self, work: impl FnOnce() -> T) -> T {
         let device = Device::Cuda(self.ordinal);
         if current::stream(self.ordinal).is_some_and(|stream| Arc::ptr_eq(&stream, &self.stream)) {
@@ -68,12 +67,12 @@ impl Queue {
     }
 }
 
-/// A place in a queue: it is reached when all is done that the queue was asked for before. Without a GPU it is reached at once.
+/// A place in a queue, reached when all work enqueued before is done. Without a GPU it is reached at once.
 #[derive(Debug, Default)]
 pub struct Mark(Option<(u8, Event)>);
 
 impl Mark {
-    /// The end of this thread's queue of that device.
+    /// The current end of this thread's queue of the device.
     pub fn here(device: Device) -> Self {
         match device {
             Device::Cuda(ordinal) => Self(Some((ordinal, gpu::record(ordinal)))),
@@ -81,7 +80,7 @@ impl Mark {
         }
     }
 
-    /// Lets what this thread's queue is asked for from now on wait until the mark is reached.
+    /// Makes later work of this thread's queue wait until the mark is reached.
     pub fn wait(&self) {
         if let Some((ordinal, event)) = &self.0 {
             gpu::checked(gpu::wait(*ordinal, event));

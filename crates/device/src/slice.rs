@@ -10,12 +10,13 @@ use std::fmt::Debug;
 use std::ops::{Deref, DerefMut, Range};
 use tunesmith_cpu_slice::CpuSlice;
 
-/// What a device keeps arrays of: `f32`; [`bf16`] for weights and gradient sums of half the size; `u8` for codes; whole numbers
-/// for indices; `f64` for sums. Each is plain bytes, all of which are values, zeros the default.
+/// The element types of a device's arrays: `f32`; [`bf16`] for weights and accumulated gradients; `u8` for codes;
+/// integers for indices; `f64` for sums. Each is plain bytes, every bit pattern is a value, and zero bits are the
+/// default.
 pub trait Element: sealed::Sealed + Copy + Default + PartialEq + Debug + Send + Sync + 'static {}
 
 mod sealed {
-    /// Keeps other types out: a device's kernels know these.
+    /// Excludes other types, because a device's kernels support only these.
     pub trait Sealed {}
 }
 
@@ -40,8 +41,7 @@ pub(super) fn bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Numbers of a GPU: where the first is, and how many there are. There is memory for all of them as long as what they were
-/// made of is borrowed.
+/// Numbers on a GPU: the address of the first, and their count. The memory is valid as long as its owner is borrowed.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     ordinal: u8,
@@ -89,7 +89,7 @@ impl Stretch {
     }
 }
 
-/// How many numbers of a GPU are swapped at a time, in memory beside them.
+/// How many numbers of a GPU are swapped at a time, through temporary memory.
 const SWAPPED: usize = 1 << 20;
 
 /// Borrowed f32, such as a weight or gradients.
@@ -105,7 +105,7 @@ pub struct Slice<'a, T>(Numbers<'a, T>);
 enum Numbers<'a, T> {
     Host(&'a [T]),
     Gpu(Stretch),
-    /// So many, which have no memory.
+    /// A number of elements without memory.
     Meta(usize),
 }
 
@@ -121,7 +121,7 @@ impl<'a, T: Element> Slice<'a, T> {
         Self(Numbers::Host(values))
     }
 
-    /// The first `len` numbers of a GPU's memory, which is borrowed.
+    /// Borrows the first `len` numbers of a GPU's memory.
     ///
     /// # Panics
     /// If it has room for fewer.
@@ -132,7 +132,7 @@ impl<'a, T: Element> Slice<'a, T> {
     /// The address of the first number, on a GPU.
     ///
     /// # Panics
-    /// If they are not there: an op on a device takes operands of that device.
+    /// If they are on another device: an op takes operands of its own device.
     pub const fn address(self) -> u64 {
         match self.0 {
             Numbers::Gpu(stretch) => stretch.address,
@@ -175,7 +175,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// The numbers on the host: borrowed from the CPU, a copy from elsewhere, zeros from the meta device.
+    /// The numbers on the host: borrowed on the CPU, copied from a GPU, zeros from the meta device.
     pub fn to_host(self) -> Cow<'a, [T]> {
         match self.0 {
             Numbers::Host(values) => Cow::Borrowed(values),
@@ -189,7 +189,7 @@ impl<'a, T: Element> Slice<'a, T> {
         self.to_host().into_owned()
     }
 
-    /// Copies them to `host`, one to each; zeros from the meta device.
+    /// Copies them to `host`, which has the same length; zeros from the meta device.
     ///
     /// # Panics
     /// If there are fewer or more than `host` has.
@@ -204,7 +204,7 @@ impl<'a, T: Element> Slice<'a, T> {
         }
     }
 
-    /// Whether they are exactly these. Never on the meta device.
+    /// Whether they equal these numbers exactly. Always false on the meta device.
     pub fn equal(self, host: &[T]) -> bool {
         match self.0 {
             Numbers::Host(values) => values == host,
@@ -269,7 +269,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         Self(NumbersMut::Host(values))
     }
 
-    /// As [`Slice::of_gpu`], for one that owns the memory or has borrowed it for writing.
+    /// As [`Slice::of_gpu`], for memory that is owned or borrowed for writing.
     pub(super) fn of_gpu(memory: &'a gpu::Memory, len: usize) -> Self {
         Self(NumbersMut::Gpu(Stretch::new::<T>(memory, len)))
     }
@@ -331,7 +331,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Those before `at`, and those from there on.
+    /// The numbers before `at`, and the numbers from there on.
     ///
     /// # Panics
     /// If there are fewer than `at`.
@@ -353,7 +353,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Borrows them once more.
+    /// Reborrows them.
     pub const fn reborrow(&mut self) -> SliceMut<'_, T> {
         match &mut self.0 {
             NumbersMut::Host(values) => SliceMut(NumbersMut::Host(values)),
@@ -362,7 +362,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Sets them to numbers of any device, one to each.
+    /// Copies numbers of any device into them; both have the same length.
     ///
     /// # Panics
     /// If there are fewer or more.
@@ -377,7 +377,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Sets them to numbers of the host, one to each.
+    /// Copies numbers of the host into them; both have the same length.
     ///
     /// # Panics
     /// If there are fewer or more.
@@ -395,7 +395,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// Exchanges them with numbers of the same device, one with each.
+    /// Swaps them with as many numbers of the same device.
     ///
     /// # Panics
     /// If there are fewer or more, or they are on another device.
@@ -419,8 +419,8 @@ impl<'a, T: Element> SliceMut<'a, T> {
         }
     }
 
-    /// The numbers on the host, to change: those of the CPU themselves; a copy of a GPU's, which is written back on drop. The
-    /// meta device gives zeros and keeps nothing.
+    /// The numbers on the host, to change: on the CPU the numbers themselves; on a GPU a copy, which is written back on
+    /// drop. The meta device gives zeros and stores nothing.
     pub fn on_host(self) -> HostMut<'a, T> {
         HostMut(match self.0 {
             NumbersMut::Host(values) => Changed::Borrowed(values),
@@ -431,7 +431,7 @@ impl<'a, T: Element> SliceMut<'a, T> {
 }
 
 impl FloatsMut<'_> {
-    /// Adds numbers of the host, one to each.
+    /// Adds as many numbers of the host, elementwise.
     pub fn add(self, host: &[f32]) {
         assert_eq!(self.len(), host.len(), "a summand for each number");
         self.on_host().iter_mut().zip(host).for_each(|(sum, value)| *sum += value);
@@ -468,9 +468,9 @@ pub struct HostMut<'a, T: Element>(Changed<'a, T>);
 #[derive(Debug)]
 enum Changed<'a, T> {
     Borrowed(&'a mut [T]),
-    /// Of a GPU, to which they go back.
+    /// A copy of a GPU's, which is written back.
     Copied(Vec<T>, Stretch),
-    /// Of the meta device.
+    /// Zeros of the meta device.
     Dropped(Vec<T>),
 }
 

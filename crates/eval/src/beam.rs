@@ -14,7 +14,7 @@ pub struct Beams {
     pub early_stopping: BeamEarlyStopping,
 }
 
-/// When a beam search ends before its longest answer.
+/// When a beam search ends before its beams reach the longest answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeamEarlyStopping {
     /// When the best running beam, ranked by its length now, is below the worst finished one.

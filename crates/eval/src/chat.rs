@@ -1,4 +1,4 @@
-//! Keeps the key/value cache of a conversation, so that a new turn computes only its own tokens.
+//! Keeps the key-value cache of a conversation, so that a new turn computes only its own tokens.
 use super::generate::{generate_from, generate_with_images};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, Watcher};
@@ -16,7 +16,8 @@ impl Memory {
         self.0 = None;
     }
 
-    /// How many tokens at the start of `prompt` are in the cache. Of a prompt with pictures none is: equal tokens may show others.
+    /// How many tokens at the start of `prompt` are in the cache. For a prompt with images it is 0, because equal
+    /// tokens may stand for other images.
     pub fn known(&self, prompt: &[u32], images: &[ImageRows]) -> usize {
         if !images.is_empty() {
             return 0;
@@ -25,8 +26,8 @@ impl Memory {
         read.iter().zip(prompt).take_while(|(old, new)| old == new).count().min(prompt.len().saturating_sub(1))
     }
 
-    /// Answers a prompt and computes only tokens that are not in the cache; beam search, and a prompt with pictures, compute all. `None` if the watcher
-    /// ended the generation.
+    /// Answers a prompt, and computes only tokens that are not in the cache. Beam search, and prompts with images,
+    /// compute all tokens. `None` if the watcher ended the generation.
     ///
     /// # Errors
     /// As [`crate::generate`].

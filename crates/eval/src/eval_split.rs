@@ -28,7 +28,7 @@ pub struct EvalSplit<'a> {
     pub rows: usize,
 }
 
-/// A row after the model has answered it.
+/// A row with the model's answer.
 #[derive(Debug)]
 pub struct AnsweredRow {
     /// `None` for raw text, which asks no question: only its likelihood is measured.

@@ -2,16 +2,20 @@
 //! place of a finished one. An answer has the same bits whatever else is in the batch. So if the memory budget is too small,
 //! half of the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
+use super::prompt_lookup::PromptLookup;
 use super::sample::{distribution, draw, penalise};
 use super::settings::{Settings, Strategy};
 use super::watcher::{Answer, End, Go, Watcher};
 use std::collections::VecDeque;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_data::batch::ImageRows;
-use tunesmith_model::{Logits, Model, TextCache};
+use tunesmith_model::{Drafted, Logits, Model, TextCache};
 
-/// Texts in a batch: a panel of the matrix products has 16 rows, and costs hardly more than one.
+/// Texts in a batch: a panel of the matrix products has 16 rows, which cost hardly more than one.
 const ROWS: usize = 16;
+
+/// Tokens of one text in a pass with guesses: so few that recurrences go token by token, and the answer keeps its bits.
+const SHORT: usize = ROWS - 1;
 
 /// A text that is being answered, with its caches and the tokens to feed next.
 struct Work<'a> {
@@ -22,6 +26,10 @@ struct Work<'a> {
     next: Vec<Vec<u32>>,
     tokens: Vec<u32>,
     search: Option<Search>,
+    /// The number of guesses at the end of the tokens to feed.
+    drafted: usize,
+    /// The cache before them, if it cannot be rewound.
+    before: Option<TextCache>,
 }
 
 /// Answers each prompt. An empty prompt, or one that fills the context, gets an empty answer. `None` if the watcher ended the
@@ -39,11 +47,11 @@ pub fn generate(
     generate_from(model, prompts, &[], settings, None, watcher)
 }
 
-/// As [`generate`], of prompts that show pictures: `images` has those of each prompt, whose runs are positions in it. What a
-/// prompt's tokens are at these positions does not matter.
+/// As [`generate`], for prompts with images: `images` has those of each prompt, with their positions in it. The
+/// prompt's tokens at these positions do not matter.
 ///
 /// # Errors
-/// As [`generate`]; [`tunesmith_base::Kind::Data`]: the model sees no pictures, or one does not fit its rows.
+/// As [`generate`]; [`tunesmith_base::Kind::Data`]: the model reads no images, or one does not fit its rows.
 pub fn generate_with_images(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -108,11 +116,22 @@ pub(super) fn generate_from(
             if group.is_empty() {
                 continue;
             }
-            let mut texts: Vec<(&mut TextCache, &[u32])> = group
+            if let Some(lookup) = settings.lookup {
+                // No more than fit beside each other into a panel.
+                let most = (ROWS / works).saturating_sub(1);
+                for work in group.iter_mut() {
+                    work.draft(model, lookup, most, settings);
+                }
+            }
+            let mut texts: Vec<Drafted<'_>> = group
                 .iter_mut()
-                .flat_map(|work| work.caches.iter_mut().zip(work.next.iter().map(Vec::as_slice)))
+                .flat_map(|work| {
+                    let drafted = work.drafted;
+                    let texts = work.caches.iter_mut().zip(&work.next);
+                    texts.map(move |(cache, tokens)| Drafted { cache, tokens, drafted })
+                })
                 .collect();
-            let logits = match model.extend(&mut texts) {
+            let logits = match model.extend_drafted(&mut texts) {
                 Err(error) if error.kind() == Kind::Memory => {
                     // Releasing idle activations may make room for one text.
                     model.release();
@@ -135,7 +154,7 @@ pub(super) fn generate_from(
             let mut still = Vec::with_capacity(group.len());
             for mut work in group.drain(..) {
                 let first = row;
-                row += work.caches.len();
+                row += work.caches.len() + work.drafted;
                 match work.take(&mut chooser, first, watcher)? {
                     Taken::Goes => still.push(work),
                     Taken::Ends(end) => {
@@ -217,7 +236,7 @@ impl<'a> Work<'a> {
             Strategy::Greedy | Strategy::Sample(_) => None,
         };
         let (next, caches) = (vec![prompt[read.tokens().len()..].to_vec()], vec![read]);
-        Self { text, prompt, caches, next, tokens: Vec::new(), search }
+        Self { text, prompt, caches, next, tokens: Vec::new(), search, drafted: 0, before: None }
     }
 
     /// How many tokens are to be fed next.
@@ -228,15 +247,64 @@ impl<'a> Work<'a> {
     /// Drops the caches: all tokens are to be fed again.
     fn give_up(&mut self) {
         self.next = self.caches.iter_mut().map(TextCache::give_up).collect();
+        // Guesses were fed last.
+        self.next.iter_mut().for_each(|tokens| tokens.truncate(tokens.len() - self.drafted));
+        (self.drafted, self.before) = (0, None);
     }
 
-    /// Chooses the next token by the logits from row `first` on.
+    /// Guesses up to `most` tokens after those to feed next, one fewer than the answer has room for, because the pass
+    /// itself yields one more.
+    fn draft(&mut self, model: &Model, lookup: PromptLookup, most: usize, settings: &Settings) {
+        // Before the first token it is not known what to look for.
+        let ([cache], [next], false) = (&self.caches[..], &mut self.next[..], self.tokens.is_empty()) else { return };
+        let text = [self.prompt, &self.tokens].concat();
+        let room = (settings.max_new_tokens - self.tokens.len()).min(settings.context - text.len());
+        let most = most.min(room.saturating_sub(1)).min(SHORT.saturating_sub(next.len()));
+        let guess = lookup.guess(&text, most);
+        if !guess.is_empty() && model.may_draft(text.len() - 1, guess.len()) {
+            self.before = Some(cache.clone());
+            next.extend_from_slice(guess);
+            self.drafted = guess.len();
+        }
+    }
+
+    /// Discards all guesses after the first `right` ones. Returns the tokens before the next one that the cache no
+    /// longer holds.
+    fn settle(&mut self, right: usize) -> Vec<u32> {
+        let wrong = std::mem::take(&mut self.drafted) - right;
+        let before = self.before.take();
+        let ([cache], Some(before)) = (&mut self.caches[..], before) else { return Vec::new() };
+        let kept = cache.tokens().len() - wrong;
+        let read = cache.tokens()[before.tokens().len()..kept].to_vec();
+        if wrong == 0 || cache.truncate(kept) {
+            return Vec::new();
+        }
+        *cache = before;
+        read
+    }
+
+    /// Chooses the next tokens by the logits from row `first` on: one, and one more for each correct guess.
     fn take(&mut self, chooser: &mut Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
-        let settings = chooser.settings;
         if self.search.is_some() {
             return self.take_beams(chooser, first, watcher);
         }
-        let token = chooser.choose(first, self.text, self.prompt, &self.tokens);
+        let guesses = self.next.first_mut().map(|next| next.split_off(next.len() - self.drafted)).unwrap_or_default();
+        for right in 0..=guesses.len() {
+            let taken = self.take_one(chooser, first + right, watcher)?;
+            if matches!(taken, Taken::Goes) && guesses.get(right) == self.tokens.last() {
+                continue;
+            }
+            let unread = self.settle(right);
+            self.next = vec![[&unread, &self.tokens[self.tokens.len().saturating_sub(1)..]].concat()];
+            return Ok(taken);
+        }
+        Ok(Taken::Goes)
+    }
+
+    /// Chooses the next token by the logits of that row.
+    fn take_one(&mut self, chooser: &mut Chooser<'_>, row: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
+        let settings = chooser.settings;
+        let token = chooser.choose(row, self.text, self.prompt, &self.tokens);
         if settings.stop_ids.contains(&token) {
             return Ok(Taken::Ends(End::Stop));
         }
@@ -247,11 +315,7 @@ impl<'a> Work<'a> {
             Go::On if watcher.ends(self.text, &self.tokens) => return Ok(Taken::Ends(End::Stop)),
             Go::On => {}
         }
-        if let Some(end) = full(self.prompt, &self.tokens, settings) {
-            return Ok(Taken::Ends(end));
-        }
-        self.next = vec![vec![token]];
-        Ok(Taken::Goes)
+        Ok(full(self.prompt, &self.tokens, settings).map_or(Taken::Goes, Taken::Ends))
     }
 
     fn take_beams(&mut self, chooser: &Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {

@@ -17,7 +17,7 @@ pub struct EvalExample {
     pub source: String,
     /// The text of the expected answer.
     pub reference: String,
-    /// All references, that one first: a picture may have several captions.
+    /// All references, the expected answer first: an image may have several captions.
     pub references: Vec<String>,
 }
 
@@ -32,7 +32,7 @@ pub struct RowGenerator<'a> {
     pub sources: &'a [String],
     /// `first_text` is the number of prompts answered so far, so that sampling does not depend on the ranges.
     pub settings: Settings,
-    /// Finds the stop strings.
+    /// Decodes answers and finds the stop strings.
     pub decoder: AnswerDecoder<'a>,
 }
 

@@ -1,5 +1,6 @@
 //! How answers are generated: their length, what ends them, and how the next token is chosen.
 use super::beam::{BeamEarlyStopping, Beams};
+use super::prompt_lookup::PromptLookup;
 use super::sample::Sampling;
 use tunesmith_config::{BeamStop, Config, GenerationConfig};
 
@@ -29,6 +30,8 @@ pub struct Settings {
     pub repetition_penalty: f64,
     /// How the next token is chosen.
     pub strategy: Strategy,
+    /// How the next tokens are guessed, to be read in one pass; none for one token at a time.
+    pub lookup: Option<PromptLookup>,
     /// The number of the first text; with the seed it determines what is sampled.
     pub first_text: u64,
     /// The most tokens of several prompts in one forward pass. One prompt alone may be longer.
@@ -44,6 +47,7 @@ impl Settings {
             stop_ids,
             repetition_penalty: 1.0,
             strategy: Strategy::Greedy,
+            lookup: None,
             first_text: 0,
             pass_tokens: PASS_TOKENS,
         }
@@ -76,6 +80,10 @@ impl Settings {
             max_new_tokens: generation.max_new_tokens,
             repetition_penalty: generation.repetition_penalty,
             strategy,
+            lookup: (generation.prompt_lookup_num_tokens > 0).then_some(PromptLookup {
+                num_tokens: generation.prompt_lookup_num_tokens,
+                max_ngram: generation.max_matching_ngram_size,
+            }),
             pass_tokens: config.train.max_tokens_per_pass.unwrap_or(PASS_TOKENS),
             ..Self::greedy(0, context, stop_ids)
         }

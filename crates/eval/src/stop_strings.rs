@@ -58,15 +58,19 @@ impl AnswerDecoder<'_> {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn text(&self, answer: &Answer) -> Result<String> {
-        let mut text = self.tokenizer.decode(&answer.tokens, true)?;
+        Ok(self.cut(self.tokenizer.decode(&answer.tokens, true)?))
+    }
+
+    /// The text up to the first stop string.
+    pub fn cut(&self, mut text: String) -> String {
         if let Some(end) = first_stop(&text, self.stop_strings) {
             text.truncate(end);
         }
-        Ok(text)
+        text
     }
 
-    /// Answers prompts, each with its pictures; `images` is empty if no prompt has any. `None` if `go_on`, which is called
-    /// before each token, returns false.
+    /// Answers prompts, each with its images; `images` is empty if no prompt has any. `None` if `go_on`, which is
+    /// called before each token, returns false.
     ///
     /// # Errors
     /// As [`generate_with_images`](super::generate_with_images); the tokenizer's decoder fails.
@@ -86,8 +90,8 @@ impl AnswerDecoder<'_> {
         Ok(done.then_some(texts))
     }
 
-    /// Answers prompts, each with its pictures, and calls `ended` with the number of each prompt and its answer as soon as
-    /// the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
+    /// Answers prompts, each with its images, and calls `ended` with the number of each prompt and its answer as soon
+    /// as the answer ends. Returns false if `go_on`, which is called before each token, has ended the generation.
     ///
     /// # Errors
     /// As [`generate_with_images`](super::generate_with_images); those of `ended`.

@@ -6,22 +6,29 @@ use tunesmith_data::Tokenizer;
 #[derive(Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Where the ids begin that the next piece is decoded with: a decoder looks at the token before.
+    /// The first id with which the next piece is decoded, because a decoder looks at the token before.
     context: usize,
-    /// How many ids the text holds.
+    /// The number of ids in the text.
     taken: usize,
     text: String,
+    /// Whether the text has special tokens.
+    keeps_special: bool,
 }
 
 impl TextStream {
+    /// A stream whose text has special tokens.
+    pub fn with_special_tokens() -> Self {
+        Self { keeps_special: true, ..Self::default() }
+    }
+
     /// Adds a token and returns the new text that no later token can change; it may be empty.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<&str> {
         self.ids.push(id);
-        let before = tokenizer.decode(&self.ids[self.context..self.taken], true)?;
-        let now = tokenizer.decode(&self.ids[self.context..], true)?;
+        let before = tokenizer.decode(&self.ids[self.context..self.taken], !self.keeps_special)?;
+        let now = tokenizer.decode(&self.ids[self.context..], !self.keeps_special)?;
         let start = self.text.len();
         // An incomplete character decodes to the replacement character.
         if now.len() > before.len() && !now.ends_with('\u{fffd}') && now.is_char_boundary(before.len()) {
@@ -37,7 +44,7 @@ impl TextStream {
     }
 }
 
-/// Where the first of the stop strings begins in `text`.
+/// The position of the first stop string in `text`.
 pub(crate) fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
     stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min()
 }

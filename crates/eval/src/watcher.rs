@@ -1,4 +1,4 @@
-//! What a caller sees of a generation while it runs: tokens as they come, and answers as they end.
+//! A caller's view of a running generation: tokens as they come, and answers as they end.
 use tunesmith_base::error::Result;
 
 /// Why an answer ended.
@@ -22,7 +22,7 @@ pub struct Answer {
     pub end: End,
 }
 
-/// What a watcher wants to happen next.
+/// A watcher's decision about what happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Go {
     /// Generate the next token.

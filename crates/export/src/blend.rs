@@ -181,7 +181,7 @@ fn blend_module(
     Ok([(a_shape, combine(&a, recipe)), (b_shape, combine(&b, recipe))])
 }
 
-/// The values of one side of one module, their weight, and what tells DARE's choice from others.
+/// The values of A or B of one module, their weight, and the key of DARE's random choice.
 type Side<'a> = (&'a [f32], f32, u64);
 
 fn combine(sides: &[Side<'_>], recipe: &BlendRecipe) -> Vec<f32> {

@@ -42,13 +42,13 @@ pub struct FolderSettings<'a> {
 enum Planned {
     /// A tensor of the merged model, and its dtype in the file (before quantization).
     Merged(TensorSpec, Dtype),
-    /// A tensor of all experts of a block.
+    /// A stacked tensor of all experts of a block.
     Stacked(StackedTensor, Dtype),
-    /// Experts in MXFP4, as the base has them.
+    /// Experts in MXFP4, copied from the base.
     Stored(String, Vec<usize>, Numbers<'static>),
-    /// A part of a matrix in the format of the base's maker, as the base has it.
+    /// A part of a matrix in its maker's format, copied from the base.
     Makers(MakersPart),
-    /// A changed matrix in FP8, coded as the base codes it, with its parts there.
+    /// A changed matrix in FP8, quantized in the base's format, with its parts there.
     Recoded(TensorSpec, Vec<MakersPart>),
     /// A tensor of a multimodal model outside its language model.
     Beside(String, Vec<usize>, Numbers<'static>),
@@ -113,14 +113,14 @@ impl FolderSettings<'_> {
         Ok(of_model.chain(beside).collect())
     }
 
-    /// Whether the model is written in the format of the base's maker, MXFP4 apart.
+    /// Whether the model is written in the format of the base's maker, other than MXFP4.
     fn keeps_makers(&self, merged: &Merged) -> bool {
         let format = merged.weights.quantization();
         let makers = format.is_some_and(|format| format.is_makers() && format != Format::Mxfp4);
         makers && self.dtype.is_none() && self.requantization.is_none()
     }
 
-    /// A matrix in the format of the base's maker: as it is, or coded again where the adapter changes it.
+    /// A matrix in the format of the base's maker: as it is, or quantized again if the adapter changes it.
     fn as_stored(&self, merged: &Merged, spec: &TensorSpec) -> Result<Option<Vec<Planned>>> {
         let layout = merged.weights.layout(&spec.name).filter(|_| self.keeps_makers(merged));
         let Some(layout) = layout else { return Ok(None) };
@@ -159,7 +159,7 @@ fn expert_dtype(stacked: &StackedTensor, dtype: &dyn Fn(&str) -> Option<Dtype>) 
     dtype(stacked.experts.first()?.first()?)
 }
 
-/// Whether experts that the base has in MXFP4 are copied: nothing is merged into them, and no other dtype is asked for.
+/// Whether experts that the base has in MXFP4 are copied: nothing is merged into them, and no other dtype is requested.
 pub fn keeps_mxfp4(merged: &Merged, dtype: Option<Dtype>) -> bool {
     let changed = |spec: &TensorSpec| spec.name.contains(".mlp.experts.") && merged.changes(&spec.name);
     dtype.is_none() && !merged.arch.tensors().iter().any(changed)

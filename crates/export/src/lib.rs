@@ -1,5 +1,5 @@
-//! Exports trained models: merged into one folder ([`merge`]), blended adapters ([`blend`]), a file for llama.cpp ([`gguf`]),
-//! with a model card ([`card`]).
+//! Exports trained models: merges adapters into a folder ([`merge`]), blends adapters ([`blend`]), and writes a file
+//! for llama.cpp ([`gguf`]) and a model card ([`card`]).
 pub mod blend;
 pub mod card;
 pub mod folder;

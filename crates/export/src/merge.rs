@@ -196,7 +196,7 @@ impl Merged {
         self.stack.changes(name)
     }
 
-    /// Tensors of encoder and connector that the adapter changes.
+    /// Tensors of the image encoder and the connector that the adapter changes.
     pub fn changed_beside(&self) -> Vec<TensorSpec> {
         let tensors = self.arch.vision.iter().flat_map(|vision| vision.tensors());
         tensors.filter(|spec| self.stack.changes(&spec.name)).collect()

@@ -1,4 +1,4 @@
-//! The image encoder and the connector of a pair, beside the files of its text model.
+//! The image encoder and the connector of a merged pair, in separate files next to its text model.
 use std::collections::BTreeMap;
 use std::io;
 
@@ -11,7 +11,7 @@ use tunesmith_config::arch::TensorSpec;
 use tunesmith_config::vision::{ConnectorKind, PAIR_SETTINGS, PAIR_WEIGHTS, VisionArch};
 use tunesmith_model::weights::{Dtype, Numbers, WeightFiles, Wrapping, write_floats, write_numbers_by};
 
-/// What stands before the encoder's names in the file.
+/// The prefix of the encoder's names in the file.
 const TOWER: &str = "vision_tower.";
 
 /// The files of a pair's encoder and connector that are to be written.
@@ -19,13 +19,13 @@ pub struct PairFiles<'a> {
     merged: &'a Merged,
     vision: &'a VisionArch,
     files: Wrapping,
-    /// By name in the file: of what is copied, its name in the encoder's files.
+    /// By name in the file: for copied tensors, the name in the encoder's files.
     copied: BTreeMap<String, (String, Vec<usize>, Numbers<'static>)>,
     computed: BTreeMap<String, (TensorSpec, Dtype)>,
 }
 
 impl<'a> PairFiles<'a> {
-    /// Those of a merged model, in `dtype` or else in that of the base; `None` if it is no pair.
+    /// Those of a merged model, in `dtype` or else in the base's dtype; `None` if it is not a pair.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder's files cannot be read; [`tunesmith_base::Kind::Config`]: no connector was trained.

@@ -99,7 +99,7 @@ impl Requantization {
         Ok(matrix)
     }
 
-    /// `quantization_config` for `config.json`; the modules `beside` stay as they are too.
+    /// `quantization_config` for `config.json`; the modules `beside` are also left unquantized.
     pub(super) fn config_json(&self, beside: BTreeSet<String>) -> Value {
         let skipped: Vec<String> = self.held.skip.iter().cloned().chain(beside).collect();
         config_json(self.held.how.format, self.held.how.double, &skipped)

@@ -1,9 +1,9 @@
-//! Addresses of the web: what they name, and where a redirect leads from one.
+//! URLs: their parts, and the target of a redirect.
 use std::fmt::Write as _;
 
 use ureq::http::Uri;
 
-/// Whether an address is of HTTPS, its host, and its port.
+/// Whether a URL is HTTPS, its host, and its port.
 pub(super) fn origin(url: &str) -> Option<(bool, String, u16)> {
     let uri: Uri = url.parse().ok()?;
     let is_https = match uri.scheme_str()? {
@@ -15,7 +15,7 @@ pub(super) fn origin(url: &str) -> Option<(bool, String, u16)> {
     Some((is_https, host, uri.port_u16().unwrap_or(if is_https { 443 } else { 80 })))
 }
 
-/// The address that `location` is, seen from `base`.
+/// Resolves `location` against the URL `base`.
 pub(super) fn joined(base: &str, location: &[u8]) -> Option<String> {
     let mut to = String::new();
     for &byte in location.trim_ascii() {
@@ -42,7 +42,7 @@ pub(super) fn joined(base: &str, location: &[u8]) -> Option<String> {
     })
 }
 
-/// The name and the password of an address, with a colon between them.
+/// The user name and password of a URL, with a colon between them.
 pub(super) fn login(url: &str) -> Option<Vec<u8>> {
     let (login, _) = url.split_once("://")?.1.split('/').next()?.rsplit_once('@')?;
     let (name, password) = login.split_once(':').unwrap_or((login, ""));

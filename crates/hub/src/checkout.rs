@@ -1,4 +1,4 @@
-//! A repository at one commit: which files it has, and those of them that are wanted on this machine.
+//! A repository at one commit: its files, and downloading those that are needed.
 use std::path::PathBuf;
 
 #[cfg(feature = "hub")]
@@ -11,11 +11,11 @@ use tunesmith_base::error::{Error, Result};
 /// A folder with files of a repository at one commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The repository that the files are from.
+    /// The repository of the files.
     pub repo: Repo,
     /// The hash of the commit.
     pub commit: String,
-    /// Where the files lie on this machine.
+    /// The local folder.
     pub dir: PathBuf,
 }
 
@@ -35,13 +35,13 @@ pub struct Checkout<'a> {
     files: Vec<Listed>,
     place: Destination,
     store: Store,
-    /// Why only the cache is used, if so.
+    /// Why only the cache is used, if it is.
     cache_only: Option<String>,
 }
 
 impl Hub<'_> {
-    /// The repository at `revision` (`main` where none is named), as the hub has it now or, without a way to the hub, as
-    /// the cache has it.
+    /// The repository at `revision` (by default `main`), as the hub has it now or, if the hub cannot be reached, as the
+    /// cache has it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: no such name is possible; [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`]: the hub
@@ -133,7 +133,7 @@ impl Checkout<'_> {
         self.files.iter().map(|file| file.path.as_str())
     }
 
-    /// Whether it has a file of this path.
+    /// Whether it has a file with this path.
     pub fn has(&self, path: &str) -> bool {
         self.paths().any(|found| found == path)
     }
@@ -143,7 +143,7 @@ impl Checkout<'_> {
         self.files.iter().find(|file| file.path == path).map_or(0, |file| file.size)
     }
 
-    /// Where a file of it lies once it is fetched.
+    /// The local path of one of its files, once downloaded.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir().join(path)
     }
@@ -155,7 +155,7 @@ impl Checkout<'_> {
         }
     }
 
-    /// Fetches those of its files that are not here yet.
+    /// Downloads those of its files that are not in place yet.
     ///
     /// # Errors
     /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`] for a
@@ -176,7 +176,7 @@ impl Checkout<'_> {
         Err(Error::config("this tunesmith was built without the feature `hub`, which downloads"))
     }
 
-    /// Several files at a time; the first failure ends the others after the file that they are at.
+    /// Downloads several files at a time. After a failure, the other threads stop after their current file.
     #[cfg(feature = "hub")]
     fn download(&self, missing: &[&Listed]) -> Result<()> {
         use std::sync::{Mutex, PoisonError};
@@ -215,7 +215,7 @@ impl Checkout<'_> {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Notes in the cache that the revision is this commit, now that what was wanted of it is here.
+    /// Records in the cache that the revision is this commit, after the needed files have been downloaded.
     pub fn snapshot(&self) -> Snapshot {
         #[cfg(feature = "hub")]
         if self.cache_only.is_none() && self.place == Destination::Cache {

@@ -1,8 +1,8 @@
-//! Requests to the hub, and to where it leads: the environment's proxies and certificates, limits of time, and redirects,
-//! which the token follows only to the same host and port.
+//! Requests to the hub and to its redirects: proxies and certificates of the environment, time limits, and redirects.
+//! The token is only sent to the same host and port.
 //!
-//! hf-hub builds the requests for a repository's commit and the addresses of its files. It lists no sizes, makes no
-//! repository and sends no files: those requests go over ureq, its own client, and so does what it does itself.
+//! hf-hub builds the requests for a repository's commit, and the addresses of its files. It cannot list sizes, create
+//! repositories or upload files. Those requests, and hf-hub's own, go over ureq, hf-hub's HTTP client.
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,18 +30,18 @@ use tunesmith_base::files;
 
 /// The value of the header `User-Agent`.
 const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
-/// How long a connection may take to be made.
+/// The time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(20);
 /// The most redirects in a row that are followed.
 const REDIRECTS: usize = 10;
-/// The most of an answer that is read at once.
+/// The most bytes of a response that are read at once.
 const ANSWER_BYTES: u64 = 64 << 20;
-/// The most of a refusal's text that is read.
+/// The most bytes of an error response that are read.
 const WORDS_BYTES: u64 = 64 << 10;
 
 pub(super) type HubResponse = Response<Body>;
 
-/// A request before it is sent, which can be sent again to where a redirect leads.
+/// A request before it is sent, which can be sent again to a redirect's target.
 #[derive(Clone)]
 pub(super) struct HubRequest<'a> {
     method: Method,
@@ -51,12 +51,12 @@ pub(super) struct HubRequest<'a> {
     follows: bool,
 }
 
-/// The bytes that a request sends.
+/// The body of a request.
 #[derive(Clone, Copy)]
 enum RequestBody<'a> {
     Nothing,
     Bytes(&'a [u8]),
-    /// A file of this size, which is read while it is sent.
+    /// A file of this size, read while it is sent.
     File(&'a Path, u64),
 }
 
@@ -65,7 +65,7 @@ impl<'a> HubRequest<'a> {
         Self { method, url: url.into(), headers: HeaderMap::new(), load: RequestBody::Nothing, follows: true }
     }
 
-    /// It does not go where redirects lead.
+    /// Does not follow redirects.
     pub fn staying(self) -> Self {
         Self { follows: false, ..self }
     }
@@ -75,7 +75,7 @@ impl<'a> HubRequest<'a> {
         self
     }
 
-    /// With a header that comes from elsewhere.
+    /// Adds a header whose name and value come from outside.
     pub fn with_foreign(mut self, name: &str, value: &str) -> Result<Self, Failure> {
         let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
             return Err(Failure::InvalidAnswer("a header that cannot be sent".into()));
@@ -92,7 +92,7 @@ impl<'a> HubRequest<'a> {
         Self { load: RequestBody::File(path, size), ..self }
     }
 
-    /// The request that follows `answer`, where that is a redirect.
+    /// The request that follows `answer`, if that is a redirect.
     fn next(&self, answer: &HubResponse) -> Result<Option<Self>, Failure> {
         let status = answer.status().as_u16();
         let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
@@ -112,13 +112,13 @@ impl<'a> HubRequest<'a> {
     }
 }
 
-/// The way to the hub. Each thread has its own.
+/// The client for the hub. Each thread has its own.
 pub(super) struct HubClient<'a> {
     settings: &'a HubSettings,
     /// The hub's address, without a name and a password.
     endpoint: String,
     proxies: Proxies,
-    /// Each with whether it speaks TLS and its proxy.
+    /// HTTP clients, by whether they use TLS, and by proxy.
     agents: RefCell<Vec<(bool, Option<Proxy>, Agent)>>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> HubClient<'a> {
         Ok(api.repo(hf_hub::Repo::with_revision(repo.id.clone(), kind, revision.to_owned())))
     }
 
-    /// With the token, where the request goes to the hub; it is for nobody else.
+    /// Adds the token if the request goes to the hub, and only then.
     pub fn signed<'b>(&self, mut ask: HubRequest<'b>) -> HubRequest<'b> {
         let is_at_home = ask.url.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
         if let Some(value) = self.authorization().filter(|_| is_at_home) {
@@ -157,7 +157,7 @@ impl<'a> HubClient<'a> {
         ask
     }
 
-    /// The token, or the name and the password that the hub's address holds.
+    /// The token, or the user name and password in the hub's address.
     fn authorization(&self) -> Option<HeaderValue> {
         let text = match &self.settings.token {
             Some(token) => format!("Bearer {}", token.secret()),
@@ -168,7 +168,7 @@ impl<'a> HubClient<'a> {
         Some(value)
     }
 
-    /// The answer to a request that hf-hub built.
+    /// The response to a request that hf-hub built.
     pub fn carry(&self, request: RequestBuilder<WithoutBody>) -> Result<HubResponse, Failure> {
         let url = request.uri_ref().map(ToString::to_string).unwrap_or_default();
         let ask = HubRequest {
@@ -198,13 +198,13 @@ impl<'a> HubClient<'a> {
         self.follow(ask, request.call()?)
     }
 
-    /// The answer, whatever its status.
+    /// The response, whatever its status.
     pub fn send(&self, ask: HubRequest) -> Result<HubResponse, Failure> {
         let answer = self.once(&ask)?;
         if ask.follows { self.follow(ask, answer) } else { Ok(answer) }
     }
 
-    /// Goes where redirects lead from the answer to `ask`.
+    /// Follows redirects from the response to `ask`.
     fn follow(&self, mut ask: HubRequest, mut answer: HubResponse) -> Result<HubResponse, Failure> {
         for _ in 0..REDIRECTS {
             let Some(next) = ask.next(&answer)? else { return Ok(answer) };
@@ -260,8 +260,7 @@ impl<'a> HubClient<'a> {
     }
 }
 
-/// The certificates that are trusted: those of `SSL_CERT_FILE` and `SSL_CERT_DIR` or else of the system; on a system
-/// without any, Mozilla's.
+/// The trusted certificates: those of `SSL_CERT_FILE` and `SSL_CERT_DIR`, else the system's, else Mozilla's.
 fn roots() -> Result<RootCerts> {
     static ROOTS: OnceLock<Option<RootCerts>> = OnceLock::new();
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
@@ -278,7 +277,7 @@ fn roots() -> Result<RootCerts> {
     }
 }
 
-/// As many bytes of a file as were announced; an error where it has become shorter.
+/// As many bytes of a file as were announced. A file that has become shorter is an error.
 struct SizedReader {
     file: File,
     left: u64,
@@ -296,18 +295,18 @@ impl Read for SizedReader {
     }
 }
 
-/// The answer, if it is one of success.
+/// The response, if its status is success.
 pub(super) fn succeeded(answer: HubResponse) -> Result<HubResponse, Failure> {
     if answer.status().is_success() { Ok(answer) } else { Err(Failure::Status(refused(answer))) }
 }
 
-/// What an answer of success says.
+/// The body of a successful response.
 pub(super) fn json<T: DeserializeOwned>(answer: HubResponse) -> Result<T, Failure> {
     let bytes = succeeded(answer)?.into_body().into_with_config().limit(ANSWER_BYTES).read_to_vec()?;
     serde_json::from_slice(&bytes).map_err(|error| Failure::InvalidAnswer(Cause::of(error)))
 }
 
-/// The hub's words on why it refuses.
+/// The hub's explanation of a refusal.
 pub(super) fn refused(answer: HubResponse) -> Refused {
     let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);

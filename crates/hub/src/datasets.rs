@@ -1,5 +1,5 @@
-//! Which files of a data set's repository are its rows: as the `configs:` of its card (`README.md`) say, or else by
-//! where the files lie and how they are called, the way `datasets` finds them.
+//! Finds the files with the rows of a data set's repository: by the `configs:` of its card (`README.md`), or else by
+//! folder and file names, as `datasets` does.
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -13,17 +13,17 @@ use tunesmith_config::{Node, parse_yaml};
 const CARD: &str = "README.md";
 /// Larger than any real card.
 const CARD_BYTES: u64 = 8 << 20;
-/// Files of these names describe and hold no rows.
+/// Names of files that describe a data set and hold no rows.
 const NO_ROWS: [&str; 4] = ["dataset_infos.json", "dataset_info.json", "state.json", "config.json"];
 
-/// The words by which a split is called in names of files and folders.
+/// The words for a split in names of files and folders.
 const SPLITS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "val", "dev"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// Fetches the files of one configuration and split.
+/// Downloads the files of one configuration and split.
 pub(super) fn fetch(checkout: &Checkout<'_>, config: Option<&str>, split: Option<&str>) -> Result<Vec<PathBuf>> {
     let mut card = None;
     if checkout.has(CARD) && checkout.size(CARD) <= CARD_BYTES {
@@ -41,7 +41,7 @@ pub(super) fn fetch(checkout: &Checkout<'_>, config: Option<&str>, split: Option
     Ok(chosen.into_iter().map(|path| checkout.path(path)).collect())
 }
 
-/// Fetches the file `path`, or those that match it where it is a pattern.
+/// Downloads the file `path`, or the files that match it if it is a pattern.
 pub(super) fn fetch_matching(checkout: &Checkout<'_>, path: &str) -> Result<Vec<PathBuf>> {
     let paths: Vec<&str> = checkout.paths().collect();
     let found = matching(&paths, path);
@@ -58,12 +58,11 @@ pub(super) fn fetch_matching(checkout: &Checkout<'_>, path: &str) -> Result<Vec<
     Ok(found.into_iter().map(|path| checkout.path(path)).collect())
 }
 
-/// The files among `paths` that hold the rows of `split` (`train` where none is named) of `config`, given the
-/// repository's card.
+/// The files among `paths` with the rows of `split` (by default `train`) of `config`, given the repository's card.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: there is no such configuration or split, with those that there are; [`tunesmith_base::Kind::Config`]:
-/// a split that is not a name.
+/// [`tunesmith_base::Kind::Data`]: there is no such configuration or split; the message lists the existing ones;
+/// [`tunesmith_base::Kind::Config`]: a split that is not a name.
 pub fn choose<'a>(
     paths: &[&'a str],
     card: Option<&str>,
@@ -79,13 +78,13 @@ pub fn choose<'a>(
     if configs.is_empty() { by_convention(paths, config, split) } else { declared(paths, &configs, config, split) }
 }
 
-/// A configuration as a card declares it.
+/// A configuration that a card declares.
 #[derive(Debug, Default)]
 struct Declared {
     name: String,
     is_default: bool,
     folder: Option<String>,
-    /// Split and patterns; empty where the conventions hold inside of `folder`.
+    /// Splits and patterns; empty if the naming conventions apply inside `folder`.
     files: Vec<(String, Vec<String>)>,
 }
 
@@ -230,7 +229,7 @@ fn by_convention<'a>(paths: &[&'a str], config: Option<&str>, split: &str) -> Re
     Err(Error::data(format!("no split {split}")).hint(listed(&of_config)))
 }
 
-/// The files that a pattern or a path names.
+/// The files that a pattern or path names.
 fn matching<'a>(paths: &[&'a str], pattern: &str) -> Vec<&'a str> {
     let plain = pattern.strip_prefix("./").unwrap_or(pattern);
     if let Some(found) = paths.iter().find(|path| **path == plain) {
@@ -247,7 +246,7 @@ fn is_inside(path: &str, folder: &str) -> bool {
     folder.is_empty() || path.strip_prefix(folder.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Which format a file has, by its place in the registry, the better ones first; nothing where it holds no rows.
+/// A file's format, as its index in the registry, in order of preference; none if it holds no rows.
 fn form(path: &str) -> Option<usize> {
     let name = path.rsplit('/').next().unwrap_or(path);
     let hidden = path.split('/').any(|part| part.starts_with(['.', '_']));
@@ -268,7 +267,7 @@ fn shard_split(path: &str) -> Option<&str> {
     (is_number(number) && is_number(&count)).then_some(split)
 }
 
-/// Whether `word` is the name of a folder above the file, of its shards, or stands by itself in its name.
+/// Whether `word` names a folder above the file or its set of shards, or is a separate word in the file's name.
 fn is_called(path: &str, word: &str) -> bool {
     let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
     if folders.split('/').any(|folder| folder == word) {
@@ -282,7 +281,7 @@ fn is_called(path: &str, word: &str) -> bool {
     })
 }
 
-/// The same rows are often there in several forms: the best one, without the others.
+/// Keeps only the preferred format, because repositories often hold the same rows in several.
 fn one_form(mut paths: Vec<&str>) -> Vec<&str> {
     let best = paths.iter().filter_map(|path| form(path)).min();
     paths.retain(|path| form(path) == best);
@@ -290,7 +289,7 @@ fn one_form(mut paths: Vec<&str>) -> Vec<&str> {
     paths
 }
 
-/// What there is, for messages.
+/// The available names, for messages.
 fn listed(paths: &[&str]) -> String {
     const SHOWN: usize = 12;
     let shown = paths.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");

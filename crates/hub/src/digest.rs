@@ -11,7 +11,7 @@ use tunesmith_base::error::{Error, Result};
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// The digest of the file at `path` of the kind that `etag` is; nothing where that is none of the two.
+/// The digest of the file at `path`, of the same kind as `etag`; none if `etag` is neither.
 pub(super) fn of_kind(etag: &str, path: &Path) -> Result<Option<String>> {
     if !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(None);
@@ -33,7 +33,7 @@ pub(super) fn sha256(path: &Path) -> Result<String> {
     digest(path, Context::new(&SHA256))
 }
 
-/// Adds the file at `path` to `sum`, and returns the digest in hexadecimal.
+/// Adds the file at `path` to `sum` and returns the digest in hexadecimal.
 fn digest(path: &Path, mut sum: Context) -> Result<String> {
     let failed = |source: std::io::Error| Error::io("read", path, &source);
     let mut file = tunesmith_base::files::open_own(path).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Why a request to the hub failed: what can be tried again, and what the user is told.
+//! Failures of requests to the hub: which to retry, and what to tell the user.
 use std::time::Duration;
 
 use super::name::{Repo, RepoKind};
@@ -8,17 +8,17 @@ use tunesmith_base::error::Error;
 
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The hub answered with a status that is no success.
+    /// The hub answered with an error status.
     Status(Refused),
-    /// No connection, or one that broke.
+    /// There was no connection, or it broke.
     Network(Cause),
-    /// An answer that makes no sense.
+    /// The response is malformed.
     InvalidAnswer(Cause),
-    /// Something here, such as a full disk.
+    /// A local failure, such as a full disk.
     Local(Error),
 }
 
-/// What went wrong, in words, and the error that says so where there is one.
+/// A description, and the underlying error, if any.
 #[derive(Debug, Default)]
 pub(super) struct Cause {
     pub text: String,
@@ -45,7 +45,7 @@ impl<T: Into<String>> From<T> for Cause {
     }
 }
 
-/// An answer whose status is no success.
+/// A response with an error status.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     pub status: u16,
@@ -53,7 +53,7 @@ pub(super) struct Refused {
     pub code: Option<String>,
     /// The hub's explanation: `X-Error-Message`, or `error` of the JSON.
     pub words: Option<String>,
-    /// For how long it wants to be left alone.
+    /// How long it asks the client to wait.
     pub retry_after: Option<Duration>,
 }
 
@@ -91,7 +91,7 @@ impl Failure {
         }
     }
 
-    /// Whether the hub is not to be reached, so that the cache may stand in for it.
+    /// Whether the hub cannot be reached, so that the cache may be used instead.
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::Status(refused) => matches!(refused.status, 500 | 502 | 503 | 504),
@@ -100,7 +100,7 @@ impl Failure {
         }
     }
 
-    /// The failure in a few words, for a notice before the next try.
+    /// The failure in a few words, for a notice before the next attempt.
     pub fn brief(&self, settings: &HubSettings) -> String {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
@@ -111,7 +111,7 @@ impl Failure {
         }
     }
 
-    /// What the user is told: `what` was wanted of `repo` at `revision`.
+    /// The error for the user, about `what` was requested of `repo` at `revision`.
     pub fn into_error(self, settings: &HubSettings, repo: &Repo, revision: &str, what: &str) -> Error {
         let host = settings.shown_endpoint();
         let about = format!("{what} of {repo} at {revision}");
@@ -200,7 +200,7 @@ impl Refused {
     }
 }
 
-/// How long to wait after `failure`, the `count`-th in a row; nothing when it is time to give up.
+/// How long to wait after `failure`, the `count`-th in a row; none to give up.
 pub(super) fn pause(failure: &Failure, pace: &RetryPolicy, count: u32) -> Option<Duration> {
     if !failure.is_passing() || count >= pace.attempts {
         return None;
@@ -214,7 +214,7 @@ pub(super) fn pause(failure: &Failure, pace: &RetryPolicy, count: u32) -> Option
     (pause <= pace.longest_pause).then_some(pause)
 }
 
-/// Asks until there is an answer that will stay, with pauses.
+/// Repeats a request, with pauses, until it succeeds or fails for good.
 pub(super) fn with_retries<T>(
     settings: &HubSettings,
     progress: &dyn DownloadProgress,
@@ -232,7 +232,7 @@ pub(super) fn with_retries<T>(
     }
 }
 
-/// Tells the user why the request is sent again, and sleeps.
+/// Tells the user why the request is repeated, and sleeps.
 pub(super) fn wait(failure: &Failure, settings: &HubSettings, progress: &dyn DownloadProgress, pause: Duration) {
     progress.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
     std::thread::sleep(pause);

@@ -8,7 +8,7 @@
 //! address, proxy -> client (every request)
 //! ```
 //!
-//! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
+//! Without the cargo feature `hub`, only the cache can be used, and nothing is downloaded.
 #![cfg_attr(
     not(feature = "hub"),
     allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
@@ -50,15 +50,15 @@ use name::{HubPath, is_hub_path};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
 
-/// Is told how a download goes; called from several threads.
+/// Receives the progress of downloads; called from several threads.
 pub trait DownloadProgress: Sync {
-    /// A download of `total` bytes begins.
+    /// A download of `total` bytes has begun.
     fn begin(&self, what: &str, total: u64);
     /// `by` more bytes of it have arrived.
     fn advance(&self, by: u64);
-    /// It has ended, well or not.
+    /// The download has ended, successfully or not.
     fn end(&self);
-    /// Something that the user should know.
+    /// A message for the user.
     fn notice(&self, text: &str);
 }
 
@@ -73,34 +73,34 @@ impl DownloadProgress for NoProgress {
     fn notice(&self, _text: &str) {}
 }
 
-/// Where fetched files are put.
+/// The destination of downloaded files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// The cache that every Hugging Face tool shares (`HF_HUB_CACHE`).
     Cache,
-    /// A folder of the user's, under the names that the files have in the repository.
+    /// A folder of the user's, where files keep their names in the repository.
     Folder(PathBuf),
 }
 
-/// What an upload came to.
+/// The result of an upload.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pushed {
     /// The hash of the new commit.
     pub commit: String,
     /// The address of the repository's page.
     pub address: String,
-    /// Files that the commit names.
+    /// The number of files in the commit.
     pub sent: usize,
 }
 
-/// The hub as this machine sees it.
+/// The hub, with this machine's settings.
 pub struct Hub<'a> {
     settings: HubSettings,
     progress: &'a dyn DownloadProgress,
 }
 
 impl<'a> Hub<'a> {
-    /// A hub with explicit settings, for tests and other endpoints.
+    /// With explicit settings, for tests and other endpoints.
     pub fn new(settings: HubSettings, progress: &'a dyn DownloadProgress) -> Self {
         static WARNED: std::sync::Once = std::sync::Once::new();
         if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
@@ -119,11 +119,11 @@ impl<'a> Hub<'a> {
         Ok(Self::new(HubSettings::from_env()?, progress))
     }
 
-    /// The files of a data set: `config` and `split` as its repository names them (`split` is `train` where nothing is
-    /// said).
+    /// The files of a data set, by the repository's names of `config` and `split` (by default `train`).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::Kind::Io`]: no way to the hub.
+    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it; the message lists the existing ones;
+    /// [`tunesmith_base::Kind::Io`]: no way to the hub.
     pub fn dataset(
         &self,
         name: &str,
@@ -151,8 +151,8 @@ impl<'a> Hub<'a> {
         Ok((checkout.snapshot(), files))
     }
 
-    /// Sends `files` (the path in the repository, and where it lies) to the model repository `name` in one commit with this
-    /// message; the repository is made if it is not there.
+    /// Uploads `files` (path in the repository, local path) to the model repository `name` in one commit with this
+    /// message. A missing repository is created.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
@@ -187,7 +187,7 @@ impl<'a> Hub<'a> {
         Err(Error::config("this tunesmith was built without the feature `hub`, which uploads"))
     }
 
-    /// `paths` with each `hf://…` replaced by the files that it names, which are fetched.
+    /// Downloads the files of each `hf://…` among `paths`, and replaces it by their local paths.
     ///
     /// # Errors
     /// As [`Hub::dataset`].
@@ -206,7 +206,7 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// The files of a data set of the hub, fetched into the cache with the settings of the environment; see [`Hub::dataset`].
+/// Downloads the files of a data set into the cache, with the settings of the environment; see [`Hub::dataset`].
 ///
 /// # Errors
 /// Those of [`Hub::dataset`].
@@ -220,17 +220,17 @@ fn dataset_files(
     Hub::from_env(progress)?.dataset(name, config, split, revision)
 }
 
-/// A folder that a configuration names, and where on the hub it came from.
+/// A folder that a configuration names, and its origin on the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelDir {
     /// A folder on this machine.
     pub dir: PathBuf,
-    /// The snapshot, where it is one of the hub.
+    /// The snapshot, if it is from the hub.
     pub snapshot: Option<Snapshot>,
 }
 
-/// The model's folder: `model.local_dir`, `model.name` where it is a folder, or else the hub's repository of that name,
-/// fetched as far as `part` says.
+/// The model's folder: `model.local_dir`, `model.name` if that is a folder, or else the repository of that name on the
+/// hub, of which `part` is downloaded.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Model`] when there is no such folder or repository; those of the hub.
@@ -257,8 +257,8 @@ pub fn model_dir(model: &ModelConfig, part: Part, progress: &dyn DownloadProgres
     }
 }
 
-/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched; sources of
-/// `data.datasets` that are named get their files as paths.
+/// Downloads the files of each `hf://…` among the paths of `data`, and of each source of `data.datasets` with a `name`,
+/// and sets their local paths.
 ///
 /// # Errors
 /// Those of [`Hub::local_paths`].
@@ -279,8 +279,7 @@ pub fn fetch_paths(data: &mut DataConfig, progress: &dyn DownloadProgress) -> Re
     Ok(())
 }
 
-/// The adapter's folder: `named` itself, or where that is no folder but has the form `owner/name[@revision]`, the
-/// hub's repository of that name.
+/// The adapter's folder: `named` itself if it is a folder, or else the repository `owner/name[@revision]` on the hub.
 ///
 /// # Errors
 /// Those of the hub.

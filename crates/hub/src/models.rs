@@ -6,12 +6,12 @@ use super::{Destination, Hub, Repo, RepoKind};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::COMPANIONS;
 
-/// How much of a model is wanted.
+/// The part of a model to download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Configuration, tokenizer and the index of the weights: enough to read data, and to know the model's tensors.
     Description,
-    /// Everything that loading needs, the weights included.
+    /// Everything that loading needs, including the weights.
     Whole,
 }
 
@@ -28,7 +28,7 @@ impl Hub<'_> {
     /// A model: `part` of its files.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: no such repository, or none with what is needed; those of [`Hub::open`].
+    /// [`tunesmith_base::Kind::Model`]: no such repository, or it lacks a needed file; those of [`Hub::open`].
     pub fn model(&self, name: &str, revision: Option<&str>, part: Part, place: Destination) -> Result<Snapshot> {
         let checkout = self.open(Repo::new(RepoKind::Model, name)?, revision, place)?;
         if !checkout.has(CONFIG) {
@@ -102,7 +102,7 @@ fn shards(checkout: &Checkout<'_>) -> Result<Vec<String>> {
     }
 }
 
-/// Some of the files that there are, for messages.
+/// Some of the existing files, for messages.
 pub(super) fn shown(checkout: &Checkout<'_>) -> String {
     const SHOWN: usize = 12;
     let paths: Vec<&str> = checkout.paths().filter(|path| !path.starts_with('.')).collect();

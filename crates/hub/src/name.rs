@@ -1,10 +1,10 @@
-//! Names on the hub: repositories, revisions, `hf://` paths, and which paths inside a repository are safe to write.
+//! Names on the hub: repositories, revisions, `hf://` paths, and safe paths inside a repository.
 use std::fmt;
 use std::path::Path;
 
 use tunesmith_base::error::{Error, Result};
 
-/// The kind of a repository, which is part of its address.
+/// The kind of a repository; part of its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepoKind {
     /// A model or an adapter.
@@ -32,7 +32,7 @@ impl fmt::Display for Repo {
 }
 
 impl Repo {
-    /// Checks the name's form.
+    /// Checks the form of the name.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`] where no repository can have this name.
@@ -72,7 +72,7 @@ impl Repo {
         }
     }
 
-    /// An error about it, of its class.
+    /// An error about it: of a model or of data.
     pub(super) fn error(&self, message: impl Into<String>) -> Error {
         match self.kind {
             RepoKind::Model => Error::model(message),
@@ -109,7 +109,7 @@ pub(super) fn is_commit(text: &str) -> bool {
 pub struct HubPath {
     /// The repository before the `@` or the path.
     pub repo: Repo,
-    /// The revision, where one is named.
+    /// The revision, if one is named.
     pub revision: Option<String>,
     /// The file in it, or a pattern for several.
     pub path: String,
@@ -117,16 +117,16 @@ pub struct HubPath {
 
 const SCHEME: &str = "hf://";
 
-/// Whether a path is one of the hub.
+/// Whether a path is on the hub.
 pub fn is_hub_path(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.starts_with(SCHEME))
 }
 
 impl HubPath {
-    /// Understands a path; nothing where it is a local one.
+    /// Parses a path; none if it is local.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: it begins with `hf://` and goes on wrongly.
+    /// [`tunesmith_base::Kind::Config`]: it begins with `hf://` and the rest is malformed.
     pub fn parse(path: &Path) -> Result<Option<Self>> {
         let Some(rest) = path.to_str().and_then(|text| text.strip_prefix(SCHEME)) else { return Ok(None) };
         let fail = || {

@@ -1,5 +1,5 @@
-//! Which proxy leads to a host: that of `HTTPS_PROXY` or `HTTP_PROXY`, else of `ALL_PROXY`; none for the hosts of
-//! `NO_PROXY`. ureq's own reading takes one proxy for every scheme, and does not know networks and subdomains.
+//! Chooses the proxy for a host: that of `HTTPS_PROXY` or `HTTP_PROXY`, else of `ALL_PROXY`; none for hosts in
+//! `NO_PROXY`. ureq itself uses one proxy for every scheme, and supports neither networks nor subdomains.
 use std::net::IpAddr;
 
 use ureq::Proxy;
@@ -12,7 +12,7 @@ type Named = (&'static str, String);
 pub(super) struct Proxies {
     https: Option<Named>,
     http: Option<Named>,
-    /// What is reached without a proxy.
+    /// Hosts that are reached without a proxy.
     direct: Vec<String>,
 }
 
@@ -35,10 +35,11 @@ impl Proxies {
         }
     }
 
-    /// The proxy to `host`, where it takes one.
+    /// The proxy to `host`, if it needs one.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`] where the variable holds no address; its value may hold a password and is not shown.
+    /// [`tunesmith_base::Kind::Config`] the variable holds no address. Its value may contain a password and is not
+    /// shown.
     pub fn to(&self, is_https: bool, host: &str) -> Result<Option<Proxy>> {
         let named = if is_https { &self.https } else { &self.http };
         let Some((name, value)) = named.as_ref().filter(|_| !self.is_direct(host)) else { return Ok(None) };
@@ -59,7 +60,7 @@ impl Proxies {
     }
 }
 
-/// Whether `host` is the domain or one below it.
+/// Whether `host` is the domain or one of its subdomains.
 fn is_below(domain: &str, host: &str) -> bool {
     let Some((before, end)) = host.len().checked_sub(domain.len()).and_then(|at| host.split_at_checked(at)) else {
         return false;
@@ -67,7 +68,7 @@ fn is_below(domain: &str, host: &str) -> bool {
     end.eq_ignore_ascii_case(domain) && (before.is_empty() || before.ends_with('.'))
 }
 
-/// Whether `network`, such as `10.0.0.0/8` or a single address, holds `address`.
+/// Whether `network`, such as `10.0.0.0/8` or a single address, contains `address`.
 fn holds(network: &str, address: IpAddr) -> bool {
     let (base, bits) = network.split_once('/').map_or((network, None), |(base, bits)| (base, Some(bits)));
     let (width, base, address) = match (base.parse(), address) {

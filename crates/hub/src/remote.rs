@@ -1,4 +1,4 @@
-//! What the hub is asked about a repository: which commit a revision is, which files it has, which revisions there are.
+//! Queries about a repository: the commit of a revision, its files, and the existing revisions.
 use hf_hub::api::sync::ApiRepo;
 use serde::Deserialize;
 use ureq::http::header::LINK;
@@ -14,7 +14,7 @@ use super::store::Listed;
 use tunesmith_base::error::Error;
 use tunesmith_config::nearest;
 
-/// More files than a repository that is used here has.
+/// The most files that a repository may have.
 const MAX_FILES: usize = 50_000;
 
 /// The hub's interface for one repository.
@@ -57,7 +57,7 @@ impl<'a> Remote<'a> {
         Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
-    /// The commit that `revision` is now.
+    /// The current commit of `revision`.
     pub fn commit(&self, revision: &str) -> Result<String, Failure> {
         let api: ApiRepo = self.client.api(self.repo, revision)?;
         let info: Info = with_retries(self.settings, self.progress, || {
@@ -108,7 +108,7 @@ impl<'a> Remote<'a> {
         Ok((client::json(answer)?, next))
     }
 
-    /// The error for a revision that cannot be had, with the nearest one that there is.
+    /// The error for a missing revision, with the nearest existing one.
     pub fn explain(&self, failure: Failure, revision: &str) -> Error {
         let not_found = matches!(&failure, Failure::Status(Refused { status: 404, .. }));
         let error = failure.into_error(self.settings, self.repo, revision, "the files");

@@ -1,4 +1,4 @@
-//! Where the hub is, where its files are kept, and who asks: from the variables that every Hugging Face tool reads.
+//! The hub's address, the cache, and the token, from the variables that every Hugging Face tool reads.
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use tunesmith_base::error::shown::hide;
 use tunesmith_base::error::{Error, Result};
 
-/// A secret that lets its owner read repositories. It is sent to the hub and shown nowhere.
+/// A secret that gives access to repositories. It is only sent to the hub and never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubToken {
     secret: String,
-    /// Whether others can read the file that it is in.
+    /// Whether other users can read its file.
     pub is_open: bool,
-    /// Where it was found: a variable or a file.
+    /// The variable or file in which it was found.
     pub source: String,
 }
 
 impl HubToken {
-    /// A token and where it was found.
+    /// A token and its origin.
     pub fn new(secret: &str, source: impl Into<String>) -> Self {
         hide(secret.trim());
         Self { secret: secret.trim().to_owned(), is_open: false, source: source.into() }
@@ -29,7 +29,7 @@ impl HubToken {
     }
 }
 
-/// Whether others than its owner can read a file.
+/// Whether users other than its owner can read a file.
 fn is_open(path: &Path) -> bool {
     #[cfg(unix)]
     return std::fs::metadata(path)
@@ -44,16 +44,16 @@ impl fmt::Debug for HubToken {
     }
 }
 
-/// How often and after which pauses a request is sent again.
+/// How often, and after which pauses, a request is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// How often a request is made before giving up; bytes that arrive begin the count anew.
+    /// The number of attempts before giving up; arriving bytes reset the count.
     pub attempts: u32,
     /// The pause after the first failure; it doubles each time.
     pub first_pause: Duration,
-    /// The longest pause, also of those that the hub asks for.
+    /// The longest pause, including those that the hub requests.
     pub longest_pause: Duration,
-    /// How long a silent connection is waited for.
+    /// How long to wait for a silent connection.
     pub silence: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What there is to know before the hub is asked anything.
+/// Settings for the use of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubSettings {
     /// The hub's address, without a slash at its end.
@@ -77,9 +77,9 @@ pub struct HubSettings {
     pub cache: PathBuf,
     /// The token, if there is one.
     pub token: Option<HubToken>,
-    /// Use only what is in the cache.
+    /// Use only the cache.
     pub offline: bool,
-    /// How often and after which pauses to try again.
+    /// How often, and after which pauses, to retry.
     pub pace: RetryPolicy,
 }
 
@@ -88,7 +88,7 @@ impl HubSettings {
     /// and their older names.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`] where a variable says something impossible.
+    /// [`tunesmith_base::Kind::Config`] a variable has an invalid value.
     pub fn from_env() -> Result<Self> {
         Self::from(&|name| std::env::var(name).ok())
     }
@@ -148,7 +148,7 @@ impl HubSettings {
         Ok(Self { endpoint, cache, token, offline, pace: RetryPolicy::default() })
     }
 
-    /// The hub's address for messages: without a name and a password that it may hold.
+    /// The hub's address for messages, without a user name and password.
     pub fn shown_endpoint(&self) -> String {
         match self.endpoint.split_once("://").map(|(scheme, rest)| (scheme, rest.split_once('@'))) {
             Some((scheme, Some((_, host)))) => format!("{scheme}://{host}"),
@@ -156,7 +156,7 @@ impl HubSettings {
         }
     }
 
-    /// `text` from outside, fit to be shown: one line without secrets, of at most 300 characters.
+    /// Makes text from outside fit for messages: one line without secrets, of at most 300 characters.
     #[cfg(feature = "hub")]
     pub(super) fn clean(&self, text: &str) -> String {
         let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

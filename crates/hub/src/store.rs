@@ -1,5 +1,5 @@
 //! The cache on disk, in the layout that every Hugging Face tool shares: `blobs/<etag>`, `snapshots/<commit>/<path>`
-//! (links to blobs), `refs/<revision>` (a commit). Beside them the file list of each commit that was looked at, in
+//! (links to blobs), `refs/<revision>` (a commit). It also stores the file list of each commit, in
 //! `.listings/<commit>.json`, so that later uses need no network.
 use std::fs;
 #[cfg(feature = "hub")]
@@ -41,7 +41,7 @@ impl Store {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// The commit that `revision` was when it was last looked up.
+    /// The commit of `revision` when it was last looked up.
     pub fn read_ref(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned()).filter(|commit| self.snapshot(commit).is_dir());
@@ -51,7 +51,7 @@ impl Store {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// The files of a commit, where its list is known; else those that are there.
+    /// The files of a commit, if its list is known; else those in the cache.
     pub fn read_listing(&self, commit: &str) -> Option<Vec<Listed>> {
         let file = files::open_own(&self.listing(commit)).ok()?;
         let mut bytes = Vec::new();
@@ -62,7 +62,7 @@ impl Store {
         listed.collect()
     }
 
-    /// The files of a commit that lie in the cache, by whichever tool.
+    /// The files of a commit in the cache, whichever tool downloaded them.
     pub fn present(&self, commit: &str) -> Vec<Listed> {
         fn walk(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Listed>) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -117,7 +117,8 @@ impl Store {
             .map_err(|source| Error::io("link", &pointer, &source))
     }
 
-    /// Waits until no other process fetches the blob; the lock ends with the value. `busy` is called once if it must wait.
+    /// Waits until no other process downloads the blob, and locks it until the value is dropped. Calls `busy` once if
+    /// it must wait.
     pub fn lock(&self, etag: &str, busy: impl FnOnce()) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         make_parent(&path)?;
@@ -138,7 +139,7 @@ pub(super) fn make_parent(path: &Path) -> Result<()> {
     })
 }
 
-/// Writes a small file so that it is whole or not there.
+/// Writes a small file atomically.
 #[cfg(feature = "hub")]
 fn write_whole(path: &Path, text: &str) -> Result<()> {
     make_parent(path)?;

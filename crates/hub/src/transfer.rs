@@ -1,5 +1,5 @@
-//! One file from the hub to the disk: hf-hub begins a cut download from its first byte and takes what arrives on trust;
-//! here it goes on where it stopped, also in a later run, and is kept only when its hash is the one that was announced.
+//! Downloads one file. hf-hub restarts an interrupted download and checks nothing. Here a download continues where it
+//! stopped, even in a later run, and the file is kept only if it has the announced hash.
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::files::disk::RealDisk;
 
-/// So many new bytes show that the connection is worth the trouble.
+/// This number of new bytes shows that the connection works.
 const PROGRESS: u64 = 1 << 20;
-/// Bytes that are read at once.
+/// Bytes read at once.
 const CHUNK: usize = 128 << 10;
 
-/// Fetches files of one repository at one commit, one after the other. Each thread has its own.
+/// Downloads files of one repository at one commit, one after the other. Each thread has its own.
 pub(super) struct Downloader<'a> {
     settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
@@ -34,7 +34,7 @@ pub(super) struct Downloader<'a> {
     api: ApiRepo,
 }
 
-/// What the hub announces of a file.
+/// The hub's metadata of a file.
 struct Announced {
     etag: String,
     size: u64,
@@ -52,7 +52,7 @@ impl<'a> Downloader<'a> {
         Ok(Self { settings, progress, repo, commit, client, api })
     }
 
-    /// Makes sure that the file lies in `place`, whole and with the hash that the hub announces.
+    /// Ensures that `place` has the complete file with the announced hash.
     pub fn fetch(&self, file: &Listed, store: &Store, place: &Destination) -> Result<()> {
         let fail = |failure: Failure| failure.into_error(self.settings, self.repo, self.commit, &file.path);
         let announced = with_retries(self.settings, self.progress, || self.announced(file)).map_err(fail)?;
@@ -97,7 +97,7 @@ impl<'a> Downloader<'a> {
         }
     }
 
-    /// Downloads into `incomplete`, going on with what is there, and makes it `done` when it is right.
+    /// Downloads into `incomplete`, continues what is there, and moves it to `done` after verification.
     fn download(
         &self,
         file: &Listed,
@@ -161,7 +161,7 @@ impl<'a> Downloader<'a> {
         }
     }
 
-    /// What the hub says of a file before sending it.
+    /// Asks for a file's metadata.
     fn announced(&self, file: &Listed) -> Result<Announced, Failure> {
         let ask = |url: &str| self.client.send(self.client.signed(HubRequest::new(Method::HEAD, url).staying()));
         let mut url = self.url(&file.path);
@@ -241,7 +241,7 @@ impl<'a> Downloader<'a> {
     }
 }
 
-/// Removes what was fetched of other contents of `target`, and is fetched no more.
+/// Removes abandoned partial downloads of other versions of `target`.
 fn sweep_partials(target: &Path, incomplete: &Path) {
     let prefix = format!(".{}.", target.file_name().unwrap_or_default().to_string_lossy());
     for entry in target.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
@@ -255,7 +255,7 @@ fn sweep_partials(target: &Path, incomplete: &Path) {
     }
 }
 
-/// Where a redirect leads that stays on the host.
+/// The target of a redirect that stays on the host.
 fn relative_redirect(answer: &HubResponse) -> Option<&[u8]> {
     let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection())?.as_bytes();
     (location.starts_with(b"/") && !location.starts_with(b"//")).then_some(location)
@@ -269,12 +269,12 @@ fn starts_at(headers: &HeaderMap, offset: u64) -> bool {
     start.and_then(|start| start.parse().ok()) == Some(offset)
 }
 
-/// Whether the file's content has the hash that its `ETag` is; one that is no hash says nothing.
+/// Whether the file's content matches the hash in its `ETag`; an `ETag` that is not a hash matches anything.
 fn is_intact(etag: &str, path: &Path) -> Result<bool> {
     Ok(digest::of_kind(etag, path)?.is_none_or(|found| found.eq_ignore_ascii_case(etag)))
 }
 
-/// A path for an address.
+/// Escapes a path for a URL.
 fn encoded(path: &str) -> String {
     use std::fmt::Write as _;
     let mut text = String::new();

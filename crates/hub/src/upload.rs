@@ -1,7 +1,7 @@
-//! A folder's files to a repository of the hub, in one commit: which files go into large-file storage (`preupload`), where
-//! each of those is put (`info/lfs/objects/batch`, in one piece or in parts), and the commit that names them all.
+//! Uploads a folder's files to a repository in one commit. `preupload` tells which files need large-file storage,
+//! `info/lfs/objects/batch` where to upload each of them, in one piece or in parts, and a commit names all files.
 //!
-//! Large files are read while they are sent, and one that the hub has already is not sent again.
+//! Large files are read while they are sent. A file that the hub already has is not sent again.
 use std::fmt::Write as _;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
 
-/// Bytes of a file's beginning by which the hub judges what it is.
+/// Bytes of a file's beginning from which the hub detects its type.
 const SAMPLE: usize = 512;
-/// The largest part that is held in memory, of a file that is sent in parts.
+/// The most bytes of one part, which is held in memory while a file is sent in parts.
 const MAX_PART: u64 = 1 << 30;
 const LFS: &str = "application/vnd.git-lfs+json";
 const JSON: &str = "application/json";
@@ -58,7 +58,7 @@ struct BatchAnswer {
 #[derive(Deserialize)]
 struct Object {
     oid: String,
-    /// None for what the hub has already.
+    /// None if the hub already has the file.
     actions: Option<Actions>,
     error: Option<ObjectError>,
 }
@@ -87,7 +87,7 @@ struct Committed {
     commit_oid: String,
 }
 
-/// Sends files to one repository.
+/// Uploads files to one repository.
 pub(super) struct Uploader<'a> {
     settings: &'a HubSettings,
     progress: &'a dyn DownloadProgress,
@@ -100,7 +100,7 @@ impl<'a> Uploader<'a> {
         Self { settings, progress, repo, client: HubClient::new(settings) }
     }
 
-    /// Makes the repository if it is not there, sends the files, and commits them to `main`.
+    /// Creates the repository if it is missing, uploads the files, and commits them to `main`.
     pub fn push(&self, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
         let fail = |doing: &'static str| move |failure| explain(failure, self.settings, self.repo, doing);
         let items: Vec<Item> = files.iter().map(|(path, file)| Item::read(path, file)).collect::<Result<_>>()?;
@@ -212,7 +212,7 @@ impl<'a> Uploader<'a> {
         self.answer(ask.file(&item.file, item.size)).map(drop)
     }
 
-    /// A request for each part, and one that says that these were all.
+    /// Sends a request for each part, and a final one that completes the upload.
     fn send_parts(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
         let odd = |what: &str| Failure::InvalidAnswer(format!("{what} for the parts of {}", item.path).into());
         let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
@@ -254,7 +254,7 @@ impl<'a> Uploader<'a> {
         format!("{}/api/{}/{}/{what}", self.client.endpoint(), self.repo.plural(), self.repo.id)
     }
 
-    /// With the token, where that is the hub's address.
+    /// Adds the token if the address is the hub's.
     fn post<'b>(&self, url: impl Into<String>) -> HubRequest<'b> {
         self.client.signed(HubRequest::new(Method::POST, url))
     }
@@ -283,7 +283,7 @@ impl Item {
     }
 }
 
-/// What the user is told when it failed to do something.
+/// The error for the user after a failure.
 fn explain(failure: Failure, settings: &HubSettings, repo: &Repo, doing: &str) -> Error {
     let host = settings.shown_endpoint();
     let about = format!("push to {repo}: could not {doing}");

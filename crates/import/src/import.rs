@@ -65,8 +65,18 @@ impl Translation for Import {
 
     fn unknown(&mut self, value: &Value) -> Result<()> {
         let key = &value.key;
-        match not_needed_reason(key).filter(|_| self.toolkit == Toolkit::SftPlay) {
+        let trainer = format!("train.{key}");
+        let passed_on = self.toolkit == Toolkit::MsSwift;
+        let reason = match self.toolkit {
+            Toolkit::SftPlay => not_needed_reason(key),
+            Toolkit::MsSwift => not_needed_reason(&trainer),
+            Toolkit::Axolotl | Toolkit::LlamaFactory => None,
+        };
+        match reason {
             Some(why) => self.not_needed(key, why),
+            None if passed_on && config::schema::options().any(|def| def.spellings().any(|name| name == trainer)) => {
+                self.put(key, &trainer, value.node.clone(), "");
+            }
             None => match nearest_key(key, key_names(self.rules)) {
                 Some(near) => self.unsupported(key, &format!("unknown to this import; is {near} meant?")),
                 None => self.unsupported(key, "unknown to this import"),

@@ -7,6 +7,7 @@ mod axolotl;
 mod data_set;
 mod import;
 mod llama_factory;
+mod ms_swift;
 mod names;
 mod ranks;
 mod refusal;
@@ -32,6 +33,7 @@ impl Toolkit {
         match self {
             Self::Axolotl => axolotl::RULES,
             Self::LlamaFactory => llama_factory::RULES,
+            Self::MsSwift => ms_swift::RULES,
             Self::SftPlay => sft_play::RULES,
         }
     }
@@ -60,11 +62,11 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
         return Err(Error::config(format!(
-            "{}: its keys are not those of Axolotl, LLaMA-Factory or SFT-Play",
+            "{}: its keys are not those of Axolotl, LLaMA-Factory, ms-swift or SFT-Play",
             path.display()
         ))
         .hint(
-            "if it is one of them, say which: --from axolotl, llama-factory or sft-play; arguments of Transformers and TRL \
+            "if it is one of them, say which: --from axolotl, llama-factory, ms-swift or sft-play; arguments of Transformers and TRL \
              have the same names here, in the section train (`tunesmith config --docs`)",
         ));
     };
@@ -72,6 +74,7 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let begin: fn(&mut Import) -> Result<()> = match toolkit {
         Toolkit::Axolotl => axolotl::read,
         Toolkit::LlamaFactory => llama_factory::read,
+        Toolkit::MsSwift => ms_swift::read,
         Toolkit::SftPlay => sft_play::read,
     };
     begin(&mut import)?;
@@ -85,7 +88,9 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
 /// The toolkit of a file that did not load as one of ours; `None` if it may be one of ours, or if its keys do not say it.
 pub fn toolkit_of(path: &Path) -> Option<Toolkit> {
     let entries = entries(path).ok()?;
-    // SFT-Play's sections have the names of ours.
-    let ours = entries.iter().any(|(key, _)| Toolkit::SftPlay.own_keys().contains(&key.as_str()));
+    // SFT-Play's sections have the names of ours; elsewhere `model` is a name.
+    let ours = entries.iter().any(|(key, node)| {
+        Toolkit::SftPlay.own_keys().contains(&key.as_str()) && (key != "model" || !matches!(node, Node::Str(_)))
+    });
     Toolkit::recognise(&entries).filter(|_| !ours)
 }

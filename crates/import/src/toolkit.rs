@@ -7,19 +7,22 @@ pub enum Toolkit {
     Axolotl,
     /// LLaMA-Factory's YAML, recognised by keys such as `stage` and `do_train`.
     LlamaFactory,
+    /// ms-swift's YAML, recognised by `model` with `dataset`, and by keys such as `tuner_type`.
+    MsSwift,
     /// SFT-Play's YAML, with the file that it includes.
     SftPlay,
 }
 
 impl Toolkit {
     /// Every toolkit, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Axolotl, Self::LlamaFactory, Self::SftPlay];
+    pub const ALL: [Self; 4] = [Self::Axolotl, Self::LlamaFactory, Self::MsSwift, Self::SftPlay];
 
     /// The name as its authors write it.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Axolotl => "Axolotl",
             Self::LlamaFactory => "LLaMA-Factory",
+            Self::MsSwift => "ms-swift",
             Self::SftPlay => "SFT-Play",
         }
     }
@@ -46,6 +49,19 @@ impl Toolkit {
                 "template",
                 "cutoff_len",
                 "train_dataset",
+            ],
+            Self::MsSwift => &[
+                "dataset",
+                "tuner_type",
+                "train_type",
+                "split_dataset_ratio",
+                "truncation_strategy",
+                "freeze_vit",
+                "freeze_aligner",
+                "freeze_llm",
+                "vit_lr",
+                "aligner_lr",
+                "loss_scale",
             ],
             Self::SftPlay => &["include", "model", "tuning", "train", "data", "logging", "gen", "eval"],
         }

@@ -10,6 +10,7 @@ use super::weight::{View, Weight};
 use tunesmith_ops::activation::Activation;
 use tunesmith_ops::attention::{self, Heads, Scores};
 use tunesmith_ops::elementwise;
+use tunesmith_ops::feature_repeat;
 use tunesmith_ops::floats::Floats;
 use tunesmith_ops::gated_mlp::{self, Gate};
 
@@ -62,12 +63,14 @@ pub enum OutputGate {
     Beside,
     /// A projection of its own.
     Own(Projections<1>),
+    /// As [`OutputGate::Own`], to a number for each head.
+    Heads(Projections<1>),
 }
 
 impl OutputGate {
     const fn own(&self) -> Option<&Projections<1>> {
         match self {
-            Self::Own(projection) => Some(projection),
+            Self::Own(projection) | Self::Heads(projection) => Some(projection),
             Self::None | Self::Beside => None,
         }
     }
@@ -169,7 +172,7 @@ impl Attention {
         };
         let norms = self.q_norm.iter_mut().chain(&mut self.k_norm).flat_map(|(norm, _)| norm.weights_mut());
         let gate = match &mut self.gate {
-            OutputGate::Own(projection) => Some(projection),
+            OutputGate::Own(projection) | OutputGate::Heads(projection) => Some(projection),
             OutputGate::None | OutputGate::Beside => None,
         };
         let gate = gate.into_iter().flat_map(Projections::linears_mut);
@@ -321,6 +324,10 @@ impl Attention {
                 let ([gate], extra) = projection.forward(pass, h, picked);
                 (Some(gate), extra)
             }
+            OutputGate::Heads(projection) => {
+                let ([gate], extra) = projection.forward(pass, h, picked);
+                (Some(feature_repeat::forward(&gate, self.heads.v_head_dim)), extra)
+            }
         };
         let q_raw = self.turn(self.q_norm.as_ref(), pass, &mut q, rows);
         if let Some(factors) = &rows.query_factors {
@@ -437,7 +444,10 @@ impl Attention {
             }
             _ => unreachable!("an attention's gradients are of its own projections"),
         };
-        if let (Some(projection), Some(OfGate(d_gate, extra))) = (self.gate.own(), gate) {
+        if let (Some(projection), Some(OfGate(mut d_gate, extra))) = (self.gate.own(), gate) {
+            if let OutputGate::Heads(_) = self.gate {
+                d_gate = feature_repeat::backward(&d_gate, self.heads.v_head_dim);
+            }
             let of_gate = projection.backward(pass, h, &extra, [d_gate], picked, want_dh, grads);
             if let (Some(dh), Some(of_gate)) = (&mut dh, of_gate) {
                 elementwise::add(dh, &of_gate);

@@ -2,7 +2,7 @@
 use super::attention::{self, Attention};
 use super::delta_net::{self, DeltaNet};
 use super::grads::Grads;
-use super::linear::{self, Input, Linear};
+use super::linear::{self, Linear};
 use super::mamba::{self, Mamba};
 use super::mixers::Mixing;
 use super::mlp::{self, Mlp};
@@ -394,20 +394,16 @@ impl Branch {
             }
             (Part::DeltaNet(part), PartSaved::DeltaNet(saved, extra)) => {
                 let middle = part.middle(pass, &saved);
-                let mut d_middle = middle.like();
-                let to = Some((&mut d_middle, false));
-                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
-                drop((middle, d_last));
+                let d_middle = part.out_proj.backward_through(pass, middle, extra.as_ref(), d_part, grads);
+                drop(d_last);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let (h, sequences) = (h.as_ref().unwrap_or(x), rows.all.sequences());
                 part.backward(pass, h, saved, &d_middle, &sequences, want_dh, grads)?
             }
             (Part::Mamba(part), PartSaved::Mamba(saved, extra)) => {
                 let middle = part.middle(pass, &saved);
-                let mut d_middle = middle.like();
-                let to = Some((&mut d_middle, false));
-                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
-                drop((middle, d_last));
+                let d_middle = part.out_proj.backward_through(pass, middle, extra.as_ref(), d_part, grads);
+                drop(d_last);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 let (h, sequences) = (h.as_ref().unwrap_or(x), rows.all.sequences());
                 part.backward(pass, h, saved, &d_middle, &sequences, want_dh, grads)?
@@ -415,10 +411,8 @@ impl Branch {
             (Part::ShortConv(part), PartSaved::ShortConv(saved, extra)) => {
                 let sequences = rows.all.sequences();
                 let middle = part.middle(pass, &saved, &sequences);
-                let mut d_middle = middle.like();
-                let to = Some((&mut d_middle, false));
-                part.out_proj.backward(pass, &Input::new(&middle), extra.as_ref(), d_part, to, grads);
-                drop((middle, d_last));
+                let d_middle = part.out_proj.backward_through(pass, middle, extra.as_ref(), d_part, grads);
+                drop(d_last);
                 let (h, want_dh) = (again(), want_dx || self.trains_norm());
                 part.backward(pass, h.as_ref().unwrap_or(x), saved, &d_middle, &sequences, want_dh, grads)?
             }
@@ -428,11 +422,8 @@ impl Branch {
             }
             (Part::Plain(mlp), PartSaved::Plain(saved, extra, middle)) => {
                 let middle = middle.unwrap_or_else(|| mlp.middle(&saved));
-                let mut d_middle = middle.like();
-                let input = Input::new(&middle);
-                mlp.fc2.backward(pass, &input, extra.as_ref(), d_part, Some((&mut d_middle, false)), grads);
-                drop((input, d_last));
-                drop(middle);
+                let d_middle = mlp.fc2.backward_through(pass, middle, extra.as_ref(), d_part, grads);
+                drop(d_last);
                 let want_dh = want_dx || self.trains_norm();
                 mlp.backward(pass, again().as_ref().unwrap_or(x), saved, &d_middle, want_dh, grads)?
             }

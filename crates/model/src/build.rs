@@ -4,12 +4,11 @@ use super::attach::Module;
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
-use super::device::{device, logits_pool, typed};
+use super::device::{device, logits_pool};
 use super::freeze;
 use super::head::Head;
-use super::linear::{Formula, Linear};
+use super::linear::Linear;
 use super::mlp::Mlp;
-use super::moe::Moe;
 use super::names::peft_name;
 use super::norm::Norm;
 use super::params::Params;
@@ -26,21 +25,17 @@ use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::arch::{
-    Arch, BranchSpec, Clamp, Experts, HiddenAct, LinearSpec, PartSpec, RouterSpec, ScoreHead, SharedExpert,
-};
+use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
-use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
-use tunesmith_ops::route::{Groups, Router, Scores};
 
 pub(super) struct Builder<'a> {
     pub(super) tensors: Tensors<'a>,
     pub(super) arch: &'a Arch,
     /// By module: the adapter that it gets, and that adapter's number.
-    placements: BTreeMap<String, (u64, Placement)>,
+    pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
 }
 
@@ -214,7 +209,11 @@ impl Builder<'_> {
             blocks.push(block);
         }
         self.tensors.params.begin_segment();
-        let norm = self.tensors.norm(&arch.final_norm())?;
+        let mut norm = self.tensors.norm(&arch.final_norm())?;
+        if arch.plain_final_norm {
+            norm.offset = 0.0;
+        }
+        let embedding_norm = arch.embedding_norm.then(|| self.tensors.weightless(arch.hidden_size));
         let head = if arch.ties_head() {
             self.shards.push_trained(0, &mut self.tensors.params);
             embedding.clone()
@@ -238,7 +237,7 @@ impl Builder<'_> {
             softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
             pool: logits_pool(device, config),
         };
-        let segments = Segments { embedding, per_layer, vision, blocks, head };
+        let segments = Segments { embedding, embedding_norm, per_layer, vision, blocks, head };
         let mut model = Model::new(arch.clone(), params, segments, config, device, self.shards);
         model.notes = quantizer.into_notes();
         Ok(model)
@@ -251,94 +250,6 @@ impl Builder<'_> {
         let LinearSpec { out_features, in_features, .. } = *spec;
         let (weight, bias) = self.tensors.plain(spec)?;
         Ok(Linear { weight, bias, out_features, in_features, adapter: None })
-    }
-
-    /// The adapters of all experts of a block on one of their matrices, part by part.
-    fn expert_adapters(&mut self, parameter: &str) -> Result<Vec<Box<dyn Formula>>> {
-        let wrapper = self.placements.iter().find(|(_, (_, placement))| placement.key == parameter);
-        let Some(wrapper) = wrapper.map(|(wrapper, _)| wrapper.clone()) else { return Ok(Vec::new()) };
-        let Some((number, placement)) = self.placements.remove(&wrapper) else { return Ok(Vec::new()) };
-        let Placement { out_features, in_features, .. } = placement;
-        let spec = LinearSpec { name: wrapper, out_features, in_features, bias: false, layer: None };
-        placement.adapter.attach_experts(&mut Module::new(&mut self.tensors, &spec, number, &placement))
-    }
-
-    pub(super) fn moe(
-        &mut self,
-        layer: usize,
-        experts: &Experts,
-        linears: &mut BTreeMap<String, LinearSpec>,
-    ) -> Result<Moe> {
-        let (prefix, hidden) = (format!("model.layers.{layer}"), self.arch.hidden_size);
-        let gate = match experts.clamp {
-            Some(Clamp { alpha, limit }) => Gate::Clamped { alpha: alpha as f32, limit: limit as f32 },
-            None => gate(self.arch),
-        };
-        let router = LinearSpec {
-            name: format!("{prefix}.{}", experts.router().trim_end_matches(".weight")),
-            out_features: experts.count,
-            in_features: hidden,
-            bias: experts.biased,
-            layer: Some(layer),
-        };
-        let router = self.linear(&router)?;
-        let module = format!("{prefix}.{}", experts.module());
-        let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
-        let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
-        let mut parts = Vec::with_capacity(experts.count);
-        // Then gate and up have an adapter each, of which each takes every other row of B.
-        let apart = experts.is_interleaved() && !gate_up_adapters.is_empty();
-        let (mut gate_up_adapters, mut down_adapters) = (gate_up_adapters.into_iter(), down_adapters.into_iter());
-        for expert in 0..experts.count {
-            let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
-            let width = experts.width;
-            let linear = |weight, bias, adapter, [out_features, in_features]: [usize; 2]| Linear {
-                weight,
-                bias,
-                out_features,
-                in_features,
-                adapter,
-            };
-            let pair = |tensors: &mut Tensors<'_>, [of_gate, of_up]: [&str; 2], shape: &[usize]| {
-                if apart {
-                    return Ok(vec![tensors.weight(of_gate)?, tensors.weight(of_up)?]);
-                }
-                tensors.joined([of_gate, of_up], shape).map(|joined| vec![joined])
-            };
-            let weights = pair(&mut self.tensors, [&to_gate, &to_up], &[width, hidden])?;
-            let down = self.tensors.weight(&to_down)?;
-            let (biases, down_bias) = match experts.bias_names(expert) {
-                Some(names) => {
-                    let [of_gate, of_up, of_down] = names.map(|name| format!("{prefix}.{name}"));
-                    let biases = pair(&mut self.tensors, [&of_gate, &of_up], &[width])?;
-                    (biases, Some(self.tensors.weight(&of_down)?))
-                }
-                None => (Vec::new(), None),
-            };
-            let (mut biases, outputs) = (biases.into_iter(), if apart { width } else { 2 * width });
-            let module = |weight| linear(weight, biases.next(), gate_up_adapters.next(), [outputs, hidden]);
-            let gate_up: Vec<Linear> = weights.into_iter().map(module).collect();
-            let gate_up = match <[Linear; 2]>::try_from(gate_up) {
-                Ok(modules) => Projections::apart(modules),
-                Err(mut joined) => Projections::fused(joined.remove(0), [width; 2]),
-            };
-            let down = linear(down, down_bias, down_adapters.next(), [hidden, width]);
-            parts.push(Mlp { gate_up, down, gate });
-        }
-        let shared = match experts.shared {
-            Some(SharedExpert { gated, .. }) => {
-                let module = experts.shared_module();
-                let mut linear = |name: &str| self.named(&format!("{prefix}.{module}{name}"), linears);
-                let (to_gate, to_up) = (linear(".gate_proj")?, linear(".up_proj")?);
-                let mlp = Mlp { gate_up: Projections::apart([to_gate, to_up]), down: linear(".down_proj")?, gate };
-                Some((mlp, gated.then(|| linear("_gate")).transpose()?))
-            }
-            None => None,
-        };
-        let choice = experts.choice_bias().filter(|_| !self.tensors.only_counts());
-        let choice = choice.map(|name| self.tensors.values(&format!("{prefix}.{name}"), experts.count)).transpose()?;
-        let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
-        Ok(Moe { router, experts: parts, shared, factors: None, how: how(experts), choice, pool })
     }
 
     /// The linear module of that name, taken out of `linears`.
@@ -380,7 +291,10 @@ impl Builder<'_> {
             PartSpec::PerLayer => Part::PerLayer(Box::new(self.per_layer_gate(layer, linears)?)),
         };
         let join = match spec.post_norm {
-            Some(name) => Join::Normed(self.norm(layer, name)?),
+            Some(name) => {
+                let norm = self.norm(layer, name)?;
+                Join::Normed(Norm { eps: self.arch.post_norm_eps.map_or(norm.eps, |eps| eps as f32), ..norm })
+            }
             None if self.arch.residual_scale == 1.0 => Join::Plain,
             None => Join::Scaled(self.arch.residual_scale as f32),
         };
@@ -407,18 +321,6 @@ impl Builder<'_> {
         let (mlp, [_, up, down]) = (self.arch.module_names.mlp, self.arch.module_names.projections);
         let mut linear = |name: &str| self.named(&format!("model.layers.{layer}.{mlp}.{name}"), linears);
         Ok(PlainMlp { fc1: linear(up)?, fc2: linear(down)?, function: Function::Relu2 })
-    }
-}
-
-/// How the router of these experts chooses.
-fn how(experts: &Experts) -> Router {
-    let RouterSpec { sigmoid, groups, eps, scale, .. } = experts.router;
-    Router {
-        per_token: experts.per_token,
-        scores: if sigmoid { Scores::Sigmoid } else { Scores::Softmax },
-        groups: groups.map(|(count, chosen)| Groups { count, chosen }),
-        normalised: experts.normalised.then_some(eps as f32),
-        scale: scale as f32,
     }
 }
 

@@ -65,15 +65,19 @@ impl Builder<'_> {
             }
         };
         let groups = match arch.qk_norm {
-            QkNorm::None => None,
+            QkNorm::None | QkNorm::Weightless => None,
             QkNorm::Head => Some([heads.query, heads.kv]),
             QkNorm::Whole => Some([1, 1]),
         };
         let mut norm =
             |name: &str, groups| Ok::<_, Error>((self.tensors.norm(&format!("{module}.{name}.weight"))?, groups));
-        let q_norm = groups.map(|[query, _]| norm(arch.module_names.q_norm, query)).transpose()?;
+        let mut q_norm = groups.map(|[query, _]| norm(arch.module_names.q_norm, query)).transpose()?;
         let own_keys = groups.filter(|_| spec.kv_from.is_none());
-        let k_norm = own_keys.map(|[_, key]| norm(arch.module_names.k_norm, key)).transpose()?;
+        let mut k_norm = own_keys.map(|[_, key]| norm(arch.module_names.k_norm, key)).transpose()?;
+        if arch.qk_norm == QkNorm::Weightless {
+            let weightless = |groups| Some((self.tensors.weightless(spec.head_dim), groups));
+            (q_norm, k_norm) = (weightless(heads.query), weightless(heads.kv));
+        }
         let v_norm =
             (spec.v_norm && spec.kv_from.is_none()).then(|| (self.tensors.weightless(spec.head_dim), heads.kv));
         let how = Scores {
@@ -85,6 +89,7 @@ impl Builder<'_> {
             GateSpec::None => OutputGate::None,
             GateSpec::Beside => OutputGate::Beside,
             GateSpec::Own => OutputGate::Own(Projections::apart([linear(self, "gate_proj")?])),
+            GateSpec::Heads => OutputGate::Heads(Projections::apart([linear(self, "g_proj")?])),
         };
         let sinks = format!("{module}.sinks");
         let sinks = arch.sinks.then(|| self.tensors.weight(&sinks)).transpose()?;

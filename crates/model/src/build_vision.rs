@@ -36,8 +36,10 @@ impl Builder<'_> {
         let encoder = arch.features.is_none().then(|| self.encoder(&arch.encoder, &inner, narrow)).transpose()?;
         let behind = arch.connectors().filter(|_| arch.features != Some(Features::Connector));
         let connectors = behind.map(|connector| self.connector(connector)).collect::<Result<_>>()?;
+        let newline = arch.newline().filter(|_| arch.features != Some(Features::Connector));
+        let newline = newline.map(|spec| self.tensors.weight(&spec.name)).transpose()?;
         let pool = pool(self.tensors.device, self.tensors.source.config);
-        Ok(Vision::new(arch.clone(), encoder, connectors, pool))
+        Ok(Vision::new(arch.clone(), encoder, connectors, newline, pool))
     }
 
     fn norm_of(&mut self, name: &str, eps: f64, rms: bool) -> Result<Norm> {

@@ -5,6 +5,7 @@ use super::block::Block;
 use super::blocks::{Blocks, Walk};
 use super::device::pool;
 use super::head::Head;
+use super::norm::Norm;
 use super::params::Params;
 use super::pass::Pass;
 use super::per_layer::PerLayer;
@@ -31,7 +32,7 @@ mod passes;
 mod pictures;
 mod train;
 
-pub use next::{Logits, TextCache};
+pub use next::{Drafted, Logits, TextCache};
 
 /// A decoder and what is trained in it.
 #[derive(Debug)]
@@ -51,6 +52,8 @@ pub struct Model {
     pub notes: Vec<String>,
     embedding: Weight,
     /// What makes embeddings for each block.
+    /// On its output, without weights.
+    embedding_norm: Option<Norm>,
     per_layer: Option<PerLayer>,
     /// What makes rows of pictures.
     pub(crate) vision: Option<Vision>,
@@ -84,6 +87,7 @@ pub struct Phases {
 /// The parts of a model, in the order of a pass.
 pub(super) struct Segments {
     pub(super) embedding: Weight,
+    pub(super) embedding_norm: Option<Norm>,
     pub(super) per_layer: Option<PerLayer>,
     pub(super) vision: Option<Vision>,
     pub(super) blocks: Vec<Block>,
@@ -108,7 +112,7 @@ impl Model {
         device: Device,
         mut shards: Shards,
     ) -> Self {
-        let Segments { embedding, per_layer, vision, blocks, head } = segments;
+        let Segments { embedding, embedding_norm, per_layer, vision, blocks, head } = segments;
         let sees = vision.as_ref().is_some_and(Vision::trains);
         let trains_per_layer = per_layer.as_ref().is_some_and(|it| it.trains() || embedding.trains());
         let trains_below = embedding.trains() || sees || trains_per_layer;
@@ -132,6 +136,7 @@ impl Model {
             shards,
             at_head: counts::Buffers::default(),
             embedding,
+            embedding_norm,
             per_layer,
             vision,
             blocks,
@@ -222,6 +227,15 @@ impl Model {
     }
 
     fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Activation {
+        let x = self.look_up(pass, tokens);
+        match &self.embedding_norm {
+            Some(norm) => norm.forward(pass, &x, 1).0,
+            None => x,
+        }
+    }
+
+    /// The rows of the embedding's table, before its norm.
+    fn look_up(&self, pass: &Pass<'_>, tokens: &[u32]) -> Activation {
         self.embedding.refresh(pass.values);
         let scale = self.arch.embedding_scale as f32;
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)

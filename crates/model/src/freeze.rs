@@ -1,4 +1,5 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
+use super::names::peft_name;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words;
 use tunesmith_config::arch::{Arch, SCORE};
@@ -82,21 +83,21 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
 }
 
 /// The name that Transformers 5 gives to what a checkpoint calls otherwise: an expert's part of a block's stacked matrices,
-/// Mixtral's router.
+/// the router of Mixtral or of Granite 4.
 fn second_name(arch: &Arch, name: &str) -> Option<String> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let experts = arch.experts_of(layer.parse().ok()?)?;
-    let own = rest.replace("block_sparse_moe.", "mlp.");
+    let own = peft_name(&format!(".{rest}")).split_off(1);
     let inside = own.strip_prefix(experts.module()).and_then(|rest| rest.strip_prefix('.'));
     let Some((_, matrix)) = inside.and_then(|rest| rest.split_once('.')) else {
         return (own != rest).then(|| format!("model.layers.{layer}.{own}"));
     };
-    let [_, _, down] = experts.names(0);
+    let [before, down] = experts.parameters();
     let stacked = match matrix.strip_suffix(".bias") {
         Some("down_proj") => "down_proj_bias",
         Some(_) => "gate_up_proj_bias",
-        None if down.ends_with(matrix) => "down_proj",
-        None => "gate_up_proj",
+        None if experts.names(0).last().is_some_and(|last| last.ends_with(matrix)) => down,
+        None => before,
     };
     Some(format!("model.layers.{layer}.{}.{stacked}", experts.module()))
 }
@@ -104,9 +105,10 @@ fn second_name(arch: &Arch, name: &str) -> Option<String> {
 /// An expert's gate and up are one matrix here, as in Transformers 5: both are trained, or neither.
 fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
     for layer in 0..arch.num_hidden_layers {
-        let Some(experts) = arch.experts_of(layer) else { continue };
+        let Some(experts) = arch.experts_of(layer).filter(|experts| experts.gated) else { continue };
         for expert in 0..experts.count {
-            let [gate, up, _] = experts.names(expert).map(|name| format!("model.layers.{layer}.{name}"));
+            let names = experts.names(expert).into_iter().map(|name| format!("model.layers.{layer}.{name}"));
+            let [gate, up]: [String; 2] = names.take(2).collect::<Vec<_>>().try_into().unwrap_or_default();
             let has = |name: &String| trained.contains(name);
             if has(&gate) != has(&up) {
                 let (one, other) = if has(&gate) { (gate, up) } else { (up, gate) };

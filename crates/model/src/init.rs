@@ -60,8 +60,9 @@ fn is_bias(name: &str) -> bool {
 /// the model's `initializer_range`.
 pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
     let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-    if ends(&[".linear_attn.norm.weight", ".dt_bias", ".D", LAYER_SCALAR, ".router.scale", ".router.per_expert_scale"])
-    {
+    let plain =
+        [".linear_attn.norm.weight", ".dt_bias", ".D", LAYER_SCALAR, ".router.scale", ".router.per_expert_scale"];
+    if ends(&plain) || arch.plain_final_norm && name == arch.final_norm() {
         vec![1.0; count]
     } else if ends(&["norm.weight", "layernorm_1.weight", "layernorm_2.weight"]) || name == arch.final_norm() {
         vec![1.0 - arch.norm_offset as f32; count]

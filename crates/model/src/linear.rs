@@ -172,6 +172,21 @@ impl Linear {
     ) {
         backward_grouped(pass, input, &[BackwardCall { linear: self, saved, dy }], dx, grads);
     }
+
+    /// As [`Linear::backward`], with the gradient of `x` in an activation of its own. Frees `x`.
+    pub fn backward_through(
+        &self,
+        pass: &Pass<'_>,
+        x: Activation,
+        saved: Option<&Saved>,
+        dy: &Activation,
+        grads: &mut Grads<'_>,
+    ) -> Activation {
+        let mut dx = x.like();
+        self.backward(pass, &Input::new(&x), saved, dy, Some((&mut dx, false)), grads);
+        drop(x);
+        dx
+    }
 }
 
 /// The outputs of modules that do not depend on each other, each as [`Linear::forward`] gives it alone. Those without an

@@ -1,8 +1,8 @@
 //! A mixture of experts in the place of the MLP: a router gives each token a few of the experts, whose outputs are
 //! summed by weight ([`tunesmith_ops::route`]). The load-balancing loss is that of Fedus et al., "Switch Transformers", 2022.
+use super::expert::{self, Expert};
 use super::grads::Grads;
 use super::linear::{self, Input, Linear};
-use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
 use std::sync::Arc;
@@ -14,9 +14,11 @@ use tunesmith_ops::route::{Router, Routing, SigmoidGate, route};
 pub struct Moe {
     /// Its weight is `[experts, hidden]`.
     pub router: Linear,
-    pub experts: Vec<Mlp>,
+    pub experts: Vec<Expert>,
     /// The MLP beside the experts that every token goes through, and the module whose sigmoid its output is multiplied by.
-    pub shared: Option<(Mlp, Option<Linear>)>,
+    pub shared: Option<(Expert, Option<Linear>)>,
+    /// The projections to and from the few features that the experts see; none where they see all (Nemotron 3 Super).
+    pub latent: Option<[Linear; 2]>,
     /// What each expert's weights are multiplied by, `[experts]`.
     pub factors: Option<Weight>,
     /// How a token's experts are chosen.
@@ -27,31 +29,27 @@ pub struct Moe {
     pub pool: Arc<Pool>,
 }
 
-/// What one expert keeps for backward.
-#[derive(Debug)]
-struct One<T> {
-    mlp: mlp::Saved<T>,
-    down_extra: Option<linear::Saved<T>>,
-}
-
-impl<T> One<T> {
-    fn map<U>(self, f: &impl Fn(T) -> U) -> One<U> {
-        One { mlp: self.mlp.map(f), down_extra: self.down_extra.map(|extra| extra.map(f)) }
-    }
-}
-
 /// What forward keeps for backward.
 #[derive(Debug)]
 pub struct Saved<T = Activation> {
     pub routing: Routing,
     /// Of the experts that have tokens.
-    experts: Vec<Option<One<T>>>,
+    experts: Vec<Option<expert::Saved<T>>>,
     shared: Option<Box<Shared<T>>>,
     router: Option<linear::Saved<T>>,
+    latent: Option<Box<Latent<T>>>,
 }
 
 /// What the shared expert keeps: its own, its gate, and of the module that gave that.
-type Shared<T> = (One<T>, Option<(SigmoidGate, Option<linear::Saved<T>>)>);
+type Shared<T> = (expert::Saved<T>, Option<(SigmoidGate, Option<linear::Saved<T>>)>);
+
+/// The few features that experts see and give, and what the projections to and from them keep.
+#[derive(Debug)]
+struct Latent<T> {
+    input: T,
+    output: T,
+    extra: [Option<linear::Saved<T>>; 2],
+}
 
 impl<T> Saved<T> {
     /// The same in another form.
@@ -65,6 +63,11 @@ impl<T> Saved<T> {
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
             shared: self.shared.map(shared),
             router: self.router.map(|extra| extra.map(f)),
+            latent: self.latent.map(|latent| {
+                let Latent { input, output, extra } = *latent;
+                let extra = extra.map(|extra| extra.map(|extra| extra.map(f)));
+                Box::new(Latent { input: f(input), output: f(output), extra })
+            }),
         }
     }
 }
@@ -75,14 +78,16 @@ impl Moe {
         let shared = self
             .shared
             .iter_mut()
-            .flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.iter_mut().flat_map(Linear::weights_mut)));
-        let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
-        self.router.weights_mut().chain(&mut self.factors).chain(experts).chain(shared).collect()
+            .flat_map(|(mlp, gate)| mlp.weights_mut().into_iter().chain(gate.iter_mut().flat_map(Linear::weights_mut)));
+        let experts = self.experts.iter_mut().flat_map(Expert::weights_mut);
+        let latent = self.latent.iter_mut().flatten().flat_map(Linear::weights_mut);
+        self.router.weights_mut().chain(&mut self.factors).chain(experts).chain(shared).chain(latent).collect()
     }
 
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain(gate));
-        std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
+        let experts = self.experts.iter().flat_map(Expert::linears);
+        std::iter::once(&self.router).chain(experts).chain(shared).chain(self.latent.iter().flatten())
     }
 
     /// Whether anything in it is trained.
@@ -103,55 +108,46 @@ impl Moe {
         if let Some(factors) = &self.factors {
             routing.scale(factors.view(pass.values).vector());
         }
-        let mut out = h.like();
+        let latent = self.latent.as_ref().map(|[narrow, _]| narrow.forward(pass, h, None));
+        let input = latent.as_ref().map_or(h, |(input, _)| input);
+        let mut out = input.like();
         out.zero();
+        // Where experts give fewer features, what the shared one gives is added behind them.
+        let mut beside = None;
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
-            let (mut y, saved, down_extra) = Mlp::forward_grouped(pass, &[(mlp, h)]).swap_remove(0);
-            let one = One { mlp: saved, down_extra };
+            let (mut y, one) = Expert::forward_grouped(pass, &[(mlp, h)]).swap_remove(0);
             let gate = to_gate.as_ref().map(|to_gate| {
                 let (logits, extra) = to_gate.forward(pass, h, None);
                 let gate = SigmoidGate::new(&logits);
                 gate.apply(&mut y);
                 (gate, extra)
             });
-            elementwise::add(&mut out, &y);
+            match latent {
+                Some(_) => beside = Some(y),
+                None => elementwise::add(&mut out, &y),
+            }
             Box::new((one, gate))
         });
-        let mut experts: Vec<Option<One<Activation>>> = self.experts.iter().map(|_| None).collect();
+        let mut experts: Vec<Option<expert::Saved>> = self.experts.iter().map(|_| None).collect();
         for group in routing.groups() {
             // A group of several is of a pass so small that none of its activations is shorter. Blocks share their memory.
             let pool = if group.len() > 1 { h.pool() } else { &self.pool };
-            let inputs: Vec<Activation> = group.iter().map(|&expert| routing.dispatch(expert, h, pool)).collect();
+            let inputs: Vec<Activation> = group.iter().map(|&expert| routing.dispatch(expert, input, pool)).collect();
             let each: Vec<_> = group.iter().map(|&expert| &self.experts[expert]).zip(&inputs).collect();
-            let computed = Mlp::forward_grouped(pass, &each);
+            let computed = Expert::forward_grouped(pass, &each);
             drop(inputs);
-            for (expert, (y, saved, down_extra)) in group.into_iter().zip(computed) {
+            for (expert, (y, saved)) in group.into_iter().zip(computed) {
                 routing.combine(expert, &y, &mut out);
-                experts[expert] = Some(One { mlp: saved, down_extra });
+                experts[expert] = Some(saved);
             }
         }
-        (out, Saved { routing, experts, shared, router })
-    }
-
-    /// The gradient of `x`, given that of the expert's output times its factors. `factors` is called with the gradient of
-    /// what `down` takes, and with that itself.
-    fn one_backward(
-        pass: &Pass<'_>,
-        mlp: &Mlp,
-        x: &Activation,
-        mut one: One<Activation>,
-        dy: &Activation,
-        factors: impl FnOnce(&Activation, &Activation),
-        grads: &mut Grads<'_>,
-    ) -> Activation {
-        let middle = mlp.middle(&one.mlp);
-        let mut d_middle = middle.like();
-        let to = Some((&mut d_middle, false));
-        mlp.down.backward(pass, &Input::new(&middle), one.down_extra.as_ref(), dy, to, grads);
-        factors(&d_middle, &middle);
-        drop(middle);
-        mlp.backward_middle(&mut one.mlp, &d_middle);
-        mlp.backward_gate_up(pass, x, one.mlp, grads)
+        let mut saved = Saved { routing, experts, shared, router, latent: None };
+        if let (Some((input, narrow)), Some([_, widen])) = (latent, &self.latent) {
+            let (y, extra) = widen.forward(pass, &out, beside.as_ref());
+            saved.latent = Some(Box::new(Latent { input, output: out, extra: [narrow, extra] }));
+            return (y, saved);
+        }
+        (out, saved)
     }
 
     /// The gradient of `h`, given that of the output.
@@ -192,23 +188,40 @@ impl Moe {
         dy: &Activation,
         grads: &mut Grads<'_>,
     ) -> (Activation, Activation, Option<linear::Saved>) {
-        let Saved { routing, experts, shared, router } = saved;
+        let Saved { routing, experts, shared, router, latent } = saved;
         let mut dh = h.like();
         dh.zero();
+        // The gradients of the few features that experts give and see, in the place of `dy` and `dh`.
+        let mut d_latent = self.latent.as_ref().zip(latent.as_deref()).map(|([_, widen], latent)| {
+            let (mut d_output, mut d_input) = (latent.output.like(), latent.input.like());
+            let to = Some((&mut d_output, false));
+            widen.backward(pass, &Input::new(&latent.output), latent.extra[1].as_ref(), dy, to, grads);
+            d_input.zero();
+            (d_output, d_input)
+        });
+        let input = latent.as_ref().map_or(h, |latent| &latent.input);
         let mut d_weights = routing.weight_gradients();
-        for (expert, one) in experts.into_iter().enumerate() {
-            let Some(one) = one else { continue };
-            let dy = routing.combine_backward(expert, dy, &self.pool);
-            let x = routing.dispatch(expert, h, &self.pool);
+        for (expert, saved) in experts.into_iter().enumerate() {
+            let Some(saved) = saved else { continue };
+            let (d_out, d_input) = match &mut d_latent {
+                Some((d_output, d_input)) => (&*d_output, d_input),
+                None => (dy, &mut dh),
+            };
+            let dy = routing.combine_backward(expert, d_out, &self.pool);
+            let x = routing.dispatch(expert, input, &self.pool);
             let mlp = &self.experts[expert];
             let factors = |d_middle: &Activation, middle: &Activation| {
                 routing.set_weight_gradient(expert, d_middle, middle, &mut d_weights);
-                if let Some(bias) = &mlp.down.bias {
+                if let Some(bias) = &mlp.down().bias {
                     routing.add_bias_gradient(expert, &dy, bias.view(pass.values).vector(), &mut d_weights);
                 }
             };
-            let dx = Self::one_backward(pass, mlp, &x, one, &dy, factors, grads);
-            routing.dispatch_backward(expert, &dx, &mut dh);
+            let dx = mlp.backward(pass, &x, saved, &dy, factors, grads);
+            routing.dispatch_backward(expert, &dx, d_input);
+        }
+        if let (Some([narrow, _]), Some((_, d_input)), Some(latent)) = (&self.latent, d_latent, latent) {
+            let to = Some((&mut dh, true));
+            narrow.backward(pass, &Input::new(h), latent.extra[0].as_ref(), &d_input, to, grads);
         }
         if let (Some((mlp, to_gate)), Some(shared)) = (&self.shared, shared) {
             let (one, gate) = *shared;
@@ -221,7 +234,7 @@ impl Moe {
             let factors = |d_middle: &Activation, middle: &Activation| {
                 d_gate = gate.as_ref().map(|(gate, extra)| (gate.backward(d_middle, middle, h.pool()), extra));
             };
-            let dx = Self::one_backward(pass, mlp, h, one, gated.as_ref().unwrap_or(dy), factors, grads);
+            let dx = mlp.backward(pass, h, one, gated.as_ref().unwrap_or(dy), factors, grads);
             elementwise::add(&mut dh, &dx);
             if let (Some((d_gate, extra)), Some(to_gate)) = (d_gate, to_gate) {
                 to_gate.backward(pass, &Input::new(h), extra.as_ref(), &d_gate, Some((&mut dh, true)), grads);

@@ -1,9 +1,20 @@
 //! Names of modules and tensors, as Transformers 5 and PEFT have them.
 use tunesmith_config::arch::{EMBEDDING, LM_HEAD};
 
-/// The name by which Transformers 5, and so PEFT, knows a tensor: Mixtral's checkpoints have an older one.
+/// The name by which Transformers 5, and so PEFT, knows a tensor: checkpoints of Mixtral and Granite 4 have older ones.
 pub fn peft_name(tensor: &str) -> String {
-    tensor.replace(".block_sparse_moe.", ".mlp.")
+    match tensor.split_once(".block_sparse_moe.") {
+        Some((block, rest)) if is_mixtral(rest) => format!("{block}.mlp.{rest}"),
+        Some(_) => tensor.replace(".block_sparse_moe.router.layer", ".block_sparse_moe.router"),
+        None => tensor.to_owned(),
+    }
+}
+
+/// Whether what follows `block_sparse_moe` is called as Mixtral's parts are; else they are Granite 4's.
+fn is_mixtral(rest: &str) -> bool {
+    let of_expert = rest.strip_prefix("experts.").and_then(|rest| Some(rest.split_once('.')?.1));
+    let named = |part: &str| ["w1", "w2", "w3"].iter().any(|name| part.starts_with(name));
+    rest.starts_with("gate") || rest.starts_with("e_score_correction_bias") || of_expert.is_some_and(named)
 }
 
 /// Whether a tensor has a row for each token of the vocabulary.

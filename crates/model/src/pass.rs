@@ -171,12 +171,13 @@ impl Layout {
         Self { all, last, shared: SharedKeyValues::default() }
     }
 
-    /// For texts that go on at `positions`, laid end to end; the head looks at the last token of each. The spans are
+    /// For texts that go on at `positions`, laid end to end; the head looks at the last `asked` tokens of each. The spans are
     /// those of attention over all positions so far, with the keys of each text from its first one on. `turned` replaces
     /// the counting of positions in rotary tables.
     pub fn continued(
         pool: &Arc<Pool>,
         positions: &[Range<usize>],
+        asked: &[usize],
         rules: &[arch::Rope],
         turned: Option<&Positions>,
     ) -> Self {
@@ -187,24 +188,25 @@ impl Layout {
         let ropes: Vec<Rope> = rules.iter().map(table).collect();
         let spans = |last: bool| {
             let (mut keys, mut queries) = (0, 0);
-            let span = |range: &Range<usize>| {
-                let asked: Vec<usize> = if last { vec![range.end - 1] } else { range.clone().collect() };
-                let span =
-                    Span { key_start: keys, keys: range.end, query_start: queries, positions: asked, ranges: None };
+            let span = |(range, asked): (&Range<usize>, &usize)| {
+                let first = if last { range.end - asked } else { range.start };
+                let positions = (first..range.end).collect();
+                let span = Span { key_start: keys, keys: range.end, query_start: queries, positions, ranges: None };
                 (keys, queries) = (keys + range.end, queries + span.positions.len());
                 span
             };
-            positions.iter().map(span).collect::<Vec<Span>>()
+            positions.iter().zip(asked).map(span).collect::<Vec<Span>>()
         };
         let mut end = 0;
         let rows: Vec<usize> = positions
             .iter()
-            .map(|range| {
+            .zip(asked)
+            .flat_map(|(range, asked)| {
                 end += range.len();
-                end - 1
+                end - asked..end
             })
             .collect();
-        // A token of each: the last rows are all rows.
+        // Of texts that go on by what is asked for, the last rows are all rows.
         let picked = (end > rows.len()).then(|| rows.clone());
         let ropes_of_last = ropes.iter().map(|rope| rope.gather(&rows)).collect();
         let last =

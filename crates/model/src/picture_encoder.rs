@@ -63,6 +63,7 @@ impl PictureEncoder {
         let mut tensors = vision.encoder.tensors();
         if features == Features::Connector {
             tensors.extend(vision.connectors().flat_map(tunesmith_config::vision::Connector::tensors));
+            tensors.extend(vision.newline());
         }
         for spec in tensors {
             hasher.update(format!("{:?} {:?}\n", spec.name, spec.shape).as_bytes());

@@ -1,6 +1,6 @@
-//! A plain MLP: a linear module, an activation function, a linear module. Encoders and connectors have it.
+//! A plain MLP: a linear module, an activation function, a linear module. Encoders, connectors, and blocks and experts of Nemotron-H have it.
 use super::grads::Grads;
-use super::linear::{self, Input, Linear};
+use super::linear::{self, Call, Few, Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
 use tunesmith_ops::activation::Activation;
@@ -42,6 +42,21 @@ impl PlainMlp {
     pub fn forward(&self, pass: &Pass<'_>, h: &Activation) -> (Activation, Saved) {
         let (inner, extra) = self.fc1.forward(pass, h, None);
         (pointwise::forward(self.function, &inner), Saved { inner, extra })
+    }
+
+    /// The whole of several, computed together, each on its `x [rows, hidden]`: outputs `[rows, hidden]`, what each keeps, and
+    /// what its `fc2` keeps.
+    pub fn forward_grouped(
+        pass: &Pass<'_>,
+        each: &[(&Self, &Activation)],
+    ) -> Few<(Activation, Saved, Option<linear::Saved>)> {
+        let calls: Few<_> = each.iter().map(|&(mlp, x)| Call { linear: &mlp.fc1, x, residual: None }).collect();
+        let inner = linear::forward_grouped(pass, &calls).into_iter();
+        let saved: Few<Saved> = inner.map(|(inner, extra)| Saved { inner, extra }).collect();
+        let middles: Few<Activation> = each.iter().zip(&saved).map(|((mlp, _), saved)| mlp.middle(saved)).collect();
+        let calls = each.iter().zip(&middles).map(|((mlp, _), x)| Call { linear: &mlp.fc2, x, residual: None });
+        let outputs = linear::forward_grouped(pass, &calls.collect::<Few<_>>()).into_iter();
+        outputs.zip(saved).map(|((y, extra), saved)| (y, saved, extra)).collect()
     }
 
     /// What `fc2` takes, from what was kept.

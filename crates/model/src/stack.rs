@@ -54,10 +54,12 @@ pub struct Stack(pub Vec<Layer>);
 fn expert_part(name: &str) -> Option<(String, usize, bool)> {
     let (block, rest) = name.split_once(".experts.")?;
     let (layer, feed) = block.rsplit_once('.')?;
-    let feed = if feed == "block_sparse_moe" { "mlp" } else { feed };
     let (expert, matrix) = rest.split_once('.')?;
+    let feed = if feed == "block_sparse_moe" && !matrix.contains("_proj") { "mlp" } else { feed };
     let (parameter, second) = match matrix.strip_suffix(".weight")? {
         "gate_proj" | "w1" => ("gate_up_proj", false),
+        // Nemotron-H's have no gate.
+        "up_proj" if feed == "mixer" => ("up_proj", false),
         "up_proj" | "w3" => ("gate_up_proj", true),
         "down_proj" | "w2" => ("down_proj", false),
         _ => return None,
@@ -189,6 +191,10 @@ mod tests {
         part("model.layers.7.block_sparse_moe.experts.3.w1.weight", "gate_up_proj", 3, false);
         part("model.layers.7.block_sparse_moe.experts.3.w2.weight", "down_proj", 3, false);
         assert_eq!(expert_part("model.layers.7.mlp.gate_proj.weight"), None);
+        let granite = expert_part("model.layers.7.block_sparse_moe.experts.3.up_proj.weight");
+        assert_eq!(granite, Some(("model.layers.7.block_sparse_moe.experts.gate_up_proj".into(), 3, true)));
+        let nemotron = expert_part("model.layers.7.mixer.experts.3.up_proj.weight");
+        assert_eq!(nemotron, Some(("model.layers.7.mixer.experts.up_proj".into(), 3, false)));
         let lfm2 = expert_part("model.layers.7.feed_forward.experts.3.w3.weight");
         assert_eq!(lfm2, Some(("model.layers.7.feed_forward.experts.gate_up_proj".into(), 3, true)));
     }

@@ -7,7 +7,9 @@ use crate::quant::{Format, encode};
 use crate::rms_norm::Gain;
 use crate::rope::Rope;
 use crate::testing::{each_engine, numbers};
-use crate::{block_diagonal, dropout, elementwise, embedding, feature_scale, gated_mlp, noise, rms_norm};
+use crate::{
+    block_diagonal, dropout, elementwise, embedding, feature_repeat, feature_scale, gated_mlp, noise, rms_norm,
+};
 use half::{bf16, f16};
 use std::sync::Arc;
 use tunesmith_device::{Array, Device};
@@ -134,6 +136,8 @@ fn norms_gates_and_turns() {
             out.extend([("latent keys", k.to_rows(), 0.0), ("latent values", v.to_rows(), 0.0)]);
             let (d_kv, d_k_rot) = latent_heads::backward(&wide(17, 27), &wide(18, 3 * features), how);
             out.extend([("d_kv", d_kv.to_rows(), 0.0), ("d_k_rot", d_k_rot.to_rows(), 1.0)]);
+            out.push(("repeated", feature_repeat::forward(&x, 3).to_rows(), 0.0));
+            out.push(("summed", feature_repeat::backward(&wide(19, 3 * features), 3).to_rows(), 1.0));
             let gains = array(pool, &of(10, features));
             out.push(("feature_scale", feature_scale::times(&x, gains.view()).to_rows(), 1.0));
             let mut added = act(11);

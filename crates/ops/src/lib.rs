@@ -43,7 +43,7 @@
 //! | attention | |
 //! |---|---|
 //! | [`attention`] | `softmax(cap(scale q k^T)) v` per head, `q [rows, query * head_dim]`, `k` and `v` `[tokens, kv * …]` |
-//! | [`attention::decode`] | the same of one query a text, whose keys and values are in a cache |
+//! | [`attention::decode`] | the same of single queries, whose texts' keys and values are in caches |
 //! | [`latent_heads`] | keys and values of all heads from what multi-head latent attention projects of a token, and the gradients |
 //! | [`spans`] | where the sequences of a batch lie, and which keys their queries see |
 //!
@@ -57,6 +57,7 @@
 //! | gated MLP | |
 //! |---|---|
 //! | [`gated_mlp`] | `act(gate) * up`: SiLU, GELU by tanh, a sigmoid, or no function |
+//! | [`feature_repeat`] | `y[t, f * times + i] = x[t, f]`: a head's gate for all of its features; the gradient's sums |
 //! | [`pointwise`] | `act(x)` of a plain MLP: GELU by erf or tanh, `x sigmoid(1.702 x)`, SiLU, `ReLU`, its square |
 //!
 //! | experts | |
@@ -112,6 +113,7 @@ pub mod elementwise;
 pub mod ema;
 pub mod embedding;
 pub mod factor;
+pub mod feature_repeat;
 pub mod feature_scale;
 pub mod gated_delta_rule;
 pub mod gated_mlp;
@@ -134,6 +136,7 @@ pub mod recurrence;
 pub mod rms_norm;
 pub mod rope;
 pub mod route;
+mod scratch;
 pub mod sgd;
 pub mod simd;
 pub mod softcap;

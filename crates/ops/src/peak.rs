@@ -40,7 +40,7 @@ pub fn flops(seconds: f64) -> f64 {
     let (threads, rounds) = (rayon::current_num_threads(), 400_000);
     let chains = match simd::level() {
         Level::Avx512 => 12,
-        Level::Avx2 => 6,
+        Level::Avx2 | Level::Neon => 6,
         Level::Portable => 4,
     };
     let (mut best, start) = (0.0f64, Instant::now());

@@ -1,10 +1,12 @@
-//! Vectors of 16 `f32` lanes over AVX-512, AVX2 + FMA, or plain arrays; the level is chosen at run time.
+//! Vectors of 16 `f32` lanes over AVX-512, AVX2 + FMA, NEON, or plain arrays; the level is chosen at run time.
 //!
 //! A kernel is written once, generic over [`Simd`] and `#[inline(always)]`; `dispatch!`
 //! makes an entry that calls it inside a function with the right `#[target_feature]`.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod turn;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -12,19 +14,32 @@ mod x86;
 /// The instruction set that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Plain Rust arrays; the compiler uses what the target has (SSE2, NEON).
+    /// Plain Rust arrays; the compiler uses what the target has (SSE2).
     Portable = 1,
+    /// NEON: four vectors of 4 floats. Each ARM processor of 64 bits has it.
+    Neon = 2,
     /// AVX2 with FMA: two vectors of 8 floats.
-    Avx2 = 2,
+    Avx2 = 3,
     /// AVX-512F: one vector of 16 floats.
-    Avx512 = 3,
+    Avx512 = 4,
 }
 
 impl Level {
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(target_arch = "x86_64")]
+    pub const ALL: &[Self] = &[Self::Portable, Self::Avx2, Self::Avx512];
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(target_arch = "aarch64")]
+    pub const ALL: &[Self] = &[Self::Portable, Self::Neon];
+    /// The levels that a processor of this architecture may have, the best last.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pub const ALL: &[Self] = &[Self::Portable];
+
     /// The name that `--simd` takes and reports print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
         }
@@ -33,8 +48,9 @@ impl Level {
     /// The level that `code` stands for in [`LEVEL`].
     const fn from_code(code: u8) -> Self {
         match code {
-            3 => Self::Avx512,
-            2 => Self::Avx2,
+            4 => Self::Avx512,
+            3 => Self::Avx2,
+            2 => Self::Neon,
             _ => Self::Portable,
         }
     }
@@ -58,7 +74,7 @@ pub fn detect() -> Level {
             return Level::Avx2;
         }
     }
-    Level::Portable
+    if cfg!(target_arch = "aarch64") { Level::Neon } else { Level::Portable }
 }
 
 /// The level in use: the best one, unless [`force`] lowered it, or a test on its threads.
@@ -106,6 +122,60 @@ pub fn prefetch(place: *const f32) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+/// A number as a matrix holds it.
+pub trait Number: Copy {
+    /// Sixteen of them, widened.
+    ///
+    /// # Safety
+    /// The features of `S`; `from` holds sixteen.
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
+    /// Eight of them, widened, in a register of AVX2.
+    ///
+    /// # Safety
+    /// AVX2; `from` holds eight.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256;
+    /// The value in single precision.
+    fn wide(self) -> f32;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 floats.
+        unsafe { S::load(from) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {
+        // SAFETY: the caller has AVX2, and `from` holds 8 floats, at any alignment.
+        unsafe { std::arch::x86_64::_mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+/// The bits of a bfloat16.
+impl Number for u16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 numbers of 16 bits.
+        unsafe { S::load_bf16(from) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn load_eight(from: *const Self) -> std::arch::x86_64::__m256 {
+        // SAFETY: the caller has AVX2, and `from` holds 8 numbers of 16 bits.
+        unsafe { x86::eight_bf16(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
 }
 
 /// Sixteen lanes of `f32`.
@@ -159,6 +229,24 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2i(n: Self::V) -> Self::V;
     /// The columns of 16 rows.
     unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16];
+    /// `sums[turn][lane] += sum_k row[k] x[k]` over 16 numbers of each of `16 TURNS` rows, k rising: row `lane` of a turn begins at
+    /// `rows[turn][lane]`, and holds numbers of type `T`; `x` holds 16 floats.
+    #[inline(always)]
+    unsafe fn add_rows<T: Number, const TURNS: usize>(
+        rows: &[[*const T; 16]; TURNS],
+        x: *const f32,
+        sums: &mut [Self::V; TURNS],
+    ) {
+        for (rows, sum) in rows.iter().zip(sums) {
+            // SAFETY: the caller has the features of `Self`; rows and `x` hold 16 numbers.
+            unsafe {
+                let columns = Self::turn(&rows.map(|row| T::load::<Self>(row)));
+                for (k, column) in columns.into_iter().enumerate() {
+                    *sum = Self::fma(column, Self::splat(*x.add(k)), *sum);
+                }
+            }
+        }
+    }
 
     /// `e^x` with a relative error of about 1e-7; 0 below -87.3, where the result would be subnormal.
     #[inline(always)]
@@ -322,6 +410,8 @@ impl Simd for Portable {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
@@ -360,8 +450,13 @@ macro_rules! dispatch {
                     // SAFETY: `level` is never above `detect`, which found AVX2 and FMA, or AVX-512F, which no
                     // processor has without them; the arguments are as the caller says.
                     $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::simd::Level::Portable => {}
+                    $crate::simd::Level::Portable | $crate::simd::Level::Neon => {}
                 }
+            }
+            #[cfg(target_arch = "aarch64")]
+            if $crate::simd::level() == $crate::simd::Level::Neon {
+                // SAFETY: each processor of this architecture has NEON; the arguments are as the caller says.
+                return unsafe { $kernel::<$crate::simd::Neon>($($arg),*) };
             }
             // SAFETY: `Portable` needs no features; the arguments are as the caller says.
             unsafe { $kernel::<$crate::simd::Portable>($($arg),*) }

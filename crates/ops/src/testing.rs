@@ -36,7 +36,7 @@ pub fn near(what: &str, got: &[f32], expected: &[f64], limit: f64) {
 /// # Panics
 /// The system does not give the threads.
 pub fn each_level(test: impl Fn(Level) + Sync) {
-    for level in [Level::Portable, Level::Avx2, Level::Avx512] {
+    for &level in Level::ALL {
         if level <= simd::detect() {
             let threads =
                 rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(move |_| simd::use_on_thread(level));

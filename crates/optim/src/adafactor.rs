@@ -1,5 +1,5 @@
 //! Adafactor: Shazeer and Stern, 2018, <https://arxiv.org/abs/1804.04235>. A matrix keeps the means of its squared
-//! gradients by row and by column instead of one number a value.
+//! gradients by row and by column, instead of one number per value.
 //!
 //! Equal to `transformers.optimization.Adafactor` as the Hugging Face Trainer sets it: `relative_step=False`, and
 //! `scale_parameter=False` unless asked for.
@@ -22,22 +22,22 @@ use tunesmith_ops::par::TASK;
 /// `beta1` also `exp_avg`, the mean of the updates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// Exponent of the step in the second moment's decay, below 0.
+    /// Exponent of the step number in the second moment's decay; below 0.
     pub decay_rate: f64,
-    /// The root mean square that an update has at most, before the learning rate.
+    /// The largest root mean square of an update, before the learning rate.
     pub clip_threshold: f64,
-    /// Decay of the mean of updates; none keeps no such mean.
+    /// Decay of the mean of updates; none for no such mean.
     pub beta1: Option<f64>,
-    /// Multiply the rate by the root mean square of the tensor's weights, or by 1e-3 where that is less.
+    /// Whether to multiply the rate by the root mean square of the tensor's weights, at least 1e-3.
     pub scale_parameter: bool,
     /// Decoupled weight decay: a step multiplies a weight by `1 - rate * weight_decay`.
     pub weight_decay: f64,
 }
 
-/// The paper's two epsilons: added to squared gradients, and the least root mean square that scales a rate.
+/// The paper's two epsilons: added to squared gradients, and the smallest root mean square that scales a rate.
 const EPSILON: (f64, f64) = (1e-30, 1e-3);
 
-/// A tensor as matrices `[rows, cols]` of its last two sizes, one after the other.
+/// A tensor as a sequence of matrices `[rows, cols]` of its last two sizes.
 #[derive(Clone, Copy)]
 struct Matrices {
     rows: usize,

@@ -12,14 +12,14 @@ use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 use tunesmith_ops::adamw::{self, Step};
 
-/// `adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`, for every optimizer that keeps moments.
+/// The settings `adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`, for every optimizer with moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Betas {
     /// Decay of the first moment, in 0..1.
     pub beta1: f64,
     /// Decay of the second moment, in 0..1.
     pub beta2: f64,
-    /// Added to the root of the second moment, so that nothing is divided by 0.
+    /// Added to the root of the second moment, to avoid division by 0.
     pub epsilon: f64,
     /// Decoupled weight decay: a step multiplies a weight by `1 - rate * weight_decay`.
     pub weight_decay: f64,

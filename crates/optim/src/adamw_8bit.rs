@@ -14,8 +14,8 @@ use tunesmith_ops::adamw_8bit::{self, BLOCK, CodeMap};
 /// Tensors of fewer values keep f32 moments.
 const MIN_8BIT_SIZE: usize = 4096;
 
-/// The rule. Its state has bitsandbytes' names: the codes `state1` and `state2`, a byte a value, and the scales
-/// `absmax1` and `absmax2`, an f32 a block.
+/// The rule. Its state has bitsandbytes' names: the codes `state1` and `state2`, one byte per value, and the scales
+/// `absmax1` and `absmax2`, one f32 per block.
 #[derive(Debug, Clone)]
 pub struct AdamW8bit {
     betas: Betas,

@@ -24,12 +24,12 @@ pub struct AdEmaMix {
     pub betas: Betas,
     /// Decay of the slow moment, in 0..1.
     pub beta3: f64,
-    /// How much the slow moment counts beside the fast one.
+    /// The weight of the slow moment.
     pub alpha: f64,
-    /// Steps over which `alpha` rises from 0; none uses the whole `alpha` from the first step on.
+    /// Steps over which `alpha` rises from 0; none for the full `alpha` from the first step on.
     pub alpha_steps: Option<u64>,
-    /// Steps over which the slow moment's decay rises from `beta1` to `beta3`, its half-life on a line; none uses
-    /// `beta3` from the first step on.
+    /// Steps over which the slow moment's decay rises from `beta1` to `beta3`, with a linearly growing half-life; none
+    /// for `beta3` from the first step on.
     pub beta3_steps: Option<u64>,
 }
 

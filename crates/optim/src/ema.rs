@@ -1,11 +1,11 @@
-//! An exponential moving average (EMA) of the trained weights, kept beside them. Equal to
-//! `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`: the first step copies the weights, later
-//! steps do `average += (1 - decay) (weights - average)`.
+//! An exponential moving average (EMA) of the trained weights. Equal to `torch.optim.swa_utils.AveragedModel` with
+//! `get_ema_multi_avg_fn(decay)`: the first step copies the weights, later steps do
+//! `average += (1 - decay) (weights - average)`.
 use std::ops::Range;
 use tunesmith_device::{FloatBuffer, Floats};
 use tunesmith_ops::ema;
 
-/// The average of a run's weights, or of the share of them that one rank owns.
+/// The average of a run's weights, or of one rank's share of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ema {
     decay: f64,

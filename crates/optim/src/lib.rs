@@ -1,5 +1,5 @@
-//! Optimizers as pure updates of tensors in a device's memory, learning-rate schedules, gradient clipping, loss scaling, and an
-//! average of the weights.
+//! Optimizers as pure updates of tensors in a device's memory, learning-rate schedules, gradient clipping, loss
+//! scaling, and an exponential moving average of the weights.
 //!
 //! To add an optimizer, write a file with a [`UpdateRule`], which also reads its arguments, and a line in
 //! [`tunesmith_base::registry`]. To add a schedule, write a file with a `ScheduleForm` and a line there.

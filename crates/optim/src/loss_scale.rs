@@ -2,10 +2,10 @@
 //! <https://arxiv.org/abs/1710.03740>. The loss is multiplied by it, so that small gradients do not become zero;
 //! gradients are divided by it before the update.
 //!
-//! The scale moves as `DeepSpeed`'s `DynamicLossScaler` moves it. A step that overflows is skipped, and once
-//! `hysteresis` is used up the scale is halved. After `window` steps without overflow it is doubled.
+//! The scale changes as in `DeepSpeed`'s `DynamicLossScaler`. A step that overflows is skipped, and once `hysteresis`
+//! is used up the scale is halved. After `window` steps without overflow it is doubled.
 
-/// How a scale starts and moves: the settings of `DeepSpeed`'s section `fp16`.
+/// How a scale starts and changes: the settings of DeepSpeed's section `fp16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaleSettings {
     /// The scale of the first step.
@@ -17,7 +17,7 @@ pub struct LossScaleSettings {
     pub hysteresis: u64,
     /// The scale is never below this.
     pub least: f64,
-    /// Whether the scale moves; a static scale stays at `initial`.
+    /// Whether the scale changes; a static scale stays at `initial`.
     pub dynamic: bool,
 }
 
@@ -53,17 +53,17 @@ impl LossScaler {
         self.overflows
     }
 
-    /// [`LossScaleSettings::hysteresis`]: so many overflows in a row are usual.
+    /// [`LossScaleSettings::hysteresis`]: this number of overflows in a row is normal.
     pub const fn hysteresis(&self) -> u64 {
         self.settings.hysteresis
     }
 
-    /// Whether an overflow can still be answered by a lower scale.
+    /// Whether the scale can still be lowered after an overflow.
     pub fn can_fall(&self) -> bool {
         self.settings.dynamic && self.scale > self.settings.least
     }
 
-    /// Counts a step, and moves the scale by whether its gradients overflowed.
+    /// Counts a step, and adapts the scale to whether its gradients overflowed.
     pub fn update(&mut self, overflow: bool) {
         self.overflows += u64::from(overflow);
         if overflow && self.settings.dynamic {

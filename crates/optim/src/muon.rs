@@ -20,7 +20,7 @@ use tunesmith_ops::elementwise;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::par::TASK;
 
-/// `adjust_lr_fn`: the factor of the rate by a matrix's sizes.
+/// The values of `adjust_lr_fn`: how the rate depends on a matrix's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdjustLr {
     /// The factor `sqrt(max(1, rows / cols))`.
@@ -35,19 +35,19 @@ pub enum AdjustLr {
 /// The rule. It keeps `momentum_buffer` for matrices, and `AdamW`'s two moments for the rest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Muon {
-    /// Share of the momentum that a step keeps, in 0..1.
+    /// Decay of the momentum, in 0..1.
     pub momentum: f64,
-    /// Takes the direction that the momentum will have after the next equal gradient.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
     /// Newton-Schulz iterations of each step.
     pub ns_steps: usize,
-    /// The factor of the rate by a matrix's sizes.
+    /// How the rate depends on a matrix's sizes.
     pub adjust_lr: AdjustLr,
     /// Constants of `AdamW` for the rest; the matrices have its weight decay too.
     pub rest: Betas,
 }
 
-/// Coefficients `a`, `b`, `c` of the iteration in [`orthogonal`], and the least norm that is divided by.
+/// Coefficients `a`, `b`, `c` of the iteration in [`orthogonal`], and the smallest divisor.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 

@@ -1,4 +1,4 @@
-//! What all optimizers share: the tensors they update, the state they keep beside each, and how a step walks them.
+//! What all optimizers share: the tensors they update, the state of each tensor, and the loop of a step.
 //!
 //! An optimizer is a [`UpdateRule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
@@ -27,17 +27,17 @@ pub struct TensorUpdate<'a> {
     pub values: FloatsMut<'a>,
     /// The gradients of `values`, before `factor`.
     pub grads: Floats<'a>,
-    /// What gradients are multiplied by: clipping and the loss scale in one.
+    /// The factor of the gradients: clipping and the inverse loss scale in one.
     pub factor: Factor<'a>,
     /// The tensor's learning rate in this step.
     pub rate: f64,
     /// Number of the update, from 1: `t` of the formulas.
     pub step: u64,
-    /// What [`UpdateRule::state`] asked for, in that order.
+    /// The state tensors of [`UpdateRule::state`], in that order.
     pub state: &'a mut [State],
 }
 
-/// Gradients as a run keeps them: of all values, or of the owned ones end to end.
+/// A run's gradients: of all values, or of the owned ones end to end.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
     /// In float32, as the backward pass sums them.
@@ -63,7 +63,7 @@ impl<'a, F: Into<Floats<'a>>> From<F> for Gradients<'a> {
 
 /// Copies a rule behind `dyn Rule`; every rule that is [`Clone`] has it.
 pub trait CloneRule {
-    /// A rule of its own, with the same numbers.
+    /// A copy of the rule.
     fn boxed(&self) -> Box<dyn UpdateRule>;
 }
 
@@ -75,7 +75,7 @@ impl<T: UpdateRule + Clone + 'static> CloneRule for T {
 
 /// An optimizer's formulas, without the state they act on.
 pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
-    /// The rule of a configuration before the first step; reads the arguments of `train.optim_args`.
+    /// Reads the rule from a configuration, with the arguments of `train.optim_args`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a value that an argument cannot have.
@@ -86,13 +86,13 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// The state kept for a tensor, zero before the first step unless [`UpdateRule::start`] says otherwise.
     fn state(&self, slot: &Slot) -> Vec<StateSpec>;
 
-    /// How many values must stay together where ranks share a tensor, counted from its start: 1 where each is updated
-    /// by itself, all of them where an update looks at the whole tensor.
+    /// How many values, counted from a tensor's start, must stay on one rank if ranks share the tensor: 1 if each is
+    /// updated independently, all of them if an update needs the whole tensor.
     fn grain(&self, _slot: &Slot) -> usize {
         1
     }
 
-    /// Bytes of working memory that [`UpdateRule::update`] takes for a tensor and gives back.
+    /// Bytes of temporary memory that [`UpdateRule::update`] allocates for a tensor.
     fn scratch(&self, _slot: &Slot) -> u64 {
         0
     }
@@ -100,7 +100,7 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// Fills fresh state from the tensor's first values.
     fn start(&self, _values: Floats<'_>, _state: &mut [State]) {}
 
-    /// Whether its updates are a GPU's kernels, which take a factor that the host does not know.
+    /// Whether its updates are GPU kernels, which accept a factor that only the GPU knows.
     fn takes_found_factor(&self) -> bool {
         false
     }
@@ -111,12 +111,12 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
     /// Updates one tensor, or a part of one that [`UpdateRule::grain`] allows.
     fn update(&self, update: TensorUpdate<'_>);
 
-    /// State of the run as a whole, which checkpoints save beside the tensors' state.
+    /// State of the whole run, which checkpoints save in addition to the tensors' state.
     fn scalars(&self) -> Vec<f64> {
         Vec::new()
     }
 
-    /// Restores what [`UpdateRule::scalars`] gave; the caller passes as many numbers.
+    /// Restores the numbers of [`UpdateRule::scalars`]; the caller passes the same count.
     fn set_scalars(&mut self, _scalars: &[f64]) {}
 
     /// Whether the weights to evaluate, save and publish differ from those that are trained: see [`UpdateRule::publish`].
@@ -124,7 +124,7 @@ pub trait UpdateRule: CloneRule + std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Replaces trained weights by those to publish, where [`UpdateRule::averages`].
+    /// Replaces trained weights by those to publish, if [`UpdateRule::averages`].
     fn publish(&self, _values: FloatsMut<'_>, _state: &[State]) {}
 }
 
@@ -134,7 +134,7 @@ struct Part {
     slot: usize,
     /// The part, in the tensor's flat values.
     range: Range<usize>,
-    /// Where the part begins in a whole buffer, and in a packed one.
+    /// The offsets of the part in a whole buffer and in a packed one.
     whole: usize,
     packed: usize,
     state: Vec<State>,
@@ -142,11 +142,11 @@ struct Part {
 
 /// A rule with the state of a run, or with the share of it that one rank owns.
 ///
-/// Buffers of values and of gradients are either whole, every tensor end to end, or packed, the owned ranges end to
-/// end; their length tells.
+/// Buffers of values and of gradients are either whole (every tensor end to end) or packed (the owned ranges end to
+/// end). Their length tells which.
 #[derive(Debug)]
 pub struct Optimizer {
-    /// How many updates were made.
+    /// The number of updates so far.
     pub step: u64,
     /// The loss scale of float16 training.
     pub scaler: Option<LossScaler>,
@@ -164,33 +164,33 @@ pub struct StateTensor {
     pub name: String,
     /// The index of the tensor's slot.
     pub slot: usize,
-    /// The index in what [`UpdateRule::state`] gives for the slot.
+    /// The index in the result of [`UpdateRule::state`] for the slot.
     pub place: usize,
-    /// Shape and storage of the whole tensor, whatever part of it is owned here.
+    /// Shape and storage of the whole tensor, even if only a part is owned here.
     pub spec: StateSpec,
 }
 
 impl Part {
-    /// Whether its state is in the host's memory and its values are not.
+    /// Whether its state is offloaded to the host's memory.
     fn is_offloaded(&self) -> bool {
         self.state.iter().any(|state| state.offloaded().is_some())
     }
 
-    /// Where it lies in a buffer of all values, or of the owned ones.
+    /// Its range in a buffer of all values, or of the owned ones.
     const fn place(&self, packed: bool) -> Range<usize> {
         let start = if packed { self.packed } else { self.whole };
         start..start + (self.range.end - self.range.start)
     }
 }
 
-/// What is left of a buffer that is taken apart from its start on.
+/// The rest of a buffer that is split from its start on.
 struct Remaining<'a> {
     values: FloatsMut<'a>,
     at: usize,
 }
 
 impl<'a> Remaining<'a> {
-    /// Takes the range out; what lies before it is passed over.
+    /// Splits off the range, and skips what lies before it.
     fn take(&mut self, range: Range<usize>) -> FloatsMut<'a> {
         let (_, rest) = std::mem::take(&mut self.values).split_at(range.start - self.at);
         let (taken, later) = rest.split_at(range.len());
@@ -208,8 +208,8 @@ impl Optimizer {
     }
 
     /// Fresh state for one rank's share: the flat ranges `owned` of tensors that lie end to end. The ranges rise, and
-    /// are cut only where [`legal_cuts`] allows. `values` is a whole buffer or a packed one. `offload`: where that is on a GPU, the
-    /// state is in the host's memory.
+    /// are cut only where [`legal_cuts`] allows. `values` is a whole buffer or a packed one. With `offload`, the state
+    /// of values on a GPU is in the host's memory.
     ///
     /// # Panics
     /// If `values` is neither.
@@ -298,12 +298,12 @@ impl Optimizer {
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
     }
 
-    /// Whether its updates take a factor that is found on a GPU while the host goes on ([`Factor::Found`]).
+    /// Whether its updates accept a factor that the GPU computes while the host continues ([`Factor::Found`]).
     pub fn takes_found_factor(&self) -> bool {
         self.rule.takes_found_factor()
     }
 
-    /// Takes back the count of an update that changed nothing: its factor was found to be NaN.
+    /// Decrements the count of updates after one that changed nothing, because its factor was NaN.
     pub const fn uncount(&mut self) {
         self.step -= 1;
     }
@@ -343,7 +343,7 @@ impl Optimizer {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.count() > 0).flat_map(of_slot).collect()
     }
 
-    /// The trained tensors, and where each lies in a whole buffer.
+    /// The trained tensors, with the range of each in a whole buffer.
     pub fn slots(&self) -> impl Iterator<Item = (&Slot, Range<usize>)> {
         self.slots.iter().scan(0, |end, slot| {
             let start = *end;
@@ -352,7 +352,7 @@ impl Optimizer {
         })
     }
 
-    /// The owned parts of a state tensor: where each lies in the tensor's flat numbers, and the numbers.
+    /// The owned parts of a state tensor: the range of each in the tensor's flat numbers, and the numbers.
     pub fn owned(&self, tensor: &StateTensor) -> impl Iterator<Item = (Range<usize>, &State)> {
         let slot = &self.slots[tensor.slot];
         let parts = self.parts.iter().filter(|part| part.slot == tensor.slot);
@@ -391,7 +391,7 @@ impl Optimizer {
         self.rule.scalars().into_iter().chain(scaler).collect()
     }
 
-    /// Restores what [`Optimizer::scalars`] gave. Returns false, and changes nothing, where the count differs.
+    /// Restores the numbers of [`Optimizer::scalars`]. Returns false, and changes nothing, if the count differs.
     pub fn set_scalars(&mut self, scalars: &[f64]) -> bool {
         let own = self.rule.scalars().len();
         let fits = scalars.len() == self.scalars().len();

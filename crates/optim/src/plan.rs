@@ -1,4 +1,4 @@
-//! What an optimizer of a run needs, decided once from the configuration.
+//! The settings of a run's optimizer, decided once from the configuration.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tunesmith_config::TrainConfig;
 
 use super::{UpdateRule, loss_scale, rates, rule};
 
-/// The optimizer of a run: plain decisions, with nothing left to a default.
+/// A run's optimizer: plain decisions, without optional settings.
 #[derive(Debug, Clone)]
 pub struct OptimizerPlan {
     /// The update rule before its first step; [`UpdateRule::boxed`](super::optimizer::CloneRule::boxed) gives a run its own.
@@ -18,7 +18,7 @@ pub struct OptimizerPlan {
     pub loss_scale: Option<loss_scale::LossScaleSettings>,
     /// The decay of the moving average of the trained values, if one is kept.
     pub ema_decay: Option<f64>,
-    /// Whether the state of a GPU's optimizer is in the host's memory.
+    /// Whether optimizer state is offloaded from a GPU to the host's memory.
     pub offload: bool,
     /// The global gradient norm above which gradients are clipped; 0 turns clipping off.
     pub max_grad_norm: f64,

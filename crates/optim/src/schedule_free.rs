@@ -20,8 +20,8 @@ use tunesmith_config::arguments::Reader;
 use tunesmith_device::{Floats, FloatsMut};
 use tunesmith_ops::par::TASK;
 
-/// The rule. It keeps `z` and `exp_avg_sq` (`v`) a value, and for the run the highest rate and the sum of weights so
-/// far.
+/// The rule. It keeps `z` and `exp_avg_sq` (`v`) for each value, and for the run the highest rate and the sum of
+/// weights so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduleFreeAdamW {
     /// `AdamW`'s constants; `beta1`, above 0, says how far `y` lies from `z` towards the average.

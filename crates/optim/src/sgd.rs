@@ -16,14 +16,13 @@ use tunesmith_ops::sgd;
 /// The rule. It keeps `momentum_buffer`, or nothing where `momentum` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// Share of the last step's direction that is kept, in 0..1.
+    /// Decay of the momentum, in 0..1.
     pub momentum: f64,
-    /// Share of the new gradient that the momentum leaves out after the first step, in 0..=1.
+    /// Dampening of the momentum after the first step, in 0..=1.
     pub dampening: f64,
-    /// Takes the direction that the momentum will have after the next equal gradient. Needs a momentum and no
-    /// dampening.
+    /// Whether to use Nesterov momentum. Needs a momentum and no dampening.
     pub nesterov: bool,
-    /// What weights are multiplied by before they are added to the gradient.
+    /// Weight decay: the factor of weights that are added to the gradient.
     pub weight_decay: f64,
 }
 

@@ -1,4 +1,4 @@
-//! The tensors that an optimizer updates ([`Slot`]), and the state that it keeps beside each ([`State`]).
+//! The tensors that an optimizer updates ([`Slot`]), and the state of each ([`State`]).
 use std::ops::Range;
 use tunesmith_device::{Array, Device, Fetching, FloatBuffer, FloatsMut, Storing};
 
@@ -16,13 +16,13 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// How many values it has.
+    /// The number of its values.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// How a state tensor's numbers are stored.
+/// The storage of a state tensor's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDtype {
     /// IEEE float32: 4 bytes a number.
@@ -31,7 +31,7 @@ pub enum StateDtype {
     U8,
 }
 
-/// A state tensor that a rule asks for.
+/// A state tensor that a rule needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateSpec {
     /// The suffix of its name in a checkpoint, such as `exp_avg`.
@@ -40,28 +40,28 @@ pub struct StateSpec {
     pub shape: Vec<usize>,
     /// How its numbers are stored.
     pub dtype: StateDtype,
-    /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used where
+    /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used if
     /// [`UpdateRule::grain`](super::UpdateRule::grain) keeps the tensor whole.
     pub each: usize,
 }
 
 impl StateSpec {
-    /// A float for each value of the tensor.
+    /// One float per value of the tensor.
     pub fn like(name: &'static str, slot: &Slot) -> Self {
         Self::floats(name, slot.shape.clone())
     }
 
-    /// Floats of a shape of their own.
+    /// Floats of another shape.
     pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
         Self { name, shape, dtype: StateDtype::F32, each: 1 }
     }
 
-    /// How many numbers it has.
+    /// The number of its elements.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The bytes that it takes in memory and in a checkpoint.
+    /// Its bytes, in memory and in a checkpoint.
     pub fn bytes(&self) -> u64 {
         let count = self.count() as u64;
         match self.dtype {
@@ -70,7 +70,7 @@ impl StateSpec {
         }
     }
 
-    /// Which of its numbers belong to the values `range` of `slot`.
+    /// The range of its numbers that belong to the values `range` of `slot`.
     pub fn range(&self, slot: &Slot, range: &Range<usize>) -> Range<usize> {
         if range.len() == slot.count() {
             return 0..self.count();
@@ -87,7 +87,7 @@ pub(super) enum FetchingState {
 }
 
 impl FetchingState {
-    /// The state, for what computes from here on.
+    /// The state, for computations from here on.
     pub(super) fn state(self) -> State {
         match self {
             Self::F32(values) => State::F32(values.array()),
@@ -132,7 +132,7 @@ impl State {
         }
     }
 
-    /// Begins to copy a part of offloaded state to its GPU.
+    /// Starts to copy a part of offloaded state to its GPU.
     pub(super) fn fetch(&self, range: Range<usize>) -> FetchingState {
         match self {
             Self::F32(values) => FetchingState::F32(values.fetch(range)),
@@ -140,7 +140,7 @@ impl State {
         }
     }
 
-    /// Begins to copy a part back, whose place begins at `start`.
+    /// Starts to copy a part back, to the position `start`.
     pub(super) fn store(&mut self, start: usize, part: Self) -> StoringState {
         match (self, part) {
             (Self::F32(values), Self::F32(part)) => StoringState::F32(values.store(start, part)),
@@ -158,7 +158,7 @@ impl State {
         .state()
     }
 
-    /// Its floats; none where it holds bytes.
+    /// Its floats; none if it holds bytes.
     pub fn floats(&mut self) -> FloatsMut<'_> {
         match self {
             Self::F32(values) => values.view_mut(),

@@ -1,5 +1,5 @@
-//! Data parallelism: what each rank keeps of the optimizer's state, of gradients and of trained values, and how a step
-//! brings them together.
+//! Data parallelism: which part of the optimizer state, gradients and trained values each rank keeps, and how a step
+//! combines them.
 //!
 //! ```text
 //!               optimizer state   gradients                              values
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! A [`Partition`] says which rank owns which values. It is the same under every strategy, and so is the norm of the
-//! gradient. The gradients of a segment are final when backward has left it. A thread then sums them over ranks while
-//! backward goes on below. Until the pass ends only this thread uses the collectives, segment by segment from the last to
-//! the first, so that all ranks call them in the same order.
+//! gradient. The gradients of a segment are final when the backward pass has left it. A thread then sums them over
+//! ranks while the backward pass continues below. Until the pass ends, only this thread uses the collectives, segment
+//! by segment from the last to the first, so that all ranks call them in the same order.
 use std::ops::Range;
 use std::sync::mpsc::{channel, sync_channel};
 
@@ -32,12 +32,12 @@ use tunesmith_ops::factor::Factor;
 use tunesmith_ops::squares::{self, Limits, Verdict};
 use tunesmith_optim::{Gradients, Optimizer};
 
-/// One rank's side of a run: what it keeps, and how it works with the other ranks.
+/// One rank's part of a run: what it keeps, and how it works with the other ranks.
 #[derive(Debug)]
 pub struct Sharing {
     /// Which rank owns which trained values.
     pub partition: Partition,
-    /// Records when the next step does what, if set.
+    /// Records the timeline of the next step, if set.
     pub timeline: Option<Timeline>,
     /// The number of the next step, if the trained values are to be compared with those of the other ranks in it.
     pub compares: Option<u64>,
@@ -56,11 +56,11 @@ pub struct Walked {
     pub failed: Option<(usize, Error)>,
 }
 
-/// Forward and backward of one micro-batch: adds its gradients, and its loss to the model's totals.
+/// Forward and backward pass of one micro-batch. Adds its gradients, and adds its loss to the model's totals.
 type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<()> + 'a;
 
 impl Sharing {
-    /// Plain DDP: every rank keeps everything.
+    /// Plain DDP, in which every rank keeps everything.
     pub fn copies(params: &Params, optimizer: &Optimizer, world: World) -> Self {
         let partition = partition(params, world.size, optimizer.legal_cuts());
         Self::new(&ParallelPlan::ddp(world.size), partition, world.rank)
@@ -266,8 +266,9 @@ impl Sharing {
         Ok(all[0].sqrt())
     }
 
-    /// The norm, and the factor of the update by it, found on a GPU while the host goes on; `most` and `scale` as in [`Limits`]. None
-    /// where several ranks have parts of the norm, or the update takes no such factor.
+    /// The norm, and the update's factor that follows from it, computed on a GPU while the host continues. `most` and
+    /// `scale` are those of [`Limits`]. None if several ranks have parts of the norm, or if the update accepts no such
+    /// factor.
     pub fn verdict(&self, model: &Model, optimizer: &Optimizer, most: f64, scale: f64) -> Option<Verdict> {
         let totals = model.totals.on_gpu()?;
         if self.partition.ranks() > 1 || self.packs() || !optimizer.takes_found_factor() {
@@ -280,8 +281,8 @@ impl Sharing {
         Some(squares::verdict(gradients, Limits { totals, other: model.totals.on_host(), most, scale }))
     }
 
-    /// Compares the trained values with those of the other ranks, if [`Sharing::compares`] is set. Called before the update,
-    /// which copies the owner's values to all ranks, be they right or wrong.
+    /// Compares the trained values with those of the other ranks, if [`Sharing::compares`] is set. Must be called
+    /// before the update, which copies the owner's values to all ranks, right or wrong.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ; [`tunesmith_base::Kind::Peer`].

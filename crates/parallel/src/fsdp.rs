@@ -21,7 +21,7 @@ use tunesmith_optim::optimizer::legal_cuts;
 /// ranks use other collectives.
 #[derive(Debug, Clone)]
 pub struct Gatherer {
-    /// All ranks, which make passes together: they agree on the next pass here.
+    /// The group of all ranks, in which they agree on the next pass.
     all: Arc<CommThread>,
     /// The ranks among which frozen weights are sharded: all, or those of this machine.
     group: Arc<CommThread>,
@@ -62,8 +62,8 @@ fn fill(comm: &dyn Collectives, numbers: &mut Flat) -> Result<()> {
     Ok(())
 }
 
-/// Completes `numbers`, of which this rank's part is there from `ready` on. Where the engine takes them from a GPU, they are
-/// complete from [`Flat::arrived`] on, and the GPU computes meanwhile.
+/// Completes `numbers`, of which this rank's part is ready from the mark `ready` on. If the engine works on GPU memory,
+/// they are complete from [`Flat::arrived`] on, and the GPU computes meanwhile.
 fn complete(comm: &dyn Collectives, mut numbers: Flat, ready: &Mark) -> Result<Flat> {
     let device = numbers.floats.device();
     let filled = match comm.on_device() {

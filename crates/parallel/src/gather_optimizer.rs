@@ -1,5 +1,5 @@
-//! Gathers sharded optimizer state for a checkpoint, tensor by tensor and at most a bucket at a time. Rank 0 writes it to
-//! the file, the others write to nowhere. The file is the one of a single process, so that any number of ranks can resume
+//! Gathers sharded optimizer state for a checkpoint, tensor by tensor and at most a bucket at a time. Rank 0 writes it
+//! to the file; the others discard it. The file equals that of a single process, so that any number of ranks can resume
 //! from it under any strategy.
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use tunesmith_model::ParamSpec;
 use tunesmith_model::weights::Numbers;
 use tunesmith_optim::{Optimizer, State, StateTensor};
 
-/// The optimizer's state of all ranks, and the trained values where they are asked for.
+/// The optimizer state of all ranks, and the trained values if they are needed.
 pub struct Gathered<'a> {
     /// The tensors of the file in its order: name, shape, and how numbers are stored.
     pub tensors: Vec<(String, Vec<usize>, Numbers<'static>)>,
@@ -23,7 +23,7 @@ pub struct Gathered<'a> {
     optimizer: &'a Optimizer,
     state: Vec<StateTensor>,
     specs: &'a [ParamSpec],
-    /// The trained values that this rank keeps, end to end, where the file holds them too.
+    /// The trained values that this rank keeps, end to end, if the file holds them too.
     trained: Option<Floats<'a>>,
     /// The error of a lost rank, which an [`io::Error`] cannot carry.
     peer_error: RefCell<Option<Error>>,
@@ -158,7 +158,7 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// `written`, with the error of a lost rank in the place of the one that it caused.
+    /// Returns `written`, with the error of a lost rank instead of the error that it caused.
     ///
     /// # Errors
     /// That of the lost rank, or that of `written`.

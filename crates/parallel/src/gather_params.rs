@@ -12,7 +12,7 @@ use tunesmith_device::Floats;
 use tunesmith_model::ParamSpec;
 use tunesmith_optim::Optimizer;
 
-/// Rank 0 sends this in the place of a tensor's index when it needs no more.
+/// Rank 0 sends this instead of a tensor's index when it needs no more.
 const END: u64 = u64::MAX;
 
 /// Sharded values, gathered on demand.

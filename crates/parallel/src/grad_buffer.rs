@@ -1,10 +1,10 @@
-//! The gradients of a step so far, apart from those of the current pass. They are the rank's own part (`zero2`, `zero3`,
-//! `fsdp`), or bfloat16 (`train.grad_dtype`), with two bytes a value and not four.
+//! The gradients of a step so far, apart from those of the current pass. They are the rank's own part (`zero2`,
+//! `zero3`, `fsdp`), or bfloat16 (`train.grad_dtype`), which takes two bytes per value instead of four.
 //!
-//! A pass adds up the gradients of a segment in float32, in a buffer of the segment's size. When backward has left the
-//! segment, they are added to the sums, and rounded if these are bfloat16. So a step rounds a gradient once for each pass.
-//! Ranks sum in float32 too: the buffer of the last pass takes the rank's own sums in first, and only the sum over ranks is
-//! rounded again. The update converts the sums to float32 tensor by tensor.
+//! A pass adds up the gradients of a segment in float32, in a buffer of the segment's size. When the backward pass has
+//! left the segment, they are added to the sums, and rounded if these are bfloat16. So a step rounds a gradient once
+//! for each pass. Ranks sum in float32 too: the buffer of the last pass takes the rank's own sums in first, and only
+//! the sum over ranks is rounded again. The update converts the sums to float32 tensor by tensor.
 use std::ops::Range;
 
 use half::bf16;
@@ -37,7 +37,7 @@ impl GradSums {
         matches!(self, Self::Bf16(_))
     }
 
-    /// Begins a step with `count` sums of zero, of gradients on `device`.
+    /// Starts a step with `count` sums of zero, for gradients on `device`.
     pub fn begin(&mut self, device: Device, count: usize) {
         match self {
             Self::F32(sums) => sums.reset(device, count),
@@ -93,8 +93,8 @@ impl GradSums {
     }
 }
 
-/// A buffer of `length` zeros for a segment, on the device of `spare` and in its memory if that has the same length. Otherwise
-/// `spare` is freed first: that of the embedding is larger than that of any block.
+/// A buffer of `length` zeros for a segment, on the device of `spare` and in its memory if that has the same length.
+/// Otherwise `spare` is freed first, because the embedding's buffer is larger than that of any block.
 pub fn zeros(spare: FloatBuffer, length: usize) -> FloatBuffer {
     let mut buffer = spare;
     buffer.reset(buffer.device(), length);

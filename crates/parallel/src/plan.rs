@@ -3,7 +3,7 @@ use tunesmith_comm::Limits;
 use tunesmith_config::{GradDtype, Sharding, Strategy as Chosen, TrainConfig};
 use tunesmith_plan::strategies::Strategy;
 
-/// What each rank keeps, and when gradients are summed. Every rank has the same plan.
+/// The strategy of the ranks: what each keeps, and when gradients are summed. Every rank has the same plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelPlan {
     /// The world size: ranks on all machines.
@@ -11,10 +11,10 @@ pub struct ParallelPlan {
     /// The strategy that runs: [`Strategy::Single`] with one rank, [`Strategy::Zero2`] for `hybrid_shard`, and
     /// [`Strategy::Ddp`] for `auto` with several ranks and for `no_shard`.
     pub strategy: Strategy,
-    /// Where weights are sharded: among which ranks, and whether they stay gathered between forward and backward. Never
+    /// If weights are sharded: among which ranks, and whether they stay gathered between forward and backward. Never
     /// [`Sharding::NoShard`].
     pub weights: Option<Sharding>,
-    /// Gradients are summed over ranks after every pass, and not once a step.
+    /// Whether gradients are summed over ranks after every pass instead of once per step.
     pub reduce_every_pass: bool,
     /// How gradients are kept between the passes of a step and its update.
     pub grad_dtype: GradDtype,
@@ -52,7 +52,7 @@ impl ParallelPlan {
         }
     }
 
-    /// Every rank keeps everything, and gradients are summed once a step, in float32.
+    /// Every rank keeps everything, and gradients are summed once per step, in float32.
     pub fn ddp(ranks: usize) -> Self {
         Self {
             ranks,

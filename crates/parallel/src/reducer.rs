@@ -1,4 +1,4 @@
-//! The thread that sums the gradients of a pass over ranks while backward goes on.
+//! The thread that sums the gradients of a pass over ranks during the backward pass.
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use tunesmith_plan::human_bytes;
 
 /// A message to the [`Reducer`].
 pub(super) enum Message<'g> {
-    /// The gradients from this place of the flat buffer on are final, when the mark is reached.
+    /// The gradients from this offset of the flat buffer on are final when the mark is reached.
     Gradients(usize, Buffer<'g>, Mark),
     /// The pass is over: segments without gradients count as zero.
     End(Mark),
 }
 
-/// A buffer of a segment that the reducer has done with, when the mark is reached. It is memory of the ops, whose queue waits for the
-/// mark before the buffer is used again or given back.
+/// A segment's buffer that the reducer no longer needs once the mark is reached. It is memory of the ops' queue, which
+/// waits for the mark before the buffer is reused or freed.
 pub(super) struct Spare {
     buffer: Option<FloatBuffer>,
     free: Mark,
 }
 
 impl Spare {
-    /// The buffer, for what this thread's queue is asked for from now on.
+    /// The buffer, for later work of this thread's queue.
     fn take(mut self) -> FloatBuffer {
         self.free.wait();
         self.buffer.take().unwrap_or_default()
@@ -46,13 +46,13 @@ impl Drop for Spare {
     }
 }
 
-/// What the reducer leaves.
+/// The result of the reducer.
 pub(super) struct Reduced {
     /// Those of the collectives.
     pub(super) done: Result<()>,
-    /// From here on the sums are there.
+    /// The mark from which on the sums are complete.
     pub(super) there: Mark,
-    /// Buffers that nobody needs, to be given back after that.
+    /// Unneeded buffers, to be freed after that.
     pub(super) left: Vec<FloatBuffer>,
 }
 
@@ -61,21 +61,22 @@ pub(super) fn send<'g>(sender: &SyncSender<Message<'g>>, message: Message<'g>) -
     sender.send(message).map_err(|_| Error::peer("the ranks' gradients are no longer summed"))
 }
 
-/// Sends the gradients of a pass to the [`Reducer`], as backward completes them.
+/// Sends the gradients of a pass to the [`Reducer`] as the backward pass completes them.
 pub(super) struct GradientSender<'g> {
     pub(super) sender: SyncSender<Message<'g>>,
-    /// Buffers of segments that the reducer has done with.
+    /// Segment buffers that the reducer no longer needs.
     pub(super) spare: Receiver<Spare>,
-    /// Segments have two buffers in turn: their sums are asked for at once, and made beside what is computed.
+    /// Whether segments alternate between two buffers, because their sums are enqueued at once and overlap the
+    /// computation.
     pub(super) in_turn: bool,
     /// How many buffers the reducer has.
     pub(super) sent: usize,
-    /// Where gradients are.
+    /// The device of the gradients.
     pub(super) device: Device,
     pub(super) clock: Option<Clock<'g>>,
 }
 
-/// Writes into the timeline when backward has left a segment.
+/// Records in the timeline when the backward pass has left a segment.
 pub(super) struct Clock<'g> {
     pub(super) timeline: &'g Timeline,
     pub(super) partition: &'g Partition,
@@ -112,7 +113,7 @@ impl<'g> Collector<'g> for GradientSender<'g> {
     }
 }
 
-/// Whether the engine takes numbers from that device.
+/// Whether the engine works on that device's memory.
 pub(super) fn takes(engine: &dyn OnDevice, device: Device) -> bool {
     device == Device::Cuda(engine.queue().ordinal())
 }
@@ -123,16 +124,16 @@ pub(super) struct Reducer<'r, 'g> {
     pub(super) comm: &'r dyn Collectives,
     pub(super) partition: &'r Partition,
     pub(super) rank: usize,
-    /// Every rank needs all sums: an all-reduce, and not a reduce-scatter.
+    /// Whether every rank needs all sums: an all-reduce instead of a reduce-scatter.
     pub(super) gathers: bool,
-    /// Where each segment has a buffer of its own: the sums that it is added to.
+    /// If each segment has its own buffer: the sums to which it is added.
     pub(super) sums: Option<&'r mut GradSums>,
-    /// `sums` holds this rank's part of each segment alone, end to end.
+    /// Whether `sums` holds only this rank's part of each segment, end to end.
     pub(super) packs: bool,
-    /// `sums` holds the earlier passes of this rank, which are summed over ranks together with this one.
+    /// Whether `sums` holds this rank's earlier passes, which are summed over ranks together with this one.
     pub(super) continues: bool,
     pub(super) exchange: &'r mut PartitionedCollectives,
-    /// Where gradients are.
+    /// The device of the gradients.
     pub(super) device: Device,
     pub(super) timeline: Option<&'r Timeline>,
     /// The segments from here on are summed, or are in `group`.
@@ -148,8 +149,8 @@ pub(super) struct Reducer<'r, 'g> {
 }
 
 impl<'g> Reducer<'_, 'g> {
-    /// Sums until [`Message::End`]. Where the senders are gone without it, what is left is not summed. Where the engine takes
-    /// numbers from the GPU, all of it is on the engine's queue, beside what the pass computes.
+    /// Sums until [`Message::End`]. If the senders end without it, the rest is not summed. If the engine works on GPU
+    /// memory, all work is on the engine's queue, in parallel to the pass.
     pub(super) fn run(mut self, receiver: &Receiver<Message<'g>>) -> Reduced {
         let device = self.device;
         let done = match self.comm.on_device() {
@@ -231,7 +232,7 @@ impl<'g> Reducer<'_, 'g> {
         if self.next == 0 { self.sum_group() } else { Ok(()) }
     }
 
-    /// Zeros for a segment without gradients: memory of the ops, as those that the pass sends.
+    /// Zeros for a segment without gradients, in memory of the ops' queue, like the buffers of the pass.
     fn no_gradients(&self, length: usize) -> FloatBuffer {
         let (zeros, there) = Queue::leave(|| (FloatBuffer::zeros(self.device, length), Mark::here(self.device)));
         there.wait();

@@ -2,7 +2,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What two threads did in a step: passes and update on one, collectives on the other.
+/// The work of two threads in a step: passes and update on one, collectives on the other.
 #[derive(Debug)]
 pub struct Timeline {
     began: Instant,

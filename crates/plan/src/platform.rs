@@ -115,9 +115,9 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     let name = host.cards.first().map_or("no GPU", |card| &card.name);
     let device_why = match (gpu, host.cards.len()) {
         (true, count) => format!("{count} x {name}"),
-        (false, 0) if host.system == System::MacOs => "CUDA is not there on macOS".to_owned(),
-        (false, 0) => "there is no GPU of NVIDIA's".to_owned(),
-        (false, count) => format!("{count} x {name}, which are not computed on"),
+        (false, 0) if host.system == System::MacOs => "macOS has no CUDA".to_owned(),
+        (false, 0) => "there is no NVIDIA GPU".to_owned(),
+        (false, count) => format!("{count} x {name}, which are not used"),
     };
     let choice = |what, value: &str, key, why: String| Choice { what, value: value.to_owned(), key, why };
     let (backend, backend_why) = match (ranks, in_process, gpu) {

@@ -1,4 +1,5 @@
-//! What a run tells: metrics, TensorBoard, the report, progress, the resolved configuration, and what the machine has.
+//! What a run reports: metrics, TensorBoard, the HTML report, progress, the resolved configuration, and the machine's
+//! properties.
 #![warn(missing_docs)]
 
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What the run's machine is and how much memory the process uses, from `/proc`.
+//! The run's machine and the memory of the process, from `/proc`.
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,9 +9,9 @@ use tunesmith_base::memory::{self, limits};
 use tunesmith_device::Device;
 use tunesmith_plan::platform;
 
-/// Peak memory, the one figure of it that is shown: the most bytes that were held at once so far where a model is. On a GPU
-/// they are this process's arrays and activations. On the CPU they are what was resident of the process, as the system counts it
-/// (`VmHWM`); where the system does not tell, the most that the allocator had handed out.
+/// Peak memory, the only such figure that is shown: the most bytes held at once on the model's device so far. On a GPU
+/// it counts this process's arrays and activations. On the CPU it is the peak resident memory of the process (`VmHWM`)
+/// or, if the system does not report that, the allocator's peak.
 pub fn peak_bytes(device: Device) -> u64 {
     match device {
         Device::Cuda(_) => tunesmith_device::memory::peak(device),
@@ -24,32 +24,32 @@ fn status_kib(key: &str) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
+/// Bytes that an unprivileged process may still write below `path`; none if the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
     disk::free_space(path).ok().map(|free| free.bytes)
 }
 
-/// The memory that this process may use: the machine's, or what its control group allows of it.
+/// The memory that this process may use: the machine's, or the limit of its control group.
 pub fn usable_memory() -> u64 {
     let limit = limits::group().map_or(u64::MAX, |group| group.limit);
     limits::total().unwrap_or(0).min(limit)
 }
 
-/// What the report says about the machine.
+/// The machine's properties for the report.
 #[derive(Debug, Clone, Serialize)]
 pub struct MachineInfo {
     /// The processor's model name, from `/proc/cpuinfo`.
     pub processor: String,
     /// Logical processors that this process may use.
     pub threads: usize,
-    /// Bytes of memory that the machine has.
+    /// Total memory of the machine in bytes.
     pub memory: u64,
     /// Operating system and architecture, such as `linux x86_64`.
     pub system: String,
 }
 
 impl MachineInfo {
-    /// Reads what `/proc` says about this machine.
+    /// Reads this machine's properties from `/proc`.
     pub fn detect() -> Self {
         let field = |file: &str, key: &str| {
             let text = system(file).unwrap_or_default();
@@ -67,7 +67,7 @@ impl MachineInfo {
     }
 }
 
-/// What this machine has, as [`platform`] asks for it. Only where there is a driver is it asked for its GPUs.
+/// This machine's properties for [`platform`]. GPUs are only queried if there is a driver.
 pub fn host() -> platform::Host {
     let driver = Path::new("/proc/driver/nvidia/gpus").exists();
     let found = if driver { Nvidia::ask(Path::new("nvidia-smi")).unwrap_or_default() } else { Nvidia::default() };

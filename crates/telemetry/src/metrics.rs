@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one JSON object a line, one line an optimizer step, and a line an evaluation. For scripts and for
-//! the report; a resumed run cuts the file back to its checkpoint, so that no step stands in it twice.
+//! `metrics.jsonl`: a JSON object on each line, for each optimizer step and each evaluation. Scripts and the report
+//! read it. A resumed run cuts the file back to its checkpoint, so that no step appears twice.
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,18 +14,18 @@ use tunesmith_base::files::{self, atomic};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepLine {
-    /// Optimizer steps done, this one included.
+    /// Optimizer steps done, including this one.
     pub step: u64,
     /// Epochs done, as a fraction.
     pub epoch: f64,
-    /// Mean loss over the step's label tokens; null where it was not finite.
+    /// Mean loss over the step's label tokens; null if it was not finite.
     pub loss: Option<f64>,
-    /// Of a classification the share of the step's rows whose label was found, before the update.
+    /// For classification: the share of the step's rows that were predicted correctly before the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// The rate that the step used.
     pub learning_rate: f64,
-    /// Gradient norm before clipping; null where it was not finite.
+    /// Gradient norm before clipping; null if it was not finite.
     pub grad_norm: Option<f64>,
     /// Tokens of the step that carry a loss.
     pub label_tokens: u64,
@@ -48,18 +48,18 @@ pub struct EvalLine {
     pub step: u64,
     /// Epochs done, as a fraction.
     pub epoch: f64,
-    /// Mean loss over the label tokens of the validation split; null where it was not finite.
+    /// Mean loss over the label tokens of the validation split; null if it was not finite.
     pub eval_loss: Option<f64>,
-    /// How many label tokens the validation split has.
+    /// Label tokens of the validation split.
     pub eval_label_tokens: u64,
-    /// How many rows the validation split has.
+    /// Rows of the validation split.
     pub eval_rows: u64,
     /// Wall time of the evaluation in seconds.
     pub eval_seconds: f64,
-    /// Scores by name: of the answers, with `train.predict_with_generate`, or those of another task than `causal_lm`.
+    /// Scores by name: of generations, with `train.predict_with_generate`, or of a task other than `causal_lm`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub eval_scores: BTreeMap<String, f64>,
-    /// Of a classification the rows by label and by the label that was found: `[label][found]`.
+    /// For classification: rows by label and predicted label, `[label][found]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub eval_confusion: Vec<Vec<u64>>,
 }
@@ -74,12 +74,12 @@ pub enum MetricsLine {
     Eval(EvalLine),
 }
 
-/// `value`, or nothing where it is NaN or infinite: JSON has no word for those.
+/// `value`, or none if it is NaN or infinite, which JSON cannot express.
 pub fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Appends lines to the file; each is in the file when [`MetricsWriter::write`] returns.
+/// Appends lines to the file. A line is in the file when [`MetricsWriter::write`] returns.
 #[derive(Debug)]
 pub struct MetricsWriter {
     file: File,
@@ -87,7 +87,7 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// An empty file, in place of what was there.
+    /// Creates an empty file, which replaces an existing one.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -97,8 +97,8 @@ impl MetricsWriter {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Goes on with the file of an interrupted run: keeps the steps up to `step` and the evaluations up to that after
-    /// step `evaluated`, drops later lines and half a line. A missing file starts empty.
+    /// Continues the file of an interrupted run. Keeps the steps up to `step` and the evaluations up to that after step
+    /// `evaluated`, and drops later and incomplete lines. A missing file starts empty.
     ///
     /// # Errors
     /// The file cannot be read or rewritten.
@@ -118,7 +118,7 @@ impl MetricsWriter {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Whether the file is still at its place: it may have been removed or replaced.
+    /// Whether the file is still in place, neither removed nor replaced.
     pub fn is_in_place(&self) -> bool {
         files::is_at(&self.file, &self.path)
     }
@@ -137,7 +137,7 @@ impl MetricsWriter {
         written.map_err(|source| Error::io("append to", &self.path, &source))
     }
 
-    /// Makes the lines survive a loss of power. A checkpoint that is durable then never has fewer lines than steps.
+    /// Makes the lines survive a loss of power. So a durable checkpoint never has fewer lines than steps.
     ///
     /// # Errors
     /// The disk.
@@ -151,8 +151,8 @@ fn encode(line: &MetricsLine) -> String {
     json + "\n"
 }
 
-/// Whether a file with this text is one of a run. Of a run that was killed or lost power in its first line that line may be
-/// cut off, or hold zeros in place of bytes that never reached the disk.
+/// Whether a file with this text was written by a run. If the run was killed or lost power in its first line, that line
+/// may be incomplete, or have zeros instead of bytes that never reached the disk.
 pub fn begins_as_written(text: &str) -> bool {
     const BEGINNING: &str = "{\"step\":";
     match text.split_once('\n') {
@@ -165,7 +165,7 @@ pub fn begins_as_written(text: &str) -> bool {
     }
 }
 
-/// The lines of the file; those that do not parse (half a line after a crash) are left out. No file: no lines.
+/// The lines of the file, without those that do not parse (incomplete after a crash). A missing file has no lines.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -173,7 +173,7 @@ pub fn read(path: &Path) -> Result<Vec<MetricsLine>> {
     Ok(lines(path)?.into_iter().map(|(line, _)| line).collect())
 }
 
-/// The same, with their texts.
+/// As above, with their texts.
 fn lines(path: &Path) -> Result<Vec<(MetricsLine, Vec<u8>)>> {
     let file = match files::open_own(path) {
         Ok(file) => file,

@@ -17,7 +17,7 @@ pub fn by_kind(params: &Params) -> BTreeMap<String, Vec<f64>> {
     norms
 }
 
-/// The part of a tensor's name that says what it is: that before `.weight` or `.bias`.
+/// The part of a tensor's name that tells its kind: the one before `.weight` or `.bias`.
 fn tag(name: &str) -> String {
     let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
     let kind = module.rsplit('.').next().unwrap_or(module);

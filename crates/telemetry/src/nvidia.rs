@@ -1,23 +1,23 @@
-//! NVIDIA's GPUs as the driver's own `nvidia-smi` tells of them: it comes with every driver and its CSV queries have kept
-//! their names for ten years, so nothing has to be linked or loaded. No program: no driver.
+//! NVIDIA's GPUs, as the driver's `nvidia-smi` reports them. It comes with every driver, and its CSV queries have kept
+//! their names for ten years, so nothing has to be linked or loaded. If it is missing, there is no driver.
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 use tunesmith_base::error::{Error, Result};
 
-/// One GPU. What the driver does not tell is none.
+/// One GPU. Values that the driver does not report are none.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Gpu {
-    /// The number by which `nvidia-smi` calls it.
+    /// Its number in `nvidia-smi`.
     pub index: usize,
     /// Product name, such as `NVIDIA H200`.
     pub name: String,
     /// Bytes of GPU memory in use.
     pub used: Option<u64>,
-    /// Bytes of GPU memory in all.
+    /// Total bytes of GPU memory.
     pub total: Option<u64>,
-    /// The share of the last moments in which it computed, in percent.
+    /// Its recent utilization in percent.
     pub utilization: Option<u32>,
     /// The compute capability, such as `9.0`.
     pub compute_capability: Option<String>,
@@ -32,20 +32,20 @@ pub struct Process {
     pub pid: u32,
     /// The path of the program.
     pub name: String,
-    /// Bytes that it holds there.
+    /// Bytes that it holds on the device.
     pub bytes: Option<u64>,
 }
 
-/// All GPUs and what joins them.
+/// All GPUs and their links.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Nvidia {
     /// The version of the NVIDIA driver.
     pub driver: Option<String>,
-    /// The newest CUDA that the driver runs.
+    /// The newest CUDA version that the driver supports.
     pub cuda: Option<String>,
     /// The GPUs, in the order of their numbers.
     pub gpus: Vec<Gpu>,
-    /// The way between two GPUs, such as `NV18` (links of `NVLink`) or `PHB`, `links[i][j]`.
+    /// The connection between two GPUs, such as `NV18` (NVLink) or `PHB`: `links[i][j]`.
     pub links: Vec<Vec<String>>,
 }
 
@@ -54,15 +54,15 @@ const GPU_QUERY: &str =
 const PROCESS_QUERY: &str = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name";
 const FORMAT: &str = "--format=csv,noheader,nounits";
 
-/// What the words of [`Nvidia::links`] mean, as `nvidia-smi topo` explains them.
+/// The meanings of the words in [`Nvidia::links`], from `nvidia-smi topo`.
 pub const LINKS: &str = "NV#: # links of NVLink; PIX, PXB: PCIe switches; PHB: a PCIe host bridge; NODE, SYS: between host \
                          bridges or processors";
 
 impl Nvidia {
-    /// Asks `nvidia-smi`, which lies at `program`.
+    /// Runs `nvidia-smi`, whose path is `program`.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: it fails, with what it said.
+    /// [`tunesmith_base::Kind::Io`]: it fails; the message has its output.
     pub fn ask(program: &Path) -> Result<Self> {
         let run = |args: &[&str]| -> Result<String> {
             let output =
@@ -84,7 +84,7 @@ impl Nvidia {
         Ok(Self::parse(&gpus, &processes, &summary, &links))
     }
 
-    /// From the answers to the queries for GPUs and processes, the summary page and the topology.
+    /// Parses the queries for GPUs and processes, the summary page and the topology.
     fn parse(gpus: &str, processes: &str, summary: &str, links: &str) -> Self {
         let mut found = Self { cuda: after(summary, "CUDA Version:"), links: parse_links(links), ..Self::default() };
         let mut by_id: BTreeMap<&str, usize> = BTreeMap::new();
@@ -119,7 +119,7 @@ impl Nvidia {
     }
 }
 
-/// A value, unless the driver says in brackets that it has none.
+/// A value, unless the driver reports in brackets that it has none.
 fn known(text: &str) -> Option<String> {
     (!text.is_empty() && !text.starts_with('[') && text != "N/A").then(|| text.to_owned())
 }
@@ -134,7 +134,7 @@ fn after(text: &str, label: &str) -> Option<String> {
     known(word.trim_end_matches('|'))
 }
 
-/// The square of words of `nvidia-smi topo -m`.
+/// The matrix of words of `nvidia-smi topo -m`.
 fn parse_links(text: &str) -> Vec<Vec<String>> {
     let plain = without_escapes(text);
     let is_gpu = |word: &str| word.strip_prefix("GPU").is_some_and(|number| number.parse::<u32>().is_ok());
@@ -145,7 +145,7 @@ fn parse_links(text: &str) -> Vec<Vec<String>> {
     rows.map(|words| words.into_iter().skip(1).take(count).map(str::to_owned).collect()).collect()
 }
 
-/// Without the terminal's escape sequences, which newer drivers write even into a pipe.
+/// Removes the terminal's escape sequences, which newer drivers write even into a pipe.
 fn without_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut chars = text.chars();

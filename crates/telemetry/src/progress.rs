@@ -1,5 +1,5 @@
-//! What a run tells while it goes, and to whom: the loop sends an [`Event`] to an [`Observer`]; how it looks on a
-//! terminal, in plain lines or in a test is the observer's business.
+//! The progress of a run: the loop sends each [`Event`] to an [`Observer`], which decides how it is shown on a
+//! terminal, in plain lines or in a test.
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tunesmith_plan::batches::Batches;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::rates::Rate;
 
-/// What a run tells its observer.
+/// An event of a run.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A phase of the preparation begins, such as "loading the model".
     Phase(&'a str),
-    /// Something that the user should know.
+    /// A message for the user.
     Notice(&'a str),
-    /// What will be done, before step 1.
+    /// The plan, before step 1.
     Plan {
         /// Model, mode and sizes: label and value.
         facts: &'a [(String, String)],
@@ -26,9 +26,9 @@ pub enum Event<'a> {
         batches: &'a Batches,
         /// The learning rate at its turning points.
         rates: &'a [Rate],
-        /// How they were scaled to the rows of a step, if they were.
+        /// How they were scaled to the rows of a step, if at all.
         scaled: Option<&'a str>,
-        /// The step from which the run goes on; 0 for a new one.
+        /// The step from which the run continues; 0 for a new run.
         resumed_at: u64,
     },
     /// Everything is loaded and open: step 1, or the first after a resume, begins.
@@ -56,7 +56,7 @@ pub enum Event<'a> {
     },
     /// The checkpoint in this folder is synced to disk.
     Saved(&'a Path),
-    /// Held-out rows were answered before and after training.
+    /// Generations for held-out rows, before and after training.
     Samples(&'a [Sample]),
 }
 
@@ -66,7 +66,7 @@ pub trait Observer: tunesmith_data::Progress + Sync {
     fn event(&self, event: &Event<'_>);
 }
 
-/// Hears nothing: what ranks other than the first are given.
+/// Ignores all events; for ranks other than the first.
 #[derive(Debug, Clone, Copy)]
 pub struct SilentObserver;
 
@@ -80,7 +80,7 @@ impl tunesmith_data::Progress for SilentObserver {
     fn end(&self) {}
 }
 
-/// Tells an observer what is downloaded.
+/// Reports downloads to an observer.
 pub struct Downloads<'a>(pub &'a dyn Observer);
 
 impl hub::DownloadProgress for Downloads<'_> {
@@ -113,10 +113,10 @@ struct Recent {
     seconds: f64,
 }
 
-/// How fast the run goes and how long it will take, from its last [`WINDOW`] steps.
+/// The speed and the remaining time of a run, from its last [`WINDOW`] steps.
 #[derive(Debug, Clone)]
 pub struct Throughput {
-    /// Steps done, those before a resume included.
+    /// Steps done, including those before a resume.
     pub step: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
@@ -138,7 +138,7 @@ impl Throughput {
         self.recent.push_back(Recent { tokens, loss, seconds: took.as_secs_f64() });
     }
 
-    /// The plain mean of the window's losses; steps without a finite loss are left out.
+    /// The mean of the window's losses, without steps whose loss was not finite.
     pub fn loss(&self) -> Option<f64> {
         let (sum, count) =
             self.recent.iter().filter_map(|step| step.loss).fold((0.0, 0), |(s, n), loss| (s + loss, n + 1));
@@ -149,7 +149,7 @@ impl Throughput {
         self.recent.iter().map(|step| step.seconds).sum()
     }
 
-    /// The window's tokens over its seconds.
+    /// The window's tokens per second.
     pub fn tokens_per_second(&self) -> f64 {
         let tokens: u64 = self.recent.iter().map(|step| step.tokens).sum();
         tokens as f64 / self.seconds().max(1e-9)

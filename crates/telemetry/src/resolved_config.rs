@@ -1,5 +1,5 @@
-//! `config.resolved.yaml`: every setting as the run used it, with where it came from as a comment. The file is itself
-//! a configuration: `tunesmith train config.resolved.yaml` repeats the run.
+//! `config.resolved.yaml`: every setting as the run used it, with its source as a comment. The file is itself a
+//! configuration: `tunesmith train config.resolved.yaml` repeats the run.
 use std::fmt::Write as _;
 
 use std::path::Path;

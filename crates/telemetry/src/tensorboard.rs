@@ -1,6 +1,6 @@
 //! Event files that TensorBoard reads: scalars, text and histograms. The format is small: a `TFRecord` frame (length,
-//! masked CRC-32C, payload, masked CRC-32C) around a protobuf `Event`; both are written here by hand, so that a full
-//! disk is an error like any other and no protobuf runtime is needed.
+//! masked CRC-32C, payload, masked CRC-32C) around a protobuf `Event`. Both are written by hand, so that a full disk is
+//! an ordinary error, and no protobuf library is needed.
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ pub struct EventWriter {
     path: PathBuf,
 }
 
-/// `SessionLog.START`: a run begins or goes on.
+/// `SessionLog.START`: a run starts or continues.
 const START: u64 = 1;
 
-/// How many writers this process has opened: part of the file name, as two in one second must differ.
+/// The number of writers that this process has opened. It is part of the file name, so that two in one second differ.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 impl EventWriter {
-    /// Opens a new file `events.out.tfevents.SECONDS.HOST.PID.N` in `directory`. `after` is the step that the run goes
-    /// on from, 0 for a new one: TensorBoard then forgets what earlier files say about later steps.
+    /// Opens a new file `events.out.tfevents.SECONDS.HOST.PID.N` in `directory`. `after` is the step from which the run
+    /// continues, 0 for a new run. TensorBoard then discards later steps of earlier files.
     ///
     /// # Errors
     /// The directory or the file cannot be created or written.
@@ -43,7 +43,7 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// One number of each tag, all at `step`.
+    /// Writes one number per tag, all at `step`.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -58,7 +58,7 @@ impl EventWriter {
         })
     }
 
-    /// A text, shown as Markdown on the Text page.
+    /// Writes a text, which TensorBoard shows as Markdown on its Text page.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -77,7 +77,7 @@ impl EventWriter {
         })
     }
 
-    /// The distribution of `values` at `step`; values that are not finite are left out.
+    /// Writes a histogram of the finite `values` at `step`.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -127,7 +127,7 @@ struct Histogram {
 }
 
 impl Histogram {
-    /// Thirty buckets of one width between the smallest and the largest value.
+    /// Thirty buckets of equal width between the smallest and the largest value.
     fn of(values: &[f64]) -> Option<Self> {
         const BUCKETS: usize = 30;
         let values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
@@ -146,7 +146,7 @@ impl Histogram {
     }
 }
 
-/// A protobuf message in the making: fields are appended in the wire format.
+/// A protobuf message under construction; fields are appended in the wire format.
 #[derive(Default)]
 struct Message(Vec<u8>);
 

@@ -176,7 +176,7 @@ mod tests {
     use tunesmith_base::error::Error;
 
     fn pixels(file: &str) -> Arc<Pixels> {
-        Arc::new(Pixels { patches: file.bytes().map(f32::from).collect(), tiles: Vec::new() })
+        Arc::new(Pixels { patches: file.bytes().map(f32::from).collect(), ..Pixels::default() })
     }
 
     fn names(count: usize) -> Vec<String> {

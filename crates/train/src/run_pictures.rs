@@ -7,7 +7,7 @@ use tunesmith_base::error::Result;
 use tunesmith_config::vision::{ChatImages, Features, VisionArch};
 use tunesmith_data::{PictureFiles, PictureLook, PictureRows, Pictures};
 use tunesmith_model::feature_cache::FeatureCache;
-use tunesmith_vision::{Pixels, Tile};
+use tunesmith_vision::{Layout, Pixels};
 
 /// The pictures of a run: read from their files, or the features of them that have been computed.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct Computed {
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub content: String,
-    pub tiles: Vec<Tile>,
+    pub layout: Layout,
 }
 
 impl RunPictures {
@@ -62,6 +62,10 @@ impl PictureSource {
 impl Pictures for RunPictures {
     fn keep(&self, name: String) -> Result<String> {
         self.source.files.keep(name)
+    }
+
+    fn among_others(&self, name: String) -> String {
+        self.source.files.among_others(name)
     }
 
     fn rows(&self, file: &str) -> Result<PictureRows> {
@@ -105,13 +109,14 @@ impl Pictures for RunPictures {
 impl Identity {
     pub fn of(files: &PictureFiles, file: &str) -> Result<Self> {
         let PictureLook { content, width, height } = files.look(file)?;
-        Ok(Self { content, tiles: files.tiles(width, height)? })
+        let (layout, content) = files.cut(file, width, height, content)?;
+        Ok(Self { content, layout })
     }
 
     /// How many numbers its features have.
     pub fn numbers(&self, arch: &VisionArch, features: Features) -> usize {
-        let tiles: Vec<_> = self.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
-        arch.features_shape(features, &tiles).iter().product()
+        let tiles: Vec<_> = self.layout.tiles.iter().map(|tile| (tile.rows, tile.columns)).collect();
+        arch.features_shape(features, &tiles, self.layout.joined.as_ref()).iter().product()
     }
 }
 
@@ -129,6 +134,7 @@ impl Computed {
             Some(cache) => cache.read(&picture.content, numbers)?,
             None => vec![0.0; numbers],
         };
-        Ok(Pixels { patches, tiles: picture.tiles.clone() })
+        let Layout { tiles, joined, .. } = picture.layout.clone();
+        Ok(Pixels { patches, tiles, joined })
     }
 }

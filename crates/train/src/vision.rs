@@ -95,7 +95,36 @@ impl Sight {
             // InternVL's processor cuts pictures, whatever that of the images says.
             *cut = true;
         }
-        let processor = Processor::new(processing, vision.encoder.patch_size);
+        if vision.encoder.channels_last != processing.channels_last {
+            return Err(Error::model(format!(
+                "{}: {} does not prepare pictures for an encoder of {}",
+                folder.display(),
+                processing.class,
+                vision.encoder.family
+            ))
+            .hint("preprocessor_config.json must be the encoder's own"));
+        }
+        let cuts_alone = matches!(processing.size, Size::AnyRes { .. });
+        let grids = processing.grids.clone();
+        let mut processor = Processor::new(processing, vision.encoder.patch_size);
+        match &vision.any_res {
+            Some(any_res) if !cuts_alone || any_res.grids != grids => {
+                return Err(Error::model(format!(
+                    "{}: image_grid_pinpoints of config.json and preprocessor_config.json differ",
+                    folder.display()
+                ))
+                .hint("both files must belong to one model"));
+            }
+            Some(any_res) => processor = processor.with_most_tiles(any_res.most_tiles),
+            None if cuts_alone => {
+                return Err(Error::model(format!(
+                    "{}: pictures are cut at their own shape, which only llava_onevision reads",
+                    folder.display()
+                ))
+                .hint("give the encoder a preprocessor_config.json of its own kind, such as SiglipImageProcessor"));
+            }
+            None => {}
+        }
         let files = PictureFiles::new(
             processor,
             vision.clone(),
@@ -139,6 +168,9 @@ fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
     VisionTraining {
         connector: !tuning.freeze_connector.unwrap_or(vision.connector.stored),
+        newline: vision.any_res.is_some()
+            && !tuning.mode.adapts()
+            && !tuning.freeze_connector.unwrap_or(vision.connector.stored),
         encoder: !tuning.freeze_vision,
         last_blocks: tuning.vision_unfreeze_layers,
         adapters: tuning.vision_target_modules.clone(),

@@ -3,9 +3,12 @@
 //! ```text
 //! bytes of a file -> Picture (picture) -> Processor (resize, crop, normalise, cut) -> Pixels
 //! ```
+mod any_res;
 mod picture;
 mod processor;
 mod resize;
+
+use tunesmith_config::vision::Joined;
 
 pub use picture::{MAX_BYTES, MAX_PIXELS, is_picture};
 pub use processor::{Layout, Processor};
@@ -32,13 +35,15 @@ pub struct Tile {
 }
 
 /// What an encoder reads of one picture: normalised values cut into patches.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Pixels {
     /// `[patches, channels * temporal * patch * patch]`: tile after tile; within a tile row by row. A patch's numbers are in the
     /// order of the patch embedding's weight: channel, (frame,) row, column.
     pub patches: Vec<f32>,
     /// The tiles.
     pub tiles: Vec<Tile>,
+    /// How the tiles but the first become lines of rows, where the picture was cut at its own shape.
+    pub joined: Option<Joined>,
 }
 
 #[cfg(test)]

@@ -2,10 +2,14 @@
 use std::borrow::Cow;
 
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::vision::{Processing, Size};
+use tunesmith_config::vision::{Joined, Processing, Size};
 
+use crate::any_res::{best_grid, within_grid};
 use crate::resize::resize;
 use crate::{Picture, Pixels, Tile};
+
+/// The most tiles of a picture that is cut at its own shape.
+const MOST_TILES: usize = 4096;
 
 /// The longest side that Idefics 3 and `SmolVLM` make a picture.
 const LONGEST: u32 = 4096;
@@ -15,6 +19,8 @@ const LONGEST: u32 = 4096;
 pub struct Processor {
     processing: Processing,
     patch: u32,
+    /// The most tiles of a picture before its patches are made smaller ([`Size::AnyRes`]).
+    most_tiles: usize,
 }
 
 /// How a picture is cut, which its size alone decides.
@@ -24,6 +30,8 @@ pub struct Layout {
     pub tiles: Vec<Tile>,
     /// Rows and columns of tiles, if the picture is cut; the whole picture is one more tile behind them.
     pub split: Option<(usize, usize)>,
+    /// How the tiles but the first become lines of rows, where the picture is cut at its own shape.
+    pub joined: Option<Joined>,
     /// Sizes that the picture gets one after another, `(width, height)`.
     steps: Vec<(u32, u32)>,
 }
@@ -31,20 +39,38 @@ pub struct Layout {
 impl Processor {
     /// For an encoder with square patches of so many pixels a side.
     pub const fn new(processing: Processing, patch: usize) -> Self {
-        Self { processing, patch: patch as u32 }
+        Self { processing, patch: patch as u32, most_tiles: usize::MAX }
     }
 
-    /// How a picture of this size is cut.
+    /// With so many tiles at most before the patches of a picture are made smaller ([`Size::AnyRes`]).
+    #[must_use]
+    pub const fn with_most_tiles(mut self, most_tiles: usize) -> Self {
+        self.most_tiles = most_tiles;
+        self
+    }
+
+    /// Whether a picture is cut only where no other is in its row.
+    pub const fn cuts_alone(&self) -> bool {
+        matches!(self.processing.size, Size::AnyRes { .. })
+    }
+
+    /// How a picture of this size is cut; `several` if others are in its row.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: what is left of it is smaller than a patch, or has too many pixels.
-    pub fn layout(&self, width: u32, height: u32) -> Result<Layout> {
+    pub fn layout(&self, width: u32, height: u32, several: bool) -> Result<Layout> {
+        if let Size::AnyRes { tile } = self.processing.size
+            && !several
+        {
+            return self.any_res(width, height, tile);
+        }
         let longest = width.max(height);
         let (width, height) = if self.processing.square.is_some() { (longest, longest) } else { (width, height) };
         let (mut steps, mut split) = (Vec::new(), None);
         match self.processing.size {
             Size::Kept => {}
             Size::Exact([height, width]) => steps.push((width, height)),
+            Size::AnyRes { tile } => steps.push((tile, tile)),
             Size::ShortestEdge(edge) => {
                 let longer = |long: u32, short: u32| {
                     (f64::from(edge) * f64::from(long) / f64::from(short)).min(f64::from(u32::MAX)) as u32
@@ -69,16 +95,20 @@ impl Processor {
                 steps.push((wide * columns, tall * rows));
                 split = (columns * rows > 1).then_some((rows as usize, columns as usize));
             }
+            Size::MostPatches { most, patch } => {
+                if patch != self.patch {
+                    return Err(Error::data(format!(
+                        "patches of {patch} pixels a side in preprocessor_config.json, {} in config.json",
+                        self.patch
+                    )));
+                }
+                steps.push(most_patches(width, height, patch, most));
+            }
             Size::Pixels { least, most, merge } => {
                 steps.push(within(width, height, u64::from(self.patch) * u64::from(merge), [least, most])?);
             }
         }
-        for &(width, height) in &steps {
-            if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
-                return Err(Error::data(format!("the picture would be made {width} x {height} pixels large"))
-                    .hint("its sides differ too much; leave it out, or cut it"));
-            }
-        }
+        steps.iter().try_for_each(|&step| bounded(step))?;
         let (width, height) = steps.last().copied().unwrap_or((width, height));
         let (width, height) = self.processing.crop.map_or((width, height), |[height, width]| (width, height));
         let whole = match self.processing.size {
@@ -92,15 +122,60 @@ impl Processor {
             return Err(Error::data(format!("the picture has {width} x {height} pixels, a patch {patch} x {patch}")));
         }
         let tiles = vec![tile; split.map_or(1, |(rows, columns)| rows * columns + 1)];
-        Ok(Layout { tiles, split, steps })
+        Ok(Layout { tiles, split, joined: None, steps })
     }
 
-    /// What the encoder reads of a picture.
+    /// A picture as a whole, and then its tiles of so many pixels a side.
+    fn any_res(&self, width: u32, height: u32, tile: u32) -> Result<Layout> {
+        let grid @ [down, across] = best_grid(width, height, &self.processing.grids)?;
+        let side = (tile / self.patch) as usize;
+        if side == 0 || !down.is_multiple_of(tile) || !across.is_multiple_of(tile) {
+            let patch = self.patch;
+            return Err(Error::data(format!(
+                "a grid of {down} x {across} pixels, tiles of {tile}, and patches of {patch}"
+            ))
+            .hint("image_grid_pinpoints must be multiples of the size of a tile"));
+        }
+        bounded((across, down))?;
+        let split = [down, across].map(|side| (side / tile) as usize);
+        if split[0] * split[1] > MOST_TILES {
+            return Err(Error::data(format!("a grid of more than {MOST_TILES} tiles")));
+        }
+        let joined = Joined::of([height, width], split, [side; 2], self.most_tiles).ok_or_else(|| {
+            Error::data(format!("of a picture of {width} x {height} pixels nothing would be left"))
+                .hint("its sides differ too much; leave it out, or cut it")
+        })?;
+        let tiles = vec![Tile { rows: side, columns: side }; split[0] * split[1] + 1];
+        let steps = vec![within_grid(width, height, grid)];
+        Ok(Layout { tiles, split: Some((split[0], split[1])), joined: Some(joined), steps })
+    }
+
+    fn any_res_pixels(&self, picture: &Picture, layout: Layout, tile: u32) -> Pixels {
+        let Processing { resample, backend, .. } = self.processing;
+        let mut patches = Vec::new();
+        let whole = resize(picture, tile, tile, resample, backend);
+        self.unfold(&whole, (0, 0), layout.tiles[0], &mut patches);
+        let ((width, height), (down, across)) = (layout.steps[0], layout.split.unwrap_or((1, 1)));
+        let within = resize(picture, width, height, resample, backend);
+        let (wide, high) = (across as u32 * tile, down as u32 * tile);
+        let canvas = placed(&within, (wide, high), ((wide - width) / 2, (high - height) / 2), [0; 3]);
+        for (row, column) in (0..down).flat_map(|row| (0..across).map(move |column| (row, column))) {
+            self.unfold(&canvas, (column as u32 * tile, row as u32 * tile), layout.tiles[0], &mut patches);
+        }
+        Pixels { patches, tiles: layout.tiles, joined: layout.joined }
+    }
+
+    /// What the encoder reads of a picture; `several` if others are in its row.
     ///
     /// # Errors
     /// As [`Self::layout`].
-    pub fn pixels(&self, picture: &Picture) -> Result<Pixels> {
-        let layout = self.layout(picture.width, picture.height)?;
+    pub fn pixels(&self, picture: &Picture, several: bool) -> Result<Pixels> {
+        let layout = self.layout(picture.width, picture.height, several)?;
+        if let Size::AnyRes { tile } = self.processing.size
+            && !several
+        {
+            return Ok(self.any_res_pixels(picture, layout, tile));
+        }
         let Processing { resample, backend, .. } = self.processing;
         let mut current = Cow::Borrowed(picture);
         if let Some(color) = self.processing.square {
@@ -128,7 +203,7 @@ impl Processor {
             current = Cow::Owned(resize(whole, wide, tall, resample, backend).into_owned());
         }
         self.unfold(&current, (0, 0), layout.tiles[0], &mut patches);
-        Ok(Pixels { patches, tiles: layout.tiles })
+        Ok(Pixels { patches, tiles: layout.tiles, joined: None })
     }
 
     /// Appends the patches of a tile whose first pixel is at `(x, y)`.
@@ -138,6 +213,14 @@ impl Processor {
         let frames = self.processing.frames;
         patches.reserve(tile.rows * tile.columns * patch * patch * 3 * frames);
         for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+            if self.processing.channels_last {
+                for line in 0..patch {
+                    let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
+                    let values = picture.rgb[start * 3..(start + patch) * 3].iter().enumerate();
+                    patches.extend(values.map(|(at, value)| tables[at % 3][usize::from(*value)]));
+                }
+                continue;
+            }
             for (channel, table) in tables.iter().enumerate().flat_map(|of| std::iter::repeat_n(of, frames)) {
                 for line in 0..patch {
                     let start = (y as usize + row * patch + line) * width + x as usize + column * patch;
@@ -165,6 +248,15 @@ impl Processor {
         };
         [0, 1, 2].map(|channel| std::array::from_fn(|byte| value(channel, byte)))
     }
+}
+
+/// Refuses a size with too many pixels.
+fn bounded((width, height): (u32, u32)) -> Result<()> {
+    if u64::from(width) * u64::from(height) > crate::MAX_PIXELS {
+        return Err(Error::data(format!("the picture would be made {width} x {height} pixels large"))
+            .hint("its sides differ too much; leave it out, or cut it"));
+    }
+    Ok(())
 }
 
 /// The most that a side may be longer than the other where the number of pixels decides.
@@ -195,6 +287,30 @@ fn within(width: u32, height: u32, factor: u64, [least, most]: [u64; 2]) -> Resu
         near
     };
     Ok((width as u32, height as u32))
+}
+
+/// The largest size with sides of multiples of a patch, each at most a patch longer than in proportion, and so many patches:
+/// `get_image_size_for_max_num_patches` of `transformers.models.siglip2.image_processing_siglip2`.
+fn most_patches(width: u32, height: u32, patch: u32, most: u32) -> (u32, u32) {
+    const NEAR: f64 = 1e-5;
+    let scaled = |scale: f64| {
+        [width, height].map(|side| {
+            let patches = (f64::from(side) * scale / f64::from(patch)).ceil();
+            patches.max(1.0) * f64::from(patch)
+        })
+    };
+    let (mut least, mut largest) = (NEAR / 10.0, 100.0);
+    while largest - least >= NEAR {
+        let scale = f64::midpoint(least, largest);
+        let [wide, high] = scaled(scale).map(|side| side / f64::from(patch));
+        if high * wide <= f64::from(most) {
+            least = scale;
+        } else {
+            largest = scale;
+        }
+    }
+    let [width, height] = scaled(least);
+    (width as u32, height as u32)
 }
 
 /// Columns and rows of the grid of tiles whose shape is nearest to the picture's: `get_optimal_tiled_canvas` of

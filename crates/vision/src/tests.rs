@@ -76,13 +76,13 @@ fn values_are_those_of_each_image_processor() {
         for file in list(row, "files") {
             let about = format!("{} {file}", row["name"]);
             let from = picture(file);
-            let found = processor.pixels(&from).unwrap();
+            let found = processor.pixels(&from, false).unwrap();
             let tiles = list(file, "tiles").iter().map(|tile| {
                 let (rows, columns) = pair(tile);
                 Tile { rows: rows as usize, columns: columns as usize }
             });
             assert_eq!(found.tiles, tiles.collect::<Vec<_>>(), "{about}");
-            assert_eq!(processor.layout(from.width, from.height).unwrap().tiles, found.tiles, "{about}");
+            assert_eq!(processor.layout(from.width, from.height, false).unwrap().tiles, found.tiles, "{about}");
             let bytes: Vec<u8> = found.patches.iter().flat_map(|value| value.to_le_bytes()).collect();
             let first: Vec<f32> = found.patches.iter().take(4).copied().collect();
             assert_eq!(u64::from(crc32fast::hash(&bytes)), file["crc"].as_u64().unwrap(), "{about}: {first:?}");

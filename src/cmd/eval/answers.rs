@@ -17,10 +17,10 @@ use crate::model::Model;
 use crate::telemetry::report::answers::{self, Answered};
 use crate::words::{are, count};
 
-/// The most bytes of small copies of pictures that the report gets.
+/// The most bytes of thumbnails in the report.
 const PICTURE_BYTES: usize = 8 << 20;
 
-/// A prompt as text, with a picture's name in the place of its rows, whose ids mean nothing.
+/// A prompt as text, with an image's name in place of its tokens, whose ids mean nothing.
 fn readable(tokenizer: &Tokenizer, prompt: &[u32], pictures: &[Shown]) -> Result<String> {
     let (mut text, mut from) = (String::new(), 0);
     for Shown { file, runs } in pictures {

@@ -55,7 +55,7 @@ pub(super) trait Evaluation {
         Vec::new()
     }
 
-    /// A picture for the report, as HTML.
+    /// A figure for the report, as HTML.
     fn picture(&self, _: &str, _: &Self::Measured) -> Option<String> {
         None
     }

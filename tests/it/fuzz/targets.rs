@@ -63,7 +63,11 @@ pub const TARGETS: &[Target] = &[
         ],
         picture,
     ),
-    target("preprocessor_config", &["picture_chats/smolvlm/preprocessor_config.json"], preprocessor_config),
+    target(
+        "preprocessor_config",
+        &["picture_chats/smolvlm/preprocessor_config.json", "picture_chats/llava_onevision/preprocessor_config.json"],
+        preprocessor_config,
+    ),
     target("docx", &["../../examples/dapt/documents/rules.docx"], docx),
     target("html", &["../../examples/dapt/documents/week.html", "../../examples/dapt/documents/watch.md"], html),
     target("adapter_config", &["a/llama/adapter_init/adapter_config.json"], adapter_config),
@@ -173,7 +177,8 @@ fn preprocessor_config(bytes: &[u8]) {
     if let Some(processing) = check(Processing::open(&dir), kinds) {
         let processor = Processor::new(processing, 4);
         for [width, height] in [[1, 1], [7, 300], [1024, 3]] {
-            check(processor.layout(width, height), kinds);
+            check(processor.layout(width, height, false), kinds);
+            check(processor.layout(width, height, true), kinds);
         }
     }
 }

@@ -3,6 +3,7 @@ use crate::parity::{Tensors, json as read_json, tensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tunesmith::config::vision::{Joined, VisionArch};
 use tunesmith::data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith::model::Model;
 use tunesmith::vision::{Pixels, Tile};
@@ -12,6 +13,12 @@ const PATCH: usize = 8;
 
 pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision").join(path)
+}
+
+/// The tensors of a run that no picture comes through.
+pub fn untrained(name: &str) -> Vec<String> {
+    let run = read_json(&golden(&format!("{name}/run.json")));
+    run["untrained"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect()
 }
 
 pub fn integers(value: &Value) -> Vec<i64> {
@@ -31,14 +38,49 @@ fn pixels(shape: &[usize], values: &[f32], frames: usize) -> Arc<Pixels> {
             }
         }
     }
-    Arc::new(Pixels { patches, tiles: vec![tile] })
+    Arc::new(Pixels { patches, tiles: vec![tile], joined: None })
+}
+
+/// Tiles `[tiles, channels, height, width]` of a picture of so many pixels down and across.
+fn tiles(shape: &[usize], values: &[f32], joined: Option<Joined>) -> Arc<Pixels> {
+    let of_one: usize = shape[1..].iter().product();
+    let parts: Vec<Arc<Pixels>> = values.chunks_exact(of_one).map(|one| pixels(&shape[1..], one, 1)).collect();
+    let patches = parts.iter().flat_map(|part| part.patches.clone()).collect();
+    Arc::new(Pixels { patches, tiles: parts.iter().flat_map(|part| part.tiles.clone()).collect(), joined })
+}
+
+/// LLaVA-OneVision's pictures, each alone and among others.
+fn cut(forward: &Tensors, run: &Value, vision: &VisionArch) -> [Vec<Arc<Pixels>>; 2] {
+    let any_res = vision.any_res.as_ref().unwrap();
+    let sizes = run["sizes"].as_array().unwrap().iter().map(integers);
+    let of = |(number, size): (usize, Vec<i64>)| {
+        let (shape, values) = &forward[&format!("pixel_values.{number}")];
+        let grid = any_res.grids.iter().map(|grid| grid.map(|side| side as usize / shape[2]));
+        let grid = grid.filter(|grid| grid[0] * grid[1] + 1 == shape[0]);
+        let size = [size[0] as u32, size[1] as u32];
+        // Of the grids with so many tiles, that of the picture's shape.
+        let grid = grid.max_by(|a, b| fit(size, *a).total_cmp(&fit(size, *b))).unwrap();
+        let joined = Joined::of(size, grid, [shape[2] / PATCH; 2], any_res.most_tiles);
+        let (whole_shape, whole) = &forward[&format!("among_others.{number}")];
+        (tiles(shape, values, joined), tiles(whole_shape, whole, None))
+    };
+    let (alone, others) = sizes.enumerate().map(of).unzip();
+    [alone, others]
+}
+
+/// How much larger a picture may become within a grid of tiles.
+fn fit(size: [u32; 2], grid: [usize; 2]) -> f64 {
+    (grid[0] as f64 / f64::from(size[0])).min(grid[1] as f64 / f64::from(size[1]))
 }
 
 /// Appends a row of `run.json` to a batch.
-fn push(batch: &mut Batch, run: &Value, row: &Value, pictures: &[Arc<Pixels>], rows_of: &[usize]) {
+fn push(batch: &mut Batch, run: &Value, row: &Value, [pictures, others]: [&[Arc<Pixels>]; 2], rows_of: &[usize]) {
     let mut ids: Vec<u32> = integers(&row["input_ids"]).into_iter().map(|id| id as u32).collect();
     let mut labels: Vec<i32> = integers(&row["labels"]).into_iter().map(|label| label as i32).collect();
     let images: Vec<usize> = integers(&row["images"]).into_iter().map(|at| at as usize).collect();
+    let several = images.len() > 1 && !others.is_empty();
+    let among = run["rows_among_others"].as_u64().filter(|_| several).map(|rows| rows as usize);
+    let pictures = if several { others } else { pictures };
     let start = batch.tokens.len();
     let mut places = Vec::new();
     if run["prefix"] == true {
@@ -51,7 +93,7 @@ fn push(batch: &mut Batch, run: &Value, row: &Value, pictures: &[Arc<Pixels>], r
         let mut at = 0;
         while at < ids.len() {
             if ids[at] == image {
-                let rows_of = rows_of[images[places.len()]];
+                let rows_of = among.unwrap_or_else(|| rows_of[images[places.len()]]);
                 places.push(at..at + rows_of);
                 at += rows_of;
             } else {
@@ -74,6 +116,8 @@ fn push(batch: &mut Batch, run: &Value, row: &Value, pictures: &[Arc<Pixels>], r
 pub struct Run {
     pub json: Value,
     pictures: Vec<Arc<Pixels>>,
+    /// The same where a row shows several, if they are then shown otherwise.
+    among_others: Vec<Arc<Pixels>>,
     /// Rows of the decoder that each picture takes.
     pub rows_of: Vec<usize>,
     pub forward: Tensors,
@@ -84,7 +128,13 @@ impl Run {
         let forward = tensors(&golden(name).join("forward.safetensors"));
         let vision = model.arch.vision.as_ref().unwrap();
         let frames = vision.encoder.frames.unwrap_or(1);
-        let pictures = if let Some((shape, values)) = forward.get("pixel_values") {
+        let json = read_json(&golden(&format!("{name}/run.json")));
+        let mut among_others = Vec::new();
+        let pictures = if vision.any_res.is_some() {
+            let [alone, others] = cut(&forward, &json, vision);
+            among_others = others;
+            alone
+        } else if let Some((shape, values)) = forward.get("pixel_values") {
             let of_one: usize = shape[1..].iter().product();
             values.chunks_exact(of_one).map(|one| pixels(&shape[1..], one, frames)).collect()
         } else {
@@ -92,15 +142,25 @@ impl Run {
             let stored = names.map_while(|name| forward.get(&name));
             stored.map(|(shape, values)| pixels(shape, values, frames)).collect::<Vec<_>>()
         };
-        let tiles = |picture: &Arc<Pixels>| vision.rows(picture.tiles.iter().map(|tile| (tile.rows, tile.columns)));
+        let tiles = |picture: &Arc<Pixels>| {
+            vision.rows(picture.tiles.iter().map(|tile| (tile.rows, tile.columns)), picture.joined.as_ref())
+        };
         let rows_of = pictures.iter().map(tiles).collect();
-        Self { json: read_json(&golden(&format!("{name}/run.json"))), pictures, rows_of, forward }
+        Self { json, pictures, among_others, rows_of, forward }
+    }
+
+    /// Whether pictures take as many rows as Transformers' processor counts.
+    pub fn check_rows(&self, name: &str) {
+        if let Some(counted) = self.json["rows"].as_array() {
+            let counted: Vec<usize> = counted.iter().map(|rows| rows.as_u64().unwrap() as usize).collect();
+            assert_eq!(self.rows_of, counted, "{name}");
+        }
     }
 
     pub fn batch(&self, rows: &[Value]) -> Batch {
         let mut batch = Batch::default();
         for row in rows {
-            push(&mut batch, &self.json, row, &self.pictures, &self.rows_of);
+            push(&mut batch, &self.json, row, [&self.pictures, &self.among_others], &self.rows_of);
         }
         batch
     }

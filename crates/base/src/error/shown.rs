@@ -1,19 +1,18 @@
-//! Text for a person: secrets are hidden, and control characters, which a terminal would obey, are written out. Every
-//! message goes through [`brief`] when its [`super::Error`] is made, and all output through [`shown`] when it is
-//! printed.
+//! Makes text safe to show: hides secrets, and escapes control characters, which a terminal would obey. Every message
+//! goes through [`brief`] when its [`super::Error`] is made, and all output through [`shown`] when it is printed.
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use regex::Regex;
 
-/// Printed in the place of a secret.
+/// Replaces a secret.
 const HIDDEN: &str = "***";
-/// Bytes of the shortest value that counts as a secret; shorter ones are `1` or `true`.
+/// The fewest bytes of a secret; shorter values are words such as `1` or `true`.
 const MIN_SECRET: usize = 8;
 
 /// The secrets of this process: values of environment variables with names such as `HF_TOKEN`, and what [`hide`] was
-/// given. They are hidden wherever they stand.
+/// given. They are hidden wherever they appear.
 static SECRETS: LazyLock<RwLock<Vec<String>>> = LazyLock::new(|| {
     let is_secret = |name: &str| {
         let name = name.to_uppercase();
@@ -33,7 +32,7 @@ pub fn hide(secret: &str) {
     }
 }
 
-/// Patterns of secrets, and what each match is replaced by.
+/// Patterns of secrets, with the replacement of each match.
 static FORMS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let forms = [
         // scheme://user:password@host, hf://TOKEN@owner/name
@@ -65,7 +64,7 @@ fn acts(letter: char) -> bool {
     }
 }
 
-/// The text with control characters written out, such as `\u{1b}`; line breaks and tabs stay.
+/// Escapes control characters, such as `\u{1b}`, except for line breaks and tabs.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -81,7 +80,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The text with `***` for each secret: those that are known, and what has the form of a token, a key or a password.
+/// Replaces secrets by `***`: those that are known, and anything in the form of a token, a key or a password.
 fn without_secrets(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for secret in SECRETS.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -97,7 +96,7 @@ fn without_secrets(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// The text as a person may see it: `without_secrets` and [`escaped`].
+/// Makes a text safe to show: `without_secrets` and [`escaped`].
 pub fn shown(text: &str) -> Cow<'_, str> {
     match without_secrets(text) {
         Cow::Borrowed(text) => escaped(text),
@@ -105,13 +104,12 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Characters of the longest message. A longer one keeps its beginning and its end.
+/// The most characters of a message. A longer one keeps its beginning and its end.
 const LONGEST: usize = 2000;
-/// Characters of the end that a message which is cut keeps.
+/// Characters of the end that a shortened message keeps.
 const END: usize = 500;
 
-/// The text as [`shown`], and no longer than a person reads: a message may quote what a file holds, however long that
-/// is.
+/// The text as [`shown`], shortened, because a message may quote a file's content, however long that is.
 pub fn brief(text: &str) -> String {
     let text = shown(text);
     let characters = text.chars().count();

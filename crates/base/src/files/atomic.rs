@@ -1,7 +1,7 @@
 //! Replaces a file in one step: writes a temporary file in the same folder, syncs it (`fsync`), renames it over the old
 //! one, and syncs the folder. After a crash or a loss of power the file is the old one or the new one, never a part.
 //!
-//! [`write()`] does this for bytes, [`AtomicFile`] for what is streamed. An output that the user has named is an
+//! [`write()`] does this for bytes, [`AtomicFile`] for streamed content. For an output that the user has named, use
 //! [`OutputFile`](super::output::OutputFile).
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -11,7 +11,7 @@ use super::disk::{Disk, DiskFile, RealDisk};
 use super::parent;
 use super::temporary::Temporary;
 
-/// A file that is being written under a temporary name. Dropping it removes the file, unless it was committed.
+/// A file that is being written under a temporary name. Dropping it removes the file unless it was committed.
 pub struct AtomicFile<'d> {
     file: BufWriter<Box<dyn DiskFile>>,
     disk: &'d dyn Disk,
@@ -33,7 +33,7 @@ impl Drop for CreatedFolders {
 }
 
 impl AtomicFile<'static> {
-    /// Begins the new file `target`, which replaces an old one when it is committed. Creates its folder.
+    /// Starts the new file `target`, which replaces an existing one when it is committed. Creates its folder.
     ///
     /// # Errors
     /// The system's.
@@ -62,7 +62,7 @@ impl<'d> AtomicFile<'d> {
         self.temporary.path()
     }
 
-    /// The open file. What is written to it directly does not mix with what is written through this type.
+    /// The open file. Do not mix direct writes with writes through this type.
     pub fn file(&self) -> &File {
         self.file.get_ref().file()
     }
@@ -76,7 +76,7 @@ impl<'d> AtomicFile<'d> {
         self.file.get_mut().sync()
     }
 
-    /// Puts the file at its target: syncs it, renames it, syncs the folder.
+    /// Moves the file to its target: syncs it, renames it, syncs the folder.
     ///
     /// # Errors
     /// The disk's. The old file may then be replaced or not; it is whole in both cases.
@@ -95,8 +95,8 @@ impl<'d> AtomicFile<'d> {
         created.iter().try_for_each(|folder| sync_parent(disk, folder))
     }
 
-    /// Puts the file at its target without a sync, for a cache whose readers find damage by a hash: a loss of power may
-    /// leave any bytes in it.
+    /// Moves the file to its target without a sync. This is for a cache whose readers detect damage by a hash: a loss
+    /// of power may leave any bytes in it.
     ///
     /// # Errors
     /// The disk's.

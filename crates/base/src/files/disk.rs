@@ -1,5 +1,4 @@
-//! The operations that change the disk, as a trait, so that tests can make each of them fail; and the free space of a
-//! disk.
+//! A trait of operations that change the disk, so that tests can make each of them fail; and the free space of a disk.
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,19 +14,19 @@ pub trait DiskFile: Write + Send + Sync {
     fn file(&self) -> &File;
 }
 
-/// Changes of the disk. The file system makes them ([`RealDisk`]), or a test's disk that fails at one of them.
+/// Changes of the disk: by the file system ([`RealDisk`]), or by a test's disk that fails at one of them.
 pub trait Disk: Sync {
-    /// Makes one folder, whose parent exists.
+    /// Creates a folder, whose parent must exist.
     ///
     /// # Errors
     /// The system's.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file that did not exist, open for reading and writing.
+    /// Creates a file that must not exist, open for reading and writing.
     ///
     /// # Errors
     /// The system's.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Makes the entries of a folder durable: which names it has, and what they stand for.
+    /// Makes the entries of a folder durable: its names and what they refer to.
     ///
     /// # Errors
     /// The system's.
@@ -44,7 +43,7 @@ pub trait Disk: Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The disk of the machine: every operation is a call of the system.
+/// The machine's disk: every operation is a system call.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RealDisk;
 
@@ -80,12 +79,12 @@ impl Disk for RealDisk {
     }
 }
 
-/// What a user without privileges may still write to a file system.
+/// The free space of a file system for a user without privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FreeSpace {
     /// Bytes that can be written.
     pub bytes: u64,
-    /// Files and folders that can be made (inodes); `None` if the file system has no limit.
+    /// Files and folders that can be created (inodes); `None` if the file system has no limit.
     pub files: Option<u64>,
 }
 

@@ -3,10 +3,10 @@
 //!
 //! - **Regular files only.** A FIFO, a device, a socket or a folder in place of a file is refused before it is opened:
 //!   reading one may block for ever, or never end.
-//! - **An input is never replaced.** [`open`] notes each file that is read, by its identity on disk; an output that is
-//!   one of these is refused, whatever its spelling, also through links ([`output`]).
-//! - **An output is whole or not there.** It is written under a temporary name in its folder, synced and renamed
-//!   ([`atomic`]). The next process removes what a killed one left ([`temporary`]).
+//! - **An input is never replaced.** [`open`] records each file that is read, by its identity on disk. An output that
+//!   is one of these is refused, whatever its spelling, also through links ([`output`]).
+//! - **An output is complete or absent.** It is written under a temporary name in its folder, synced and renamed
+//!   ([`atomic`]). The next process removes the remains of a killed one ([`temporary`]).
 pub mod atomic;
 pub mod disk;
 pub mod output;
@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The limit in bytes for files that are read as a whole, such as a configuration or an index: no real one is as long.
+/// The limit in bytes for files that are read as a whole, such as a configuration or an index. No real one is as long.
 pub const SMALL: u64 = 64 << 20;
 
 /// This program's folder in the user's cache: `$XDG_CACHE_HOME/tunesmith` or `~/.cache/tunesmith`; `None` if the system has none.

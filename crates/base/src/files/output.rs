@@ -1,5 +1,4 @@
-//! The rules for outputs: an input is never replaced, and a file that exists is replaced only where the user asked for
-//! it.
+//! The rules for outputs: an input is never replaced, and an existing file only if the user asked for it.
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use super::atomic::AtomicFile;
 use super::{input_of, real, special, temporary};
 use crate::{Error, Kind, Result};
 
-/// What happens to a file that exists already.
+/// What happens to an existing file.
 #[derive(Debug, Clone, Copy)]
 pub enum Existing {
     /// Refuses to write; the hint names the flag that replaces the file.
@@ -85,7 +84,7 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
-    /// Begins the file and creates its folder. `inputs` are files and folders that will be read.
+    /// Starts the file and creates its folder. `inputs` are files and folders that will be read.
     ///
     /// # Errors
     /// Those of [`check_output_file`]; [`Kind::Io`]: its folder cannot be written to.
@@ -114,7 +113,7 @@ impl OutputFile {
         self.file.sync().map_err(|error| Error::io("write", &self.target, &error))
     }
 
-    /// Renames the file to its place, after a second look at whether it may be written there.
+    /// Renames the file to its target, after checking again that it may be written there.
     ///
     /// # Errors
     /// As [`OutputFile::create`].

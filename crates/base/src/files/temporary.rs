@@ -1,5 +1,5 @@
 //! Files and folders under temporary names: `NAME.tmp-PROCESS-NUMBER.EXTENSION`. Each is locked while its process
-//! lives, so that others can tell what a dead process has left. A signal removes those of this process.
+//! lives, so that other processes recognize the remains of a dead one. A signal removes those of this process.
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ fn ours() -> MutexGuard<'static, Vec<PathBuf>> {
 pub(super) struct Temporary<'d> {
     disk: &'d dyn Disk,
     path: PathBuf,
-    /// Held while it is written, so that no other process takes it for left over.
+    /// The lock, so that no other process takes the file for a leftover.
     _lock: File,
 }
 
 impl<'d> Temporary<'d> {
-    /// Makes a new file beside `target`.
+    /// Creates a new file beside `target`.
     pub fn file(disk: &'d dyn Disk, target: &Path) -> io::Result<(Self, Box<dyn DiskFile>)> {
         loop {
             let path = fresh(target);
@@ -51,7 +51,7 @@ impl<'d> Temporary<'d> {
         &self.path
     }
 
-    /// Renames it; a signal is answered before or after, not between.
+    /// Renames it. A signal is handled before or after, not in between.
     pub fn move_to(self, target: &Path) -> io::Result<()> {
         let mut ours = ours();
         self.disk.rename(&self.path, target)?;
@@ -71,8 +71,8 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// Makes an open file beside `target` that has no name, so that nothing is left of it however the process ends. Also
-/// shows whether a file can be written there.
+/// Creates a file without a name in the folder of `target`, so that nothing of it remains however the process ends.
+/// Also shows whether the folder is writable.
 ///
 /// # Errors
 /// The system's.
@@ -86,12 +86,12 @@ pub fn unnamed(target: &Path) -> io::Result<File> {
 #[derive(Debug)]
 pub struct TemporaryFolder {
     path: PathBuf,
-    /// Without a lock the next process that writes the same may take it for left over.
+    /// Without the lock, the next process that writes the same target may take the folder for a leftover.
     _lock: Option<File>,
 }
 
 impl TemporaryFolder {
-    /// Locks the folder at `path`, where the file system can.
+    /// Locks the folder at `path`, if the file system can.
     pub fn new(path: PathBuf) -> Self {
         let lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
         ours().push(path.clone());
@@ -105,7 +105,7 @@ impl Drop for TemporaryFolder {
     }
 }
 
-/// Does `work`, such as two renames that belong together. A signal is handled before or after it, not in between.
+/// Runs `work`, such as two renames that belong together. A signal is handled before or after it, not in between.
 pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     let _ours = ours();
     work()
@@ -121,7 +121,7 @@ fn fresh(target: &Path) -> PathBuf {
     target.with_file_name(format!("{stem}{MARK}{}-{number}{end}", std::process::id()))
 }
 
-/// Takes the lock of a file that was just made; false where another process took it for left over and removed it.
+/// Locks a file that was just created. Returns false if another process took it for a leftover and removed it.
 fn held(file: &File, path: &Path) -> bool {
     match file.try_lock() {
         Ok(()) => super::is_at(file, path),
@@ -145,8 +145,8 @@ pub fn abandon() {
     std::mem::forget(ours);
 }
 
-/// As [`abandon`], but does nothing where another thread holds the list: for a process whose memory or stack is used
-/// up, which must not wait.
+/// As [`abandon`], but does nothing if another thread holds the list: for a process that has run out of memory or stack
+/// and must not wait.
 pub(crate) fn try_abandon() {
     if let Ok(ours) = OURS.try_lock() {
         ours.iter().for_each(|path| remove(path));
@@ -154,8 +154,8 @@ pub(crate) fn try_abandon() {
     }
 }
 
-/// The name that a temporary file (`STEM.tmp-PROCESS-NUMBER.EXTENSION`) or folder (`NAME.tmp-PROCESS`) gets in the end;
-/// `None` for a name of another form.
+/// The final name of a temporary file (`STEM.tmp-PROCESS-NUMBER.EXTENSION`) or folder (`NAME.tmp-PROCESS`); `None` for
+/// a name of another form.
 pub fn target_name(name: &str) -> Option<String> {
     let (stem, rest) = name.rsplit_once(MARK)?;
     let (numbers, extension) = rest.split_at(rest.find('.').unwrap_or(rest.len()));

@@ -1,10 +1,10 @@
-//! The program's allocator: the system's, with a count of the bytes that are held. Where the system has no more memory,
-//! the process ends with a message and the exit code of memory (9); Rust's default would abort it.
+//! The program's allocator: the system's, with a count of the allocated bytes. If the system has no more memory, the
+//! process ends with a message and the exit code for memory (9). Rust's default would abort it.
 //!
 //! Each thread counts on its own and adds to the common count after [`BATCH`] bytes or [`CALLS_BATCH`] calls, so that
 //! threads do not contend for one counter. The count may be off by [`BATCH`] for each thread. Memory is counted when it
-//! is asked for, not when it is first touched. Files that are mapped are not counted. Counting itself costs [`calls`]
-//! times [`cost`].
+//! is requested, not when it is first touched. Mapped files are not counted. Counting itself costs [`calls`] times
+//! [`cost`].
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -23,7 +23,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Bytes that a thread counts on its own before it adds them to the common count.
 const BATCH: i64 = 64 << 10;
-/// Calls after which it does so too, however few bytes they were.
+/// Calls after which it does the same, however few bytes they were.
 const CALLS_BATCH: u64 = 256;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -38,7 +38,7 @@ thread_local! {
     static PENDING: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Ends the process with the exit code of memory, allocating nothing: a failed allocation can be told to nobody.
+/// Ends the process with the exit code for memory, without allocating, because nothing can catch a failed allocation.
 #[cold]
 fn exhausted(bytes: usize) -> ! {
     let mut digits = [b'0'; 20];
@@ -150,18 +150,18 @@ pub fn highest() -> u64 {
     peak().max(positive(BEFORE.load(Ordering::Relaxed)))
 }
 
-/// Begins a new measurement of [`peak`].
+/// Starts a new measurement of [`peak`].
 pub fn reset_peak() {
     BEFORE.fetch_max(PEAK.load(Ordering::Relaxed), Ordering::Relaxed);
     PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// How often the allocator was called so far; each thread keeps back up to 256 calls.
+/// The number of calls of the allocator so far. Each thread may hold back up to 256 calls.
 pub fn calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
 
-/// Takes a piece of one layout, whose size is not zero, and gives it back.
+/// Allocates and frees memory of a layout whose size is not zero.
 fn pair(allocator: &impl GlobalAlloc, layout: Layout) {
     // SAFETY: `cost` calls this with a layout of 64 bytes; what is given back was given by the same allocator with that
     // layout.
@@ -173,8 +173,8 @@ fn pair(allocator: &impl GlobalAlloc, layout: Layout) {
     }
 }
 
-/// The seconds that counting adds to a call of the allocator, as measured now: the difference to the system's, the best
-/// of some rounds each.
+/// Measures the seconds that counting adds to a call of the allocator: the difference to the system's allocator, each
+/// the best of several rounds.
 pub fn cost() -> f64 {
     const PAIRS: u32 = 20_000;
     let layout = Layout::new::<[u64; 8]>();
@@ -191,9 +191,9 @@ pub fn cost() -> f64 {
     (counted - plain).max(0.0)
 }
 
-/// Where the address space is limited (`ulimit -v`), lets all threads share one arena of glibc's allocator. Each arena would
-/// take 64 MiB of addresses, and glibc ends the program if it can no longer allocate for itself. To be called before there are
-/// threads.
+/// Where the address space is limited (`ulimit -v`), lets all threads share one arena of glibc's allocator. Each arena
+/// would take 64 MiB of addresses, and glibc ends the program if it can no longer allocate for itself. Must be called
+/// before there are threads.
 pub fn share_arena_under_limit() {
     #[cfg(target_env = "gnu")]
     {

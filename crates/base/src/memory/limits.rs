@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use super::live;
 use crate::files::system;
 
-/// A control group's limit from this on means that there is none: version 1 writes a number near 2^63.
+/// From this value on, a control group's limit means no limit: version 1 writes a number near 2^63.
 const UNLIMITED: u64 = 1 << 60;
-/// One part in so many of what is free is left for page tables, fragmentation and other programs.
+/// The divisor of the free memory that gives the share left for page tables, fragmentation and other programs.
 const SHARE_LEFT: u64 = 10;
-/// At least so many bytes are left, but never more than half of what is free.
+/// The fewest bytes that are left, but never more than half of the free memory.
 const LEAST_LEFT: u64 = 256 << 20;
 
-/// A line of `/proc/meminfo`, such as `MemTotal`, in bytes; it is written in kB, which are KiB.
+/// A line of `/proc/meminfo`, such as `MemTotal`, in bytes. The file says kB and means KiB.
 fn meminfo(key: &str) -> Option<u64> {
     let text = system("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -32,14 +32,13 @@ pub fn available() -> Option<u64> {
 /// A control group's limit and what counts against it, both in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cgroup {
-    /// Bytes that it may hold.
+    /// The limit.
     pub limit: u64,
-    /// Bytes that it holds, without the cached files that the system would drop first (`inactive_file`).
+    /// The usage, without cached files that the system would drop first (`inactive_file`).
     pub used: u64,
 }
 
-/// The control group of this process that leaves the least: all from its own up to the root, of version 2 and version
-/// 1.
+/// The control group that leaves this process the least, among all from its own up to the root, of versions 1 and 2.
 pub fn group() -> Option<Cgroup> {
     let groups = system("/proc/self/cgroup")?;
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
@@ -74,8 +73,8 @@ fn address_space() -> Option<u64> {
     Some(limit.parse::<u64>().ok()?.saturating_sub(size.parse::<u64>().ok()? * 1024))
 }
 
-/// The default budget in bytes: what this process holds already, and what is free less a tenth of it or 256 MiB,
-/// whichever is more. `None` where the system does not say.
+/// The default budget in bytes: what this process already holds, plus the free memory, minus a tenth of that or 256
+/// MiB, whichever is more. `None` if the system does not tell.
 pub fn usable() -> Option<u64> {
     let within = group().map(|group| group.limit.saturating_sub(group.used));
     let free = [available(), within, address_space()].into_iter().flatten().min()?;

@@ -13,7 +13,7 @@ use tunesmith_model::adapters::{self, About, KINDS, NO_MODULE};
 
 const CONFIG_BYTES: u64 = 4 << 20;
 
-/// Fields that functions of their own read.
+/// Fields that separate functions read.
 const READ_BY_NAME: [&str; 2] = ["layers_pattern", "trainable_token_indices"];
 
 fn titles() -> Vec<&'static str> {
@@ -127,7 +127,7 @@ impl Source<'_> {
         strings.ok_or_else(|| self.mismatch(key, "a list of strings"))
     }
 
-    /// `trainable_token_indices`: a list for the embedding, or a list a module.
+    /// `trainable_token_indices`: a list for the embedding, or a list per module.
     pub fn tokens(&self) -> Result<TokenRows> {
         let key = "trainable_token_indices";
         let mismatch = || self.mismatch(key, "a list of token ids, or one each for embed_tokens and lm_head");

@@ -1,5 +1,5 @@
-//! NCCL's functions, loaded at run time, as Gloo's are. NCCL's run-time packages have no other name than `libnccl.so.2`; it is
-//! looked for where CUDA's libraries are, which PyTorch's wheels bring along.
+//! NCCL's functions, loaded at run time, as Gloo's are. NCCL's run-time packages only contain the name `libnccl.so.2`.
+//! It is searched for where CUDA's libraries are, such as in PyTorch's wheels.
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 
@@ -7,20 +7,20 @@ use tunesmith_device::cuda::library::candidates;
 
 use tunesmith_base::error::{Error, Result};
 
-/// Says where NCCL is, when the system's loader does not know.
+/// The variable with NCCL's path, if the system's loader does not find it.
 pub const LIBRARY_VARIABLE: &str = "TUNESMITH_NCCL";
 
-/// NCCL's result codes; newer ones are known by their texts.
+/// NCCL's result codes; newer codes are known by their texts.
 pub(super) type Code = c_int;
 pub(super) const SUCCESS: Code = 0;
 pub(super) const IN_PROGRESS: Code = 7;
 
 /// `ncclComm_t`: a communicator.
 pub(super) type Comm = *mut c_void;
-/// `ncclDataType_t` of bytes, `ncclUint8`: what goes between ranks is not computed with.
+/// `ncclDataType_t` of bytes, `ncclUint8`, because NCCL only moves data here.
 pub(super) const BYTES: c_int = 1;
 
-/// `ncclUniqueId`: what ranks of one communicator have in common.
+/// `ncclUniqueId`: the identity that ranks of one communicator share.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct UniqueId(pub [u8; 128]);
@@ -41,7 +41,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// `NCCL_CONFIG_INITIALIZER`, but for `blocking`: calls return before NCCL has done what they ask for.
+    /// `NCCL_CONFIG_INITIALIZER`, except for `blocking`: calls return before NCCL has finished.
     pub(super) const fn non_blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
         Self {
@@ -142,7 +142,7 @@ impl Functions {
         }
     }
 
-    /// A code in NCCL's words.
+    /// NCCL's text for a result code.
     pub fn words(&self, code: Code) -> String {
         // SAFETY: takes a number; any is allowed.
         let words = unsafe { (self.error_string)(code) };
@@ -153,7 +153,7 @@ impl Functions {
         format!("NCCL: {}", unsafe { CStr::from_ptr(words) }.to_string_lossy())
     }
 
-    /// What the library calls itself: `2.27.5`.
+    /// The library's version: `2.27.5`.
     pub fn version(&self) -> String {
         let mut version = 0;
         // SAFETY: writes one int, which outlives the call.

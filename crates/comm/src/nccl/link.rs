@@ -1,4 +1,4 @@
-//! The communicator of a rank: what is asked of NCCL, how long that may take, and what happens when a rank is gone.
+//! A rank's communicator: calls of NCCL, their time limits, and what happens when a rank is gone.
 use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,28 +19,28 @@ pub(super) const ID: &str = "nccl/id";
 /// Why an operation fails.
 pub(super) type Why = Box<dyn StdError + Send + Sync>;
 
-/// What one thread at a time uses.
+/// State that one thread at a time uses.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// The communicator; `None` before it is connected and after an abort.
     pub comm: Option<Comm>,
-    /// Where bytes of the host lie on the GPU on their way to and from other ranks.
+    /// The buffer on the GPU for bytes of the host on their way to and from other ranks.
     pub buffer: Option<Memory>,
 }
 
 // SAFETY: the communicator belongs to no thread; a Mutex lets one in at a time.
 unsafe impl Send for Handles {}
 
-/// An operation that the GPU does on its own: nobody waits for it but the watch.
+/// An operation that the GPU runs on its own: only the watch waits for it.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub name: &'static str,
-    /// Its work began: the time limit counts from here.
+    /// The start of its work, from which the time limit counts.
     pub began: Event,
     pub ended: Event,
 }
 
-/// The operations under way, in order.
+/// The operations in progress, in order.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
     pub operations: VecDeque<Operation>,
@@ -53,7 +53,7 @@ pub(super) struct UnderWay {
 pub(super) struct Link {
     pub functions: Functions,
     handles: Mutex<Handles>,
-    /// Everything of this communicator is on this queue, in the order in which it is asked for.
+    /// The queue of all its operations, in the order of the calls.
     pub queue: Queue,
     pub rendezvous: Rendezvous,
     /// All ranks, or those of this machine.
@@ -89,7 +89,7 @@ impl Link {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Link::handles`], if no other thread has them: one that has looks after the communicator itself.
+    /// As [`Link::handles`], if no other thread has them; a thread that has them watches the communicator itself.
     pub(super) fn idle_handles(&self) -> Option<MutexGuard<'_, Handles>> {
         self.handles.try_lock().ok()
     }
@@ -98,7 +98,7 @@ impl Link {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `act` hand NCCL the work of one group, and waits until NCCL has put it on the queue, not until it is done.
+    /// Lets `act` pass the work of one group to NCCL, and waits until NCCL has enqueued it, not until it is done.
     pub(super) fn ask(
         &self,
         handles: &Handles,
@@ -124,7 +124,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether NCCL has done what it does on the host.
+    /// Whether NCCL has finished its work on the host.
     ///
     /// # Errors
     /// What went wrong between the ranks since the communicator was made.
@@ -139,8 +139,8 @@ impl Link {
         }
     }
 
-    /// Gives the communicator up: the GPU's work on it ends undone. What the GPU computes from it is of no use, so that
-    /// from now on everybody who waits for the GPU gets the error, if operations were under way.
+    /// Aborts the communicator, so that the GPU's unfinished work on it ends. If operations were in progress, what the
+    /// GPU computes from them is useless, so from now on waiting for the GPU fails with the error.
     pub(super) fn fail(&self, handles: &mut Handles, operation: &str, waited: Duration, why: Why) -> Error {
         let cause = self.rendezvous.find_failed(operation);
         let (rank, waited) = (self.rendezvous.world.rank, waited.as_secs_f64());
@@ -163,8 +163,8 @@ impl Link {
     }
 }
 
-/// Waits with a time limit, and looks for ranks that have ended: NCCL itself does not notice a process that has died on the
-/// same machine.
+/// Waits with a time limit, and checks for ranks that have ended: NCCL itself does not notice that a process has died
+/// on the same machine.
 #[derive(Debug)]
 pub(super) struct Vigil {
     began: Instant,
@@ -176,7 +176,7 @@ pub(super) struct Vigil {
 }
 
 impl Vigil {
-    /// Looks more and more seldom, at last every `longest`.
+    /// Checks less and less often, at last every `longest`.
     pub(super) fn new(longest: Duration) -> Self {
         let now = Instant::now();
         Self { began: now, asked: now, left: None, pause: Duration::from_micros(5), longest }
@@ -186,7 +186,7 @@ impl Vigil {
         self.began.elapsed()
     }
 
-    /// Whether to go on waiting; sleeps a little.
+    /// Whether to keep waiting; sleeps a little.
     ///
     /// # Errors
     /// Time is up, or a rank is gone.

@@ -1,7 +1,7 @@
 //! NCCL between processes that have a GPU each. The communicator is non-blocking, so nothing here waits inside NCCL. If a rank is
 //! gone or late, the operation is aborted, and the error names the rank.
 //!
-//! What lies in the GPU's memory is sent from there ([`OnDevice`]), while nobody waits (`watch.rs`). What lies in main memory goes
+//! Data in the GPU's memory is sent from there ([`OnDevice`]) without waiting (`watch.rs`). Data in main memory goes
 //! through a buffer on the GPU, and the caller waits for it.
 mod library;
 mod link;
@@ -26,7 +26,7 @@ pub use self::library::LIBRARY_VARIABLE;
 /// How often to look at most while the caller waits.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// One rank of a world of processes with a GPU each.
+/// One rank of a world of processes, each with a GPU.
 #[derive(Debug)]
 pub struct Nccl {
     link: Arc<Link>,
@@ -46,7 +46,7 @@ pub fn probe() -> Result<String> {
     Functions::load().map(|functions| functions.version())
 }
 
-/// What worked of several calls of NCCL, or the first failure.
+/// The result of several calls of NCCL, or the first failure.
 fn worst(codes: impl IntoIterator<Item = Code>) -> Code {
     codes.into_iter().find(|&code| code != SUCCESS && code != IN_PROGRESS).unwrap_or(SUCCESS)
 }
@@ -98,8 +98,8 @@ impl Nccl {
         })
     }
 
-    /// Copies `from` to the GPU, lets `act` hand NCCL its work on the address of the buffer there, waits for it, and copies what
-    /// then lies behind the buffer's first `skip` bytes into `into`. After a failure nothing is done any more.
+    /// Copies `from` to the GPU, lets `act` pass work on the buffer's address there to NCCL, and waits for it. Then
+    /// copies the buffer, without its first `skip` bytes, into `into`. After a failure it does nothing any more.
     fn through_gpu(
         &self,
         operation: &str,
@@ -154,7 +154,7 @@ fn connect(link: &Link, handles: &mut Handles, id: UniqueId, vigil: &mut Vigil) 
     Ok(())
 }
 
-/// Rank 0 makes it, the others find it in the store.
+/// Rank 0 makes it, the others read it from the store.
 fn unique_id(link: &Link, group: &str) -> Result<UniqueId> {
     let mut id = UniqueId([0; 128]);
     if link.world.is_first() {
@@ -175,7 +175,7 @@ fn unique_id(link: &Link, group: &str) -> Result<UniqueId> {
     Ok(id)
 }
 
-/// The address of a buffer on the GPU with at least so many bytes.
+/// The address of a buffer on the GPU with at least this number of bytes.
 fn reserve(link: &Link, handles: &mut Handles, room: usize) -> Result<u64> {
     if let Some(buffer) = handles.buffer.as_ref().filter(|buffer| buffer.bytes() >= room) {
         return Ok(buffer.address());
@@ -188,7 +188,7 @@ fn reserve(link: &Link, handles: &mut Handles, room: usize) -> Result<u64> {
     Ok(handles.buffer.insert(buffer).address())
 }
 
-/// Copies bytes that lie at an address of the GPU.
+/// Copies bytes from an address on the GPU.
 fn download(link: &Link, at: u64, into: &mut [u8]) -> std::result::Result<(), Why> {
     if into.is_empty() {
         return Ok(());

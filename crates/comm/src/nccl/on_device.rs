@@ -1,4 +1,4 @@
-//! Operations on a GPU's memory: put on the communicator's queue, and watched.
+//! Operations on a GPU's memory: enqueued on the communicator's queue, and watched.
 use std::ops::Range;
 
 use super::library::{BYTES, Code, Comm, Functions};
@@ -9,7 +9,7 @@ use tunesmith_base::error::Result;
 use tunesmith_device::Queue;
 
 impl Nccl {
-    /// Puts one group on the queue, after all that the caller's own queue was asked for, and lets it be watched.
+    /// Enqueues one group, after all work of the caller's own queue, and has it watched.
     fn put(&self, name: &'static str, act: impl FnOnce(&Functions, Comm) -> Code) -> Result<()> {
         let link = &*self.link;
         let mut handles = link.handles();
@@ -26,8 +26,8 @@ impl Nccl {
     }
 }
 
-/// The parts' one length and the start of the first, if they lie end to end and are all of one length: one call of NCCL then does
-/// what otherwise takes a broadcast from each rank.
+/// The common length of the parts and the start of the first, if they lie end to end and have equal lengths. Then one
+/// call of NCCL replaces a broadcast from each rank.
 fn even(parts: &[Range<usize>]) -> Option<(usize, usize)> {
     let first = parts.first()?;
     let is_next = |(index, part): (usize, &Range<usize>)| {

@@ -1,12 +1,12 @@
-//! Watches the operations that a GPU does on its own, as PyTorch's watchdog does. Nothing on the host waits for them, so that
-//! nothing else would notice that a rank is gone or late: then the communicator is aborted, which ends its work on the GPU,
-//! and whoever waits for the GPU gets the error.
+//! Watches the operations that a GPU runs on its own, as PyTorch's watchdog does. Nothing on the host waits for them,
+//! so nothing else would notice that a rank is gone or late. In that case the watch aborts the communicator. This ends
+//! its work on the GPU, and waiting for the GPU fails with the error.
 use std::time::{Duration, Instant};
 
 use super::link::{GONE, Link, Operation, Vigil, Why};
 use tunesmith_base::error::Result;
 
-/// The longest time between two looks.
+/// The longest time between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Watches until the engine is dropped.
@@ -41,7 +41,7 @@ pub(super) fn watch(link: &Link) {
 }
 
 enum State {
-    /// It waits for what the GPU computes before.
+    /// It waits for earlier work of the GPU.
     Queued,
     Begun,
     Ended,

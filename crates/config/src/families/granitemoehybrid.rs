@@ -1,6 +1,6 @@
 //! Granite 4: Granite's constants, Mamba 2 in most blocks, attention mostly without positions, an MLP that all tokens share.
-use crate::arch::{Arch, HiddenAct, MambaSpec, ModuleNames, PartSpec};
-use crate::decoder_json::Defaults;
+use crate::arch::{Arch, BlockSpec, ExpertNames, Experts, HiddenAct, MambaSpec, ModuleNames, PartSpec, SharedExpert};
+use crate::decoder_json::{Defaults, ExpertDefaults};
 use crate::family::Family;
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
@@ -9,16 +9,17 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "granitemoehybrid",
     class_name: "GraniteMoeHybridForCausalLM",
-    models: "Granite 4.0 350M and 1B, Micro and H-Micro (dense)",
+    models: "Granite 4.0 350M and 1B, Micro and H-Micro, H-Tiny and H-Small",
     features: "Granite's constants; Mamba 2 in most blocks of the H models; attention without positions, or with a rotary \
-               embedding",
+               embedding; experts beside an MLP in H-Tiny and H-Small",
     sparse: true,
     classifier: None,
     gguf: None,
 };
 
 pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
-    let mut arch = source.decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() })?;
+    let defaults = Defaults { intermediate: Some(11_008), context: 2048, ..Defaults::default() };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.granite_constants(&mut arch)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.module_names = &ModuleNames::GRANITE4;
@@ -48,7 +49,13 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
         }
     }
     if source.get("num_local_experts").is_none_or(|count| count.as_u64() != Some(0)) {
-        return Err(source.not_yet("experts of Granite 4 (num_local_experts other than 0)"));
+        let defaults = ExpertDefaults { count: 8, per_token: 2, width: 11_008 };
+        arch.experts = Some(Experts {
+            shared: Some(SharedExpert { width, gated: false }),
+            names: ExpertNames::Granite,
+            ..source.experts("num_local_experts", "intermediate_size", defaults)?
+        });
+        arch.blocks.iter_mut().for_each(BlockSpec::set_experts);
     }
     Ok(arch)
 }

@@ -1,6 +1,6 @@
-//! Nemotron-H: a block is one mixer: Mamba 2, attention without positions, or an MLP without a gate.
-use crate::arch::{Arch, BlockSpec, BranchSpec, MambaSpec, ModuleNames, PartSpec};
-use crate::decoder_json::Defaults;
+//! Nemotron-H: a block is one mixer: Mamba 2, attention without positions, an MLP without a gate, or experts of such MLPs.
+use crate::arch::{Arch, BlockSpec, BranchSpec, ExpertNames, Experts, MambaSpec, ModuleNames, PartSpec, SharedExpert};
+use crate::decoder_json::{DeepSeekDefaults, Defaults, ExpertDefaults};
 use crate::family::Family;
 use crate::hf_json::Source;
 use crate::mixers_json::{MAX_KERNEL, MAX_ROWS};
@@ -10,8 +10,9 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: Family = Family {
     model_type: "nemotron_h",
     class_name: "NemotronHForCausalLM",
-    models: "Nemotron-H 4B to 56B, Nemotron Nano 9B v2 and 12B v2 (without experts)",
-    features: "a block is one mixer: Mamba 2, attention without positions, or an MLP of the squared ReLU",
+    models: "Nemotron-H 4B to 56B, Nemotron Nano 9B v2 and 12B v2, Nemotron 3 Nano 30B-A3B and Super 120B-A12B",
+    features: "a block is one mixer: Mamba 2, attention without positions, an MLP of the squared ReLU, or experts of that kind chosen \
+               by sigmoids and a bias with an MLP beside them",
     sparse: true,
     classifier: None,
     gguf: None,
@@ -68,19 +69,23 @@ pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     if source.get("sliding_window").is_some() || source.flag("attention_bias", false)? {
         return Err(source.not_yet("sliding_window or attention_bias, which its class in Transformers does not read"));
     }
+    if kinds.iter().any(|kind| matches!(kind, Kind::Experts)) {
+        source.nemotron_experts(&mut arch)?;
+    }
     let Some(mut attention) = arch.attentions().next().cloned() else { return Ok(arch) };
     attention.rope = None;
     let mamba = source.nemotron_mamba()?;
+    let width = arch.intermediate_size;
     let block = |kind: &Kind| {
         let part = match kind {
             Kind::Mamba => PartSpec::Mamba(mamba.clone()),
             Kind::Attention => PartSpec::Attention(attention.clone()),
-            Kind::Mlp => PartSpec::PlainMlp { intermediate_size: arch.intermediate_size },
-            Kind::Experts => return Err(source.not_yet("experts of Nemotron-H (\"moe\" blocks)")),
+            Kind::Mlp => PartSpec::PlainMlp { intermediate_size: width },
+            Kind::Experts => PartSpec::Experts,
         };
-        Ok(BlockSpec { branches: vec![BranchSpec { norm: Some("norm"), part, post_norm: None }] })
+        BlockSpec { branches: vec![BranchSpec { norm: Some("norm"), part, post_norm: None }] }
     };
-    arch.blocks = kinds.iter().map(block).collect::<Result<_>>()?;
+    arch.blocks = kinds.iter().map(block).collect();
     Ok(arch)
 }
 
@@ -109,6 +114,25 @@ impl Source<'_> {
             (None, None) => return Err(self.mismatch("layers_block_type", "a list of kinds of blocks")),
         };
         if kinds.is_empty() { Err(self.error("no kinds of blocks, expected at least one")) } else { Ok(kinds) }
+    }
+
+    /// Its experts, which have no gates, with the MLP beside them.
+    fn nemotron_experts(&self, arch: &mut Arch) -> Result<()> {
+        let experts = ExpertDefaults { count: 8, per_token: 2, width: 7688 };
+        self.deepseek_experts(arch, DeepSeekDefaults { experts, scale: 1.0, groups: (1, 1), dense: 0 })?;
+        if self.size("n_shared_experts", Some(1))? != 1 {
+            return Err(self.not_yet("n_shared_experts other than 1").hint("the class in Transformers has one"));
+        }
+        let shared = self.size("moe_shared_expert_intermediate_size", Some(7688))?;
+        let latent = self.get("moe_latent_size").map(|_| self.size("moe_latent_size", None)).transpose()?;
+        arch.experts = arch.experts.take().map(|experts| Experts {
+            shared: Some(SharedExpert { width: shared, gated: false }),
+            names: ExpertNames::Nemotron,
+            gated: false,
+            latent,
+            ..experts
+        });
+        Ok(())
     }
 
     /// A key by its older name, or by this one.

@@ -23,6 +23,8 @@ pub enum ChatForm {
     },
     /// Tokens with the row and column of each tile, a line for each row of tiles, and the whole picture behind them.
     Idefics3,
+    /// Nothing. A picture that is alone in its row is cut at its own shape, others are shown as a whole (LLaVA-OneVision).
+    AnyRes,
     /// `<img>` and `</img>` (`InternVL`).
     InternVl,
 }

@@ -34,6 +34,8 @@ pub struct Encoder {
     pub class_token: bool,
     /// Register tokens between the class token and the patches, which have no positions.
     pub registers: usize,
+    /// Whether the patch embedding is a linear module on patches `[row, column, channel]`, and no convolution (SigLIP 2 NaFlex).
+    pub channels_last: bool,
     /// Whether the patch embedding adds a bias.
     pub patch_bias: bool,
     /// Whether q, k and v add a bias.
@@ -116,6 +118,8 @@ pub enum Interpolation {
     Bicubic,
     /// The position of the same share of the way (Idefics 3).
     Nearest,
+    /// Bilinear over all positions that a new one covers, as `interpolate` does it with `antialias=True`: SigLIP 2 NaFlex.
+    Antialiased,
     /// Bilinear, with the first and the last position at the ends of a side (`align_corners=True`): Qwen3-VL.
     Bilinear,
 }

@@ -9,6 +9,7 @@ mod chat;
 mod connector;
 mod encoder;
 mod families;
+mod joined;
 mod models;
 mod processing;
 mod tensors;
@@ -21,6 +22,7 @@ pub use chat::{ChatForm, ChatImages};
 pub use connector::{Connector, ConnectorKind, Merger, Pairing};
 pub use encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
 pub use families::{ENCODERS, EncoderFamily};
+pub use joined::{AnyRes, Joined, Taps};
 pub use processing::{Backend, Processing, Resample, Size};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
@@ -46,6 +48,8 @@ pub struct VisionArch {
     /// Whether the tokens before an answer see each other, those after them too (`PaliGemma`): of a row all up to its first label,
     /// of a text that is generated its prompt.
     pub prefix: bool,
+    /// Whether pictures are cut at their own shape, and how lines of their rows end (LLaVA-OneVision).
+    pub any_res: Option<AnyRes>,
     /// How a chat shows pictures; `None` where they stand only in front of a caption.
     pub chat: Option<ChatImages>,
     /// The encoder's folder, or the file with encoder and connector; `None` where they are a part of the decoder's checkpoint.
@@ -86,10 +90,13 @@ pub struct Mrope {
 }
 
 /// What of a [`VisionArch`] is trained. By default nothing is.
+#[allow(clippy::struct_excessive_bools)] // each is a part
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VisionTraining {
     /// The connector's tensors.
     pub connector: bool,
+    /// What ends a line of an image's rows ([`AnyRes::newline`]). It is no module, so no adapter's file of PEFT holds it.
+    pub newline: bool,
     /// Every tensor of the encoder that pictures come through.
     pub encoder: bool,
     /// The encoder's last blocks: so many.
@@ -130,25 +137,25 @@ impl VisionArch {
     /// The values of pictures that need no second computation: the connector's rows if it is frozen and they are fewer numbers, else
     /// the encoder's. `None` if a part of the encoder is trained.
     pub fn fixed_features(&self) -> Option<Features> {
-        let VisionTraining { connector, encoder, last_blocks, adapters, .. } = &self.training;
+        let VisionTraining { connector, newline, encoder, last_blocks, adapters, .. } = &self.training;
         if *encoder || *last_blocks > 0 || !adapters.is_empty() {
             return None;
         }
         let of_encoder = self.connector.side().pow(2) * self.connector.encoder_size;
         let fewer = self.connector.decoder_size <= of_encoder;
-        let fixed = !connector && self.connector.dropout() == 0.0;
+        let fixed = !connector && !newline && self.connector.dropout() == 0.0;
         Some(if fixed && fewer { Features::Connector } else { Features::Encoder })
     }
 
     /// The shape of the features of a picture with these tiles (rows and columns of patches each): rows and width. The rows for the
     /// first connector come first, then those for the connectors behind inner blocks.
-    pub fn features_shape(&self, features: Features, tiles: &[(usize, usize)]) -> [usize; 2] {
+    pub fn features_shape(&self, features: Features, tiles: &[(usize, usize)], joined: Option<&Joined>) -> [usize; 2] {
         let kept = if self.encoder.feature.drop_prefix { 0 } else { self.encoder.prefix_tokens() };
         let [rows, width] = match features {
             Features::Encoder => {
                 [tiles.iter().map(|(rows, columns)| rows * columns + kept).sum(), self.connector.encoder_size]
             }
-            Features::Connector => [self.rows(tiles.iter().copied()), self.connector.decoder_size],
+            Features::Connector => [self.rows(tiles.iter().copied(), joined), self.connector.decoder_size],
         };
         [rows * self.connectors().count(), width]
     }
@@ -173,9 +180,15 @@ impl VisionArch {
         format!("{}, {encoder} · {kind} connector, {connector}", self.encoder.family)
     }
 
-    /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes.
-    pub fn rows(&self, tiles: impl IntoIterator<Item = (usize, usize)>) -> usize {
-        tiles.into_iter().map(|(rows, columns)| self.tile_rows(rows, columns)).sum()
+    /// How many rows of the decoder a picture with these tiles (rows and columns of patches each) takes. Where lines end with a row, its
+    /// tiles but the first are `joined`, or it is one tile.
+    pub fn rows(&self, tiles: impl IntoIterator<Item = (usize, usize)>, joined: Option<&Joined>) -> usize {
+        let mut tiles = tiles.into_iter().map(|(rows, columns)| self.tile_rows(rows, columns));
+        match (&self.any_res, joined) {
+            (None, _) => tiles.sum(),
+            (Some(_), None) => tiles.map(|rows| rows + 1).sum(),
+            (Some(_), Some(joined)) => tiles.next().unwrap_or(0) + joined.decoder_rows(),
+        }
     }
 
     /// How many rows of the decoder a tile of so many rows and columns of patches takes.

@@ -7,6 +7,7 @@ use super::chat::{ChatForm, ChatImages};
 use super::connector::{Connector, ConnectorKind, Merger, Pairing};
 use super::encoder::{Encoder, Feature, Pointwise};
 use super::families::{ENCODERS, EncoderFamily};
+use super::joined::{self, AnyRes};
 use super::{Deepstack, Mrope, VisionArch, VisionTraining};
 use crate::hf_json::{Source, read_text};
 use tunesmith_base::error::{Error, Result};
@@ -19,7 +20,8 @@ const IMAGE: [&str; 2] = ["image_token_id", "image_token_index"];
 const PROJECTOR: &str = "model.multi_modal_projector.";
 
 /// The models below, for messages.
-const SEEING: &str = "gemma3, idefics3, internvl, llava, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, smolvlm";
+const SEEING: &str =
+    "gemma3, idefics3, internvl, llava, llava_onevision, paligemma, qwen2_vl, qwen2_5_vl, qwen3_vl, smolvlm";
 
 fn open<'a>(dir: &Path, path: &'a Path) -> Result<Source<'a>> {
     let text = read_text(path)?.ok_or_else(|| {
@@ -63,19 +65,61 @@ fn feature_layer(source: &Source<'_>, key: &str, index: i64, encoder: &Encoder) 
 }
 
 fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
-    let mut encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
+    let encoder = encoder(&inner(source, "vision_config")?, Some("clip_vision_model"))?;
+    let token = token(source, &IMAGE, 32_000)?;
+    let chat = Some(ChatImages { token, form: ChatForm::Bare });
+    Ok(VisionArch { chat, ..llava_with(source, encoder, (-2, "default"), decoder_size)? })
+}
+
+fn llava_onevision(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
+    let mut vision = inner(source, "vision_config")?;
+    let defaults = [
+        ("hidden_size", 1152),
+        ("intermediate_size", 4304),
+        ("num_hidden_layers", 26),
+        ("num_attention_heads", 16),
+        ("patch_size", 14),
+        ("image_size", 384),
+    ];
+    if vision.map.is_empty() {
+        vision.map.extend(defaults.into_iter().map(|(key, size)| (key.to_owned(), size.into())));
+    }
+    let encoder = encoder(&vision, Some("siglip_vision_model"))?;
+    if encoder.prefix_tokens() > 0 {
+        return Err(source.not_yet(format!("an encoder with a class token ({}) in llava_onevision", encoder.family)));
+    }
+    let ratio = source.text("vision_aspect_ratio")?.unwrap_or("anyres_max_9");
+    let most = ratio.strip_prefix("anyres_max_").and_then(|tiles| tiles.parse().ok());
+    let most_tiles = most
+        .filter(|tiles| (1..=4096).contains(tiles))
+        .ok_or_else(|| source.mismatch("vision_aspect_ratio", "\"anyres_max_\" and a number of tiles"))?;
+    let grids = super::processing::grids(source)?.unwrap_or_else(joined::usual_grids);
+    let any_res = AnyRes { newline: "model.image_newline".to_owned(), most_tiles, grids };
+    let token = token(source, &IMAGE, 151_646)?;
+    let chat = Some(ChatImages { token, form: ChatForm::AnyRes });
+    Ok(VisionArch { any_res: Some(any_res), chat, ..llava_with(source, encoder, (-1, "full"), decoder_size)? })
+}
+
+/// LLaVA's connector behind an encoder. `layer` and `select` are the defaults of `vision_feature_layer` and
+/// `vision_feature_select_strategy`.
+fn llava_with(
+    source: &Source<'_>,
+    mut encoder: Encoder,
+    (layer, select): (i64, &str),
+    decoder_size: usize,
+) -> Result<VisionArch> {
     TOWER.clone_into(&mut encoder.prefix);
     let key = "vision_feature_layer";
     let index = match source.get(key) {
-        None => -2,
+        None => layer,
         Some(Value::Array(_)) => return Err(source.not_yet(format!("a list as {key}"))),
         Some(value) => value.as_i64().ok_or_else(|| source.mismatch(key, "a whole number"))?,
     };
     encoder.feature = feature_layer(source, key, index, &encoder)?;
-    encoder.feature.drop_prefix = match source.text("vision_feature_select_strategy")? {
-        None | Some("default") => true,
-        Some("full") => false,
-        Some(_) => return Err(source.mismatch("vision_feature_select_strategy", "\"default\" or \"full\"")),
+    encoder.feature.drop_prefix = match source.text("vision_feature_select_strategy")?.unwrap_or(select) {
+        "default" => true,
+        "full" => false,
+        _ => return Err(source.mismatch("vision_feature_select_strategy", "\"default\" or \"full\"")),
     };
     let name = source.text("projector_hidden_act")?.unwrap_or("gelu");
     let activation = Pointwise::parse(name).ok_or_else(|| source.not_yet(format!("projector_hidden_act {name:?}")))?;
@@ -86,9 +130,7 @@ fn llava(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
         bias: source.flag("multimodal_projector_bias", true)?,
         dropout: 0.0,
     };
-    let token = token(source, &IMAGE, 32_000)?;
-    let chat = Some(ChatImages { token, form: ChatForm::Bare });
-    Ok(VisionArch { chat, ..whole(encoder, kind, decoder_size) })
+    Ok(whole(encoder, kind, decoder_size))
 }
 
 fn gemma3(source: &Source<'_>, decoder_size: usize) -> Result<VisionArch> {
@@ -243,6 +285,7 @@ fn whole(encoder: Encoder, kind: ConnectorKind, decoder_size: usize) -> VisionAr
         mrope: None,
         bidirectional: false,
         prefix: false,
+        any_res: None,
         chat: None,
         folder: None,
         training,
@@ -258,6 +301,7 @@ pub(super) fn read(dir: &Path, decoder_size: usize) -> Result<VisionArch> {
     let source = open(dir, &path)?;
     match source.text("model_type")?.unwrap_or_default() {
         "llava" => llava(&source, decoder_size),
+        "llava_onevision" => llava_onevision(&source, decoder_size),
         "gemma3" => gemma3(&source, decoder_size),
         "idefics3" | "smolvlm" => idefics3(&source, decoder_size),
         "paligemma" => paligemma(&source, decoder_size),

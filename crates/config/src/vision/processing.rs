@@ -32,6 +32,10 @@ pub struct Processing {
     pub rescale: Option<f64>,
     /// Then the channel's mean is taken off, and the rest divided by its standard deviation.
     pub normalize: Option<[[f32; 3]; 2]>,
+    /// Whether the channels of a pixel stand side by side in a patch, and not each channel's pixels (SigLIP 2 NaFlex).
+    pub channels_last: bool,
+    /// With [`Size::AnyRes`]: the heights and widths that it may get before it is cut.
+    pub grids: Vec<[u32; 2]>,
     /// How often each channel of a patch stands in it, one after the other: a picture is a video of so many equal frames (Qwen-VL).
     pub frames: usize,
 }
@@ -66,6 +70,19 @@ pub enum Size {
         least: u32,
         /// The most tiles.
         most: u32,
+    },
+    /// The picture is shown as a whole in the size of a tile. Where it is alone in its row, it is also resized within one of
+    /// [`Processing::grids`], put in its middle, and cut into square tiles (LLaVA-OneVision).
+    AnyRes {
+        /// The side of a tile.
+        tile: u32,
+    },
+    /// Sides about in proportion and multiples of a patch, as large as so many patches allow (SigLIP 2 NaFlex).
+    MostPatches {
+        /// The most patches.
+        most: u32,
+        /// The side of a patch in pixels.
+        patch: u32,
     },
     /// Sides in proportion and multiples of `merge` patches, with so many pixels (Qwen-VL).
     Pixels {
@@ -167,12 +184,28 @@ const CLASSES: &[Class] = &[
         normal: OPENAI,
     },
     Class {
+        name: "LlavaOnevisionImageProcessor",
+        older: "",
+        size: Size::AnyRes { tile: 384 },
+        resample: Resample::Bicubic,
+        crops: false,
+        normal: OPENAI,
+    },
+    Class {
         name: "Qwen2VLImageProcessor",
         older: "",
         size: Size::Pixels { least: 56 * 56, most: 28 * 28 * 1280, merge: 2 },
         resample: Resample::Bicubic,
         crops: false,
         normal: OPENAI,
+    },
+    Class {
+        name: "Siglip2ImageProcessor",
+        older: "",
+        size: Size::MostPatches { most: 256, patch: 16 },
+        resample: Resample::Bilinear,
+        crops: false,
+        normal: HALF,
     },
     Class {
         name: "SiglipImageProcessor",
@@ -245,20 +278,41 @@ fn read(source: &Source<'_>) -> Result<Processing> {
     }
     let rescale = source.positive("rescale_factor", 1.0 / 255.0)?;
     let squared = class.name == "LlavaImageProcessor" && source.flag("do_pad", false)?;
+    let any_res = matches!(class.size, Size::AnyRes { .. });
+    if any_res && (!source.flag("do_resize", true)? || source.get("crop_size").is_some()) {
+        return Err(source.not_yet("do_resize: false or a crop_size for LlavaOnevisionImageProcessor"));
+    }
+    let grids = if any_res { grids(source)?.unwrap_or_else(super::joined::usual_grids) } else { Vec::new() };
     Ok(Processing {
         class: class.name,
-        square: squared.then(|| mean.map(|mean| (mean * 255.0) as u8)),
+        square: (squared || any_res).then(|| mean.map(|mean| (mean * 255.0) as u8)),
         size: if source.flag("do_resize", true)? { size(source, class)? } else { Size::Kept },
         resample: resample(source, class.resample)?,
         backend: Backend::default(),
         crop: if source.flag("do_center_crop", class.crops)? { Some(crop(source)?) } else { None },
         rescale: source.flag("do_rescale", true)?.then_some(rescale),
         normalize: normalize.then_some(normal),
+        channels_last: matches!(class.size, Size::MostPatches { .. }),
+        grids,
         frames: match class.size {
             Size::Pixels { .. } => source.size_up_to("temporal_patch_size", Some(2), 64)?,
             _ => 1,
         },
     })
+}
+
+/// `image_grid_pinpoints`, heights and widths, if it is there.
+pub(super) fn grids(source: &Source<'_>) -> Result<Option<Vec<[u32; 2]>>> {
+    let key = "image_grid_pinpoints";
+    let Some(value) = source.get(key) else { return Ok(None) };
+    let side = |value: &Value| value.as_u64().filter(|side| (1..=MOST as u64).contains(side)).map(|side| side as u32);
+    let pair = |pair: &Value| match pair.as_array().map(Vec::as_slice) {
+        Some([height, width]) => Some([side(height)?, side(width)?]),
+        _ => None,
+    };
+    let list = value.as_array().filter(|list| (1..=MOST).contains(&list.len()));
+    let found = list.and_then(|list| list.iter().map(pair).collect());
+    found.map(Some).ok_or_else(|| source.mismatch(key, "a list of [height, width]"))
 }
 
 fn channels(source: &Source<'_>, key: &str, default: [f32; 3]) -> Result<[f32; 3]> {
@@ -307,6 +361,23 @@ fn size(source: &Source<'_>, class: &Class) -> Result<Size> {
         };
         let (longest_edge, tile) = (edge("size", longest_edge)?, edge("max_image_size", tile)?);
         return Ok(Size::Tiles { longest_edge, tile, split: source.flag("do_image_splitting", true)? });
+    }
+    if let Size::MostPatches { most, patch } = class.size {
+        let most = source.size_up_to("max_num_patches", Some(most as usize), MOST)? as u32;
+        let patch = source.size_up_to("patch_size", Some(patch as usize), MOST)? as u32;
+        return Ok(Size::MostPatches { most, patch });
+    }
+    if let Size::AnyRes { tile } = class.size {
+        let Some(size) = sizes(source, "size") else { return Ok(Size::AnyRes { tile }) };
+        if size.has("shortest_edge") {
+            return side(&size, "shortest_edge").map(|tile| Size::AnyRes { tile });
+        }
+        let [height, width] = [side(&size, "height")?, side(&size, "width")?];
+        return if height == width {
+            Ok(Size::AnyRes { tile: height })
+        } else {
+            Err(source.mismatch("size", "square tiles"))
+        };
     }
     if let Size::Canvas { tile, least, most, .. } = class.size {
         let tile = match sizes(source, "size") {

@@ -73,7 +73,11 @@ impl Encoder {
         let patch = self.name(names.patch);
         let side = self.patch_size;
         let frames = self.frames.map(|frames| vec![frames]).unwrap_or_default();
-        let shape = [vec![hidden, self.channels], frames, vec![side; 2]].concat();
+        let shape = if self.channels_last {
+            vec![hidden, self.patch_values()]
+        } else {
+            [vec![hidden, self.channels], frames, vec![side; 2]].concat()
+        };
         tensors.push(tensor(format!("{patch}.weight"), &shape));
         if self.patch_bias {
             tensors.push(tensor(format!("{patch}.bias"), &[hidden]));
@@ -186,11 +190,17 @@ impl VisionArch {
     /// Every tensor that pictures come through: encoder, then connector. Not those before [`VisionArch::features`].
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let connectors = self.connectors().flat_map(Connector::tensors);
+        let behind = connectors.chain(self.newline());
         match self.features {
-            None => self.encoder.tensors().into_iter().chain(connectors).collect(),
-            Some(Features::Encoder) => connectors.collect(),
+            None => self.encoder.tensors().into_iter().chain(behind).collect(),
+            Some(Features::Encoder) => behind.collect(),
             Some(Features::Connector) => Vec::new(),
         }
+    }
+
+    /// What ends a line of an image's rows: `[width of the decoder]`.
+    pub fn newline(&self) -> Option<TensorSpec> {
+        self.any_res.as_ref().map(|any_res| tensor(any_res.newline.clone(), &[self.connector.decoder_size]))
     }
 
     /// The connector, and those behind inner blocks.
@@ -211,6 +221,7 @@ impl VisionArch {
         if training.connector {
             tensors.extend(self.connectors().flat_map(Connector::tensors));
         }
+        tensors.extend(self.newline().filter(|_| training.newline));
         tensors
     }
 
@@ -224,7 +235,8 @@ impl VisionArch {
         let adapted = linears.filter(|linear| has(&format!("{}.lora_A.weight", linear.name)));
         let adapters = adapted.map(|linear| linear.name).collect();
         let connector = all(self.connector.tensors());
-        VisionTraining { connector, encoder, last_blocks, adapters, ..self.training.clone() }
+        let newline = self.newline().is_some_and(|spec| has(&spec.name));
+        VisionTraining { connector, newline, encoder, last_blocks, adapters, ..self.training.clone() }
     }
 
     /// The modules that are trained in full, as PEFT's `modules_to_save` names them: by the end of their names.
@@ -247,11 +259,13 @@ impl VisionArch {
         modules
     }
 
-    /// Linear modules of the encoder that get an adapter.
+    /// Linear modules of the encoder that get an adapter; `all-linear` names all of its blocks.
     pub fn adapted_linears(&self) -> Vec<LinearSpec> {
         let linears = (0..self.encoder.feature.blocks).flat_map(|layer| self.encoder.block_linears(layer));
         let named = |linear: &LinearSpec, entry: &String| {
-            linear.name == *entry || linear.name.strip_suffix(entry.as_str()).is_some_and(|rest| rest.ends_with('.'))
+            entry == "all-linear"
+                || linear.name == *entry
+                || linear.name.strip_suffix(entry.as_str()).is_some_and(|rest| rest.ends_with('.'))
         };
         linears.filter(|linear| self.training.adapters.iter().any(|entry| named(linear, entry))).collect()
     }

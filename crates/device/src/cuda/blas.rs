@@ -1,4 +1,4 @@
-//! Products of matrices by cublasLt.
+//! Matrix products by cublasLt.
 use super::library::{Code, CublasLt, Handle, cublas_lt};
 use super::memory::Memory;
 use super::stream::Stream;
@@ -87,7 +87,7 @@ impl OperandType {
 /// A column-major matrix in a GPU's memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
-    /// Where it begins.
+    /// Its address.
     pub address: u64,
     /// The type of its numbers.
     pub number: OperandType,
@@ -107,7 +107,7 @@ pub struct Product {
     pub m: u64,
     /// Columns of D.
     pub n: u64,
-    /// What is summed over.
+    /// The inner dimension, which is summed over.
     pub k: u64,
     /// The factor of the product.
     pub alpha: f32,
@@ -121,13 +121,13 @@ pub struct Product {
     pub c: Operand,
     /// The result.
     pub d: Operand,
-    /// How many such products there are.
+    /// The number of products in the batch.
     pub batch: u32,
     /// Whether float32 operands may be rounded to TF32, for tensor cores.
     pub tf32: bool,
 }
 
-/// The algorithm that cublasLt chose for a shape, with room for the rest of its answer.
+/// The algorithm that cublasLt chose for a shape, with space for the rest of its answer.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Heuristic {
@@ -141,7 +141,7 @@ struct Heuristic {
 /// What the choice of an algorithm depends on.
 type Key = ([u64; 4], [(u64, OperandType, bool, u64); 4], [u64; 4], bool, bool);
 
-/// cublasLt on a GPU. An algorithm is chosen once a shape, so that equal products give equal bits.
+/// cublasLt on a GPU. An algorithm is chosen once for each shape, so that equal products give equal bits.
 #[derive(Debug)]
 pub struct Blas {
     functions: &'static CublasLt,
@@ -171,7 +171,7 @@ const COMPUTE_32F: c_int = 68;
 const COMPUTE_32F_FAST_TF32: c_int = 77;
 
 impl Blas {
-    /// For products on that stream.
+    /// Prepares products on this stream.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Device`]: no cublasLt. [`tunesmith_base::Kind::Memory`]: no room for its scratch.
@@ -184,7 +184,7 @@ impl Blas {
         Ok(Self { functions, handle, workspace: Memory::new(stream, WORKSPACE)?, chosen: Mutex::default() })
     }
 
-    /// Puts a product on the stream, which is that of [`Blas::new`].
+    /// Enqueues a product on the stream of [`Blas::new`].
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Device`]: cublasLt has no way to compute it, or fails.

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 use tunesmith_base::error::{Error, Result};
 
-/// The primary context of a GPU, which libraries in this process share. It is held until the process ends.
+/// A GPU's primary context, which all libraries in this process share. It is held until the process ends.
 #[derive(Debug)]
 pub struct Context {
     handle: Handle,
@@ -26,7 +26,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 thread_local! {
-    /// The context that this thread made current.
+    /// The context that is current on this thread.
     static CURRENT: Cell<Handle> = const { Cell::new(std::ptr::null_mut()) };
 }
 
@@ -90,7 +90,7 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes it current on this thread, if it is not yet.
+    /// Makes it current on this thread, unless it is already.
     ///
     /// # Errors
     /// The driver's.
@@ -104,17 +104,17 @@ impl Context {
         Ok(())
     }
 
-    /// From now on, waiting for a stream or an event of it fails with this error. The first one stays.
+    /// From now on, waiting for one of its streams or events fails with this error. The first error stays.
     pub fn break_off(&self, error: Error) {
         let _ = self.broken.set(error);
     }
 
-    /// What [`Context::break_off`] said.
+    /// The error of [`Context::break_off`].
     pub(super) fn unbroken(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Its number, counted as `CUDA_VISIBLE_DEVICES` leaves GPUs.
+    /// Its number among the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible.
     pub const fn ordinal(&self) -> u32 {
         self.ordinal
     }
@@ -124,7 +124,7 @@ impl Context {
         &self.name
     }
 
-    /// Its identity, as `nvidia-smi -L` prints it: two processes see by it whether they share a GPU.
+    /// Its UUID, as `nvidia-smi -L` prints it. It tells two processes whether they share a GPU.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
@@ -144,7 +144,7 @@ impl Context {
         self.shared_memory
     }
 
-    /// Bytes of its memory that are free, and that there are, for all programs together.
+    /// Free and total bytes of its memory, for all programs together.
     ///
     /// # Errors
     /// The driver's.
@@ -173,7 +173,7 @@ impl Context {
         Ok(pool)
     }
 
-    /// Lets the pool keep what is freed, so that taking it again asks nothing of the system.
+    /// Lets the pool keep freed memory, so that allocating it again needs no call of the system.
     fn keep_freed_memory(&self) -> Result<()> {
         let pool = self.default_pool()?;
         let driver = driver()?;

@@ -1,17 +1,17 @@
-//! Finds and loads `libcuda`, NVRTC and cublasLt, each once a process.
+//! Finds and loads `libcuda`, NVRTC and cublasLt, each once per process.
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, RwLock};
 use tunesmith_base::error::{Error, Result};
 
-/// Names the one folder to load CUDA's libraries from.
+/// The variable that names the only folder to load CUDA's libraries from.
 pub const FOLDER_VARIABLE: &str = "TUNESMITH_CUDA_LIBRARIES";
 
-/// The oldest driver that is used, as `cuDriverGetVersion` says it: CUDA 12.0.
+/// The oldest supported driver, as a number of `cuDriverGetVersion`: CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12_000;
 
-/// A library, its file names from the best on, and what to do where it is missing.
+/// A library, its file names in order of preference, and what to do if it is missing.
 struct Wanted {
     name: &'static str,
     files: &'static [&'static str],
@@ -34,10 +34,10 @@ const CUBLASLT: Wanted = Wanted {
     hint: "`pip install nvidia-cublas-cu12` in the active environment, or install a CUDA toolkit; docs/gpu.md says where it is looked for",
 };
 
-/// A folder that tests load from instead.
+/// A folder from which tests load instead.
 static TEST_FOLDER: RwLock<Option<PathBuf>> = RwLock::new(None);
 
-/// From here on, libraries that are not loaded yet come from this folder only.
+/// From now on, libraries that are not loaded yet come only from this folder.
 pub(super) fn load_from(folder: &Path) {
     *TEST_FOLDER.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(folder.to_owned());
 }
@@ -47,7 +47,7 @@ pub(super) fn test_folder() -> Option<PathBuf> {
     TEST_FOLDER.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
-/// The one folder to load from, if one is set.
+/// The only folder to load from, if one is set.
 fn only_folder() -> Option<PathBuf> {
     let set = || std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     // A name without a slash would be looked up by the loader.
@@ -55,7 +55,7 @@ fn only_folder() -> Option<PathBuf> {
     test_folder().or_else(set).map(whole)
 }
 
-/// Folders that may have the libraries of a toolkit, in the order in which they are tried.
+/// Folders that may contain a toolkit's libraries, in search order.
 fn folders() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).collect();
@@ -82,7 +82,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// What a folder holds, sorted; nothing where it cannot be read.
+/// A folder's entries, sorted; empty if it cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = found.map(|entry| entry.path()).collect();
@@ -90,7 +90,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The environment of the `python3` on PATH, from its place.
+/// The environment of the `python3` on `PATH`, derived from its path.
 fn python_prefix() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let python = std::env::split_paths(&path).map(|folder| folder.join("python3")).find(|file| file.is_file())?;
@@ -111,7 +111,8 @@ unsafe impl Send for Library {}
 // SAFETY: as above; dlsym changes nothing.
 unsafe impl Sync for Library {}
 
-/// Where a library of one of these file names may be, the likeliest first: names alone are for the system's loader.
+/// Paths at which a library with one of these file names may be, the likeliest first. Bare names are for the system's
+/// loader.
 pub fn candidates(files: &[&str]) -> Vec<PathBuf> {
     candidates_in(files, only_folder())
 }
@@ -127,7 +128,7 @@ fn candidates_in(files: &[&str], only: Option<PathBuf>) -> Vec<PathBuf> {
     candidates
 }
 
-/// Loads what is wanted from that folder, or from the places of the search; `driver` is the driver's version, if there is one.
+/// Loads the library from this folder, or else searches for it; `driver` is the driver's version, if there is one.
 fn open(wanted: &Wanted, only: Option<PathBuf>, driver: Option<c_int>) -> Result<Library> {
     let mut why: Option<String> = None;
     let files: Vec<&str> = wanted.files.iter().copied().filter(|file| runs_on(file, driver)).collect();
@@ -146,14 +147,14 @@ fn open(wanted: &Wanted, only: Option<PathBuf>, driver: Option<c_int>) -> Result
     Err(Error::device(format!("the {} cannot be loaded: {why}", wanted.name)).hint(wanted.hint))
 }
 
-/// Whether a library of a toolkit, whose file's name ends in the toolkit's major version, runs on that driver: a driver runs what
-/// its own and older major versions made.
+/// Whether a toolkit's library, whose file name ends in the toolkit's major version, runs on this driver. A driver
+/// supports its own and older major versions.
 fn runs_on(file: &str, driver: Option<c_int>) -> bool {
     let major = file.rsplit('.').next().and_then(|end| end.parse::<c_int>().ok());
     !matches!((major, driver), (Some(major), Some(driver)) if major > driver / 1000)
 }
 
-/// NVRTC opens its builtins by name: where it is not on the loader's path, they are loaded first.
+/// NVRTC opens its builtins by name. If they are not on the loader's path, they must be loaded first.
 fn preload_builtins(path: &Path) {
     let Some(folder) = path.parent().filter(|_| path.is_absolute()) else { return };
     for entry in entries(folder) {
@@ -186,7 +187,7 @@ struct LinkMap {
     name: *const c_char,
 }
 
-/// The file that a library came from; `asked` where the loader does not say.
+/// The file that a library was loaded from; `asked` if the loader does not tell.
 fn loaded_from(handle: *mut c_void, asked: PathBuf) -> PathBuf {
     if asked.is_absolute() {
         return asked;
@@ -335,7 +336,7 @@ functions! {
     error_text = "cublasLtGetStatusString"(Code) -> *const c_char;
 }
 
-/// The driver, initialised.
+/// The driver, initialized.
 pub(super) fn driver() -> Result<&'static Driver> {
     static LOADED: OnceLock<Result<Driver>> = OnceLock::new();
     LOADED.get_or_init(load_driver).as_ref().map_err(Clone::clone)
@@ -357,20 +358,20 @@ fn new_enough(version: c_int) -> Result<()> {
     Ok(())
 }
 
-/// Opens a library of a toolkit, for the driver that there is.
+/// Opens a toolkit's library that fits the installed driver.
 fn open_for_driver(wanted: &Wanted) -> Result<Library> {
     // Without a driver, a compiler still compiles.
     let version = driver().and_then(Driver::version).ok();
     open(wanted, only_folder(), version)
 }
 
-/// A version of CUDA as it is written: 12020 is 12.2.
+/// A CUDA version in its usual form: 12020 is 12.2.
 fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
 impl Driver {
-    /// The newest CUDA that it runs: 12020 is 12.2.
+    /// The newest CUDA version that it supports: 12020 is 12.2.
     fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: `version` takes one number.
@@ -416,16 +417,16 @@ pub(super) fn cublas_lt() -> Result<&'static CublasLt> {
     LOADED.get_or_init(|| CublasLt::find(&open_for_driver(&CUBLASLT)?)).as_ref().map_err(Clone::clone)
 }
 
-/// What is known of one of the libraries.
+/// The state of one of the libraries.
 #[derive(Debug, Clone)]
 pub struct LibraryReport {
-    /// What it is: the driver, NVRTC, cublasLt.
+    /// Its name: the driver, NVRTC, or cublasLt.
     pub name: &'static str,
-    /// Its version and its file; or why it cannot be used, with the hint.
+    /// Its version and file, or why it cannot be used, with a hint.
     pub found: Result<(String, PathBuf)>,
 }
 
-/// Looks for the three libraries, which it loads.
+/// Finds and loads the three libraries.
 pub fn report() -> Vec<LibraryReport> {
     let of_driver = || {
         let driver = driver()?;

@@ -1,4 +1,4 @@
-//! Memory of a GPU, taken and given back in a stream's order, and memory of the host that a GPU can reach.
+//! GPU memory, allocated and freed in stream order, and pinned host memory, which a GPU can access.
 use super::context::Context;
 use super::library::driver;
 use super::stream::Stream;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory::human_bytes;
 
-/// Bytes of a GPU's memory. They may be used by what comes later on the stream.
+/// Bytes of a GPU's memory, for use by later work on the stream.
 #[derive(Debug)]
 pub struct Memory {
     address: u64,
@@ -16,7 +16,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Takes bytes, which are undefined, from the GPU's default pool. The pool keeps what is freed ([`release`] gives it back).
+    /// Allocates uninitialized bytes from the GPU's default pool. The pool keeps freed memory until [`release`].
     ///
     /// # Errors
     /// [`Kind::Memory`]: the GPU has no more. Others of the driver.
@@ -43,12 +43,12 @@ impl Memory {
         Ok(Self { address, bytes, stream: Arc::clone(stream) })
     }
 
-    /// Where it begins.
+    /// Its address.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// How large it is.
+    /// Its size in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -63,7 +63,7 @@ impl Drop for Memory {
     }
 }
 
-/// Waits for the stream, then gives all that the pool keeps and nothing uses back to the system.
+/// Waits for the stream, then returns the pool's unused memory to the system.
 ///
 /// # Errors
 /// The driver's.
@@ -75,7 +75,7 @@ pub fn release(stream: &Stream) -> Result<()> {
     driver.check("cuMemPoolTrimTo", unsafe { (driver.trim_pool)(pool, 0) })
 }
 
-/// Bytes of the host's memory that do not move, which a GPU copies from and to by itself.
+/// Pinned bytes of the host's memory, which a GPU copies from and to by itself.
 #[derive(Debug)]
 pub struct PinnedMemory {
     start: *mut u8,
@@ -89,7 +89,7 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// So many zeros.
+    /// Allocates this number of zeros.
     ///
     /// # Errors
     /// [`Kind::Memory`]: the system gives no more such memory.

@@ -1,7 +1,9 @@
-//! CUDA's driver, its compiler and its products of matrices, loaded at run time: the binary runs without them.
+//! CUDA's driver, its compiler (NVRTC) and its matrix products (cublasLt), loaded at run time. The binary also runs
+//! without them.
 //!
-//! Memory, streams and events are the driver's, wrapped so that they are given back; addresses are plain numbers, and whoever
-//! passes one to a copy or a kernel says that there is memory. Kernels are compiled by NVRTC for the GPU that is there.
+//! Memory, streams and events are the driver's, wrapped so that they are released. Addresses are plain numbers: the
+//! caller who passes one to a copy or a kernel guarantees that the memory exists. NVRTC compiles kernels for the
+//! machine's GPU.
 mod blas;
 mod context;
 pub mod library;

@@ -1,4 +1,4 @@
-//! Kernels: their source, compiled for the GPU that is there, and launches.
+//! Kernels: their source, compiled for the machine's GPU, and launches.
 use super::context::Context;
 use super::library::{Handle, driver};
 use super::nvrtc::{Program, Source};
@@ -23,7 +23,7 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Module {
-    /// Compiles the source, or takes what an earlier process compiled, and loads it.
+    /// Compiles the source, or takes an earlier process's result, and loads it.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Device`]: no NVRTC, it refuses the source, or the driver refuses what it made.
@@ -90,7 +90,7 @@ unsafe impl Send for Function {}
 // SAFETY: as of the module, which it holds.
 unsafe impl Sync for Function {}
 
-/// How many blocks of how many threads run a kernel.
+/// The number of blocks, and of threads in each, that run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks in x, y and z.
@@ -119,7 +119,7 @@ pub enum Arg {
 }
 
 impl Arg {
-    /// Where the value is.
+    /// A pointer to the value.
     const fn place(&self) -> *mut c_void {
         match self {
             Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -134,11 +134,11 @@ impl Arg {
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: i32 = 8;
 
-/// Bytes of dynamic shared memory that a kernel has without asking.
+/// Bytes of dynamic shared memory that a kernel has by default.
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
 
 impl Function {
-    /// Puts the kernel on the stream.
+    /// Launches the kernel on the stream.
     ///
     /// # Errors
     /// The driver's: a grid that the GPU does not take.
@@ -175,7 +175,7 @@ impl Function {
         driver.check("cuLaunchKernel", code).map_err(|error| error.context(format!("kernel {}", self.name)))
     }
 
-    /// The module it is of.
+    /// Its module.
     pub const fn module(&self) -> &Module {
         &self.module
     }

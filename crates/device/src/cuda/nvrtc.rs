@@ -1,4 +1,4 @@
-//! Compiles kernels for a GPU, and keeps what was compiled for later processes.
+//! Compiles kernels for a GPU, and caches the results for later processes.
 use super::blas::Number;
 use super::library::{self, Code, Handle, Nvrtc};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -7,13 +7,13 @@ use std::ptr;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// What every source may include.
+/// A header that every source may include.
 const HEADER: &str = include_str!("dev.cuh");
 
-/// No cubin of ours is larger, in bytes; a file that is was not written by us.
+/// An upper limit of our cubins in bytes; a larger file was not written by us.
 const LARGEST: u64 = 64 << 20;
 
-/// A file that sources of one folder include besides `dev.cuh`: its name and its text.
+/// A header that the sources of one folder include besides `dev.cuh`: its name and its text.
 pub type Header = (&'static str, &'static str);
 
 /// The CUDA source of some kernels.
@@ -37,7 +37,7 @@ impl Source {
         Self { name, text, headers: &[], number: Some(number) }
     }
 
-    /// With what it includes besides `dev.cuh`.
+    /// Adds the headers that it includes besides `dev.cuh`.
     #[must_use]
     pub const fn with_headers(self, headers: &'static [Header]) -> Self {
         Self { headers, ..self }
@@ -59,7 +59,7 @@ impl Source {
     }
 }
 
-/// A source, the options it is compiled with, and where the result is kept.
+/// A source, its compiler options, and the path of the cached result.
 pub(super) struct Program<'a> {
     source: &'a Source,
     nvrtc: &'static Nvrtc,
@@ -70,7 +70,7 @@ pub(super) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// For a GPU of that compute capability.
+    /// For a GPU of this compute capability.
     pub(super) fn new(source: &'a Source, capability: (u32, u32)) -> Result<Self> {
         let nvrtc = library::nvrtc()?;
         let wanted = (capability.0 * 10 + capability.1) as c_int;
@@ -92,7 +92,7 @@ impl<'a> Program<'a> {
         Ok(program)
     }
 
-    /// What the result depends on, as a hash.
+    /// A hash of everything that the result depends on.
     fn key(&self) -> String {
         let mut hash = blake3::Hasher::new();
         let (major, minor) = self.nvrtc.number();
@@ -106,12 +106,12 @@ impl<'a> Program<'a> {
         hash.finalize().to_hex()[..32].to_owned()
     }
 
-    /// What an earlier process kept.
+    /// The result that an earlier process cached.
     pub(super) fn kept(&self) -> Option<Vec<u8>> {
         files::read_own(self.file.as_ref()?, LARGEST).ok().filter(|image| !image.is_empty())
     }
 
-    /// Keeps the result for later processes. Where it cannot be written, they compile again.
+    /// Caches the result for later processes. If it cannot be written, they compile again.
     pub(super) fn keep(&self, image: &[u8]) {
         if let Some(file) = &self.file {
             let _ = std::fs::create_dir_all(files::parent(file));
@@ -119,7 +119,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Removes what is kept.
+    /// Removes the cached result.
     #[cfg(test)]
     pub(super) fn forget(&self) {
         if let Some(file) = &self.file {
@@ -132,7 +132,7 @@ impl<'a> Program<'a> {
         self.compile_with(&[]).map(|(image, _)| image)
     }
 
-    /// Compiles with further options; also the compiler's log.
+    /// Compiles with further options. Also returns the compiler's log.
     pub(super) fn compile_with(&self, more: &[&str]) -> Result<(Vec<u8>, String)> {
         let ended = |text: &str| {
             CString::new(text).map_err(|_| Error::device(format!("{}: a source with a NUL byte", self.source.name())))
@@ -176,7 +176,7 @@ struct Open {
 }
 
 impl Open {
-    /// What one of NVRTC's pairs of functions gives: a size, and so many bytes.
+    /// The result of one of NVRTC's pairs of functions: a size, and this number of bytes.
     fn text(
         &self,
         size: unsafe extern "C" fn(Handle, *mut usize) -> Code,

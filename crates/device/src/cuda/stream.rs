@@ -1,10 +1,10 @@
-//! Streams, events, and what runs on a stream: copies.
+//! Streams, events, and copies on a stream.
 use super::context::Context;
 use super::library::{Handle, driver};
 use std::sync::Arc;
 use tunesmith_base::error::Result;
 
-/// A queue of work of one GPU, done in order.
+/// A queue of work for one GPU, which runs in order.
 #[derive(Debug)]
 pub struct Stream {
     handle: Handle,
@@ -33,7 +33,7 @@ impl Stream {
         Ok(Arc::new(Self { handle, context: Arc::clone(context) }))
     }
 
-    /// The driver's handle, `CUstream`, for libraries that put work on it. It is good as long as this lives.
+    /// The driver's handle, `CUstream`, for libraries that enqueue work on it. It is valid as long as this lives.
     pub const fn handle(&self) -> *mut std::ffi::c_void {
         self.handle
     }
@@ -43,7 +43,7 @@ impl Stream {
         &self.context
     }
 
-    /// Waits until all is done that was asked for so far.
+    /// Waits until all work enqueued so far is done.
     ///
     /// # Errors
     /// The driver's, and those of the work: a GPU reports them late.
@@ -55,7 +55,7 @@ impl Stream {
         self.context.unbroken()
     }
 
-    /// Lets what comes next wait for an event of any stream.
+    /// Makes later work wait for an event of any stream.
     ///
     /// # Errors
     /// The driver's.
@@ -66,7 +66,7 @@ impl Stream {
         driver.check("cuStreamWaitEvent", unsafe { (driver.wait_event)(self.handle, event.handle, 0) })
     }
 
-    /// An event that happens when all is done that was asked for so far.
+    /// Records an event that happens when all work enqueued so far is done.
     ///
     /// # Errors
     /// The driver's.
@@ -148,7 +148,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point of a stream, which happens when the stream's work comes to it.
+/// A point on a stream, which happens when the stream's work reaches it.
 #[derive(Debug)]
 pub struct Event {
     handle: Handle,

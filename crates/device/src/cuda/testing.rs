@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the stand-in, if it is not there for these sources, and makes this process load CUDA's libraries from its folder, which
-/// it returns. Environment variable `TUNESMITH_CUDA_LIBRARIES` makes other processes do so.
+/// Builds the stand-in, unless it exists for these sources. Makes this process load CUDA's libraries from its folder,
+/// and returns the folder. The environment variable `TUNESMITH_CUDA_LIBRARIES` makes other processes do the same.
 ///
 /// # Panics
 /// It cannot be built: there is no `g++`, or a kernel has an error, which the message shows.
@@ -56,7 +56,7 @@ fn build() -> PathBuf {
     folder
 }
 
-/// What the stand-in is built from: kernels, headers, and its own files.
+/// The stand-in's sources: kernels, headers, and its own files.
 fn find(folder: &Path, sources: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {
         let path = entry.path();

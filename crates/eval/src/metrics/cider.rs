@@ -6,8 +6,8 @@
 //! `10 * exp(-d^2 / (2 * 6^2)) * sum(min(answer, reference) * reference) / (|answer| * |reference|)`, where `d` is the difference
 //! in the number of word pairs. The paper calls this form, with `min` and the factor for lengths, `CIDEr-D`.
 //!
-//! Words are those of the tokenizer 13a in lower case, without words of nothing but ASCII punctuation. `pycocoevalcap` itself
-//! runs a Java program for that, which also takes `'s` and `n't` off their words.
+//! Words are those of the tokenizer 13a in lower case, without words that are only ASCII punctuation. `pycocoevalcap`
+//! itself runs a Java program for that, which also splits off `'s` and `n't`.
 use super::bootstrap::Sums;
 use super::text::{tokenize_13a, without_end_space};
 use std::collections::{HashMap, HashSet};

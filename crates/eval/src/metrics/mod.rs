@@ -72,7 +72,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// From both scores, and the replicates of `second - first`.
+    /// Makes it from both scores, and the replicates of `second - first`.
     fn of(name: String, first: f64, second: f64, mut replicates: Vec<f64>, confidence: f64) -> Self {
         replicates.retain(|by| by.is_finite());
         let share =
@@ -248,7 +248,7 @@ impl Metrics {
         Ok(Self { measures, rows: 0, replicates: config.bootstrap_samples, confidence: config.confidence, seed })
     }
 
-    /// Adds a metric that is usual for answers about pictures.
+    /// Adds a metric for answers about images.
     #[must_use]
     pub fn with_visual(mut self, metric: VisualMetric) -> Self {
         self.measures.push((Measure::of(metric), None));

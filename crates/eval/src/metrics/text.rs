@@ -14,13 +14,13 @@ pub fn words(text: &str) -> Vec<&str> {
     text.split(is_space).filter(|word| !word.is_empty()).collect()
 }
 
-/// The text without white space at its end, as Python's `str.rstrip()`.
+/// The text without white space at its end, as by Python's `str.rstrip()`.
 pub fn without_end_space(text: &str) -> &str {
     text.trim_end_matches(is_space)
 }
 
-/// The words of a text by mteval's tokenizer `13a`, sacrebleu's default: punctuation stands alone, periods and commas stay
-/// within numbers.
+/// The words of a text by mteval's tokenizer `13a`, sacrebleu's default: punctuation marks are words of their own, but
+/// periods and commas stay within numbers.
 pub fn tokenize_13a(text: &str) -> Vec<String> {
     static RULES: LazyLock<[(Regex, &str); 4]> = LazyLock::new(|| {
         [
@@ -62,7 +62,7 @@ pub fn common<T: Eq + Hash>(left: &Counts<'_, T>, right: &Counts<'_, T>) -> u64 
     small.iter().map(|(gram, count)| (*count).min(large.get(gram).copied().unwrap_or(0))).sum()
 }
 
-/// The harmonic mean of precision and recall; 0 where both are.
+/// The harmonic mean of precision and recall; 0 if both are 0.
 pub fn f_measure(precision: f64, recall: f64) -> f64 {
     if precision + recall > 0.0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 }
 }

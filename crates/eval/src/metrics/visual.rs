@@ -1,6 +1,6 @@
-//! The metrics that are usual for answers about pictures, by name.
+//! The usual metrics for answers about images, by name.
 
-/// A metric of captions, or of answers to questions about pictures. It reads texts alone, so that any row may have it.
+/// A metric of captions, or of answers to questions about images. It reads only texts, so any row may have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VisualMetric {
     /// `CIDEr` of captions, 0 to 10, over several references ([`super::cider`]).

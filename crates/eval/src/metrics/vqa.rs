@@ -1,12 +1,12 @@
-//! The accuracy of VQA v2: A. Agrawal et al., "VQA: visual question answering", 2015, by the official script `vqaEval.py`
-//! (<https://github.com/GT-Vision-Lab/VQA>). An answer that three of the other people gave is right; each person is left out
-//! once, and the accuracy is the mean.
+//! The accuracy of VQA v2: A. Agrawal et al., "VQA: visual question answering", 2015, by the official script
+//! `vqaEval.py` (<https://github.com/GT-Vision-Lab/VQA>). An answer that three of the other annotators gave is right.
+//! Each annotator is left out once, and the accuracy is the mean.
 use super::text::words;
 use regex::Regex;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// As many equal answers make an answer right.
+/// The number of equal answers that make an answer right.
 const ENOUGH: f64 = 3.0;
 /// Punctuation that is removed, in this order.
 const PUNCTUATION: &str = ";/[]\"{}()=+\\_-><@`,?!";
@@ -26,7 +26,7 @@ const NUMBERS: [(&str, &str); 12] = [
     ("nine", "9"),
     ("ten", "10"),
 ];
-/// A word that is one of these but for one missing apostrophe gets it.
+/// A word that equals one of these except for a missing apostrophe gets the apostrophe.
 const CONTRACTIONS: &str = "ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't \
      he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've must've mustn't needn't \
      not've o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's \
@@ -35,8 +35,8 @@ const CONTRACTIONS: &str = "ain't aren't can't could've couldn't couldn't've did
      where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've y'all \
      y'all'd've y'all'll you'd you'd've you'll you're you've";
 
-/// The share of right answers, from 0 to 1, by the `references` of several people. As in the script, texts are normalized only if
-/// the references differ. With a single reference, it is 1 if both are equal after normalization.
+/// The accuracy of an answer, from 0 to 1, by the `references` of several annotators. As in the script, texts are
+/// normalized only if the references differ. With a single reference, it is 1 if both are equal after normalization.
 pub fn accuracy(answer: &str, references: &[&str]) -> f64 {
     let references: Vec<String> = references.iter().map(|text| one_line(text)).collect();
     let answer = one_line(answer);

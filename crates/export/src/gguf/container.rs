@@ -1,5 +1,5 @@
-//! The container: a header of keys and tensor descriptions, then the tensors' bytes, each on a boundary of 32. Candle has a
-//! writer too, which wants all tensors in memory; this one takes them one at a time.
+//! The container: a header of keys and tensor descriptions, then the tensors' bytes, each on a boundary of 32. Candle's
+//! writer needs all tensors in memory; this one takes them one at a time.
 use std::io::{self, Write};
 use std::path::Path;
 

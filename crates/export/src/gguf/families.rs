@@ -8,7 +8,7 @@ use tunesmith_config::arch::{Arch, BlockSpec, Gguf, PartSpec, RopeScaling, Tenso
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout(Gguf);
 
-/// A tensor of the file: its name and shape, and the model's tensors that it is made of, one after the other.
+/// A tensor of the file: its name and shape, and the model's tensors that it concatenates.
 type Made = (String, Vec<usize>, Vec<TensorSpec>);
 
 impl Layout {
@@ -205,7 +205,7 @@ impl Layout {
     }
 }
 
-/// Whether the norm of that name stands before the MLP or the experts.
+/// Whether the norm of that name is the one before the MLP or the experts.
 fn is_before_mlp(arch: &Arch, norm: &str) -> bool {
     let mut branches = arch.blocks.iter().flat_map(|block| &block.branches);
     branches.any(|branch| branch.norm == Some(norm) && !matches!(branch.part, PartSpec::Attention(_)))

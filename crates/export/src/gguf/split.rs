@@ -43,7 +43,7 @@ const BETWEEN: [&str; 24] = [
     "😀",
 ];
 
-/// llama.cpp's names and what they split by, as `tokenizer.json` has it.
+/// llama.cpp's names and their regular expressions, as in `tokenizer.json`.
 fn candidates(ignores_merges: bool) -> Vec<(&'static str, Json)> {
     let bytes = |splits: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits});
     let sequence = |first: Json, splits: bool| json!({"type": "Sequence", "pretokenizers": [first, bytes(splits)]});
@@ -65,7 +65,7 @@ fn candidates(ignores_merges: bool) -> Vec<(&'static str, Json)> {
     ]
 }
 
-/// The name with which every text became the same tokens, and how many texts that were.
+/// The name with which every text became the same tokens, and the number of texts.
 ///
 /// # Errors
 /// The tokenizer cannot handle a text.

@@ -24,7 +24,7 @@ const BYTE: i32 = 6;
 pub struct GgufVocabulary {
     tokens: HashMap<usize, (String, i32)>,
     merges: Vec<String>,
-    /// `tokenizer.ggml.pre`; none where the tokens are `SentencePiece`'s.
+    /// `tokenizer.ggml.pre`; none if the tokens are `SentencePiece`'s.
     pre: Option<String>,
     /// Whether a space is put before the text (`SentencePiece`).
     prefix: bool,
@@ -37,8 +37,8 @@ pub struct GgufVocabulary {
 }
 
 impl GgufVocabulary {
-    /// Reads `dir/tokenizer.json` and the chat template, for which `template` may stand; `pre` names the pre-tokenizer where it is
-    /// not recognised.
+    /// Reads `dir/tokenizer.json` and the chat template, which `template` may replace. `pre` names the pre-tokenizer if
+    /// it is not recognized.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Data`]: a tokenizer that GGUF has no form for.
@@ -94,7 +94,7 @@ impl GgufVocabulary {
     pub fn remark(&self) -> Option<String> {
         let (pre, tried) = (self.pre.as_ref()?, self.tried?);
         let tried = count(tunesmith_plan::grouped(tried as u64), "text");
-        Some(format!("splits text in a way of its own; llama.cpp's {pre} made the same tokens of {tried}"))
+        Some(format!("splits text in its own way; llama.cpp's {pre} made the same tokens of {tried}"))
     }
 
     /// The keys of the header.

@@ -128,7 +128,7 @@ pub(super) fn answers(import: &mut Import, validates: bool) {
     ];
     let on = import.is_on("generate_samples");
     if on {
-        import.changed("generate_samples", "", "answers before and after stand in the report: gen.num_samples");
+        import.changed("generate_samples", "", "the report shows answers before and after: gen.num_samples");
     }
     let greedy = matches!(import.get(&["generation_do_sample"]), Some((_, Node::Bool(false))))
         || matches!(import.get(&["generation_temperature"]), Some((_, zero)) if is_off_or_zero(&zero));

@@ -149,7 +149,10 @@ fn existing(import: &mut Import) {
         }
     }
     if import.get(&["create_new_adapter"]).is_some() {
-        import.not_needed("create_new_adapter", "tuning.adapters lie below a new one, tuning.adapter is gone on with");
+        import.not_needed(
+            "create_new_adapter",
+            "tuning.adapters lie below a new one, tuning.adapter continues an adapter",
+        );
     }
 }
 

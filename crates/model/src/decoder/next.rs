@@ -1,5 +1,6 @@
 //! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
-//! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
+//! A text's logits do not depend on the others in the walk. Nor do they depend on how its tokens were cut into walks, but for the rounding of
+//! recurrences, which take 16 tokens or more of a text in chunks.
 use super::Model;
 use super::pictures::{Placed, put};
 use crate::attention::{self as mixed, Attention};
@@ -26,6 +27,9 @@ use tunesmith_ops::causal_conv1d::Conv;
 use tunesmith_ops::gated_delta_rule;
 use tunesmith_ops::mamba2;
 use tunesmith_ops::par;
+
+/// Up to so many tokens of a text ask its cache one by one. More are worth laying keys and values out as a batch.
+const FEW: usize = 16;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
 #[derive(Debug, Clone)]
@@ -97,7 +101,18 @@ impl TextCache {
     }
 }
 
-/// What the model says of the token after each text.
+/// A text that goes on by tokens, of which the last may be a guess.
+#[derive(Debug)]
+pub struct Drafted<'a> {
+    /// What it goes on from, which then holds all of the tokens.
+    pub cache: &'a mut TextCache,
+    /// At least one more than are drafted.
+    pub tokens: &'a [u32],
+    /// So many of the last tokens may turn out to be others.
+    pub drafted: usize,
+}
+
+/// What the model says of the token after each text, or where tokens are drafted after each of several beginnings of it.
 #[derive(Debug)]
 pub struct Logits {
     /// Parts of `[texts, vocabulary]`, each with some of the texts.
@@ -166,18 +181,28 @@ impl Model {
     /// fit into the memory budget; the caches then know their texts' tokens, the new ones included, and nothing else: what is
     /// left is [`TextCache::give_up`]. [`tunesmith_base::Kind::Peer`]: a rank that has a share of the weights is gone.
     pub fn extend(&self, texts: &mut [(&mut TextCache, &[u32])]) -> Result<Logits> {
-        if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
+        let whole = texts.iter_mut().map(|(cache, tokens)| Drafted { cache, tokens, drafted: 0 });
+        self.extend_drafted(&mut whole.collect::<Vec<_>>())
+    }
+
+    /// As [`Model::extend`]. A text has a row of logits for the tokens that are not drafted, and one more for each drafted token:
+    /// those that [`Model::extend`] would give one by one. [`TextCache::truncate`] takes the wrong ones back, where it can.
+    ///
+    /// # Errors
+    /// As [`Model::extend`].
+    pub fn extend_drafted(&self, texts: &mut [Drafted<'_>]) -> Result<Logits> {
+        if texts.iter().any(|text| text.tokens.len() <= text.drafted) {
             return Err(Error::data("a text without tokens cannot go on"));
         }
-        let tokens: Vec<u32> = texts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+        let tokens: Vec<u32> = texts.iter().flat_map(|text| text.tokens.iter().copied()).collect();
         self.check(&Batch { tokens, ..Batch::default() })?;
         if texts.is_empty() {
             return Ok(Logits { parts: Vec::new() });
         }
-        let end = |(cache, new): &(&mut TextCache, &[u32])| self.refuse_cut(cache, cache.tokens.len() + new.len());
+        let end = |text: &Drafted<'_>| self.refuse_cut(text.cache, text.cache.tokens.len() + text.tokens.len());
         texts.iter().try_for_each(end)?;
         let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
-        for (cache, new) in texts.iter_mut() {
+        for Drafted { cache, tokens: new, drafted } in texts.iter_mut() {
             let mut start = cache.tokens.len();
             cache.tokens.extend(*new);
             if self.has_prefix() && cache.prompt == 0 {
@@ -189,13 +214,19 @@ impl Model {
                 start = 0;
             }
             let TextCache { tokens, layers, recurrent, images, prompt } = &mut **cache;
-            growth.push(Growth { layers, recurrent, tokens, images, prompt: *prompt, start });
+            growth.push(Growth { layers, recurrent, tokens, images, prompt: *prompt, start, asked: *drafted + 1 });
         }
         if self.shards.is_sharded() {
             // Threads that wait for work without sleeping would be in the way of the one that brings weights.
             return self.forward(|| self.go_on(&mut growth));
         }
         memory::guarded(|| par::together(|| self.go_on(&mut growth)))
+    }
+
+    /// Whether a text of `length` tokens may go on by one token and so many drafted ones at once: a rule for long contexts may turn keys
+    /// otherwise once it is longer.
+    pub fn may_draft(&self, length: usize, drafted: usize) -> bool {
+        !self.turns_otherwise(length + 1, length + 1 + drafted)
     }
 
     /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
@@ -259,9 +290,11 @@ impl Model {
         self.pool.reserve(tokens.len());
         let positions: Vec<Range<usize>> = texts.iter().map(|text| text.start..text.tokens.len()).collect();
         let fresh = positions.iter().all(|range| range.start == 0);
-        let single = positions.iter().all(|range| range.len() == 1);
+        let few = |range: &Range<usize>| range.len() == 1 || (range.start > 0 && range.len() <= FEW);
+        let few = positions.iter().all(few);
+        let asked: Vec<usize> = texts.iter().map(|text| text.asked).collect();
         let turned = self.positions_of(texts);
-        let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes, turned.as_ref());
+        let layout = Layout::continued(&self.pool, &positions, &asked, &self.arch.ropes, turned.as_ref());
         let layout = layout.scaling(self.arch.query_scaling);
         let layout = self.showing(layout, &texts.iter().map(Growth::runs).collect::<Vec<_>>());
         let values = self.params.values();
@@ -272,7 +305,7 @@ impl Model {
         })?;
         let (added, per_layer) = (added.as_ref(), per_layer.as_ref());
         let walk = Walk { shards: &self.shards, values, layout: &layout, every_token: false, added, per_layer };
-        let mut caches = OverCaches { texts: &mut *texts, single, fresh };
+        let mut caches = OverCaches { texts: &mut *texts, few, fresh };
         let x = self.blocks.forward_by(&walk, &pass, x, &mut caches)?;
         for shared in self.blocks.attentions().filter(|attention| attention.shares) {
             for text in texts.iter_mut() {
@@ -292,6 +325,8 @@ struct Growth<'a> {
     /// Where its tokens see each other, the first of them.
     prompt: usize,
     start: usize,
+    /// Of so many of its last tokens the head says what comes next.
+    asked: usize,
 }
 
 impl Growth<'_> {
@@ -319,8 +354,8 @@ impl Growth<'_> {
 /// Mixers over what the texts' caches hold, which then hold the new tokens too.
 struct OverCaches<'a, 't> {
     texts: &'a mut [Growth<'t>],
-    /// Whether each text goes on by one token.
-    single: bool,
+    /// Whether each text goes on by one token or by few.
+    few: bool,
     /// Whether no text had one before.
     fresh: bool,
 }
@@ -347,15 +382,19 @@ impl Mixing for OverCaches<'_, '_> {
                 start += count;
             }
             let caches: Vec<&KeyValues> = self.texts.iter().map(|text| &text.layers[layer]).collect();
-            let mixed = if self.single {
-                (attention::decode(q, &caches, sinks, heads, how), q.pool().act(0, 0))
+            let spans = rows.outputs.spans(how.window);
+            let mixed = if self.few && spans.iter().all(|span| span.ranges.is_none()) {
+                let texts = caches.iter().zip(spans);
+                let queries: Vec<(&KeyValues, usize)> =
+                    texts.flat_map(|(cache, span)| span.positions.iter().map(|&position| (*cache, position))).collect();
+                (attention::decode(q, &queries, sinks, heads, how), q.pool().act(0, 0))
             } else if self.fresh {
-                attention::forward(q, k, v, sinks, rows.outputs.spans(how.window), heads, how)
+                attention::forward(q, k, v, sinks, spans, heads, how)
             } else {
                 let pool = Pool::on(k.device());
                 pool.set_number(k.number());
                 let (k, v) = KeyValues::concat(&pool, &caches);
-                attention::forward(q, &k, &v, sinks, rows.outputs.spans(how.window), heads, how)
+                attention::forward(q, &k, &v, sinks, spans, heads, how)
             };
             if owns && !part.shares {
                 for text in self.texts.iter_mut() {

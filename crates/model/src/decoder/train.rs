@@ -103,9 +103,13 @@ impl Model {
             rows: &splice.images,
             images: &batch.images,
         };
-        let trains_per_layer = self.trains_per_layer();
+        let (trains_per_layer, trains_embedding) = (self.trains_per_layer(), self.embedding.trains());
+        let mut before_norm = None;
         let (x, seen, per_layer) = self.shards.at(0, values, &pass, |pass| {
             let (mut x, seen) = self.embed_training(pass, batch, training)?;
+            if self.embedding_norm.is_some() && trains_embedding {
+                before_norm = Some(self.look_up(pass, &batch.tokens));
+            }
             if let Some(alpha) = self.noise {
                 let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
                 noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
@@ -161,7 +165,6 @@ impl Model {
         self.phases.head += lap();
 
         // Backward.
-        let trains_embedding = self.embedding.trains();
         let trains_vision = self.vision.as_ref().is_some_and(Vision::trains);
         let trains_below = trains_embedding || trains_vision || trains_per_layer;
         let dx = self.blocks.backward(&walk, &pass, trace, dy, params, trains_below, grads)?;
@@ -172,13 +175,18 @@ impl Model {
                 let dx = trains_embedding.then_some(&mut dx);
                 self.shards.at(0, values, &pass, |pass| it.backward(pass, inputs, (&x, dx), tokens, grads))?;
             }
-            if trains_embedding {
-                self.embedding_backward(&dx, batch, &splice, grads);
-            }
             if trains_vision {
                 self.shards.at(0, values, &pass, |pass| {
                     self.pictures_backward(pass, pictures, training, (&dx, added), params, grads)
                 })??;
+            }
+            if trains_embedding {
+                if let (Some(norm), Some(x)) = (&self.embedding_norm, before_norm) {
+                    let mut before = x.like();
+                    norm.backward(&pass, &x, &norm.stats(&x, 1), &dx, Some((&mut before, false)), grads);
+                    dx = before;
+                }
+                self.embedding_backward(&dx, batch, &splice, grads);
             }
             grads.close(&embedding)?;
         }

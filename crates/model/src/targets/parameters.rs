@@ -165,8 +165,10 @@ impl Targets {
                     found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
                 }
             }
-            let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
-            let down = spec(format!("{module}.down_proj"), hidden, experts.width);
+            let ([before, after], features) = (experts.parameters(), experts.latent.unwrap_or(hidden));
+            let rows = if experts.gated { 2 * experts.width } else { experts.width };
+            let gate_up = spec(format!("{module}.{before}"), rows, features);
+            let down = spec(format!("{module}.{after}"), features, experts.width);
             let (has_gate_up, has_down) = (wanted(&gate_up.name) || by_gate, wanted(&down.name) || by_down);
             // PEFT holds the adapters of a block's two stacked matrices in two wrappers, the outer for the last.
             let stacked = |interleaved| Some(Stacked { count: experts.count, interleaved });
@@ -186,8 +188,8 @@ impl Targets {
             ))
             .hint(match &arch.experts {
                 Some(experts) => {
-                    let (module, router) = (experts.module(), experts.router_module());
-                    format!("beside the weights of linear modules there are {module}.gate_up_proj, {module}.down_proj and {router}.weight")
+                    let (module, router, [before, after]) = (experts.module(), experts.router_module(), experts.parameters());
+                    format!("beside the weights of linear modules there are {module}.{before}, {module}.{after} and {router}.weight")
                 }
                 None => "name the weights of linear modules, such as self_attn.q_proj.weight".to_owned(),
             })),

@@ -3,7 +3,7 @@ use tunesmith_config::vision::{Encoder as Spec, Interpolation};
 use tunesmith_vision::Tile;
 
 /// Of a place its neighbours in the table, and their weights. A neighbour may be there twice.
-type Neighbours = [(usize, f64); 4];
+type Neighbours = Vec<(usize, f64)>;
 
 /// The weights of four neighbours in a cubic convolution with `a = -0.75`, at the share `t` of the way between the second
 /// and the third (Keys, 1981; `PyTorch`'s `get_cubic_upsample_coefficients`).
@@ -14,9 +14,27 @@ fn cubic(t: f64) -> [f64; 4] {
     [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
 }
 
+/// The places that each of `size` places covers among `from`, under a triangle that is as wide as needed: `antialias=True`.
+fn covered(size: usize, from: usize) -> Vec<Neighbours> {
+    let scale = from as f64 / size as f64;
+    let support = scale.max(1.0);
+    let of = |place: usize| {
+        let centre = scale * (place as f64 + 0.5);
+        let first = (centre - support + 0.5).max(0.0) as usize;
+        let end = ((centre + support + 0.5) as usize).min(from);
+        let weight = |at: usize| (1.0 - ((at as f64 - centre + 0.5) / support).abs()).max(0.0);
+        let total: f64 = (first..end).map(weight).sum();
+        (first..end).map(|at| (at, weight(at) / total)).collect()
+    };
+    (0..size).map(of).collect()
+}
+
 /// The neighbours of each of `size` places among `from`. Bicubic: pixels' centres are half a step in. Bilinear: the ends are
 /// the ends.
 fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> {
+    if rule == Interpolation::Antialiased {
+        return covered(size, from);
+    }
     let bilinear = rule == Interpolation::Bilinear;
     let scale = if bilinear { (from - 1) as f64 / (size.max(2) - 1) as f64 } else { from as f64 / size as f64 };
     let of = |place: usize| {
@@ -25,7 +43,7 @@ fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> 
         let t = at - first;
         let weights = if bilinear { [0.0, 1.0 - t, t, 0.0] } else { cubic(t) };
         let within = |offset: usize| (first as i64 - 1 + offset as i64).clamp(0, from as i64 - 1) as usize;
-        std::array::from_fn(|offset| (within(offset), weights[offset]))
+        (0..4).map(|offset| (within(offset), weights[offset])).collect()
     };
     (0..size).map(of).collect()
 }
@@ -34,7 +52,7 @@ fn neighbours(size: usize, from: usize, rule: Interpolation) -> Vec<Neighbours> 
 fn of_tile(spec: &Spec, tile: Tile) -> impl Iterator<Item = (Neighbours, Neighbours)> {
     let rule = spec.interpolation.unwrap_or(Interpolation::Bicubic);
     let (down, across) = (neighbours(tile.rows, spec.grid[0], rule), neighbours(tile.columns, spec.grid[1], rule));
-    down.into_iter().flat_map(move |rows| across.clone().into_iter().map(move |columns| (rows, columns)))
+    down.into_iter().flat_map(move |rows| across.clone().into_iter().map(move |columns| (rows.clone(), columns)))
 }
 
 /// The positions of a tile out of those that are stored, the class token's before them: as

@@ -18,6 +18,7 @@
 pub(crate) mod connector;
 pub(crate) mod encoder;
 mod interpolation;
+mod lines;
 mod splice;
 pub(crate) mod stem;
 #[cfg(test)]
@@ -27,8 +28,10 @@ mod tiles;
 use crate::grads::Grads;
 use crate::params::Params;
 use crate::pass::{Drops, Pass};
+use crate::weight::Weight;
 use connector::Connector;
 use encoder::Encoder;
+use lines::Lines;
 pub(crate) use splice::{Splice, by_sequence};
 use std::sync::Arc;
 use tiles::Tiles;
@@ -37,6 +40,7 @@ use tunesmith_config::vision::{Features, VisionArch};
 use tunesmith_data::batch::ImageRows;
 use tunesmith_ops::activation::{Activation, Pool};
 use tunesmith_ops::dropout::{Dropout, key};
+use tunesmith_ops::embedding;
 use tunesmith_vision::Pixels;
 
 /// Tells the connector's dropout from that of any module with an adapter.
@@ -49,6 +53,8 @@ pub(crate) struct Vision {
     encoder: Option<Encoder>,
     /// The connector, and those behind inner blocks.
     connectors: Vec<Connector>,
+    /// What ends a line of rows, where pictures are cut at their own shape: `[width of the decoder]`.
+    newline: Option<Weight>,
     /// Batches of patches have another length than those of tokens.
     pub(crate) pool: Arc<Pool>,
 }
@@ -74,6 +80,7 @@ pub(crate) struct Trace {
     encoder: Option<encoder::Saved>,
     /// The connectors' inputs, and what they keep.
     connectors: Vec<(Activation, connector::Saved)>,
+    lines: Option<Lines>,
 }
 
 impl<'a> Training<'a> {
@@ -106,14 +113,18 @@ impl Vision {
         arch: VisionArch,
         encoder: Option<Encoder>,
         connectors: Vec<Connector>,
+        newline: Option<Weight>,
         pool: Arc<Pool>,
     ) -> Self {
-        Self { arch, encoder, connectors, pool }
+        Self { arch, encoder, connectors, newline, pool }
     }
 
     /// Whether anything in it is trained.
     pub(crate) fn trains(&self) -> bool {
-        self.encoder.as_ref().is_some_and(|encoder| encoder.trains) || self.connectors.iter().any(Connector::trains)
+        let newline = self.newline.as_ref().is_some_and(Weight::trains);
+        newline
+            || self.encoder.as_ref().is_some_and(|encoder| encoder.trains)
+            || self.connectors.iter().any(Connector::trains)
     }
 
     /// Refuses pictures that the encoder cannot read, and rows that do not fit a picture.
@@ -136,6 +147,17 @@ impl Vision {
             }
             if tiles.iter().any(|tile| !tile.rows.is_multiple_of(side) || !tile.columns.is_multiple_of(side)) {
                 return Err(Error::data(format!("a tile whose sides are no multiples of {side} patches")));
+            }
+            if let Some(joined) = &image.pixels.joined {
+                let [down, across] = joined.tiles;
+                let [high, wide] = joined.tile;
+                let equal = tiles.iter().all(|tile| [tile.rows, tile.columns] == [high, wide]);
+                let inside = joined.rows.end <= down * high && joined.columns.end <= across * wide;
+                if !equal || !inside || tiles.len() != down * across + 1 || self.arch.any_res.is_none() {
+                    return Err(Error::data("a picture whose tiles are not those of its grid"));
+                }
+            } else if self.arch.any_res.is_some() && tiles.len() != 1 {
+                return Err(Error::data("a picture of several tiles without their grid"));
             }
             if rows != found {
                 return Err(Error::data(format!("rows of a picture: {rows}, tokens that stand for it: {found}"))
@@ -161,13 +183,13 @@ impl Vision {
             None => {
                 tiles.iter().map(|(rows, columns)| rows * columns).sum::<usize>() * self.arch.encoder.patch_values()
             }
-            Some(features) => self.arch.features_shape(features, &tiles).iter().product(),
+            Some(features) => self.arch.features_shape(features, &tiles, pixels.joined.as_ref()).iter().product(),
         }
     }
 
     /// How many rows of the decoder a picture takes.
     fn rows(&self, pixels: &Pixels) -> usize {
-        self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)))
+        self.arch.rows(pixels.tiles.iter().map(|tile| (tile.rows, tile.columns)), pixels.joined.as_ref())
     }
 
     /// Rows and columns of a picture's rows in the decoder, where they are a grid.
@@ -225,7 +247,7 @@ impl Vision {
             }
         };
         if self.connectors.is_empty() {
-            return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new() }));
+            return Ok((outputs, Trace { tiles, encoder, connectors: Vec::new(), lines: None }));
         }
         let mut features = Vec::with_capacity(outputs.len());
         let mut connectors = Vec::with_capacity(outputs.len());
@@ -235,7 +257,17 @@ impl Vision {
             features.push(y);
             connectors.push((x, saved));
         }
-        Ok((features, Trace { tiles, encoder, connectors }))
+        let lines = self.newline.as_ref().map(|_| Lines::of(pictures.iter().copied()));
+        if let (Some(lines), Some(newline)) = (&lines, &self.newline) {
+            let values = newline.view(pass.values);
+            let row = embedding::forward(&self.pool, values.store(), self.arch.connector.decoder_size, &[0], 1.0);
+            for part in &mut features {
+                let mut ended = lines.forward(part);
+                lines.end(&mut ended, &row);
+                *part = ended;
+            }
+        }
+        Ok((features, Trace { tiles, encoder, connectors, lines }))
     }
 
     /// The features of a picture, on the host.
@@ -263,11 +295,22 @@ impl Vision {
         params: &Params,
         grads: &mut Grads<'_>,
     ) -> Result<()> {
-        let Trace { tiles, encoder, connectors } = trace;
+        let Trace { tiles, encoder, connectors, lines } = trace;
         let numbers = self.numbers(Some(training));
         let pass = self.pass(pass, Some(training), &numbers);
         let mut d_outputs = Vec::with_capacity(dy.len());
         let each = self.connectors.iter().zip(self.arch.connectors());
+        let joined: Vec<Activation>;
+        let dy = if let (Some(lines), Some(newline)) = (&lines, &self.newline) {
+            for part in dy.iter().filter(|_| newline.trains()) {
+                let ends = part.gather(lines.newlines());
+                newline.add_embedding_gradient(&ends, &vec![0; ends.tokens()], 1.0, None, grads);
+            }
+            joined = dy.iter().map(|dy| lines.backward(dy)).collect();
+            joined.as_slice()
+        } else {
+            dy
+        };
         for (((connector, spec), (x, saved)), dy) in each.zip(connectors).zip(dy) {
             let saved = (saved, training.connector(spec.dropout() as f32));
             d_outputs.extend(connector.backward(&pass, &tiles, &x, saved, dy, encoder.is_some(), grads));

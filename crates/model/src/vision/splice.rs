@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn rows_of_pictures_take_the_place_of_the_embedding_s() {
-        let pixels = Arc::new(Pixels { patches: Vec::new(), tiles: Vec::new() });
+        let pixels = Arc::new(Pixels::default());
         let images =
             [ImageRows { runs: vec![1..3, 4..5], pixels: Arc::clone(&pixels) }, ImageRows { runs: vec![6..8], pixels }];
         let splice = Splice::new(&images, 9);

@@ -32,11 +32,23 @@ fn largest(values: &[f32]) -> f32 {
 
 /// Pictures `[count, channels, height, width]` as an encoder with square patches reads them.
 fn pixels(stored: &(Vec<usize>, Vec<f32>), patch: usize) -> Vec<Arc<Pixels>> {
+    pixels_with(stored, patch, false)
+}
+
+/// As [`pixels`]; with `channels_last`, patches are `[row, column, channel]`.
+fn pixels_with(stored: &(Vec<usize>, Vec<f32>), patch: usize, channels_last: bool) -> Vec<Arc<Pixels>> {
     let [count, channels, height, width] = stored.0[..] else { panic!("four sizes") };
     let tile = Tile { rows: height / patch, columns: width / patch };
     let of = |picture: usize| {
         let mut patches = Vec::with_capacity(channels * height * width);
         for (row, column) in (0..tile.rows).flat_map(|row| (0..tile.columns).map(move |column| (row, column))) {
+            if channels_last {
+                for (down, across) in (0..patch).flat_map(|down| (0..patch).map(move |across| (down, across))) {
+                    let at = (row * patch + down) * width + column * patch + across;
+                    patches.extend((0..channels).map(|channel| stored.1[channel * height * width + at]));
+                }
+                continue;
+            }
             for channel in 0..channels {
                 for line in 0..patch {
                     let at = ((picture * channels + channel) * height + row * patch + line) * width + column * patch;
@@ -44,7 +56,7 @@ fn pixels(stored: &(Vec<usize>, Vec<f32>), patch: usize) -> Vec<Arc<Pixels>> {
                 }
             }
         }
-        Arc::new(Pixels { patches, tiles: vec![tile] })
+        Arc::new(Pixels { patches, tiles: vec![tile], joined: None })
     };
     (0..count).map(of).collect()
 }
@@ -103,6 +115,22 @@ fn encoders_equal_transformers() {
         close(&format!("{name}: second"), &features(&encoder(name, Some(-2)), &pictures), &second, 2e-5);
         check_encoder_gradients(name, &model, &pictures, &stored);
     }
+}
+
+#[test]
+fn pictures_of_several_shapes_equal_siglip_2() {
+    let stored = WeightFiles::open_file(&golden("naflex").join("features.safetensors")).unwrap();
+    let pictures: Vec<Arc<Pixels>> = (0..4)
+        .flat_map(|number| {
+            let (shape, values) = stored.read(&format!("pixel_values.{number}")).unwrap();
+            pixels_with(&([&[1], &shape[..]].concat(), values), 8, true)
+        })
+        .collect();
+    let model = encoder("naflex", None);
+    close("last", &features(&model, &pictures), &stored.read("last").unwrap().1, 2e-5);
+    let second = stored.read("second").unwrap().1;
+    close("second", &features(&encoder("naflex", Some(-2)), &pictures), &second, 2e-5);
+    check_encoder_gradients("naflex", &model, &pictures, &stored);
 }
 
 fn check_encoder_gradients(name: &str, model: &Model, pictures: &[Arc<Pixels>], stored: &WeightFiles) {

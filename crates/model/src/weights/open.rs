@@ -57,6 +57,7 @@ impl WeightFiles {
         if wrapped || !others.is_empty() {
             weights.put_aside(others, format.as_ref())?;
         }
+        weights.rename_head_gates();
         weights.find_quantized()?;
         if let Some(format) = &format {
             weights.find_makers(format)?;

@@ -1,3 +1,7 @@
+//! Tensors that files name otherwise than Transformers does in memory.
+//!
+//! LFM3's gate of each head is `gate_proj` in files and `g_proj` in the class, and so in adapters, where it has this name here too.
+//!
 //! OLMo Hybrid as Transformers writes it: its tensors get the names and cuts of the first files, in which q, k and v have a convolution
 //! each and the norms of blocks with linear attention have names of their own.
 //!
@@ -29,6 +33,17 @@ impl WeightFiles {
                 self.rename(&format!("{block}.{own}.weight"), format!("{block}.{stored}.weight"));
             }
             self.cut_convolution(&format!("{block}.linear_attn"));
+        }
+    }
+
+    /// Gives LFM3's gates the name that they have in its class.
+    pub(super) fn rename_head_gates(&mut self) {
+        let blocks = self.entries.keys().filter_map(|name| name.strip_suffix(".operator_norm.weight"));
+        let prefixes: Vec<String> = blocks.map(|block| format!("{block}.self_attn.gate_proj.")).collect();
+        let of_gates = |name: &&String| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        let names: Vec<String> = self.entries.keys().filter(of_gates).cloned().collect();
+        for name in names {
+            self.rename(&name, name.replace(".self_attn.gate_proj.", ".self_attn.g_proj."));
         }
     }
 

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Those of other families lie as they are, the gate's rows before the up's: `experts.gate_up_proj [E, 2I, H]` and
-//! `experts.down_proj [E, H, I]`. Files of such a family may have them or each matrix by itself; what is written is as it was read.
+//! `experts.down_proj [E, H, I]`, in Granite 4 `input_linear.weight` and `output_linear.weight`. Files of such a family may have them or
+//! each matrix by itself; what is written is as it was read.
 use super::format::{Entry, View};
 use super::quantized::{MxTensor, QuantizedTensor};
 use super::{Dtype, Numbers, WeightFiles};
@@ -36,31 +37,58 @@ const STACKED: [Stacked; 4] = [
 /// Stands for the number of a block in [`IN_ROWS`].
 const BLOCK: &str = "0";
 
-/// What an expert's gate, up and down are called where they are not stacked, by the module that has the experts. Gemma 4's are in the
-/// block itself.
-const IN_ROWS: [(&str, [&str; 3]); 4] = [
-    ("mlp", ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
-    (BLOCK, ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
-    ("feed_forward", ["w1.weight", "w3.weight", "w2.weight"]),
-    ("block_sparse_moe", ["w1.weight", "w3.weight", "w2.weight"]),
+/// Tensors of all experts of a block, whose rows lie as they are.
+struct InRows {
+    /// The last part of the module that has the experts.
+    feed: &'static str,
+    /// Their names within it, and what an expert's parts of each are called, which lie one after the other.
+    tensors: [(&'static str, &'static [&'static str]); 2],
+}
+
+/// What experts are called whose matrices are stacked under the names that Transformers 5 has in memory.
+const fn usual(feed: &'static str, gate_up: &'static [&'static str], down: &'static [&'static str]) -> InRows {
+    InRows { feed, tensors: [("experts.gate_up_proj", gate_up), ("experts.down_proj", down)] }
+}
+
+const GATE_UP: &[&str] = &["gate_proj.weight", "up_proj.weight"];
+const DOWN: &[&str] = &["down_proj.weight"];
+
+/// All such. Gemma 4's experts are in the block itself; Granite 4's differ from Mixtral's; Nemotron-H's have no gate.
+const IN_ROWS: [InRows; 6] = [
+    usual("mlp", GATE_UP, DOWN),
+    usual(BLOCK, GATE_UP, DOWN),
+    usual("feed_forward", &["w1.weight", "w3.weight"], &["w2.weight"]),
+    usual("block_sparse_moe", &["w1.weight", "w3.weight"], &["w2.weight"]),
+    InRows { feed: "mixer", tensors: [("experts.up_proj", &["up_proj.weight"]), ("experts.down_proj", DOWN)] },
+    InRows { feed: "block_sparse_moe", tensors: [("input_linear.weight", GATE_UP), ("output_linear.weight", DOWN)] },
 ];
 
-/// Whether the module `experts`, such as `model.layers.0.mlp.experts`, has names of [`IN_ROWS`], and which.
-fn in_rows(experts: &str) -> Option<&'static [&'static str; 3]> {
-    let feed = experts.strip_suffix(".experts")?.rsplit('.').next()?;
-    let feed = if feed.bytes().all(|letter| letter.is_ascii_digit()) { BLOCK } else { feed };
-    IN_ROWS.iter().find(|(of, _)| *of == feed).map(|(_, parts)| parts)
+impl InRows {
+    /// Whether a module such as `model.layers.0.mlp` is of this kind.
+    fn is_of(&self, module: &str) -> bool {
+        let last = module.rsplit('.').next().unwrap_or(module);
+        let last = if last.bytes().all(|letter| letter.is_ascii_digit()) { BLOCK } else { last };
+        self.feed == last
+    }
 }
 
 /// The module of the experts, and the parts of a stacked tensor whose rows lie as they are.
-fn of_rows(name: &str) -> Option<(&str, &'static [&'static str])> {
-    let (experts, end) = name.rsplit_once('.')?;
-    let parts = in_rows(experts)?;
-    match end {
-        "gate_up_proj" => Some((experts, &parts[..2])),
-        "down_proj" => Some((experts, &parts[2..])),
-        _ => None,
-    }
+fn of_rows(name: &str) -> Option<(String, &'static [&'static str])> {
+    IN_ROWS.iter().find_map(|rows| {
+        rows.tensors.iter().find_map(|(end, parts)| {
+            let module = name.strip_suffix(end)?.strip_suffix('.').filter(|module| rows.is_of(module))?;
+            Some((format!("{module}.experts"), *parts))
+        })
+    })
+}
+
+/// The stacked tensors that a part of an expert belongs to, or may.
+fn stacked_of(name: &str) -> Option<String> {
+    let (module, rest) = name.rsplit_once(".experts.")?;
+    let (_, part) = rest.split_once('.')?;
+    let mut all = IN_ROWS.iter().filter(|rows| rows.is_of(module)).flat_map(|rows| &rows.tensors);
+    let (end, _) = all.find(|(_, parts)| parts.contains(&part))?;
+    Some(format!("{module}.{end}"))
 }
 
 /// Whether the experts are gpt-oss's, by the name of the router beside them. `has` says whether a tensor is there.
@@ -123,7 +151,7 @@ impl WeightFiles {
             };
             let &[count, rows, columns] = entry.shape.as_slice() else { continue };
             let fits = (1..=MAX_EXPERTS).contains(&count) && rows.is_multiple_of(parts.len());
-            if !fits || are_gpt_oss(experts, |router| self.entries.contains_key(router)) {
+            if !fits || are_gpt_oss(&experts, |router| self.entries.contains_key(router)) {
                 continue;
             }
             for expert in 0..count {
@@ -141,12 +169,7 @@ impl WeightFiles {
 
     /// Whether a tensor is a part of a stacked one whose rows lie as they are.
     pub(super) fn is_of_rows(&self, name: &str) -> bool {
-        let part = name.rsplit_once(".experts.").and_then(|(feed, rest)| Some((feed, rest.split_once('.')?.1)));
-        part.is_some_and(|(feed, part)| {
-            let ends = ["gate_up_proj", "down_proj"].map(|end| format!("{feed}.experts.{end}"));
-            let has = |end: &String| of_rows(end).is_some_and(|(_, parts)| parts.contains(&part));
-            ends.iter().any(|end| has(end) && self.stacking.0.contains(end))
-        })
+        stacked_of(name).is_some_and(|stacked| self.stacking.0.contains(&stacked))
     }
 
     /// Which experts they hold stacked.
@@ -320,28 +343,21 @@ impl StackedTensor {
     /// As [`StackedTensor::of`], as Transformers holds the experts of all other families.
     pub fn in_rows<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Vec<Self> {
         let shapes: BTreeMap<&str, &[usize]> = tensors.collect();
-        let mut all = Vec::new();
-        let modules = shapes.keys().filter_map(|name| {
-            let ends = [".0.gate_proj.weight", ".0.w1.weight"];
-            ends.into_iter().find_map(|end| name.strip_suffix(end)).filter(|experts| in_rows(experts).is_some())
-        });
-        for experts in modules {
-            let ends = ["gate_up_proj", "down_proj"].map(|end| format!("{experts}.{end}"));
-            for name in ends.into_iter().filter(|_| !are_gpt_oss(experts, |router| shapes.contains_key(router))) {
-                let parts = of_rows(&name).map_or(&[] as &[&str], |(_, parts)| parts);
-                let names = |expert: usize| -> Vec<String> {
-                    parts.iter().map(|part| format!("{experts}.{expert}.{part}")).collect()
-                };
-                let is_there = |names: &Vec<String>| names.iter().all(|name| shapes.contains_key(name.as_str()));
-                let of_each: Vec<Vec<String>> = (0..MAX_EXPERTS).map(names).take_while(is_there).collect();
-                let first = of_each.first().and_then(|names| shapes.get(names.first()?.as_str()).copied());
-                if let Some(&[rows, columns]) = first {
-                    let shape = vec![of_each.len(), parts.len() * rows, columns];
-                    all.push(Self { name, shape, experts: of_each, in_rows: true });
-                }
-            }
-        }
-        all
+        let is_gpt_oss = |experts: &str| are_gpt_oss(experts, |router| shapes.contains_key(router));
+        let firsts = shapes.keys().filter(|name| name.contains(".experts.0."));
+        let names: BTreeSet<String> = firsts.filter_map(|name| stacked_of(name)).collect();
+        let stacked = |name: String| {
+            let (experts, parts) = of_rows(&name).filter(|(experts, _)| !is_gpt_oss(experts))?;
+            let names = |expert: usize| -> Vec<String> {
+                parts.iter().map(|part| format!("{experts}.{expert}.{part}")).collect()
+            };
+            let is_there = |names: &Vec<String>| names.iter().all(|name| shapes.contains_key(name.as_str()));
+            let of_each: Vec<Vec<String>> = (0..MAX_EXPERTS).map(names).take_while(is_there).collect();
+            let &[rows, columns] = shapes.get(of_each.first()?.first()?.as_str()).copied()? else { return None };
+            let shape = vec![of_each.len(), parts.len() * rows, columns];
+            Some(Self { name, shape, experts: of_each, in_rows: true })
+        };
+        names.into_iter().filter_map(stacked).collect()
     }
 
     /// One expert's numbers as they are stored, given those of its parts.

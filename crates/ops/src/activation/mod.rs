@@ -9,12 +9,14 @@ mod away;
 mod cpu;
 pub(crate) mod cuda;
 mod pool;
+mod realign;
 #[cfg(test)]
 mod tests;
 
 pub use away::{Elsewhere, Leaving};
 pub(crate) use cuda::convert_at;
 pub use pool::{BufferCount, Pool};
+pub(crate) use realign::{realign, unalign};
 pub use tunesmith_device::cuda::Number;
 
 use crate::floats::{Floats, FloatsMut};

@@ -226,16 +226,16 @@ pub(super) fn backward(
 /// [`super::decode`], whose checks have passed.
 pub(super) fn decode(
     q: &Activation,
-    caches: &[&KeyValues],
+    queries: &[(&KeyValues, usize)],
     sinks: Option<Floats<'_>>,
     heads: Heads,
     how: Scores,
 ) -> Activation {
     let mut o = q.pool().act(q.tokens(), heads.query * heads.v_head_dim);
     let (mut pages, mut texts): (Vec<u64>, Vec<[u32; 4]>) = (Vec::new(), Vec::new());
-    for cache in caches {
+    for &(cache, position) in queries {
         assert_eq!(cache.number(), Some(q.number()), "a cache of the queries' type");
-        let seen = Window::causal(how.window, cache.len() - 1);
+        let seen = Window::causal(how.window, position);
         let numbers = seen.start / LANES..seen.end.div_ceil(LANES);
         texts.push([pages.len(), numbers.start, seen.start, seen.end].map(|number| number as u32));
         pages.extend(numbers.map(|number| cache.address(number)));
@@ -245,7 +245,7 @@ pub(super) fn decode(
     let parts = (heads.query / heads.kv).div_ceil(SIDE);
     // The widest of all: few features leave registers unused, not work undone.
     let [.., widest] = &WIDTHS;
-    let grid = widest.grid(caches.len(), heads.kv * parts, heads.v_head_dim);
+    let grid = widest.grid(queries.len(), heads.kv * parts, heads.v_head_dim);
     let sinks = sinks.map_or(Arg::NULL, Arg::from);
     let operands = [q.into(), sinks, (&mut o).into(), (&pages).into(), (&texts).into()];
     let args = [operands.as_slice(), &numbers(heads, how)].concat();

@@ -56,7 +56,7 @@ fn token_at_a_time(pool: &Arc<Pool>) {
                 cache.append(&k, &v, token, 1);
                 if is_cpu || token % 17 == 0 || token == length - 1 {
                     // Beside another text, whose company changes nothing.
-                    let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], sinks, heads, how);
+                    let mixed = decode(&q.gather(&[0, token]), &[(&other, 0), (&cache, token)], sinks, heads, how);
                     let wanted = [&whole[..width], &whole[token * width..][..width]].concat();
                     let whole = |features: usize| features.is_multiple_of(16) && features <= 256;
                     let mma = number != Number::F32 && whole(heads.head_dim) && whole(heads.v_head_dim);
@@ -88,14 +88,36 @@ fn an_answer_after_a_prefix_equals_all_at_once_to_the_bit() {
         cache.append(&k, &v, 0, 21);
         for token in 21..50 {
             cache.append(&k, &v, token, 1);
-            let mixed = decode(&q.gather(&[token]), &[&cache], None, heads, how);
+            let mixed = decode(&q.gather(&[token]), &[(&cache, token)], None, heads, how);
             assert_eq!(mixed.to_rows(), whole.gather(&[token]).to_rows());
         }
     });
 }
 
 #[test]
-#[should_panic(expected = "caches that keep what their last position sees")]
+fn several_tokens_of_a_text_each_see_what_is_before_them() {
+    each_engine(|engine| {
+        let heads = Heads::new(4, 2, 24);
+        let pool = engine.pool();
+        let act = |seed, width: usize| Activation::from_rows(&pool, &numbers(seed, 60 * width), width);
+        let (q, k, v) = (act(1, 96), act(2, 48), act(3, 48));
+        for window in [None, Some(Window::Sliding(19))] {
+            let how = Scores { scale: 0.3, softcap: None, window };
+            let (whole, _) = forward(&q, &k, &v, None, &full_spans(&[0, 60]), heads, how);
+            let mut cache = KeyValues::new(heads, window);
+            cache.append(&k, &v, 0, 45);
+            cache.trim();
+            cache.append(&k, &v, 45, 15);
+            let tokens: Vec<usize> = (45..60).collect();
+            let queries: Vec<_> = tokens.iter().map(|&token| (&cache, token)).collect();
+            let mixed = decode(&q.gather(&tokens), &queries, None, heads, how);
+            assert_eq!(mixed.to_rows(), whole.gather(&tokens).to_rows(), "{window:?}");
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "caches that keep what these positions see")]
 fn a_cache_that_gave_up_visible_keys_is_refused() {
     let (pool, heads) = (Pool::new(), Heads::new(1, 1, 4));
     let act = Activation::from_rows(&pool, &numbers(1, 40 * 4), 4);
@@ -103,5 +125,5 @@ fn a_cache_that_gave_up_visible_keys_is_refused() {
     cache.append(&act, &act, 0, 40);
     cache.trim();
     let how = Scores { scale: 1.0, softcap: None, window: None };
-    decode(&act.gather(&[39]), &[&cache], None, heads, how);
+    decode(&act.gather(&[39]), &[(&cache, 39)], None, heads, how);
 }

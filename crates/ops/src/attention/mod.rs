@@ -145,31 +145,32 @@ pub fn backward(
     }
 }
 
-/// Attention of `q [texts, query heads * head_dim]`, the newest token of each text, over the text's cache, which holds
-/// that token too. The query sees its cache by the causal rule and the window. Returns the mixed values
-/// `[texts, query heads * v_head_dim]`: those of [`forward`] to the last bit, or where that takes tensor cores (16-bit
-/// activations on a GPU, heads with a multiple of 16 features up to 256) within what these round.
+/// Attention of `q [queries, query heads * head_dim]`, each over the cache of its text: `queries` has that and the query's
+/// position, which the cache holds too, as it may hold later ones. A query sees its cache by the causal rule and the window.
+/// Returns the mixed values `[queries, query heads * v_head_dim]`: those of [`forward`] to the last bit, or where that takes
+/// tensor cores (16-bit activations on a GPU, heads with a multiple of 16 features up to 256) within what these round.
 ///
 /// # Panics
-/// If shapes do not fit, or a cache is empty or has given up what its last position sees.
+/// If shapes do not fit, or a cache lacks a position or has given up what it sees.
 pub fn decode(
     q: &Activation,
-    caches: &[&KeyValues],
+    queries: &[(&KeyValues, usize)],
     sinks: Option<Floats<'_>>,
     heads: Heads,
     how: Scores,
 ) -> Activation {
     check_heads(heads, sinks);
-    assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.head_dim), "a query for each text");
-    assert!(caches.iter().all(|cache| cache.heads().same_keys(heads) && !cache.is_empty()), "caches of these heads");
-    let kept = |cache: &&KeyValues| {
-        let seen = Window::causal(how.window, cache.len() - 1);
+    assert_eq!((q.tokens(), q.features()), (queries.len(), heads.query * heads.head_dim), "a cache for each query");
+    let fits = |(cache, position): &(&KeyValues, usize)| cache.heads().same_keys(heads) && *position < cache.len();
+    assert!(queries.iter().all(fits), "caches of these heads with these positions");
+    let kept = |(cache, position): &(&KeyValues, usize)| {
+        let seen = Window::causal(how.window, *position);
         cache.keeps(seen.start / super::activation::LANES)
     };
-    assert!(caches.iter().all(kept), "caches that keep what their last position sees");
+    assert!(queries.iter().all(kept), "caches that keep what these positions see");
     match q.device() {
-        Device::Cpu => cpu::decode(q, caches, sinks.map(Floats::cpu_slice), heads, how),
-        Device::Cuda(_) => cuda::decode(q, caches, sinks, heads, how),
+        Device::Cpu => cpu::decode(q, queries, sinks.map(Floats::cpu_slice), heads, how),
+        Device::Cuda(_) => cuda::decode(q, queries, sinks, heads, how),
         Device::Meta => q.pool().act(q.tokens(), heads.query * heads.v_head_dim),
     }
 }

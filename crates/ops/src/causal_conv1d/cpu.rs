@@ -10,8 +10,12 @@ use crate::par::{self, Shared};
 use crate::simd::{Simd, dispatch};
 use tunesmith_cpu_slice::CpuSlice as _;
 
-/// Channels of a task of [`weight_backward`].
+/// Channels of a task of [`weight_backward`], and whose tokens are laid out at once: a vector across the end of a panel is read
+/// when what was written of it has reached the cache.
 const CHANNELS: usize = 32;
+
+/// A channel's tokens in two panels.
+type Tokens = [f32; 2 * LANES];
 
 /// 1 where a tap counts, else 0: `[taps][16 tokens]`.
 type Masks = [[f32; LANES]; MAX_KERNEL];
@@ -49,20 +53,32 @@ struct Panel<'a> {
     masks: &'a Masks,
 }
 
-/// `z` of a channel: `beside` is the panel before.
+/// Some channels' tokens in two panels, from channel `first` on; those of a panel that is not there are zeros.
+///
+/// # Safety
+/// The features of `S`; panels that are there have the channels.
+#[inline(always)]
+unsafe fn lay_out<S: Simd>(panels: [Option<&[f32]>; 2], first: usize, tokens: &mut [Tokens]) {
+    for (channel, tokens) in (first..).zip(tokens) {
+        for (panel, to) in panels.into_iter().zip(tokens.chunks_exact_mut(LANES)) {
+            // SAFETY: a panel has 16 floats of each channel.
+            unsafe {
+                let lanes = panel.map_or(S::splat(0.0), |panel| S::load(panel[channel * LANES..][..LANES].as_ptr()));
+                S::store(to.as_mut_ptr(), lanes);
+            }
+        }
+    }
+}
+
+/// `z` of a channel, from its tokens in the panel before and this one.
 ///
 /// # Safety
 /// The features of `S`; `panel` has `channel`.
 #[inline(always)]
-unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, bias: f32) -> S::V {
-    let mut tokens = [0.0f32; 2 * LANES];
-    // SAFETY: a panel has 16 floats of each channel, `tokens` 32; `LANES - tap` is 1 to 16, so that a vector ends within them.
+unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, tokens: &Tokens, bias: f32) -> S::V {
+    // SAFETY: `LANES - tap` is 1 to 16, so that a vector ends within the 32 tokens.
     unsafe {
-        if let Some(before) = panel.beside {
-            S::store(tokens.as_mut_ptr(), S::load(before[channel * LANES..][..LANES].as_ptr()));
-        }
-        let here = S::load(panel.here[channel * LANES..][..LANES].as_ptr());
-        S::store(tokens.as_mut_ptr().add(LANES), here);
+        let here = S::load(tokens.as_ptr().add(LANES));
         let weights = &panel.weight[channel * panel.kernel..][..panel.kernel];
         let mut sum = S::fma(S::splat(weights[panel.kernel - 1]), here, S::splat(bias));
         for (tap, weight) in weights.iter().rev().enumerate().skip(1) {
@@ -77,12 +93,16 @@ unsafe fn convolved<S: Simd>(panel: &Panel<'_>, channel: usize, bias: f32) -> S:
 /// The features of `S`; `out` holds `channels` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(panel: &Panel<'_>, bias: Option<&[f32]>, silu: bool, out: *mut f32, channels: usize) {
-    for channel in 0..channels {
-        let bias = bias.map_or(0.0, |bias| bias[channel]);
-        // SAFETY: `channel` is below `channels`.
+    let mut tokens = [[0.0; 2 * LANES]; CHANNELS];
+    for first in (0..channels).step_by(CHANNELS) {
+        let tokens = &mut tokens[..CHANNELS.min(channels - first)];
+        // SAFETY: channels from `first` on, as many as `tokens`, are below `channels`.
         unsafe {
-            let z = convolved::<S>(panel, channel, bias);
-            S::store(out.add(channel * LANES), if silu { both::<S>(Gate::Silu, z).0 } else { z });
+            lay_out::<S>([panel.beside, Some(panel.here)], first, tokens);
+            for (channel, tokens) in (first..).zip(&*tokens) {
+                let z = convolved::<S>(panel, channel, tokens, bias.map_or(0.0, |bias| bias[channel]));
+                S::store(out.add(channel * LANES), if silu { both::<S>(Gate::Silu, z).0 } else { z });
+            }
         }
     }
 }
@@ -95,12 +115,17 @@ dispatch! {
 /// As [`forward_kernel`], with the gradients of `y` in `dz`, which become those of `z`.
 #[inline(always)]
 unsafe fn silu_kernel<S: Simd>(panel: &Panel<'_>, bias: Option<&[f32]>, dz: *mut f32, channels: usize) {
-    for channel in 0..channels {
-        let bias = bias.map_or(0.0, |bias| bias[channel]);
-        // SAFETY: `channel` is below `channels`.
+    let mut tokens = [[0.0; 2 * LANES]; CHANNELS];
+    for first in (0..channels).step_by(CHANNELS) {
+        let tokens = &mut tokens[..CHANNELS.min(channels - first)];
+        // SAFETY: as in `forward_kernel`.
         unsafe {
-            let (z, place) = (convolved::<S>(panel, channel, bias), dz.add(channel * LANES));
-            S::store(place, S::mul(S::load(place), both::<S>(Gate::Silu, z).1));
+            lay_out::<S>([panel.beside, Some(panel.here)], first, tokens);
+            for (channel, tokens) in (first..).zip(&*tokens) {
+                let z = convolved::<S>(panel, channel, tokens, bias.map_or(0.0, |bias| bias[channel]));
+                let place = dz.add(channel * LANES);
+                S::store(place, S::mul(S::load(place), both::<S>(Gate::Silu, z).1));
+            }
         }
     }
 }
@@ -115,20 +140,20 @@ dispatch! {
 /// The features of `S`; `dx` holds `channels` vectors.
 #[inline(always)]
 unsafe fn input_kernel<S: Simd>(panel: &Panel<'_>, dx: *mut f32, channels: usize) {
-    for channel in 0..channels {
-        let mut tokens = [0.0f32; 2 * LANES];
-        // SAFETY: a panel has 16 floats of each channel, `tokens` 32; `tap` is below 16, so that a vector ends within them.
+    let mut tokens = [[0.0; 2 * LANES]; CHANNELS];
+    for first in (0..channels).step_by(CHANNELS) {
+        let tokens = &mut tokens[..CHANNELS.min(channels - first)];
+        // SAFETY: as in `forward_kernel`; `tap` is below 16, so that a vector ends within the 32 tokens.
         unsafe {
-            S::store(tokens.as_mut_ptr(), S::load(panel.here[channel * LANES..][..LANES].as_ptr()));
-            if let Some(after) = panel.beside {
-                S::store(tokens.as_mut_ptr().add(LANES), S::load(after[channel * LANES..][..LANES].as_ptr()));
+            lay_out::<S>([Some(panel.here), panel.beside], first, tokens);
+            for (channel, tokens) in (first..).zip(&*tokens) {
+                let mut sum = S::splat(0.0);
+                for (tap, weight) in panel.weight[channel * panel.kernel..][..panel.kernel].iter().rev().enumerate() {
+                    let later = S::mul(S::load(tokens.as_ptr().add(tap)), S::load(panel.masks[tap].as_ptr()));
+                    sum = S::fma(S::splat(*weight), later, sum);
+                }
+                S::store(dx.add(channel * LANES), sum);
             }
-            let mut sum = S::splat(0.0);
-            for (tap, weight) in panel.weight[channel * panel.kernel..][..panel.kernel].iter().rev().enumerate() {
-                let later = S::mul(S::load(tokens.as_ptr().add(tap)), S::load(panel.masks[tap].as_ptr()));
-                sum = S::fma(S::splat(*weight), later, sum);
-            }
-            S::store(dx.add(channel * LANES), sum);
         }
     }
 }

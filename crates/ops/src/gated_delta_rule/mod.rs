@@ -56,11 +56,6 @@ impl Heads {
     pub const fn state(&self) -> Shape {
         Shape { heads: self.value, rows: self.key_dim, columns: self.value_dim }
     }
-
-    /// Value heads that share a key head.
-    const fn group(&self) -> usize {
-        self.value / self.key
-    }
 }
 
 /// What the rule is applied to.
@@ -109,7 +104,7 @@ pub fn forward(
     match inputs.qkv.device() {
         Device::Cpu => cpu::forward(inputs, heads, sequences, states, &mut out),
         Device::Cuda(_) => cuda::forward(inputs, heads, sequences, states, &mut out),
-        Device::Meta => drop(cpu::Normed::new(inputs.qkv, heads)),
+        Device::Meta => {}
     }
     out
 }
@@ -142,7 +137,7 @@ pub fn backward(inputs: Inputs<'_>, heads: Heads, sequences: &[Range<usize>], dy
     match qkv.device() {
         Device::Cpu => cpu::backward(inputs, heads, sequences, dy, &mut d),
         Device::Cuda(_) => cuda::backward(inputs, heads, sequences, dy, &mut d),
-        Device::Meta => drop(cpu::scratch(inputs, heads)),
+        Device::Meta => drop(cpu::memory(inputs, heads)),
     }
     d
 }

@@ -27,7 +27,7 @@ pub(super) fn forward(rows: &Rows<'_>, heads: Heads, sequences: &[Range<usize>])
             let mut state = vec![vec![0.0; value_dim]; key_dim];
             for token in sequence.clone() {
                 let row = &rows.qkv[token * width..][..width];
-                let at = head / heads.group() * key_dim;
+                let at = head / (heads.value / heads.key) * key_dim;
                 let q: Vec<f64> = normed(&row[at..][..key_dim]).iter().map(|q| q / (key_dim as f64).sqrt()).collect();
                 let k = normed(&row[keys + at..][..key_dim]);
                 let v = &row[2 * keys + head * value_dim..][..value_dim];

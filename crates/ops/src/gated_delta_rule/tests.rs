@@ -3,9 +3,9 @@ use super::*;
 use crate::testing::{Engine, check_gradient, each_engine, f64s, near, numbers};
 use reference::Rows;
 
-/// Within a panel, across panels, of one token, and long enough for several checkpoints.
-const SEQUENCES: [Range<usize>; 4] = [0..5, 5..6, 6..40, 40..90];
-const TOKENS: usize = 90;
+/// Within a panel, of one token, across panels, of a whole chunk, and of two chunks and a part, none at a panel's beginning.
+const SEQUENCES: [Range<usize>; 5] = [0..5, 5..6, 6..40, 40..104, 104..250];
+const TOKENS: usize = 250;
 
 struct Case {
     heads: Heads,
@@ -20,12 +20,15 @@ struct Case {
 
 fn case(heads: Heads, beta_max: f32) -> Case {
     let scaled = |seed, count, scale: f32| numbers(seed, count).iter().map(|x| x * scale).collect::<Vec<f32>>();
+    // Some tokens forget all that was before them.
+    let mut a = scaled(3, TOKENS * heads.value, 2.0);
+    a.iter_mut().step_by(37).for_each(|a| *a = 60.0);
     Case {
         heads,
         beta_max,
         qkv: numbers(1, TOKENS * (2 * heads.keys() + heads.values())),
         b: scaled(2, TOKENS * heads.value, 2.0),
-        a: scaled(3, TOKENS * heads.value, 2.0),
+        a,
         a_log: scaled(4, heads.value, 1.5),
         dt_bias: numbers(5, heads.value),
         seed: numbers(6, TOKENS * heads.values()),
@@ -70,12 +73,14 @@ fn check(engine: Engine, case: &Case) {
     check_gradient("A_log", &case.a_log, &g_a_log.read(), |x| loss(case, &Rows { a_log: x, ..rows() }));
     check_gradient("dt_bias", &case.dt_bias, &g_dt_bias.read(), |x| loss(case, &Rows { dt_bias: x, ..rows() }));
 
-    // In two parts, with states between them.
-    let cut = 17;
+    // In parts, with states between them: more than a chunk, so many tokens one by one, and the rest.
+    let cut = 70;
     let mut state = State::new(engine.device(), heads.state());
-    let last = SEQUENCES[3].clone();
+    let last = SEQUENCES[4].clone();
     let mut parts = Vec::new();
-    for part in [last.start..last.start + cut, last.start + cut..last.end] {
+    let (one_by_one, rest) = (last.start + cut..last.start + cut + 3, last.start + cut + 3..last.end);
+    let single = one_by_one.map(|token| token..token + 1);
+    for part in std::iter::once(last.start..last.start + cut).chain(single).chain([rest]) {
         let tokens: Vec<usize> = part.clone().collect();
         let (qkv, b, a) = (qkv.gather(&tokens), b.gather(&tokens), a.gather(&tokens));
         let inputs = Inputs { qkv: &qkv, b: &b, a: &a, ..inputs };

@@ -1,44 +1,25 @@
-//! The state space in a GPU's memory: a block a head, sequence and slice of a state's columns, token by token.
+//! The state space in a GPU's memory: its time steps around the recurrence.
 use super::{Gradients, Heads, Inputs};
 use crate::activation::Activation;
 use crate::cuda::{self, Arg, Grid, Typed};
 use crate::recurrence::State;
+use crate::recurrence::cuda::Scan;
 use std::ops::Range;
-use tunesmith_device::{Array, FloatBuffer};
 
 static KERNELS: Typed = Typed::new("mamba2", include_str!("mamba2.cu"));
-
-/// Columns of a state in a block, `SLICE` in the kernels.
-const SLICE: usize = 64;
-/// Tokens between two states that backward keeps, `CHUNK` in the kernels.
-const CHUNK: usize = 64;
-/// The most sequences that backward works on at a time: each has memory for a chunk's states.
-const AT_A_TIME: usize = 2;
 
 fn sizes(heads: Heads) -> [Arg; 4] {
     [heads.count, heads.groups, heads.dim, heads.state].map(|size| Arg::from(size as u32))
 }
 
-const fn slices(heads: Heads) -> usize {
-    heads.dim.div_ceil(SLICE)
-}
-
-/// The starts of the sequences, and the end of the last.
-fn ends(inputs: &Inputs<'_>, sequences: &[Range<usize>]) -> Array<u32> {
-    let ends: Vec<u32> = std::iter::once(0).chain(sequences.iter().map(|sequence| sequence.end as u32)).collect();
-    cuda::upload(inputs.xbc.device(), &ends)
-}
-
-/// A block for each head, of these sequences at a time and each slice, with so many floats of shared memory.
-fn grid(heads: Heads, sequences: usize, shared: usize) -> Grid {
-    let blocks = [heads.count, sequences, slices(heads)].map(|count| count as u32);
-    Grid { blocks, threads: SLICE as u32, shared: (shared * size_of::<f32>()) as u32 }
-}
-
-/// The time steps and what follows from them.
-fn steps(inputs: &Inputs<'_>, heads: Heads) -> Activation {
-    let (tokens, device) = (inputs.dt.tokens(), inputs.dt.device());
-    let mut steps = inputs.dt.pool().act_f32(tokens, 4 * heads.count);
+/// C and B, and the time steps with what follows from them.
+fn prepared(inputs: &Inputs<'_>, heads: Heads) -> [Activation; 2] {
+    let (pool, tokens, device) = (inputs.dt.pool(), inputs.dt.tokens(), inputs.dt.device());
+    let mut keys = pool.act_f32(tokens, 2 * heads.groups * heads.state);
+    let args = [inputs.xbc.into(), (&mut keys).into()];
+    let rows = Grid::rows(tokens * 2 * heads.groups, heads.state);
+    cuda::launch(device, KERNELS.same(&[inputs.xbc]), "mamba2_rows", rows, &[&args[..], &sizes(heads)].concat());
+    let mut steps = pool.act_f32(tokens, 4 * heads.count);
     let [low, high] = inputs.limits;
     let args = [
         inputs.dt.into(),
@@ -52,7 +33,12 @@ fn steps(inputs: &Inputs<'_>, heads: Heads) -> Activation {
     ];
     let items = Grid::items(tokens * heads.count);
     cuda::launch(device, KERNELS.same(&[inputs.dt]), "mamba2_steps", items, &args);
-    steps
+    [keys, steps]
+}
+
+fn scan<'a>(inputs: &Inputs<'a>, heads: Heads, [keys, gates]: &'a [Activation; 2]) -> Scan<'a> {
+    let (shape, groups, through) = (heads.state(), heads.groups, Some(inputs.d));
+    Scan { shape, groups, act: inputs.xbc, values: 0, keys, gates, corrects: false, through }
 }
 
 pub(super) fn forward(
@@ -62,23 +48,7 @@ pub(super) fn forward(
     states: Option<&mut [&mut State]>,
     out: &mut Activation,
 ) {
-    let device = inputs.xbc.device();
-    let (steps, ends) = (steps(&inputs, heads), ends(&inputs, sequences));
-    let states = states.map(|states| {
-        let addresses: Vec<u64> = states.iter_mut().map(|state| state.floats.view().address()).collect();
-        cuda::upload(device, &addresses)
-    });
-    let args = [
-        inputs.xbc.into(),
-        (&steps).into(),
-        inputs.d.into(),
-        (&ends).into(),
-        states.as_ref().map_or(Arg::NULL, Arg::from),
-        (&mut *out).into(),
-    ];
-    let grid = grid(heads, sequences.len(), heads.state * (SLICE + 2));
-    let source = KERNELS.same(&[inputs.xbc, out]);
-    cuda::launch(device, source, "mamba2_forward", grid, &[&args[..], &sizes(heads)].concat());
+    scan(&inputs, heads, &prepared(&inputs, heads)).forward(sequences, states, out);
 }
 
 pub(super) fn backward(
@@ -88,44 +58,23 @@ pub(super) fn backward(
     dy: &Activation,
     d: &mut Gradients,
 ) {
-    let (pool, tokens, device) = (inputs.xbc.pool(), inputs.xbc.tokens(), inputs.xbc.device());
-    let (steps, ends, parts) = (steps(&inputs, heads), ends(&inputs, sequences), heads.count * slices(heads));
-    let at_a_time = sequences.len().min(AT_A_TIME);
-    let mut checkpoints = FloatBuffer::zeros(device, tokens.div_ceil(CHUNK) * parts * heads.state * SLICE);
-    // As much for one sequence: what a pass takes does not depend on how many it has.
-    let mut history = FloatBuffer::zeros(device, AT_A_TIME * parts * (CHUNK + 1) * heads.state * SLICE);
-    let mut d_rows = pool.act_f32(tokens, parts * 2 * heads.state);
-    let mut d_steps = pool.act_f32(tokens, parts * 3);
-    let args = [
-        inputs.xbc.into(),
-        (&steps).into(),
-        inputs.d.into(),
-        (&ends).into(),
-        (sequences.len() as u32).into(),
-        dy.into(),
-        (&mut d.xbc).into(),
-        (&mut checkpoints).into(),
-        (&mut history).into(),
-        (&mut d_rows).into(),
-        (&mut d_steps).into(),
-    ];
-    let of_block = grid(heads, at_a_time, heads.state * (SLICE + 2) + 2 * SLICE);
-    let source = KERNELS.same(&[inputs.xbc, dy, &d.xbc]);
-    cuda::launch(device, source, "mamba2_backward", of_block, &[&args[..], &sizes(heads)].concat());
-    let args = [(&d_rows).into(), (&mut d.xbc).into(), (slices(heads) as u32).into()];
+    let (tokens, device) = (inputs.xbc.tokens(), inputs.xbc.device());
+    let prepared = prepared(&inputs, heads);
+    let scan = scan(&inputs, heads, &prepared);
+    let (parts, slices) = (scan.backward(sequences, dy, &mut d.xbc), scan.slices() as u32);
+    let args = [(&parts.keys).into(), (&mut d.xbc).into(), slices.into()];
     let rows = Grid::rows(tokens * 2 * heads.groups, heads.state);
+    let source = KERNELS.same(&[&d.xbc]);
     cuda::launch(device, source, "mamba2_rows_backward", rows, &[&args[..], &sizes(heads)].concat());
     let count = tokens * heads.count;
     let args = [
-        (&steps).into(),
-        (&d_steps).into(),
-        inputs.a_log.into(),
+        (&prepared[1]).into(),
+        (&parts.gates).into(),
         (&mut d.dt).into(),
         (&mut d.a_log).into(),
         (&mut d.d).into(),
         Arg::count(count),
-        (slices(heads) as u32).into(),
-        (heads.count as u32).into(),
+        slices.into(),
     ];
     let source = KERNELS.same(&[&d.dt]);
     cuda::launch(device, source, "mamba2_steps_backward", Grid::items(count), &args);

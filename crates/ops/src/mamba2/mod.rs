@@ -53,11 +53,6 @@ impl Heads {
     pub const fn state(&self) -> Shape {
         Shape { heads: self.count, rows: self.state, columns: self.dim }
     }
-
-    /// Heads that share B and C.
-    const fn group(&self) -> usize {
-        self.count / self.groups
-    }
 }
 
 /// What the state space is applied to.
@@ -108,7 +103,7 @@ pub fn forward(
     match inputs.xbc.device() {
         Device::Cpu => cpu::forward(inputs, heads, sequences, states, &mut out),
         Device::Cuda(_) => cuda::forward(inputs, heads, sequences, states, &mut out),
-        Device::Meta => drop(cpu::Turned::new(inputs.xbc, heads)),
+        Device::Meta => {}
     }
     out
 }
@@ -141,7 +136,7 @@ pub fn backward(inputs: Inputs<'_>, heads: Heads, sequences: &[Range<usize>], dy
     match xbc.device() {
         Device::Cpu => cpu::backward(inputs, heads, sequences, dy, &mut d),
         Device::Cuda(_) => cuda::backward(inputs, heads, sequences, dy, &mut d),
-        Device::Meta => drop(cpu::scratch(inputs, heads)),
+        Device::Meta => drop(cpu::memory(inputs, heads)),
     }
     d
 }

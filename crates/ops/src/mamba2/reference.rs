@@ -22,7 +22,7 @@ pub(super) fn forward(rows: &Rows<'_>, heads: Heads, sequences: &[Range<usize>])
             for token in sequence.clone() {
                 let row = &rows.xbc[token * heads.features()..][..heads.features()];
                 let x = &row[head * dim..][..dim];
-                let at = heads.values() + head / heads.group() * width;
+                let at = heads.values() + head / (count / groups) * width;
                 let (b, c) = (&row[at..][..width], &row[at + groups * width..][..width]);
                 let raw = rows.dt[token * count + head] + rows.dt_bias[head];
                 let step = raw.exp().ln_1p().clamp(rows.limits[0], rows.limits[1]);

@@ -1,5 +1,4 @@
 //! The state that a text has in one mixer.
-use super::COLUMNS;
 use crate::activation::LANES;
 use std::ops::Range;
 use tunesmith_device::{Device, FloatBuffer};
@@ -16,30 +15,14 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Rows, filled up to whole vectors.
-    pub(crate) const fn padded(self) -> usize {
-        self.rows.next_multiple_of(LANES)
+    /// Panels of 16 columns of a head, the last of them perhaps partly used.
+    pub(crate) const fn panels(self) -> usize {
+        self.columns.div_ceil(LANES)
     }
 
-    /// Groups of [`COLUMNS`] columns of a head, the last of them perhaps partly used.
-    pub(crate) const fn groups(self) -> usize {
-        self.columns.div_ceil(COLUMNS)
-    }
-
-    /// Floats of a group of columns on the CPU: `[rows][32]`.
-    pub(crate) const fn group_floats(self) -> usize {
-        self.padded() * COLUMNS
-    }
-
-    /// The columns of a group, as features of all heads' outputs.
-    pub(crate) fn columns_of(self, head: usize, group: usize) -> Range<usize> {
-        let first = head * self.columns;
-        first + group * COLUMNS..first + self.columns.min((group + 1) * COLUMNS)
-    }
-
-    /// Where a group of columns of a head is among the floats of a state on the CPU.
-    pub(crate) const fn place(self, head: usize, group: usize) -> usize {
-        (head * self.groups() + group) * self.group_floats()
+    /// Floats of a head's state on the CPU.
+    pub(crate) const fn floats(self) -> usize {
+        self.panels() * self.rows * LANES
     }
 }
 
@@ -47,7 +30,7 @@ impl Shape {
 #[derive(Debug)]
 pub struct State {
     shape: Shape,
-    /// On a GPU `[heads][rows][columns]`; on the CPU `[heads][groups of columns][rows][32]`.
+    /// On a GPU `[heads][rows][columns]`; on the CPU `[heads][panels of columns][rows][16]`.
     pub(crate) floats: FloatBuffer,
 }
 
@@ -55,7 +38,7 @@ impl State {
     /// Of zeros.
     pub fn new(device: Device, shape: Shape) -> Self {
         let floats = match device {
-            Device::Cpu | Device::Meta => shape.heads * shape.groups() * shape.group_floats(),
+            Device::Cpu | Device::Meta => shape.heads * shape.floats(),
             Device::Cuda(_) => shape.heads * shape.rows * shape.columns,
         };
         Self { shape, floats: FloatBuffer::zeros(device, floats) }

@@ -7,7 +7,7 @@ pub(super) fn portable(rows: &[[f32; 16]; 16]) -> [[f32; 16]; 16] {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{avx2, avx512};
+pub(super) use x86::{avx2, avx512, eight};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -19,7 +19,7 @@ mod x86 {
     /// # Safety
     /// AVX2.
     #[inline(always)]
-    unsafe fn eight(rows: [__m256; 8]) -> [__m256; 8] {
+    pub(in super::super) unsafe fn eight(rows: [__m256; 8]) -> [__m256; 8] {
         // SAFETY: registers only; the caller has AVX2.
         unsafe {
             let zero = _mm256_setzero_ps();

@@ -2,7 +2,7 @@
 //!
 //! An intrinsic is unsafe for two reasons. The processor must have the instruction, which the caller of a [`Simd`] method
 //! answers for; and where it takes a pointer, the memory must be there.
-use super::{Simd, turn};
+use super::{Number, Simd, turn};
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::x86_64::*;
 
@@ -54,20 +54,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Pair {
-        /// One half: eight lanes.
-        ///
-        /// # Safety
-        /// AVX2; `from` holds 8 numbers of 16 bits.
-        #[inline(always)]
-        unsafe fn half(from: *const u16) -> __m256 {
-            // SAFETY: the caller has AVX2, and `from` holds the 16 bytes that are read, at any alignment.
-            unsafe {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            }
-        }
         // SAFETY: the caller has AVX2, and `from` holds 16 numbers: 8 at each place.
-        unsafe { Pair(half(from), half(from.add(8))) }
+        unsafe { Pair(eight_bf16(from), eight_bf16(from.add(8))) }
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Pair {
@@ -191,6 +179,40 @@ impl Simd for Avx2 {
     unsafe fn turn(rows: &[Pair; 16]) -> [Pair; 16] {
         // SAFETY: registers only; the caller has AVX2.
         unsafe { turn::avx2(&rows.map(|row| row.0), &rows.map(|row| row.1)).map(|[low, high]| Pair(low, high)) }
+    }
+    /// Eight rows and columns at a time: what sixteen have does not fit into sixteen registers.
+    #[inline(always)]
+    unsafe fn add_rows<T: Number, const TURNS: usize>(
+        rows: &[[*const T; 16]; TURNS],
+        x: *const f32,
+        sums: &mut [Pair; TURNS],
+    ) {
+        for k in [0, 8] {
+            for (rows, sum) in rows.iter().zip(sums.iter_mut()) {
+                for (rows, sum) in rows.as_chunks::<8>().0.iter().zip([&mut sum.0, &mut sum.1]) {
+                    // SAFETY: the caller has AVX2 and FMA; rows and `x` hold 8 numbers from `k` on.
+                    unsafe {
+                        let columns = turn::eight(rows.map(|row| T::load_eight(row.add(k))));
+                        for (at, column) in columns.into_iter().enumerate() {
+                            *sum = _mm256_fmadd_ps(column, _mm256_broadcast_ss(&*x.add(k + at)), *sum);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Eight bfloat16 numbers, given by their bits.
+///
+/// # Safety
+/// AVX2; `from` holds 8 numbers of 16 bits.
+#[inline(always)]
+pub(super) unsafe fn eight_bf16(from: *const u16) -> __m256 {
+    // SAFETY: the caller has AVX2, and `from` holds the 16 bytes that are read, at any alignment.
+    unsafe {
+        let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
     }
 }
 

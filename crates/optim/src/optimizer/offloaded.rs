@@ -1,5 +1,5 @@
-//! An update whose state is in the host's memory. It goes through a GPU piece by piece: while one is updated, the next is copied
-//! there and the one before it back. Results have the bits of an update whose state stays on the GPU.
+//! Updates with offloaded state. The state goes through the GPU piece by piece: while one piece is updated, the next is
+//! copied to the GPU and the previous one back. Results are the same to the bit as with state on the GPU.
 use super::{Gradients, Optimizer, Remaining, Slot, TensorUpdate, UpdateRule};
 use crate::state::{FetchingState, State, StoringState};
 use std::ops::Range;
@@ -7,9 +7,9 @@ use tunesmith_device::FloatBuffer;
 use tunesmith_ops::accumulate;
 use tunesmith_ops::factor::Factor;
 
-/// Values of a piece. A rule that looks at a whole tensor has larger ones. Tests have small tensors.
+/// Values of a piece. Rules that need whole tensors have larger pieces. Tests have small tensors.
 const PIECE: usize = if cfg!(test) { 1100 } else { 4 << 20 };
-/// Pieces whose state a GPU holds at a time: the one that is updated, the next, and the one before.
+/// Pieces whose state a GPU holds at a time: the current, the next, and the previous one.
 const HELD: u64 = 3;
 
 /// A part of a part.
@@ -19,7 +19,7 @@ struct Piece {
     range: Range<usize>,
 }
 
-/// Values of the largest piece of a tensor with so many, of a rule with that grain.
+/// The number of values in the largest piece of a tensor, for a rule with this grain.
 fn largest(count: usize, grain: usize) -> usize {
     let grain = grain.max(1);
     (PIECE / grain * grain).max(grain).min(count)

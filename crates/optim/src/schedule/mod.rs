@@ -1,8 +1,8 @@
 //! Learning rates over optimizer steps, equal to the schedules of `transformers.optimization`. Each form of schedule
 //! has a file, which reads its arguments too, and a line in [`tunesmith_base::registry`].
 //!
-//! A form gives a factor of the highest rate for each step, counted from 0. In the heads of the files `p` is the share
-//! of the steps after the warm-up that lies behind: `(step - warmup) / (total - warmup)`.
+//! A form gives a factor of the highest rate for each step, counted from 0. In the documentation of the forms, `p` is
+//! the completed share of the steps after the warm-up: `(step - warmup) / (total - warmup)`.
 use std::f64::consts::PI;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arguments::Reader;
@@ -15,7 +15,7 @@ pub struct Schedule {
     run: ScheduleSteps,
 }
 
-/// What a form knows of a run.
+/// A form's view of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ScheduleSteps {
     /// The highest learning rate, `train.learning_rate`.
@@ -34,7 +34,7 @@ impl ScheduleSteps {
         (self.total as f64 - self.warmup as f64).max(1.0)
     }
 
-    /// `p`: the share of them that lies before a step.
+    /// `p`: the share of these steps before a step.
     fn progress(&self, step: u64) -> f64 {
         (step as f64 - self.warmup as f64) / self.span()
     }

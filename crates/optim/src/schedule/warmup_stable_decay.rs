@@ -12,9 +12,9 @@ use tunesmith_config::arguments::Reader;
 pub(super) struct WarmupStableDecay {
     /// The curve on which the rate rises.
     rise: Shape,
-    /// Steps that the rate stays at the peak.
+    /// Steps during which the rate stays at the peak.
     stable: u64,
-    /// Steps in which the rate falls.
+    /// Steps during which the rate falls.
     decay: u64,
     /// The curve on which the rate falls.
     fall: Shape,

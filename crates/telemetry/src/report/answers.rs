@@ -1,5 +1,5 @@
-//! The page of `tunesmith eval`: scores with their intervals, and answers side by side, with what differs from the reference
-//! marked.
+//! The report of `tunesmith eval`: scores with their intervals, and generations side by side, with words that the
+//! reference lacks marked.
 use std::fmt::Write as _;
 
 use super::html::{clipped, escape, pairs};
@@ -8,55 +8,55 @@ use tunesmith_base::words;
 use tunesmith_config::greater_is_better;
 use tunesmith_eval::metrics::{Difference, Score};
 
-/// Rows that are seen at once; the others unfold.
+/// Rows that are visible at first; the others unfold.
 const OPEN: usize = 20;
-/// Rows on the page, at most: the file of samples has all.
+/// The most rows on the page; the file of samples has all.
 pub const ROWS: usize = 200;
-/// Words of a text that are compared one by one.
+/// The most words of a text that are compared.
 const WORDS: usize = 1_000;
 
-/// A model that was asked.
+/// An evaluated model.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// Its name on the page.
     pub name: String,
     /// The folder or name that the model was loaded from.
     pub origin: String,
-    /// Scores of the model's answers.
+    /// Scores of the model's generations.
     pub scores: Vec<Score>,
 }
 
-/// A row with each model's answer.
+/// A row with each model's generation.
 #[derive(Debug, Clone)]
 pub struct Answered {
     /// The prompt as the model saw it.
     pub prompt: String,
-    /// What of it the user asked last.
+    /// The user's last question in it.
     pub question: String,
-    /// Small copies of the pictures that it shows, as `data:` URIs.
+    /// Thumbnails of its images, as `data:` URIs.
     pub pictures: Vec<String>,
-    /// What should have been said.
+    /// The reference.
     pub reference: String,
-    /// What each model said, in their order.
+    /// Each model's generation, in the order of the models.
     pub answers: Vec<String>,
 }
 
-/// What the page of `eval` shows.
+/// The content of the page.
 #[derive(Debug, Clone)]
 pub struct Page<'a> {
     /// The title of the page.
     pub title: &'a str,
-    /// The models that answered: one, or two to compare.
+    /// One model, or two to compare.
     pub asked: &'a [Asked],
-    /// Second less first, where there are two.
+    /// Second minus first, if there are two.
     pub differences: &'a [Difference],
     /// Pictures of them, as HTML.
     pub pictures: &'a [String],
-    /// How many rows were held out.
+    /// The number of held-out rows.
     pub count: usize,
-    /// The rows that were answered, the first [`ROWS`] of them.
+    /// The evaluated rows, at most [`ROWS`].
     pub rows: &'a [Answered],
-    /// What else to know: label and text.
+    /// Further facts: label and text.
     pub facts: &'a [(String, String)],
 }
 
@@ -173,7 +173,8 @@ fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
     out.push_str("</div></div>\n");
 }
 
-/// Words and single signs, each with the white space behind it: JSON without blanks has words too.
+/// Splits into words and single punctuation marks, each with the white space after it, so that JSON without spaces has
+/// words too.
 fn pieces(text: &str) -> Vec<&str> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     for ((_, before), (at, now)) in text.char_indices().zip(text.char_indices().skip(1)) {
@@ -187,7 +188,7 @@ fn pieces(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// The text with the words in a `<mark>` that are no part of a longest common subsequence with `reference`.
+/// The text, with words outside a longest common subsequence with `reference` in a `<mark>`.
 fn marked(text: &str, reference: &str) -> String {
     let pieces_of_text = pieces(text);
     let words: Vec<&str> = pieces_of_text.iter().map(|piece| piece.trim_end()).collect();

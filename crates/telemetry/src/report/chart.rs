@@ -1,4 +1,5 @@
-//! Charts as inline SVG: no script, colours from the page's style sheet, so that they follow light and dark.
+//! Charts as inline SVG without scripts. Colours come from the page's style sheet, so that they follow its light or
+//! dark theme.
 use std::fmt::Write as _;
 
 use super::html::escape;
@@ -12,7 +13,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 30.0;
 
-/// No line is drawn with more points than this; longer ones are averaged.
+/// The most points of a line; longer ones are averaged.
 const MAX_POINTS: usize = 480;
 
 /// One line or set of points of a chart.
@@ -28,7 +29,7 @@ pub struct Series {
     pub dots: bool,
 }
 
-/// How a chart is laid out.
+/// The layout of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChartMarks {
     /// As wide as the page, its axis from the smallest to the largest value.
@@ -37,7 +38,7 @@ pub enum ChartMarks {
     Small,
 }
 
-/// A line chart over steps. Empty series are left out; nothing to draw gives an empty string.
+/// A line chart over steps, without empty series. Returns an empty string if there is nothing to draw.
 pub fn lines(title: &str, series: &[Series], shape: ChartMarks) -> String {
     let series: Vec<Series> = series.iter().filter(|series| !series.points.is_empty()).cloned().collect();
     let all = || series.iter().flat_map(|series| &series.points);
@@ -107,10 +108,10 @@ pub fn lines(title: &str, series: &[Series], shape: ChartMarks) -> String {
     figure(title, &legend, &svg)
 }
 
-/// Where the axis ends if a few large values, such as those of the first steps, would leave the rest less than half of its
-/// height: a quarter above the value that nine of ten points stay below. `None`: the axis ends at the largest value.
+/// The end of the axis if a few large values, such as those of the first steps, would leave the rest less than half of
+/// its height. It is a quarter above the 90th percentile. `None`: the axis ends at the largest value.
 fn top(series: &[Series]) -> Option<f64> {
-    /// Fewer points show no such shape.
+    /// The fewest points for such an axis.
     const POINTS: usize = 20;
     let mut values: Vec<f64> = series
         .iter()

@@ -1,16 +1,16 @@
-//! Which labels were taken for which: a picture, and precision, recall and F1 of each.
+//! The confusion matrix: a picture, and precision, recall and F1 of each label.
 use std::fmt::Write as _;
 
 use super::html::{clipped, escape};
 use tunesmith_eval::metrics::scored::of_labels;
 
-/// More labels are a table alone: the picture could not be read.
+/// The most labels in the picture; more are shown only in the table.
 const DRAWN: usize = 32;
 /// Letters of a label in the picture.
 const LETTERS: usize = 16;
 /// Width and height of a cell.
 const CELL: f64 = 64.0;
-/// Room for the labels beside and above.
+/// Margin for the labels at the left and the top.
 const LEFT: f64 = 150.0;
 const TOP: f64 = 78.0;
 
@@ -21,7 +21,7 @@ pub struct Confusion {
     pub title: String,
     /// The labels, in the order of their numbers.
     pub labels: Vec<String>,
-    /// Rows by label and by the label found: `[label][found]`.
+    /// Rows by label and predicted label: `[label][found]`.
     pub cells: Vec<Vec<u64>>,
 }
 
@@ -46,8 +46,8 @@ impl Confusion {
         format!("<div class=\"split\">{picture}<div class=\"panel\">{table}</table></div></div>")
     }
 
-    /// The picture: a row for each label, the deeper a cell the larger its share of the row, in colours that can be read on light
-    /// and dark ground.
+    /// The picture: a row for each label. A cell is more opaque the larger its share of the row, in colours that are
+    /// readable on light and dark backgrounds.
     fn svg(&self) -> String {
         let size = self.labels.len() as f64 * CELL;
         // Names that are wider than their column stand aslant, and reach beyond the last one.

@@ -1,7 +1,7 @@
 //! HTML from untrusted text: everything that comes from data, models or configuration passes through [`escape`].
 use std::fmt::Write as _;
 
-/// `text` as it may stand in an element or a quoted attribute; control characters become visible.
+/// Escapes `text` for an element or a quoted attribute, and makes control characters visible.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -28,7 +28,7 @@ pub fn pairs(rows: &[(String, String)]) -> String {
     out + "</table>"
 }
 
-/// `text` cut to at most `limit` characters, saying how many are gone.
+/// Cuts `text` to at most `limit` characters, and says how many are missing.
 pub fn clipped(text: &str, limit: usize) -> String {
     let count = text.chars().count();
     if count <= limit {

@@ -1,5 +1,5 @@
-//! `report.html`: what the run was, how it went and what it changed, on one page that needs nothing but a browser.
-//! Inline style and SVG, no script; whatever comes from data, model or configuration is escaped.
+//! `report.html`: the settings of a run, its curves, and generations before and after, on one self-contained page. It
+//! has inline styles and SVG, and no scripts. Everything from data, model or configuration is escaped.
 pub mod answers;
 mod chart;
 mod confusion;
@@ -15,10 +15,10 @@ use super::metrics::MetricsLine;
 use tunesmith_base::words::count;
 use tunesmith_eval::exact_match;
 
-/// No text of a sample is shown longer than this.
+/// The most characters of a sample's text.
 const SAMPLE_CHARACTERS: usize = 4_000;
 
-/// Samples that are seen at once; the others unfold.
+/// Samples that are visible at first; the others unfold.
 const SAMPLES_OPEN: usize = 8;
 
 /// How the run ended, for the pill beside the title.
@@ -31,7 +31,7 @@ pub enum RunOutcome {
 }
 
 impl RunOutcome {
-    /// The words of the pill, such as `completed`.
+    /// The text of the pill, such as `completed`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -40,25 +40,25 @@ impl RunOutcome {
     }
 }
 
-/// A held-out row answered before and after training.
+/// A held-out row with generations before and after training.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// The rendered prompt, as the model saw it.
     pub prompt: String,
-    /// What of it the user asked last ([`tunesmith_data::question::questions`]).
+    /// The user's last question in it ([`tunesmith_data::question::questions`]).
     pub question: String,
-    /// Small copies of the pictures that it shows, as `data:` URIs.
+    /// Thumbnails of its images, as `data:` URIs.
     pub pictures: Vec<String>,
-    /// What the row says the answer is.
+    /// The reference.
     pub reference: String,
-    /// The model's answer before training.
+    /// The generation before training.
     pub before: String,
-    /// The model's answer after training.
+    /// The generation after training.
     pub after: String,
 }
 
 impl Sample {
-    /// Whether the answer after training is the reference, surrounding white space aside.
+    /// Whether the generation after training equals the reference, except for surrounding white space.
     pub fn after_matches(&self) -> bool {
         self.matches(&self.after)
     }
@@ -68,13 +68,13 @@ impl Sample {
     }
 }
 
-/// Rows that the model answers exactly: `(before, after)` of `samples`, surrounding white space aside.
+/// Exact matches among `samples`, except for surrounding white space: `(before, after)`.
 pub fn exact_matches(samples: &[Sample]) -> (usize, usize) {
     let count = |answer: fn(&Sample) -> &str| samples.iter().filter(|sample| sample.matches(answer(sample))).count();
     (count(|sample| &sample.before), count(|sample| &sample.after))
 }
 
-/// A share as whole percents, the same in the terminal and in the report.
+/// A share in whole percent, the same in the terminal and in the report.
 pub fn whole_percent(part: usize, whole: usize) -> u64 {
     (100.0 * part as f64 / whole.max(1) as f64).round() as u64
 }
@@ -92,7 +92,7 @@ pub struct SettingRow {
     pub default: bool,
 }
 
-/// Everything that the page shows.
+/// The content of the page.
 #[derive(Debug, Clone)]
 pub struct RunReport {
     /// The run's name, the title of the page.
@@ -111,11 +111,11 @@ pub struct RunReport {
     pub lengths: Vec<usize>,
     /// Held-out rows, before and after.
     pub samples: Vec<Sample>,
-    /// Of a classification, which labels were taken for which.
+    /// For classification, the confusion matrix.
     pub confusion: Option<Confusion>,
     /// The batch maths and learning-rate table.
     pub plan: Vec<(String, String)>,
-    /// Every configuration key, those at the default included.
+    /// Every configuration key, including defaults.
     pub settings: Vec<SettingRow>,
     /// The machine that the run was on.
     pub machine: MachineInfo,
@@ -277,7 +277,7 @@ fn samples(page: &mut String, samples: &[Sample]) {
     }
 }
 
-/// Only what is a picture of ours: a report loads nothing.
+/// Accepts only our own `data:` images, because a report loads nothing.
 fn pictures(uris: &[String]) -> String {
     let ours = uris.iter().filter(|uri| uri.starts_with("data:image/png;base64,"));
     ours.fold(String::new(), |mut all, uri| {
@@ -293,7 +293,7 @@ fn text(text: &str) -> String {
     }
 }
 
-/// What was asked; where the model saw more, that unfolds.
+/// The question; the rest of the prompt unfolds.
 fn question(question: &str, prompt: &str) -> String {
     if question.trim() == prompt.trim() {
         return text(question);
@@ -345,7 +345,7 @@ fn configuration(page: &mut String, settings: &[SettingRow]) {
     }
 }
 
-/// A figure as the cards show it.
+/// A number in the form of the cards.
 pub fn figure(value: f64) -> String {
     number(value)
 }

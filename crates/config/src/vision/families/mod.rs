@@ -7,6 +7,7 @@ mod qwen2_5_vl;
 mod qwen2_vl;
 mod qwen3_vl;
 mod siglip;
+mod siglip2;
 mod vit;
 
 use super::encoder::{BlockNames, Encoder, Feature, Interpolation, Names, Pointwise, StemNames, Windows};
@@ -36,6 +37,7 @@ pub static ENCODERS: &[&EncoderFamily] = &[
     &qwen2_5_vl::FAMILY,
     &qwen3_vl::FAMILY,
     &siglip::FAMILY,
+    &siglip2::FAMILY,
     &vit::FAMILY,
 ];
 
@@ -97,6 +99,7 @@ pub(super) fn encoder(
         activation,
         class_token: false,
         registers: 0,
+        channels_last: false,
         patch_bias: true,
         qkv_bias: true,
         fused_qkv: false,

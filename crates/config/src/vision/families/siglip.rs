@@ -5,7 +5,7 @@ use tunesmith_base::error::Result;
 pub(super) static FAMILY: EncoderFamily = EncoderFamily {
     model_types: &["siglip_vision_model"],
     wholes: &["siglip"],
-    models: "SigLIP, SigLIP 2 (not NaFlex)",
+    models: "SigLIP, SigLIP 2 of one size",
     read,
 };
 

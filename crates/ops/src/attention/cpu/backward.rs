@@ -1,11 +1,11 @@
 //! The backward pass: strips of keys walk over blocks of queries.
-use super::realign::{realign, unalign};
-use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
-use crate::activation::{Activation, LANES};
+use super::{BLOCK, tasks};
+use crate::activation::{Activation, LANES, realign, unalign};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
-use crate::gemm::cpu::{tile_rows, transpose, with_tile};
+use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, transpose, with_tile};
 use crate::par::{self, Shared};
+use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Span;
 use tunesmith_cpu_slice::CpuSlice as _;

@@ -1,11 +1,11 @@
-//! One query of each text against its cache. The result is that of [`super::forward`] to the last bit: the same sums
+//! Single queries, each against a text's cache. The result is that of [`super::forward`] to the last bit: the same sums
 //! in the same order, only with keys and features in the vector's lanes where the batch has queries.
 use super::forward::{KEY_PANELS, start};
-use super::{Cutter, with_scratch};
 use crate::activation::{Activation, LANES};
 use crate::attention::cache::{KeyValues, Page};
 use crate::attention::{Heads, Scores};
 use crate::par::{self, Shared};
+use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{Simd, dispatch};
 use crate::spans::Window;
 use std::ops::Range;
@@ -17,6 +17,8 @@ const KEYS: usize = KEY_PANELS * LANES;
 
 struct Job<'a> {
     cache: &'a KeyValues,
+    /// Of the query in its text.
+    position: usize,
     how: Scores,
     /// The key/value head, and how many query heads of its group are asked.
     head: (usize, usize),
@@ -64,12 +66,12 @@ unsafe fn lane<S: Simd>(value: S::V) -> f32 {
 
 /// # Safety
 /// The features of `S`. The arrays are as large as [`Job`] says, with at most [`MAX_GROUP`] heads. The cache keeps all
-/// pages from that of the first key which its last position sees.
+/// pages from that of the first key which `position` sees.
 #[inline(always)]
 unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let (dim, padded) = (job.cache.heads().head_dim, job.cache.value_floats());
     let (kv, heads) = job.head;
-    let position = job.cache.len() - 1;
+    let position = job.position;
     let first_key = Window::causal(job.how.window, position).start;
     let (mut block, last) = (first_key / LANES, position / LANES);
     let first_block = block;
@@ -172,7 +174,7 @@ dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 /// [`crate::attention::decode`], whose checks have passed.
 pub(in crate::attention) fn decode(
     q: &Activation,
-    caches: &[&KeyValues],
+    queries: &[(&KeyValues, usize)],
     sinks: Option<&[f32]>,
     heads: Heads,
     how: Scores,
@@ -181,37 +183,37 @@ pub(in crate::attention) fn decode(
     let mut o = q.pool().act(q.tokens(), heads.query * v_head_dim);
     let (to, q_stride, o_stride): (Shared<f32>, usize, usize) = (o.shared(), q.stride(), o.stride());
     let group = heads.query / heads.kv;
-    // Few texts: a group is cut, so that every thread has work.
-    let few = caches.len() * heads.kv < 2 * rayon::current_num_threads();
+    // Few queries: a group is cut, so that every thread has work.
+    let few = queries.len() * heads.kv < 2 * rayon::current_num_threads();
     let part = if few { 1 } else { group.min(MAX_GROUP) };
     let parts: Vec<Range<usize>> = (0..heads.kv)
         .flat_map(|kv| (0..group).step_by(part).map(move |at| kv * group + at..kv * group + group.min(at + part)))
         .collect();
-    par::run(caches.len() * parts.len(), |task| {
-        let (text, queries) = (task / parts.len(), &parts[task % parts.len()]);
-        let cache = caches[text];
-        let (padded, count) = (cache.value_floats(), queries.len());
+    par::run(queries.len() * parts.len(), |task| {
+        let (token, asked) = (task / parts.len(), &parts[task % parts.len()]);
+        let (cache, position) = queries[token];
+        let (padded, count) = (cache.value_floats(), asked.len());
         with_scratch(count * (head_dim + padded + KEYS) + LANES, |scratch| {
             // Vectors on cache lines of their own.
             let skip = scratch.as_ptr().align_offset(64).min(LANES);
             let mut scratch = Cutter(&mut scratch[skip..]);
             let (scores, os) = (scratch.take(count * KEYS), scratch.take(count * padded));
             let qs = scratch.take(count * head_dim);
-            let (panel, lane) = (text / LANES, text % LANES);
+            let (panel, lane) = (token / LANES, token % LANES);
             // SAFETY: queries have been held against heads and caches, and visible pages are kept. `scratch` has cut
-            // parts as large as `Job` says, which do not overlap. `panel` and `lane` are the text's in `q` and in `o`,
-            // which has a token for each text and lives until all tasks are done; no other task has these heads of this
-            // text.
+            // parts as large as `Job` says, which do not overlap. `panel` and `lane` are the query's in `q` and in `o`,
+            // which has a token for each query and lives until all tasks are done; no other task has these heads of this
+            // query.
             unsafe {
                 let from = q.ptr().add(panel * q_stride + lane);
-                for (index, feature) in (queries.start * head_dim..queries.end * head_dim).enumerate() {
+                for (index, feature) in (asked.start * head_dim..asked.end * head_dim).enumerate() {
                     *qs.add(index) = *from.add(feature * LANES) * how.scale;
                 }
-                let head = (queries.start / group, count);
-                let sinks = sinks.map(|sinks| &sinks[queries.clone()]);
-                decode_heads(&Job { cache, how, head, q: qs, o: os, scores, sinks });
+                let head = (asked.start / group, count);
+                let sinks = sinks.map(|sinks| &sinks[asked.clone()]);
+                decode_heads(&Job { cache, position, how, head, q: qs, o: os, scores, sinks });
                 let to = to.get().add(panel * o_stride + lane);
-                for (index, head) in queries.clone().enumerate() {
+                for (index, head) in asked.clone().enumerate() {
                     for feature in 0..v_head_dim {
                         *to.add((head * v_head_dim + feature) * LANES) = *os.add(index * padded + feature);
                     }

@@ -1,10 +1,10 @@
 //! The forward pass: strips of queries walk over blocks of keys.
-use super::realign::{realign, unalign};
-use super::{BLOCK, Cutter, score_tile, sum_tile, tasks, with_scratch};
-use crate::activation::{Activation, LANES, Pool};
+use super::{BLOCK, tasks};
+use crate::activation::{Activation, LANES, Pool, realign, unalign};
 use crate::attention::{Heads, Scores};
-use crate::gemm::cpu::{tile_rows, with_tile};
+use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::par::{self, Shared};
+use crate::scratch::{Cutter, with_scratch};
 use crate::simd::{Simd, dispatch};
 use crate::spans::{Span, Visibility};
 use std::ops::Range;

@@ -6,7 +6,7 @@
 use super::{DEPTH, quantized};
 use crate::activation::{Activation, LANES};
 use crate::gemm::{Init, Matrix, Store, Term};
-use crate::simd::{Simd, dispatch, prefetch};
+use crate::simd::{Number, Simd, dispatch, prefetch};
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 use tunesmith_cpu_slice::CpuSlice as _;
@@ -18,42 +18,6 @@ const ROWS: usize = 2 * LANES;
 const AHEAD: usize = 768;
 /// Blocks in the largest task.
 const TASK_BLOCKS: usize = 32;
-
-/// A matrix's number as it lies in memory.
-trait Number: Copy {
-    /// Sixteen of them, widened.
-    ///
-    /// # Safety
-    /// The features of `S`; `from` holds sixteen.
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
-    /// The value in single precision.
-    fn wide(self) -> f32;
-}
-
-impl Number for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller has the features of `S`, and `from` holds 16 floats.
-        unsafe { S::load(from) }
-    }
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        self
-    }
-}
-
-/// The bits of a bfloat16.
-impl Number for u16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller has the features of `S`, and `from` holds 16 numbers of 16 bits.
-        unsafe { S::load_bf16(from) }
-    }
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        f32::from_bits(u32::from(self) << 16)
-    }
-}
 
 /// Rows of a matrix that a block sums.
 struct Rows<T> {
@@ -110,18 +74,12 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
             // The row's own end comes before the beginning of the row that follows in the next block.
             let beyond = k + ahead >= rows.depth;
             let fetched = if beyond { k + ahead - rows.depth + ROWS * rows.row } else { k + ahead };
-            for (starts, sum) in starts.iter().zip(sums.iter_mut()) {
-                let mut vectors = [S::splat(0.0); LANES];
-                for (vector, start) in vectors.iter_mut().zip(starts) {
-                    *vector = T::load::<S>(start.add(k));
-                    if k % line == 0 {
-                        prefetch(start.wrapping_add(fetched).cast());
-                    }
-                }
-                for (at, column) in S::turn(&vectors).into_iter().enumerate() {
-                    *sum = S::fma(column, S::splat(*x.add(k + at)), *sum);
+            if k % line == 0 {
+                for start in starts.as_flattened() {
+                    prefetch(start.wrapping_add(fetched).cast());
                 }
             }
+            S::add_rows::<T, TURNS>(&starts.map(|rows| rows.map(|row| row.add(k))), x.add(k), sums);
             k += LANES;
         }
         if whole < rows.depth {

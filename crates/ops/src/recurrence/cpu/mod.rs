@@ -1,0 +1,195 @@
+//! The gated delta rule and Mamba 2 on the CPU: one recurrence over a state `S [rows, columns]` of each head.
+//!
+//! A token has a query q and a key k `[rows]`, which heads of a group share, and of each head a value v `[columns]`, a scale and a
+//! decay `exp(g)`: `S' = exp(g) S + k u'`, `o = S'' q + D v`, where `u = scale (v - exp(g) S' k)` under the delta rule, which
+//! corrects what the key finds, and `u = scale v` in Mamba 2.
+//!
+//! Sequences are cut into chunks of [`CHUNK`] tokens. With `G` the sum of g from the chunk's first token on, and `S` the state
+//! before it, the recurrence within a chunk is (Yang et al., "Gated Delta Networks", 2024; Dao and Gu, "Transformers are SSMs",
+//! 2024; `torch_chunk_gated_delta_rule` in Transformers):
+//! - `A[i][j] = exp(G_i - G_j) q_i k_j` for `j <= i`, `L[i][j] = scale_i exp(G_i - G_j) k_i k_j` for `j < i`;
+//! - `(1 + L) u = scale (v - exp(G) k S)`, solved 16 rows at a time, with the inverse of each block on the diagonal;
+//! - `o = exp(G) q S + A u`, and behind the chunk `exp(G_end) S + sum_j exp(G_end - G_j) k_j u_j'`.
+//!
+//! No exponent is positive, so nothing overflows. Backward keeps the state before each chunk and all u, and makes the rest anew.
+//! Its gradients of g are sums of `dA A` and the like over pairs of tokens on both sides of the decay, never differences of larger
+//! sums: what has decayed has no gradient.
+//!
+//! All work is in products of panels, with tokens in the lanes as activations have them. A task is some heads of a group of one
+//! sequence.
+mod back;
+mod backward;
+mod chunk;
+mod forward;
+mod kernels;
+mod step;
+
+pub(crate) use backward::backward;
+pub(crate) use forward::forward;
+
+use super::state::Shape;
+use crate::activation::{Activation, LANES, Pool, realign, unalign};
+use crate::par::Shared;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tokens of a chunk.
+pub(super) const CHUNK: usize = 64;
+
+/// About how many tasks a sequence has: few groups are cut into parts, each with gradients of queries and keys of its own.
+const TASKS: usize = 16;
+
+/// What a token gives a head beside its vectors.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gate {
+    /// What u is multiplied by.
+    pub(crate) scale: f32,
+    /// The logarithm of the decay, at most 0.
+    pub(crate) g: f32,
+}
+
+/// A recurrence over an activation.
+pub(crate) struct Scan<'a> {
+    pub(crate) shape: Shape,
+    /// Groups of heads that share queries and keys.
+    pub(crate) groups: usize,
+    pub(crate) act: &'a Activation,
+    /// Where in it queries `[groups * rows]`, keys `[groups * rows]` and values `[heads * columns]` begin.
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) values: usize,
+    /// Queries and keys are divided by the root of the sum of their squares and this; queries by that of `rows` too.
+    pub(crate) norm_eps: Option<f32>,
+    /// Whether what a key finds is taken from its value.
+    pub(crate) corrects: bool,
+    /// `D` of each head.
+    pub(crate) through: Option<&'a [f32]>,
+    /// Of a head and a token.
+    pub(crate) gate: &'a (dyn Fn(usize, usize) -> Gate + Sync),
+}
+
+/// The gradients of a head's numbers at a token.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sums {
+    /// Of the scale's logarithm.
+    pub(crate) scale: f32,
+    /// Of `g`.
+    pub(crate) g: f32,
+    /// Of `D`.
+    pub(crate) through: f32,
+}
+
+/// Parts that a group's heads are cut into.
+fn parts(heads: usize, groups: usize) -> usize {
+    (TASKS / groups).clamp(1, heads / groups)
+}
+
+impl Scan<'_> {
+    /// Heads of a group.
+    const fn group(&self) -> usize {
+        self.shape.heads / self.groups
+    }
+
+    /// Tasks of a sequence.
+    fn tasks(&self) -> usize {
+        self.groups * parts(self.shape.heads, self.groups)
+    }
+
+    /// The sequence of a task of all sequences, its number among the sequence's, and its heads.
+    fn task(&self, task: usize) -> (usize, usize, Range<usize>) {
+        let (tasks, parts, all) = (self.tasks(), parts(self.shape.heads, self.groups), self.group());
+        let (sequence, task) = (task / tasks, task % tasks);
+        let (group, part) = (task / parts, task % parts);
+        (sequence, task, group * all + part * all / parts..group * all + (part + 1) * all / parts)
+    }
+
+    /// The most heads of a task.
+    fn most_heads(&self) -> usize {
+        self.group().div_ceil(parts(self.shape.heads, self.groups))
+    }
+
+    /// A token's query and key, normed where the scan says so.
+    fn normed_row(&self, mut x: [Vec<f32>; 2]) -> [Vec<f32>; 2] {
+        if let Some(eps) = self.norm_eps {
+            for (x, scale) in x.iter_mut().zip(self.norm_scales()) {
+                let root = (x.iter().map(|x| x * x).sum::<f32>() + eps).sqrt().recip();
+                for x in x.iter_mut() {
+                    *x *= root * scale;
+                }
+            }
+        }
+        x
+    }
+
+    /// Factors of queries and of keys beside the roots of their sums of squares.
+    fn norm_scales(&self) -> [f32; 2] {
+        [if self.norm_eps.is_some() { (self.shape.rows as f32).sqrt().recip() } else { 1.0 }, 1.0]
+    }
+}
+
+/// What backward needs beside its results.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// The states before chunks but the first of a sequence, those before the chunk of token `t` at `t / CHUNK - 1`:
+    /// `[tokens / CHUNK, heads][columns / 16][rows][16]`.
+    states: Activation,
+    /// `[tokens, heads * columns]`.
+    u: Activation,
+    /// Where groups are cut: the gradients of queries and keys of each task, `[tokens, tasks][q, k][rows]`.
+    parts: Option<Activation>,
+}
+
+impl Memory {
+    /// For so many tokens.
+    pub(crate) fn new(pool: &Arc<Pool>, tokens: usize, shape: Shape, groups: usize) -> Self {
+        let parts = parts(shape.heads, groups);
+        // As many floats for each token, since a pool's buffers are as large as the most tokens need.
+        let states = pool.act_f32(tokens, (shape.heads * shape.floats()).div_ceil(CHUNK));
+        let u = pool.act_f32(tokens, shape.heads * shape.columns);
+        Self { states, u, parts: (parts > 1).then(|| pool.act_f32(tokens, groups * parts * 2 * shape.rows)) }
+    }
+}
+
+/// The chunks of a sequence.
+fn chunks(sequence: &Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    let Range { start, end } = *sequence;
+    (start..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+}
+
+/// Copies features of tokens to panels of `width` rows, of which those behind the features stay as they are.
+fn load(act: &Activation, features: Range<usize>, tokens: &Range<usize>, to: &mut [f32], width: usize) {
+    assert!(
+        features.len() <= width && features.end <= act.features() && tokens.end <= act.tokens(),
+        "some of an activation"
+    );
+    for (first, to) in tokens.clone().step_by(LANES).zip(to.chunks_exact_mut(width * LANES)) {
+        let tokens = first..tokens.end.min(first + LANES);
+        // SAFETY: tokens and features are some of the activation's, which is borrowed; `to` has a vector for each feature.
+        unsafe { realign(act.ptr(), act.stride(), features.clone(), tokens, 1.0, to.as_mut_ptr()) };
+    }
+}
+
+/// An activation of the CPU that tasks write, each other features or tokens.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    at: Shared<f32>,
+    stride: usize,
+}
+
+impl Place {
+    fn of(act: &mut Activation) -> Self {
+        Self { at: act.shared(), stride: act.stride() }
+    }
+
+    /// The reverse of [`load`].
+    ///
+    /// # Safety
+    /// The activation has the features and tokens and lives; no other task has these.
+    unsafe fn store(&self, from: &[f32], width: usize, features: Range<usize>, tokens: &Range<usize>) {
+        for (first, from) in tokens.clone().step_by(LANES).zip(from.chunks_exact(width * LANES)) {
+            let tokens = first..tokens.end.min(first + LANES);
+            // SAFETY: as the caller says; `from` has a vector for each feature.
+            unsafe { unalign(from.as_ptr(), self.at.get(), self.stride, features.clone(), tokens) };
+        }
+    }
+}

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Makes more of tests/golden/vision: PEFT's adapters on image encoders, beside those on the language model.
+
+    python3 scripts/golden/vision_adapters.py --out tests/golden/vision
+
+MODEL_adapters has what vision.py stores of a model, but that every linear module of the encoder's blocks has an adapter, and nothing
+else of encoder and connector is trained. The model itself is MODEL/model: it is made once more from the same seed.
+"""
+import argparse
+import tempfile
+
+import torch
+
+import vision
+import vision_models
+
+TOWERS = dict(
+    llava=r".*vision_tower\..*layers\.\d+\.(?:self_attn\.(?:q_proj|k_proj|v_proj|out_proj)|mlp\.fc[12])",
+    qwen2_5_vl=r".*visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj))",
+)
+# The seeds of vision.py and vision_models.py.
+SEEDS = dict(llava=7160, qwen2_5_vl=8020)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    language = vision.LANGUAGE
+    for name, tower in TOWERS.items():
+        if arguments.only not in (None, name):
+            continue
+        seed = SEEDS[name]
+        vision.LANGUAGE = f"(?:{language}|{tower})"
+        with tempfile.TemporaryDirectory() as scratch:
+            made = vision.composite(scratch, name, seed) if name == "llava" else vision_models.qwen(scratch, name, seed)
+        for key, parameter in made[0].named_parameters():
+            parameter.requires_grad_("lora_" in key)
+        if name == "llava":
+            pictures = vision.normals((vision.PICTURES, 3, vision.SIDE, vision.SIDE), seed + 4)
+            stored = dict(pixel_values=pictures)
+        else:
+            pictures = vision_models.Pictures(vision.normals((3, *sides), seed + 10 + place) for place, sides in enumerate(vision_models.SIDES))
+            stored = {f"pixel_values.{place}": picture for place, picture in enumerate(pictures)}
+        folder = f"{arguments.out}/{name}_adapters"
+        vision.os.makedirs(folder, exist_ok=True)
+        vision.write_model(folder, made, pictures, stored, seed, drifts=name.startswith("qwen2"))
+        print(name)
+
+
+if __name__ == "__main__":
+    main()
