@@ -2,7 +2,6 @@
 use crate::config::arch::Arch;
 use crate::config::{Checkpointing, Config, Mode, Quantization};
 use crate::error::Result;
-use crate::model::weights::WeightFiles;
 use crate::plan::memory::{Device, Pass, Predictor};
 use crate::plan::strategies::{self, Fit, Machine, Strategy, Way};
 use crate::plan::{grouped, human_bytes};
@@ -16,7 +15,6 @@ const GPUS: [u64; 4] = [24, 48, 80, 141];
 
 /// The lines about memory: label and text. `dir` is the model's folder; its weights are not needed.
 pub(super) fn lines(dir: &Path, arch: &Arch) -> Vec<(String, String)> {
-    let weights = WeightFiles::open(dir, &arch.tensors()).ok();
     let tokens = TOKENS.min(arch.max_position_embeddings as u64);
     let heading = format!("a row of {} tokens in bfloat16, the default rank", grouped(tokens));
     let mut lines = vec![("memory on a GPU".to_owned(), heading)];
@@ -25,7 +23,7 @@ pub(super) fn lines(dir: &Path, arch: &Arch) -> Vec<(String, String)> {
             let mut config = Config::default();
             (config.tuning.mode, config.model.quantization) = (Mode::Lora, quantization);
             (config.train.bf16, config.train.gradient_checkpointing) = (true, checkpointing);
-            predicted(&config, dir, arch, weights.as_ref(), tokens)
+            predicted(&config, dir, arch, tokens)
         };
         let texts = match need(Checkpointing::CHEAP)
             .and_then(|kept| Ok([(kept, ""), (need(Checkpointing::FULL)?, ", recomputed")]))
@@ -39,8 +37,8 @@ pub(super) fn lines(dir: &Path, arch: &Arch) -> Vec<(String, String)> {
 }
 
 /// The bytes that a run on one GPU takes, as `tunesmith plan` says them.
-fn predicted(config: &Config, dir: &Path, arch: &Arch, weights: Option<&WeightFiles>, tokens: u64) -> Result<u64> {
-    let mut job = memory_prediction::job(config, arch, memory_prediction::stored(dir), weights)?;
+fn predicted(config: &Config, dir: &Path, arch: &Arch, tokens: u64) -> Result<u64> {
+    let mut job = memory_prediction::job(config, arch, memory_prediction::stored(dir), None)?;
     job.companions = memory_prediction::tokenizer(arch.vocab_size);
     let machine = Machine { device: Device::Gpu, ranks: 1, memory: Machine::UNKNOWN };
     let (predictor, pass) = (Predictor::new(job, Device::Gpu), Pass::of(1, tokens, None));

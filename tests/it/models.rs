@@ -52,7 +52,10 @@ fn models_says_what_a_run_takes_of_a_gpu_as_plan_does() {
         let mode = format!("TUNING_MODE={mode}");
         let checkpointing = format!("TRAIN_GRADIENT_CHECKPOINTING={checkpointing}");
         let words = ["plan", "--model", &model, "--gpus", "1", "--json", &mode, &checkpointing];
-        let output = tunesmith(&words).args(["MODEL_MAX_SEQ_LEN=256", "TRAIN_BF16=true"]).output().unwrap();
+        let output = tunesmith(&words)
+            .args(["MODEL_MAX_SEQ_LEN=256", "TRAIN_BF16=true", "TRAIN_BATCH_SIZE=1"])
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", said(&output));
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         let total = tunesmith::plan::human_bytes(plan["plan"]["rows"][0]["total"].as_u64().unwrap());
