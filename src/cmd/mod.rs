@@ -33,6 +33,8 @@ mod memory_check;
 mod merge;
 mod model_session;
 pub mod models;
+mod models_adapters;
+mod models_memory;
 mod parts_args;
 mod paste;
 mod plan;

@@ -166,7 +166,7 @@ impl AskArgs {
         };
         let Parts { arch, weights, below, .. } = parts;
         config.model.quantization =
-            quantize::resolve(&config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
+            quantize::resolve(&arch, &config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
         let mut model = Model::load_on(&arch, Some(&weights), &config, &below)?;
         let new_tokens = match &adapter {
             Some(_) if tokenizer_dir == model_dir => config.tuning.new_tokens.as_slice(),

@@ -1,5 +1,6 @@
 //! `tunesmith models`: lists the supported model families, or describes a model folder.
 use super::terminal::{print, print_exact};
+use super::{models_adapters, models_memory};
 use crate::config::FAMILIES;
 use crate::config::arch::{Arch, Experts, LinearSpec, PartSpec, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
@@ -23,7 +24,10 @@ pub(super) struct Args {
 /// A folder that holds no supported model.
 pub(super) fn run(args: &Args) -> Result<()> {
     match &args.dir {
-        Some(dir) => print(&describe(&Arch::from_dir(dir)?)),
+        Some(dir) => {
+            let arch = Arch::from_dir(dir)?;
+            print(&(describe(&arch)? + &lines_of(models_memory::lines(dir, &arch))))
+        }
         None if args.docs => print_exact(&format!("{}\n{}", table(), wrappers())),
         None => print(&list()),
     }
@@ -61,7 +65,10 @@ pub fn wrappers() -> String {
 }
 
 /// Describes an architecture, with one fact per line.
-fn describe(arch: &Arch) -> String {
+///
+/// # Errors
+/// The model has no module that can be adapted.
+fn describe(arch: &Arch) -> Result<String> {
     let mut out = String::new();
     let mut line = |name: &str, value: String| {
         let _ = writeln!(out, "{name:18}  {value}");
@@ -163,7 +170,15 @@ fn describe(arch: &Arch) -> String {
         })
         .collect();
     line("linear modules", modules.join(", "));
-    out
+    let adapters = models_adapters::lines(arch)?.into_iter().map(|(name, text)| (name.to_owned(), text));
+    Ok(out + &lines_of(adapters.collect()))
+}
+
+fn lines_of(lines: Vec<(String, String)>) -> String {
+    lines.into_iter().fold(String::new(), |mut out, (name, value)| {
+        let _ = writeln!(out, "{name:18}  {value}");
+        out
+    })
 }
 
 /// The mixers other than attention, and the number of blocks of each.

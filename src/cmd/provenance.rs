@@ -81,7 +81,7 @@ pub fn check(
         engine::choose(config.tuning.backend);
     }
     let mut held = match config {
-        Some(config) if !adapters.is_empty() => Some(quantize::held(config, &parts.weights)?),
+        Some(config) if !adapters.is_empty() => Some(quantize::held(&parts.arch, config, &parts.weights)?),
         _ => None,
     };
     let (mut opened, mut base) = (Vec::new(), None);

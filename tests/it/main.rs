@@ -27,6 +27,7 @@ mod memory;
 mod merge;
 mod metrics;
 mod mixtures;
+mod models;
 mod mxfp4;
 mod objective;
 mod optim;

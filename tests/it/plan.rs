@@ -8,7 +8,9 @@ use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::targets::Targets;
-use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
+use tunesmith::model::weights::WeightFiles;
+use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
+use tunesmith::plan::strategies::{self, Machine, Strategy, Way};
 use tunesmith::train::memory_prediction;
 
 fn root() -> &'static Path {
@@ -273,6 +275,50 @@ fn tables_of_public_shapes_are_as_they_were_reviewed() {
         let found = stdout(&["plan"].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
         let expected = std::fs::read_to_string(root().join(&file)).unwrap_or_default();
         assert_eq!(found, expected, "look at it, then: cargo run -q -- plan {words} > {file}");
+    }
+}
+
+/// Bytes of a rank that trains alone with a row of 64 tokens.
+fn rank(job: Job<'_>, device: Device) -> Breakdown {
+    let machine = Machine { device, ranks: 1, memory: Machine::UNKNOWN };
+    let pass = Pass { tokens: 64, longest: 64, labelled: 63 };
+    strategies::rank(&Predictor::new(job, device), &machine, Way::plain(Strategy::Single), &pass)
+}
+
+/// Every `quant_method`. What `fp8_edges` leaves dense is in its files alone.
+#[test]
+fn a_config_alone_plans_a_quantized_base_as_its_files_do() {
+    let folders =
+        |parent: &str, names: &[&str]| names.iter().map(|name| format!("{parent}/{name}")).collect::<Vec<_>>();
+    let bitsandbytes = folders("b", &["llama_nf4", "llama_nf4dq", "llama_fp4", "llama_int8"]);
+    let makers = ["fp8", "gptq", "gptq8", "gptq_claims", "awq", "ct_int4", "ct_int8", "ct_fp8", "ct_nvfp4", "nvfp4"];
+    let others = [vec!["makers/unsloth".to_owned(), "mxfp4".to_owned()], folders("makers", &makers)].concat();
+    for case in bitsandbytes.iter().chain(&others) {
+        let dir = root().join("tests/golden").join(case).join("model");
+        let arch = Arch::from_dir(&dir).unwrap();
+        let files = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        let stored = memory_prediction::stored(&dir);
+        for device in [Device::Cpu, Device::Gpu] {
+            let planned = |word: &str, files| {
+                let text =
+                    format!("{{model: {{quantization: {word}}}, tuning: {{lora: {{r: 4}}}}, train: {{bf16: true}}}}");
+                rank(memory_prediction::job(&config(&text), &arch, stored, files).unwrap(), device)
+            };
+            for word in ["auto", "none"] {
+                assert_eq!(planned(word, None), planned(word, Some(&files)), "{case}, {word}, {device:?}");
+            }
+            let [kept, dense] = ["auto", "none"].map(|word| planned(word, None).weights);
+            assert!(kept < dense, "{case}, {device:?}: {kept} of {dense} bytes");
+        }
+    }
+    // What a run refuses is not planned either.
+    let arch = Arch::from_dir(&root().join("tests/golden/b/llama_int8/model")).unwrap();
+    for (text, part) in [
+        ("tuning: {mode: qlora}", "the checkpoint is quantized as int8"),
+        ("tuning: {mode: full}", "cannot be trained themselves"),
+    ] {
+        let error = memory_prediction::job(&config(text), &arch, Storage::Bf16, None).unwrap_err();
+        assert!(error.message().contains(part), "{error}");
     }
 }
 

@@ -332,7 +332,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let phases = model.phases;
     let (forward, head, backward) =
         (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
-    let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
+    let quantized = quantize::resolve(&arch, config, weights.as_ref())?.is_some();
     Ok(TrainingOutcome {
         mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
         load_seconds,

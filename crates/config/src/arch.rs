@@ -13,6 +13,7 @@ pub use super::tensor_specs::{LinearSpec, TensorSpec};
 pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_beside, is_decoders, plain_name};
 
+use super::bitsandbytes::Bitsandbytes;
 use super::stored_format::StoredFormat;
 use super::vision::VisionArch;
 use std::sync::Arc;
@@ -140,6 +141,8 @@ pub struct Arch {
     pub wrapper: Option<&'static Wrapper>,
     /// The format of a maker in which the files hold its matrices; `None` without one.
     pub stored: Option<StoredFormat>,
+    /// How bitsandbytes has quantized its matrices; `None` where it has not.
+    pub bitsandbytes: Option<Bitsandbytes>,
     /// How it sees pictures, in a run that has some. Empty after reading a `config.json`.
     pub vision: Option<Arc<VisionArch>>,
 }

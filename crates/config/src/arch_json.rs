@@ -54,6 +54,7 @@ impl Arch {
         arch.score = source.score_head(family)?;
         arch.wrapper = wrapper;
         arch.stored = source.stored_format()?;
+        arch.bitsandbytes = source.bitsandbytes()?;
         if let Some(wrapper) = wrapper {
             wrapper.adjust(&mut arch);
         }

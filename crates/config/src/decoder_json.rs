@@ -171,6 +171,7 @@ impl Source<'_> {
             score: None,
             wrapper: None,
             stored: None,
+            bitsandbytes: None,
             vision: None,
         })
     }

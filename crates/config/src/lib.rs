@@ -10,6 +10,7 @@ mod arch_parts;
 mod arch_tensors;
 pub mod arguments;
 mod auto_values;
+pub mod bitsandbytes;
 mod classification_head;
 mod datasets;
 mod decoder_json;

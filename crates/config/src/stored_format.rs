@@ -247,7 +247,7 @@ impl Compressed {
 }
 
 /// Whether an entry of a list of modules names `module`: all of it, a module that holds it, its last part, or an expression.
-fn names(entry: &str, module: &str) -> bool {
+pub(super) fn names(entry: &str, module: &str) -> bool {
     if let Some(expression) = entry.strip_prefix("re:") {
         return Pattern::compile(&format!("^(?:{expression})")).is_ok_and(|pattern| pattern.is_match(module));
     }
@@ -292,7 +292,7 @@ impl Source<'_> {
         )
     }
 
-    fn texts(&self, key: &str) -> Result<Vec<String>> {
+    pub(super) fn texts(&self, key: &str) -> Result<Vec<String>> {
         let list = self.get(key).and_then(Value::as_array).ok_or_else(|| self.mismatch(key, "a list of modules"))?;
         let text = |it: &Value| it.as_str().map(str::to_owned).ok_or_else(|| self.mismatch(key, "a list of modules"));
         list.iter().map(text).collect()

@@ -12,19 +12,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::bitsandbytes::Bitsandbytes;
 use tunesmith_config::stored_format::Layout;
 use tunesmith_config::{Config, Init, InitLora, ModelConfig, Quantization, nearest};
 use tunesmith_device::{Device, FloatBuffer};
 use tunesmith_ops::quant::tiles::TileForm;
 use tunesmith_ops::quant::{Format, Four, Quantized, Tiled, encode};
 
+/// What bitsandbytes has quantized of a checkpoint. Without files `config.json` says it.
+pub fn bitsandbytes(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Option<Bitsandbytes> {
+    match weights {
+        Some(files) => files.bitsandbytes(),
+        None => arch.bitsandbytes.clone().filter(|_| config.model.init == Init::Pretrained),
+    }
+}
+
 /// How the base of a run is quantized: what the configuration asks for, and what the checkpoint has where it leaves that open.
+/// Without files `config.json` says the latter of bitsandbytes; of makers' formats it tells [`kept`].
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the two contradict each other, or a quantized base cannot be trained in this way.
-pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<How>> {
+pub fn resolve(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<Option<How>> {
     let ModelConfig { quantization, double_quant: double, .. } = config.model;
-    let stored = weights.and_then(WeightFiles::quantization);
+    let described = || match bitsandbytes(arch, config, None)?.quantization {
+        Quantization::Nf4 => Some(Format::Nf4),
+        Quantization::Fp4 => Some(Format::Fp4),
+        _ => Some(Format::Int8),
+    };
+    let stored = weights.map_or_else(described, WeightFiles::quantization);
     let wanted = match quantization {
         Quantization::None => None,
         Quantization::Auto => stored,
@@ -67,12 +82,24 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
 ///
 /// # Errors
 /// As [`resolve`].
-pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
+pub fn held(arch: &Arch, config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
     let skip = || config.model.quantization_skip_modules.clone();
-    Ok(resolve(config, Some(weights))?.map(|how| Held { how, skip: skip() }))
+    Ok(resolve(arch, config, Some(weights))?.map(|how| Held { how, skip: skip() }))
 }
 
-/// The matrices that are quantized: those of linear layers and experts, less the head and what the configuration names.
+/// The matrices that a run holds in its own format, if it has one: [`matrices`], less those that bitsandbytes left dense.
+///
+/// # Errors
+/// As [`matrices`].
+pub fn coded(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeSet<String>> {
+    let mut coded = matrices(arch, &config.model.quantization_skip_modules)?;
+    if let Some(stored) = bitsandbytes(arch, config, weights) {
+        coded.retain(|name| stored.holds(name));
+    }
+    Ok(coded)
+}
+
+/// The matrices that can be quantized: those of linear layers and experts, less the head and what the configuration names.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
@@ -140,7 +167,9 @@ fn described(arch: &Arch, config: &Config, name: &str) -> Option<Layout> {
 /// As [`matrices`].
 pub fn float32(arch: &Arch, config: &Config, weights: Option<&WeightFiles>) -> Result<BTreeSet<String>> {
     let Some(files) = weights else {
-        let described = |name: &String| described(arch, config, name).is_some();
+        let stored = bitsandbytes(arch, config, None);
+        let coded = |name: &String| stored.as_ref().is_some_and(|stored| stored.holds(name));
+        let described = |name: &String| coded(name) || described(arch, config, name).is_some();
         return Ok(matrices(arch, &[])?.into_iter().filter(described).collect());
     };
     let wide = |spec: &TensorSpec| TensorSpec::is_matrix(&spec.shape) && !files.is_bf16(arch.starts_as(&spec.name));
@@ -201,11 +230,8 @@ impl<'a> Quantizer<'a> {
         config: &Config,
         cache: Option<Cache<'a>>,
     ) -> Result<Self> {
-        let how = resolve(config, weights)?;
-        let matrices = match how {
-            Some(_) => matrices(arch, &config.model.quantization_skip_modules)?,
-            None => BTreeSet::new(),
-        };
+        let how = resolve(arch, config, weights)?;
+        let matrices = if how.is_some() { coded(arch, config, weights)? } else { BTreeSet::new() };
         let (stored, notes, requantized, converted) =
             (kept(arch, config, weights)?, RefCell::default(), Cell::new(0), Cell::new(0));
         Ok(Self { how, matrices, stored, cache, notes, requantized, converted })

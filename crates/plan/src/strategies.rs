@@ -47,7 +47,8 @@ pub enum Fit {
 }
 
 impl Fit {
-    fn of(need: u64, memory: u64) -> Self {
+    /// Of `need` bytes in `memory` bytes.
+    pub fn of(need: u64, memory: u64) -> Self {
         match need {
             _ if memory == Machine::UNKNOWN => Self::Unknown,
             _ if need <= memory / 20 * 19 => Self::Fits,

@@ -13,6 +13,7 @@ use tunesmith_config::{Checkpointing, Config, Dtype, GradDtype, Init, Mode, Opti
 use tunesmith_data::{Dataset, Split};
 use tunesmith_device as device;
 use tunesmith_model::adapters::{self, Method};
+use tunesmith_model::quantize::How;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{freeze, quantize};
@@ -45,6 +46,9 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     let threads = threads(config);
     let takes = adapters::of(&config.tuning).is_some_and(Method::takes_from_base);
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
+    let bitsandbytes = quantize::bitsandbytes(arch, config, weights);
+    // Scales that bitsandbytes has stored stay as they are.
+    let double = |how: How| bitsandbytes.as_ref().map_or(how.double, |stored| stored.double_quant);
     let (full, none) = blocks(config.train.gradient_checkpointing);
     Ok(Job {
         arch,
@@ -55,13 +59,13 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 Dtype::Auto if through_f32 => Storage::F32,
                 Dtype::Auto => stored,
             },
-            quantized: quantize::resolve(config, weights)?.and_then(|how| match how.format {
-                Format::Nf4 | Format::Fp4 => Some(Storage::FourBit { double: how.double }),
+            quantized: quantize::resolve(arch, config, weights)?.and_then(|how| match how.format {
+                Format::Nf4 | Format::Fp4 => Some(Storage::FourBit { double: double(how) }),
                 Format::Int8 => Some(Storage::Int8),
                 Format::Fp8 => Some(Storage::Fp8),
                 Format::Mxfp4 | Format::Fp8Tiles(_) | Format::Int4Groups | Format::Int8Groups | Format::Nvfp4 => None,
             }),
-            quantized_tensors: quantize::matrices(arch, &config.model.quantization_skip_modules)?.into(),
+            quantized_tensors: quantize::coded(arch, config, weights)?.into(),
             stored: quantize::kept(arch, config, weights)?.into(),
             float32: match config.model.dtype {
                 Dtype::Auto if !through_f32 => quantize::float32(arch, config, weights)?.into(),
@@ -88,7 +92,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
-        engine: Arc::new(MetaEngine::new(arch, config)),
+        engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)),
     })
 }
 

@@ -2,6 +2,7 @@
 use std::sync::{Mutex, PoisonError};
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
+use tunesmith_config::bitsandbytes::Bitsandbytes;
 use tunesmith_config::{Config, Dtype, Quantization};
 use tunesmith_device::{CountedGpu, memory};
 use tunesmith_model::Model;
@@ -81,6 +82,9 @@ impl OnGpu {
         if let Some(Storage::FourBit { double }) = base.quantized {
             config.model.double_quant = double;
         }
+        let found =
+            |it: Bitsandbytes| Bitsandbytes::of_files(it.quantization, it.double_quant, base.quantized_tensors.clone());
+        arch.bitsandbytes = arch.bitsandbytes.filter(|it| it.quantization == config.model.quantization).map(found);
         // The files may hold other matrices so than config.json says.
         arch.stored = arch.stored.map(|format| format.with_found(base.stored.clone()));
         let gpu = CountedGpu::take();
@@ -96,8 +100,8 @@ const fn from_parts(eighth: u64, quarter: u64) -> u64 {
 }
 
 impl MetaEngine {
-    pub(crate) fn new(arch: &Arch, config: &Config) -> Self {
-        let (arch, config) = (arch.clone(), config.clone());
+    pub(crate) fn new(arch: Arch, config: &Config) -> Self {
+        let config = config.clone();
         Self { arch, config, walked: Mutex::default(), on_gpu: Mutex::default() }
     }
 

@@ -175,7 +175,7 @@ impl Described {
             }
         };
         let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
-        let how = quantize::resolve(&config, weights.as_ref())?;
+        let how = quantize::resolve(&arch, &config, weights.as_ref())?;
         quantize::matrices(&arch, &config.model.quantization_skip_modules)?;
         config.model.quantization = how.map_or(Quantization::None, How::setting);
         let source = ModelSource {
@@ -225,7 +225,7 @@ impl ModelSource {
     /// # Errors
     /// The configuration and the model's files contradict each other.
     pub fn quantization(&self) -> Result<Option<How>> {
-        quantize::resolve(&self.config, self.weights.as_ref())
+        quantize::resolve(&self.arch, &self.config, self.weights.as_ref())
     }
 
     /// Number of matrices of the base that quantization covers.
@@ -233,8 +233,7 @@ impl ModelSource {
         let kept = quantize::kept(&self.arch, &self.config, self.weights.as_ref()).map_or(0, |kept| kept.len());
         match self.quantization() {
             Ok(Some(how)) if how.format.is_makers() => kept,
-            _ => quantize::matrices(&self.arch, &self.config.model.quantization_skip_modules)
-                .map_or(0, |matrices| matrices.len()),
+            _ => quantize::coded(&self.arch, &self.config, self.weights.as_ref()).map_or(0, |coded| coded.len()),
         }
     }
 

@@ -10,12 +10,13 @@
 use super::WeightFiles;
 use super::format::Entry;
 use super::makers_tensor::MakersTensor;
-use crate::quantized_form::format_of;
+use crate::quantized_form::{How, format_of};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::bitsandbytes::Bitsandbytes;
 use tunesmith_ops::quant::{BLOCKS, Eight, Format, Four, Nested, Quantized, Scales};
 
 use super::write::Numbers;
@@ -179,6 +180,15 @@ impl WeightFiles {
     /// How the matrices are quantized that are; nothing where none is.
     pub fn quantization(&self) -> Option<Format> {
         self.quantized.keys().find_map(|name| self.format_of(name))
+    }
+
+    /// What bitsandbytes has quantized; nothing where nothing is, or all in makers' formats.
+    pub fn bitsandbytes(&self) -> Option<Bitsandbytes> {
+        let format = self.quantization().filter(|format| !format.is_makers())?;
+        let nested = |name: &&String| self.entries.get(*name).is_some_and(|scales| scales.dtype == "U8");
+        let double = self.entries.keys().filter(|name| name.ends_with(".absmax")).any(|name| nested(&name));
+        let setting = How { format, double }.setting();
+        Some(Bitsandbytes::of_files(setting, double, Arc::new(self.quantized.keys().cloned().collect())))
     }
 
     /// How a tensor is quantized, if it is.

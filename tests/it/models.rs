@@ -1,0 +1,64 @@
+//! `tunesmith models DIR`: what adapters are put on, and what a run takes of a GPU.
+use crate::parity::golden;
+use crate::run::fixture::{said, tunesmith};
+use serde_json::Value;
+
+fn described(family: &str) -> String {
+    let output = tunesmith(&["models", &golden(family).join("model").display().to_string()]).output().unwrap();
+    assert!(output.status.success(), "{family}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn line<'t>(text: &'t str, label: &str) -> &'t str {
+    let found = text.lines().find_map(|line| line.strip_prefix(&format!("{label:18}  ")));
+    found.unwrap_or_else(|| panic!("{label}: {text}"))
+}
+
+#[test]
+fn models_says_how_auto_and_all_linear_differ() {
+    let dense = described("llama");
+    assert_eq!(
+        line(&dense, "auto adapts"),
+        "self_attn.q_proj, k_proj, v_proj, o_proj; mlp.gate_proj, up_proj, down_proj"
+    );
+    assert_eq!(line(&dense, "all-linear adapts"), "the same");
+    assert!(!dense.contains("target_parameters"), "{dense}");
+    let mixtral = described("mixtral");
+    assert_eq!(line(&mixtral, "auto adapts"), "self_attn.q_proj, k_proj, v_proj, o_proj");
+    assert_eq!(
+        line(&mixtral, "all-linear adapts"),
+        "also mlp.gate; mlp.experts.gate_up_proj (2 r and 2 lora_alpha), down_proj"
+    );
+    let gpt_oss = described("gpt_oss");
+    assert_eq!(line(&gpt_oss, "all-linear adapts"), "the same");
+    assert_eq!(
+        line(&gpt_oss, "experts by"),
+        "tuning.lora.target_parameters: [mlp.experts.gate_up_proj, mlp.experts.down_proj]"
+    );
+    assert!(line(&described("nemotron_h"), "all-linear adapts").starts_with("refused, as by PEFT: "));
+}
+
+#[test]
+fn models_says_what_a_run_takes_of_a_gpu_as_plan_does() {
+    let text = described("llama");
+    assert!(line(&text, "memory on a GPU").starts_with("a row of 256 tokens"), "{text}");
+    let model = golden("llama").join("model").display().to_string();
+    for (label, mode, checkpointing) in [
+        ("LoRA", "lora", "false"),
+        ("LoRA, recomputed", "lora", "true"),
+        ("QLoRA", "qlora", "false"),
+        ("QLoRA, recomputed", "qlora", "true"),
+    ] {
+        let mode = format!("TUNING_MODE={mode}");
+        let checkpointing = format!("TRAIN_GRADIENT_CHECKPOINTING={checkpointing}");
+        let words = ["plan", "--model", &model, "--gpus", "1", "--json", &mode, &checkpointing];
+        let output = tunesmith(&words)
+            .args(["MODEL_MAX_SEQ_LEN=256", "TRAIN_BF16=true", "TRAIN_BATCH_SIZE=1"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let total = tunesmith::plan::human_bytes(plan["plan"]["rows"][0]["total"].as_u64().unwrap());
+        assert_eq!(line(&text, label), format!("{total}, fits 24, 48, 80, 141 GB"), "{text}");
+    }
+}
