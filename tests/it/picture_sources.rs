@@ -92,6 +92,14 @@ fn shards_train_as_the_files_in_them() {
     }
     // Pictures of a compressed archive are kept, those of the other one stay in it.
     assert_eq!(fs::read_dir(fixture.path("cache of shards/pictures")).unwrap().count(), 2);
+    // The cache is where the settings say, not beside the rows.
+    fs::create_dir(fixture.path("below")).unwrap();
+    fs::copy(fixture.path("train.tar.gz"), fixture.path("below/train.tar.gz")).unwrap();
+    let lines = ["data.cache_dir: kept here", "data.train_path: below/train.tar.gz", "data.val_path: UNSET"];
+    let config = fixture.config("relative", &[&lines[..], &["train.max_steps: 1", &encoder(&fixture)]].concat());
+    let args = ["train", config.to_str().unwrap(), "--overwrite"];
+    let done = tunesmith(&args).current_dir(fixture.path("")).output().unwrap();
+    assert!(done.status.success(), "{}", said(&done));
     // Rows elsewhere name members of an archive.
     let row = |number: usize| json!({"image": format!("{number:04}.png"), "caption": "a cat"});
     write_rows(&fixture.path("members.jsonl"), (0..24).map(row));

@@ -230,6 +230,46 @@ fn every_part_can_be_trained_or_kept() {
 }
 
 #[test]
+fn what_trains_nothing_or_names_nothing_of_the_encoder_is_refused() {
+    let fixture = paired();
+    let config = fixture.config("run", &["train.max_steps: 1", &encoder(&fixture)]);
+    let cases: [(&[&str], &str); 3] = [
+        (&["tuning.freeze_language=true", "tuning.freeze_connector=true"], "nothing is trained"),
+        (&["tuning.vision_unfreeze_layers=99"], "tuning.vision_unfreeze_layers: 99, and the encoder has"),
+        (&["tuning.vision_target_modules=[query]"], "no linear module query"),
+    ];
+    for (words, message) in cases {
+        let refused = train(&config, words);
+        assert!(refused.status.code() == Some(2) && said(&refused).contains(message), "{}", said(&refused));
+    }
+    let file = fixture.path("encoder/config.json");
+    let mut changed: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    changed["attention_dropout"] = json!(0.5);
+    fs::write(&file, changed.to_string()).unwrap();
+    let refused = train(&config, &[]);
+    assert!(refused.status.code() == Some(4) && said(&refused).contains("attention_dropout"), "{}", said(&refused));
+}
+
+#[test]
+fn an_adapter_of_the_connector_alone_is_evaluated_merged_and_exported() {
+    let fixture = paired();
+    let lines = ["train.max_steps: 1", "tuning.freeze_language: true", &encoder(&fixture)];
+    let config = fixture.config("run", &lines).display().to_string();
+    let done = train(Path::new(&config), &[]);
+    assert!(done.status.success(), "{}", said(&done));
+    let to = |name: &str| fixture.path(name).display().to_string();
+    let commands = [
+        vec!["eval".to_owned(), config.clone()],
+        vec!["merge".to_owned(), config.clone(), "--output".to_owned(), to("merged")],
+        vec!["export".to_owned(), config.clone(), "--peft".to_owned(), "--output".to_owned(), to("peft")],
+    ];
+    for words in commands {
+        let done = tunesmith(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {}", said(&done));
+    }
+}
+
+#[test]
 fn a_stopped_run_with_pictures_ends_with_the_same_bits() {
     let fixture = seeing("smolvlm");
     let lines = [

@@ -323,6 +323,14 @@ fn a_config_alone_plans_a_quantized_base_as_its_files_do() {
 }
 
 #[test]
+fn routers_that_choose_groups_are_planned_on_gpus() {
+    for name in ["deepseek_v3", "glm4_moe", "mistral4", "nemotron3_super"] {
+        let model = root().join("tests/golden/a").join(name).join("model");
+        stdout(&["plan", "--model", model.to_str().expect("UTF-8"), "--vram", "24GiB"]);
+    }
+}
+
+#[test]
 fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
     let model = "--model=tests/golden/plan/qwen2.5-7b";
     for config in ["rtx4090_sli", "a100_pair", "h200_quad", "multi_gpu_config", "run_lora", "run_full"] {
