@@ -115,8 +115,10 @@ impl Args {
             ("--ranks", !self.ranks.is_empty()),
         ];
         match flags.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Error::config(format!("{flag} is about training, and --mode decode trains nothing"))
-                .hint(format!("leave out {flag}, or --mode decode"))),
+            Some((flag, _)) => {
+                Err(Error::config(format!("{flag} is about training, and --mode decode trains nothing"))
+                    .hint(format!("leave out {flag}, or --mode decode")))
+            }
             None => Ok(()),
         }
     }
