@@ -347,12 +347,17 @@ def write_model(folder, made, pictures, stored, seed, drifts=False):
     dump(dict(**settings, image_token=IMAGE, rows_of_logits=kept, loss=loss.item(), untrained=missing, data=rows, answers=answers, steps=trace), f"{folder}/run.json")
 
 
-def main():
+def arguments_of_command():
+    """Where to write, and the one model that is asked for; PyTorch is given one thread."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--only")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main():
+    arguments = arguments_of_command()
     os.makedirs(arguments.out, exist_ok=True)
     names = [*ENCODERS, "prefix", "prefix_mlp", "llava", "smolvlm", "gemma3"]
     for number, name in enumerate(names):

@@ -6,7 +6,6 @@
 MODEL_adapters has what vision.py stores of a model, but that every linear module of the encoder's blocks has an adapter, and nothing
 else of encoder and connector is trained. The model itself is MODEL/model: it is made once more from the same seed.
 """
-import argparse
 import tempfile
 
 import torch
@@ -23,11 +22,7 @@ SEEDS = dict(llava=7160, qwen2_5_vl=8020)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = vision.arguments_of_command()
     language = vision.LANGUAGE
     for name, tower in TOWERS.items():
         if arguments.only not in (None, name):

@@ -5,7 +5,6 @@
 
 Everything is as in vision.py, but that picture i is `pixel_values.i`, [channels, height, width].
 """
-import argparse
 
 import torch
 import transformers
@@ -183,11 +182,7 @@ def sides_of(maker):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = vision.arguments_of_command()
     for number, (name, maker) in enumerate(MODELS.items()):
         if arguments.only in (None, name):
             seed = 8000 + 20 * number + OTHER_SEEDS.get(name, 0)

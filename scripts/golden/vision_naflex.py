@@ -8,7 +8,6 @@ As the encoders of vision.py, but that picture i is `pixel_values.i`, [channels,
 of its patches, picture after picture, without those of padding. prefix_naflex is as prefix of vision.py, with as many rows as a picture has
 patches.
 """
-import argparse
 
 import torch
 import transformers
@@ -79,11 +78,7 @@ def prefix(out, tower, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = vision.arguments_of_command()
     tower = {key: value for key, value in vision.TOWER.items() if key != "image_size"}
     config = transformers.Siglip2VisionConfig(**tower, num_patches=16, vision_use_head=False, attn_implementation="eager")
     if arguments.only in (None, "prefix_naflex"):

@@ -8,7 +8,6 @@ As the models of vision.py, but that a row begins with BOS and, for each of its 
 that it reads, and `latents` the means that it gives. Adapters on the language model and the projector are trained. The language model and the
 first encoder are gemma3/model: it is made once more from the same seed.
 """
-import argparse
 import tempfile
 
 import diffusers
@@ -71,11 +70,7 @@ def projector(architecture, size):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    arguments = vision.arguments_of_command()
     plain_name = vision.our_name
     parts = {"0": "linear_1", "2": "linear_2"}
 

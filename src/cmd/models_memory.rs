@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Tokens of the row that is planned for.
 const TOKENS: u64 = 4096;
-/// GB of the GPUs that are named.
+/// GiB of the GPUs that are named.
 const GPUS: [u64; 4] = [24, 48, 80, 141];
 
 /// The lines about memory: label and text. `dir` is the model's folder; its weights are not needed.
@@ -46,12 +46,8 @@ fn predicted(config: &Config, dir: &Path, arch: &Arch, tokens: u64) -> Result<u6
 }
 
 fn fits(bytes: u64) -> String {
-    let fit = |gb: &u64| Fit::of(bytes, gb << 30) == Fit::Fits;
-    let sizes: Vec<String> = GPUS.into_iter().filter(fit).map(|gb| gb.to_string()).collect();
-    let where_ = if sizes.is_empty() {
-        "fits none of 24, 48, 80, 141 GB".to_owned()
-    } else {
-        format!("fits {} GB", sizes.join(", "))
-    };
-    format!("{}, {where_}", human_bytes(bytes))
+    let named = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let sizes: Vec<u64> = GPUS.into_iter().filter(|gib| Fit::of(bytes, gib << 30) == Fit::Fits).collect();
+    let (fits, sizes) = if sizes.is_empty() { ("fits none of", &GPUS[..]) } else { ("fits", &sizes[..]) };
+    format!("{}, {fits} {} GiB", human_bytes(bytes), named(sizes))
 }

@@ -59,6 +59,6 @@ fn models_says_what_a_run_takes_of_a_gpu_as_plan_does() {
         assert!(output.status.success(), "{}", said(&output));
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         let total = tunesmith::plan::human_bytes(plan["plan"]["rows"][0]["total"].as_u64().unwrap());
-        assert_eq!(line(&text, label), format!("{total}, fits 24, 48, 80, 141 GB"), "{text}");
+        assert_eq!(line(&text, label), format!("{total}, fits 24, 48, 80, 141 GiB"), "{text}");
     }
 }

@@ -20,6 +20,7 @@ use tunesmith::model::weights::{self, Numbers, Parts, WeightFiles, write_numbers
 use tunesmith::ops::quant::{Format, encode};
 
 use super::parity::{self, Forward, Tensors, adapter_config, check_final, check_gradients, check_trace, close, put};
+use super::run::fixture::{said, tunesmith};
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/b").join(path)
@@ -575,5 +576,26 @@ fn what_does_not_go_together_is_refused() {
         let text = format!("{model}data: {{train_path: d}}\n{text}");
         let error = tunesmith::config::load_text(Path::new("c.yaml"), &text).unwrap_err();
         assert!(error.to_string().contains(fragment), "{text}: {error}");
+    }
+}
+
+#[test]
+fn decoding_of_a_quantized_folder_is_measured_or_refused_by_name() {
+    let measured = |folder: &str, more: &[&str]| {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(folder).join("model");
+        let model = model.display().to_string();
+        let args = ["bench", "--mode", "decode", "--model", &model, "--seq", "4", "--steps", "2"];
+        tunesmith(&[&args[..], more].concat()).output().unwrap()
+    };
+    for folder in ["b/llama_nf4", "b/llama_int8"] {
+        let done = measured(folder, &[]);
+        assert!(done.status.success() && said(&done).contains("tokens/s at batch 8"), "{folder}: {}", said(&done));
+    }
+    for (folder, more, message) in [
+        ("makers/fp8", &[][..], "a base that is stored as fp8"),
+        ("b/llama_nf4", &["--cold"], "--cold is about training"),
+    ] {
+        let refused = measured(folder, more);
+        assert!(refused.status.code() == Some(2) && said(&refused).contains(message), "{}", said(&refused));
     }
 }

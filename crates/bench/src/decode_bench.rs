@@ -7,13 +7,14 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::training::{base, wait};
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, Mode, Quantization, TargetModules};
 use tunesmith_device::{Array, Device};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 use tunesmith_model::device::kernels;
+use tunesmith_model::weights::WeightFiles;
 use tunesmith_ops::peak;
 use tunesmith_telemetry::machine::peak_bytes;
 
@@ -115,20 +116,21 @@ fn bandwidth(device: Device) -> f64 {
 /// Measures each batch size after a short warm-up run.
 ///
 /// # Errors
-/// The shape is unknown, or the model cannot be loaded.
+/// The shape is unknown, or the model cannot be loaded, or its bytes are of a format whose reading is not counted here.
 pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
     let (arch, weights) = base(request.model.as_deref(), &request.shape)?;
     let mut config = request.config.clone();
-    // A model trains something: the least there is. A base in codes can only be adapted.
-    if matches!(config.model.quantization, Quantization::Auto | Quantization::None) {
-        config.tuning.mode = Mode::Freeze;
-        config.tuning.freeze.trainable_patterns = vec![arch.final_norm()];
-    } else {
-        config.tuning.mode = Mode::Lora;
-        config.tuning.lora.r = 1;
-        let modules = arch.linear_modules();
-        let first = modules.iter().find(|module| !module.is_head()).map(|module| module.name.clone());
-        config.tuning.lora.target_modules = TargetModules::List(first.into_iter().collect());
+    // A model trains something: the least that a quantized base allows.
+    config.tuning.mode = Mode::Lora;
+    config.tuning.lora.r = 1;
+    let first = arch.linear_modules().into_iter().find(|module| !module.is_head());
+    config.tuning.lora.target_modules = TargetModules::List(first.map(|module| module.name).into_iter().collect());
+    if let Some(stored) = weights.as_ref().and_then(WeightFiles::quantization) {
+        let of_bitsandbytes = weights.as_ref().and_then(WeightFiles::bitsandbytes).map(|it| it.quantization);
+        config.model.quantization = of_bitsandbytes.ok_or_else(|| {
+            Error::config(format!("--mode decode: not yet: a base that is stored as {}", stored.name()))
+                .hint("measure its shape: --shape DIR/config.json, with --quantization")
+        })?;
     }
     let model = Model::load(&arch, weights.as_ref(), &config)?;
     let narrow = config.model.dtype == tunesmith_config::Dtype::Bfloat16;

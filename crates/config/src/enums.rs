@@ -264,15 +264,15 @@ choices! {
         Mlp = "mlp",
     };
 
-    /// What a row of a second encoder is, whose latents are `[channels, rows, columns]`.
+    /// What of a second encoder's latents `[channels, rows, columns]` becomes one embedding of the model.
     WorldProjection {
-        /// A place of the latents, with all of its channels: many rows.
+        /// A place, with all of its channels: many embeddings.
         Spatial = "spatial",
-        /// A channel of the latents, with all of its places: few rows.
+        /// A channel, with all of its places: few embeddings.
         Channel = "channel",
     };
 
-    /// What stands between the latents of a second encoder and the model.
+    /// The projector from a second encoder's latents to the model.
     ProjectionArchitecture {
         /// Two linear modules with GELU behind each.
         Mlp = "mlp",

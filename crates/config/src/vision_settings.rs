@@ -45,17 +45,17 @@ section! {
 }
 
 section! {
-    /// A second, frozen encoder beside that of a multimodal model (TheWorld): the encoder of a variational autoencoder. Its rows stand behind a
-    /// text's first token, between `<start_of_world>` and `<end_of_world>`, which `tuning.new_tokens` adds. What joins it to the model is
-    /// trained.
+    /// A second, frozen image encoder beside that of a multimodal model: the encoder of a variational autoencoder (VAE). Its
+    /// embeddings follow the first token of a text, between `<start_of_world>` and `<end_of_world>`; add both with `tuning.new_tokens`. The
+    /// projector behind it is trained.
     WorldConfig = "vision.world" {
         /// A folder of diffusers with an `AutoencoderKL` or `AutoencoderKLWan`, or of a pipeline whose folder `vae` holds one.
         encoder: Option<PathBuf> = None;
-        /// What becomes a row of the model.
+        /// What of the latents becomes one embedding of the model.
         projection_mode: WorldProjection = WorldProjection::Spatial, aliases ["world_projection_mode"];
-        /// What stands between the latents and the model. Its weights are drawn from the seed.
+        /// The projector from the latents to the model. Its weights are drawn from the seed.
         projection_architecture: ProjectionArchitecture = ProjectionArchitecture::Mlp;
-        /// The side in pixels that each picture gets for it, whatever its shape.
+        /// Each image is resized to a square of so many pixels a side.
         image_size: usize = 512, range Range::within(1.0, 4096.0);
     }
 }

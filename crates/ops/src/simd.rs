@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod tile_lanes;
 mod turn;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -175,54 +176,6 @@ impl Number for u16 {
     #[inline(always)]
     fn wide(self) -> f32 {
         f32::from_bits(u32::from(self) << 16)
-    }
-}
-
-/// What a tile of a product sums in: all lanes of a panel ([`Simd`]), or the first of them.
-///
-/// # Safety
-/// As for [`Simd`]'s methods, of the lanes that there are.
-#[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
-pub trait TileLanes: Copy + 'static {
-    /// The lanes in registers.
-    type Sum: Copy;
-    /// Rows of the largest tile.
-    const TILE_ROWS: usize;
-    /// Panels of the largest tile.
-    const TILE_PANELS: usize;
-    /// All lanes `value`.
-    unsafe fn broadcast(value: f32) -> Self::Sum;
-    /// Reads the lanes of a panel's vector.
-    unsafe fn read(from: *const f32) -> Self::Sum;
-    /// Writes a panel's vector of 16 floats, zero where there are no lanes.
-    unsafe fn write(to: *mut f32, value: Self::Sum);
-    /// `a * b + c`, rounded once.
-    unsafe fn add_product(a: Self::Sum, b: Self::Sum, c: Self::Sum) -> Self::Sum;
-}
-
-impl<S: Simd> TileLanes for S {
-    type Sum = S::V;
-    const TILE_ROWS: usize = S::ROWS;
-    const TILE_PANELS: usize = S::PANELS;
-    #[inline(always)]
-    unsafe fn broadcast(value: f32) -> S::V {
-        // SAFETY: as the caller says.
-        unsafe { S::splat(value) }
-    }
-    #[inline(always)]
-    unsafe fn read(from: *const f32) -> S::V {
-        // SAFETY: as the caller says.
-        unsafe { S::load(from) }
-    }
-    #[inline(always)]
-    unsafe fn write(to: *mut f32, value: S::V) {
-        // SAFETY: as the caller says.
-        unsafe { S::store(to, value) }
-    }
-    #[inline(always)]
-    unsafe fn add_product(a: S::V, b: S::V, c: S::V) -> S::V {
-        // SAFETY: as the caller says.
-        unsafe { S::fma(a, b, c) }
     }
 }
 
@@ -469,6 +422,8 @@ impl Simd for Portable {
         turn::portable(rows)
     }
 }
+
+pub use tile_lanes::TileLanes;
 
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;

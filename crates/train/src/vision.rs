@@ -8,7 +8,6 @@ use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{
     Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
-    WorldSettings,
 };
 use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
@@ -91,7 +90,8 @@ impl Sight {
             let channels = vision.encoder.channels;
             return Err(Error::model(format!("{}: not yet: an encoder of {channels} colors", folder.display())));
         }
-        let vision = VisionArch { training: training(config, &vision)?, ..vision };
+        let vision = VisionArch { training: training(config, &vision), ..vision };
+        check_training(&vision)?;
         let processing = Processing { backend, ..Processing::open(&folder)? };
         let mut processing = Processing { size: size(config, &processing)?, ..processing };
         if let (Size::Canvas { cut, .. }, Some(ChatImages { form: ChatForm::InternVl, .. })) =
@@ -167,12 +167,8 @@ fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<
         })
     };
     let tokens = [token(WORLD_TOKENS[0])?, token(WORLD_TOKENS[1])?];
-    let form = WorldSettings {
-        projection: settings.projection_mode,
-        architecture: settings.projection_architecture,
-        image_size: settings.image_size,
-    };
-    let world = World::open(folder, form, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
+    let world =
+        World::open(folder, settings, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
     Ok(Some(Arc::new(world)))
 }
 
@@ -204,39 +200,42 @@ pub(crate) fn image_dir(config: &Config) -> PathBuf {
 }
 
 /// What is trained of encoder and connector.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Config`]: blocks or modules that the encoder does not have, or nothing at all is trained.
-fn training(config: &Config, vision: &VisionArch) -> Result<VisionTraining> {
+fn training(config: &Config, vision: &VisionArch) -> VisionTraining {
     let tuning = &config.tuning;
     let connector = !tuning.freeze_connector.unwrap_or(vision.connector.stored);
-    let training = VisionTraining {
+    VisionTraining {
         connector,
         newline: vision.any_res.is_some() && !tuning.mode.adapts() && connector,
         encoder: !tuning.freeze_vision,
         last_blocks: tuning.vision_unfreeze_layers,
         adapters: tuning.vision_target_modules.clone(),
         freeze_language: tuning.freeze_language,
-    };
-    let (asked, blocks) = (training.last_blocks, vision.encoder.feature.blocks);
-    if asked > blocks {
+    }
+}
+
+/// Refuses blocks and modules that the encoder does not have, and that nothing at all is trained.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`].
+fn check_training(vision: &VisionArch) -> Result<()> {
+    let VisionTraining { connector, encoder, last_blocks, adapters, freeze_language, .. } = &vision.training;
+    let blocks = vision.encoder.feature.blocks;
+    if *last_blocks > blocks {
         return Err(Error::config(format!(
-            "tuning.vision_unfreeze_layers: {asked}, and the encoder has {blocks} blocks"
+            "tuning.vision_unfreeze_layers: {last_blocks}, and the encoder has {blocks} blocks"
         )));
     }
-    let (names, trains) = (training.adapters.join(", "), connector || training.encoder || asked > 0);
-    let language = !training.freeze_language || vision.world.is_some();
-    let adapts = !training.adapters.is_empty();
-    let with = VisionArch { training: training.clone(), ..vision.clone() };
-    if adapts && with.adapted_linears().is_empty() {
+    if !adapters.is_empty() && vision.adapted_linears().is_empty() {
+        let names = adapters.join(", ");
         return Err(Error::config(format!("tuning.vision_target_modules: the encoder has no linear module {names}"))
             .hint("all-linear names all of them"));
     }
-    if !trains && !adapts && !language {
+    let language = !freeze_language || vision.world.is_some();
+    if !(language || *connector || *encoder || *last_blocks > 0 || !adapters.is_empty()) {
         return Err(Error::config("tuning.freeze_language: nothing is trained: encoder and connector are frozen too")
             .hint("set tuning.freeze_connector: false, tuning.freeze_vision: false, or tuning.vision_target_modules"));
     }
-    Ok(training)
+    Ok(())
 }
 
 /// Encoder and connector of a pair.

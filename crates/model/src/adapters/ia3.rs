@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{About, Adapter, Attach, Method, Part, Placement, Site, Targets};
+use super::{About, Adapter, Attach, Method, NO_MODULE, Part, Placement, Site, Targets};
 use crate::grads::Grads;
 use crate::linear::{Base, Formula, Input, Saved};
 use crate::values::placed;
@@ -75,7 +75,7 @@ impl Method for Ia3Config {
             target_modules: Some(TargetModules::List(named(placements, false))),
             // An empty list would say that a configuration names nothing.
             feedforward_modules: Some(match inputs.as_slice() {
-                [] => TargetModules::Regex("^$".into()),
+                [] => TargetModules::Regex(NO_MODULE.into()),
                 _ => TargetModules::List(inputs),
             }),
             exclude_modules: None,

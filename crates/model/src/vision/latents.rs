@@ -12,6 +12,9 @@ use tunesmith_ops::rms_norm::{self, Gain};
 use tunesmith_ops::spans::{Mask, full_spans};
 use tunesmith_vision::Pixels;
 
+/// Of the group norms of diffusers' autoencoders, which have no setting for it.
+const GROUP_EPS: f32 = 1e-6;
+
 #[derive(Debug)]
 pub struct LatentEncoder {
     pub layers: Vec<Layer>,
@@ -75,7 +78,7 @@ impl Norm {
         match self {
             Self::Group([weight, bias], groups) => {
                 let (weight, bias) = (weight.view(values), bias.view(values));
-                group_norm::forward(x, *groups, 1e-6, weight.vector(), bias.vector())
+                group_norm::forward(x, *groups, GROUP_EPS, weight.vector(), bias.vector())
             }
             Self::Rms(gamma) => {
                 // `x / max(|x|, 1e-12) sqrt(size)` of a place that is not zero.
@@ -109,11 +112,9 @@ impl SpatialAttention {
         let h = self.norm.forward(values, x);
         let parts: Vec<Activation> = self.qkv.iter().map(|module| module.forward(values, &h, size)).collect();
         let width = x.features();
-        let [q, k, v] = match parts.as_slice() {
-            [q, k, v] => [q.copy(), k.copy(), v.copy()],
+        let [q, k, v] = <[Activation; 3]>::try_from(parts)
             // One module for all three.
-            all => [0, 1, 2].map(|part| all[0].columns(part * width..(part + 1) * width)),
-        };
+            .unwrap_or_else(|all| [0, 1, 2].map(|part| all[0].columns(part * width..(part + 1) * width)));
         let spans: Vec<_> = full_spans(&[0, x.tokens()]).into_iter().map(|span| span.masked(&Mask::Full)).collect();
         let how = Scores { scale: (width as f32).powf(-0.5), softcap: None, window: None };
         let (mixed, _) = attention::forward(&q, &k, &v, None, &spans, Heads::new(1, 1, width), how);
