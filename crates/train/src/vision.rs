@@ -8,6 +8,7 @@ use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{
     Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
+    WorldSettings,
 };
 use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
@@ -167,8 +168,12 @@ fn world(config: &Config, seer: Seer<'_>, vision: &VisionArch) -> Result<Option<
         })
     };
     let tokens = [token(WORLD_TOKENS[0])?, token(WORLD_TOKENS[1])?];
-    let world =
-        World::open(folder, settings, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
+    let form = WorldSettings {
+        projection: settings.projection_mode,
+        architecture: settings.projection_architecture,
+        image_size: settings.image_size,
+    };
+    let world = World::open(folder, form, tokens, seer.hidden_size).map_err(|error| error.context("vision.world"))?;
     Ok(Some(Arc::new(world)))
 }
 

@@ -3,8 +3,8 @@ use crate::parity::{Tensors, json as read_json, tensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tunesmith::config::vision::{Joined, VisionArch, World};
-use tunesmith::config::{ProjectionArchitecture, WorldConfig, WorldProjection};
+use tunesmith::config::vision::{Joined, VisionArch, World, WorldSettings};
+use tunesmith::config::{ProjectionArchitecture, WorldProjection};
 use tunesmith::data::batch::{Batch, IGNORE, ImageRows};
 use tunesmith::model::Model;
 use tunesmith::vision::{Pixels, Tile};
@@ -108,20 +108,19 @@ fn worlds((shape, values): &(Vec<usize>, Vec<f32>)) -> Vec<Arc<Pixels>> {
 pub fn world(name: &str, decoder_size: usize) -> World {
     let run = &read_json(&golden(&format!("{name}/run.json")))["world"];
     let tokens = integers(&run["tokens"]);
-    let settings = WorldConfig {
-        projection_mode: if run["projection_mode"] == "channel" {
+    let settings = WorldSettings {
+        projection: if run["projection_mode"] == "channel" {
             WorldProjection::Channel
         } else {
             WorldProjection::Spatial
         },
-        projection_architecture: match run["projection_architecture"].as_str() {
+        architecture: match run["projection_architecture"].as_str() {
             Some("mlp") => ProjectionArchitecture::Mlp,
             _ => ProjectionArchitecture::MlpNoFinalGelu,
         },
         image_size: run["side"].as_u64().unwrap() as usize,
-        ..WorldConfig::default()
     };
-    World::open(&golden(name), &settings, [tokens[0] as u32, tokens[1] as u32], decoder_size).unwrap()
+    World::open(&golden(name), settings, [tokens[0] as u32, tokens[1] as u32], decoder_size).unwrap()
 }
 
 /// Appends a row of `run.json` to a batch.

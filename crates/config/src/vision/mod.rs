@@ -30,7 +30,7 @@ pub use latents::{
     Convolution, LatentEncoder, LatentLayer, LatentNorm, LatentNormKind, Residual, SpatialAttention, WORLD_ENCODER,
 };
 pub use processing::{Backend, Processing, Resample, Size};
-pub use world::{WORLD_TOKENS, World};
+pub use world::{WORLD_TOKENS, World, WorldSettings};
 
 /// What a folder has that holds both parts of a pair, beside the files of the text model: `vision_config`, `connector_hidden_size`,
 /// `feature_layer`, and `image_token_id`.

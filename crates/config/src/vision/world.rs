@@ -7,7 +7,6 @@ use super::encoder::Pointwise;
 use super::latents::LatentEncoder;
 use super::processing::{Backend, Processing, Resample, Size};
 use crate::enums::{ProjectionArchitecture, WorldProjection};
-use crate::vision_settings::WorldConfig;
 use tunesmith_base::error::{Error, Result};
 
 /// The tokens before and behind the rows.
@@ -34,25 +33,36 @@ pub struct World {
     pub folder: PathBuf,
 }
 
+/// How latents become rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorldSettings {
+    /// What a row is.
+    pub projection: WorldProjection,
+    /// What the projector is.
+    pub architecture: ProjectionArchitecture,
+    /// The side that each picture gets.
+    pub image_size: usize,
+}
+
 impl World {
-    /// The encoder in `folder`, or in its folder `vae`, before a decoder of that width. The settings' own `encoder` is not read.
+    /// The encoder in `folder`, or in its folder `vae`, before a decoder of that width.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: the encoder is not known here; [`tunesmith_base::Kind::Config`]: a size that it does not divide.
-    pub fn open(folder: &Path, settings: &WorldConfig, tokens: [u32; 2], decoder_size: usize) -> Result<Self> {
+    pub fn open(folder: &Path, settings: WorldSettings, tokens: [u32; 2], decoder_size: usize) -> Result<Self> {
         let inner = folder.join("vae");
         let folder = if inner.join("config.json").is_file() { inner } else { folder.to_owned() };
         let encoder = LatentEncoder::open(&folder)?;
-        let image_size = settings.image_size;
+        let WorldSettings { projection, architecture, image_size } = settings;
         if !image_size.is_multiple_of(encoder.shrink) {
             let shrink = encoder.shrink;
             return Err(Error::config(format!(
                 "vision.world.image_size: {image_size}, expected a multiple of {shrink}: the encoder makes one latent of {shrink} pixels"
             )));
         }
-        let channels = settings.projection_mode == WorldProjection::Channel;
+        let channels = projection == WorldProjection::Channel;
         let places = (image_size / encoder.shrink).pow(2);
-        let kind = match settings.projection_architecture {
+        let kind = match architecture {
             ProjectionArchitecture::Linear => ConnectorKind::Linear { name: format!("{PROJECTOR}linear"), bias: true },
             ProjectionArchitecture::Mlp | ProjectionArchitecture::MlpNoFinalGelu => ConnectorKind::Mlp {
                 names: ["linear_1", "linear_2"].map(|name| format!("{PROJECTOR}{name}")),
@@ -64,7 +74,7 @@ impl World {
         };
         let encoder_size = if channels { places } else { encoder.latent };
         let projector = Connector { encoder_size, decoder_size, kind, stored: false };
-        let final_gelu = settings.projection_architecture == ProjectionArchitecture::Mlp;
+        let final_gelu = architecture == ProjectionArchitecture::Mlp;
         Ok(Self { encoder, channels, projector, final_gelu, image_size, tokens, folder })
     }
 
