@@ -387,7 +387,12 @@ gpu-faults *ARGS: _cxx
 # on a stand-in for a GPU: mean losses over 200 steps in float32, bfloat16 and FP8 (minutes; needs g++)
 [group('develop')]
 gpu-precision: _cxx
-    cargo test --locked --test it -- over_200_steps --ignored --nocapture
+    cargo test --locked --test it -- on_a_gpu_over_200_steps --ignored --nocapture
+
+# compare the quickstart's loss curve over 200 steps in float32 and with train.bf16, on the CPU (a minute)
+[group('develop')]
+precision: _cxx
+    cargo test --locked --test it -- on_the_cpu_over_200_steps --ignored --nocapture
 
 # test operations as a program for ARM, under emulation (half an hour; needs qemu-user, g++-aarch64-linux-gnu, and Rust's library for that target)
 [group('develop')]

@@ -369,6 +369,7 @@ fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
         count(outcome.threads, "thread"),
         outcome.simd
     );
+    let what = if outcome.simd == "avx512_bf16" { "bfloat16 dot products" } else { "multiply-adds" };
     let _ = writeln!(text, "  {:>10.1} tokens/s", outcome.tokens_per_second);
     let _ = writeln!(text, "  {:>10.1} s to load the base", outcome.load_seconds);
     let (predicted, peak) = (outcome.predicted.total(), outcome.peak_bytes);
@@ -376,7 +377,7 @@ fn show(request: &TrainingRequest, outcome: &TrainingOutcome) -> String {
     let _ = writeln!(text, "  {:>10.0} MiB peak memory ({:.0} MiB predicted, {off:+.1} %)", mib(peak), mib(predicted));
     let _ = writeln!(
         text,
-        "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
+        "  {:>10.1} GFLOP/s useful: {:.1} % of the peak of {what} ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
         giga(outcome.flops_share * outcome.fma_peak),
         100.0 * outcome.flops_share,
         giga(outcome.fma_peak),

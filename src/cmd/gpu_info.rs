@@ -158,10 +158,11 @@ fn processor(measure: bool) -> String {
     let group = limits::group().map_or("no limit".to_owned(), |group| {
         format!("{}, {} of it used", human_bytes(group.limit), human_bytes(group.used))
     });
+    let pairs = if simd::pair_level().is_some() { ", bfloat16 products" } else { "" };
     let mut rows = vec![
         ("name".to_owned(), machine.processor),
         ("cores".to_owned(), format!("{} usable", machine.threads)),
-        ("vectors".to_owned(), simd::level().name().to_owned()),
+        ("vectors".to_owned(), format!("{}{pairs}", simd::level().name())),
         ("memory".to_owned(), format!("{total}{free}")),
         ("control group".to_owned(), group),
         ("budget by itself".to_owned(), limits::usable().map_or("unknown".to_owned(), human_bytes)),
@@ -173,6 +174,10 @@ fn processor(measure: bool) -> String {
             "matrix products".to_owned(),
             format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak(Device::Cpu, false))),
         ));
+        if !pairs.is_empty() {
+            let rate = giga(training::gemm_peak(Device::Cpu, true));
+            rows.push(("with train.bf16".to_owned(), format!("{rate:.1} GFLOP/s (the same in bfloat16)")));
+        }
         rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));
     }
     format!("processor\n{}", table(&rows))

@@ -110,14 +110,17 @@ fn a_run_has_the_losses_of_the_cpu_and_says_where_it_computes() {
     }
 }
 
-/// Products in float32, in bfloat16, and of a base in FP8 in bfloat16: the lines of a configuration.
-const PRECISIONS: [(&str, &[&str]); 3] =
+/// A precision and its lines of a configuration.
+type Precision = (&'static str, &'static [&'static str]);
+
+/// Products in float32, in bfloat16, and of a base in FP8 in bfloat16.
+const PRECISIONS: [Precision; 3] =
     [("float32", &[]), ("bfloat16", &["train.bf16: true"]), ("fp8", &["train.bf16: true", "model.quantization: fp8"])];
 
 /// The mean loss of the last steps in each precision, given all losses of a run in it. Each must be within 0.5 % of the one before.
-fn alike(last: usize, run: impl Fn(&str, &[&str]) -> Vec<f64>) {
+fn alike(precisions: &[Precision], last: usize, run: impl Fn(&str, &[&str]) -> Vec<f64>) {
     let mut means = Vec::new();
-    for (name, lines) in PRECISIONS {
+    for (name, lines) in precisions {
         let losses = run(name, lines);
         means.push(losses[losses.len() - last..].iter().sum::<f64>() / last as f64);
         println!(
@@ -135,10 +138,20 @@ fn alike(last: usize, run: impl Fn(&str, &[&str]) -> Vec<f64>) {
 
 #[test]
 fn narrow_products_train_as_wide_ones_do() {
+    train_60_steps("cuda", &PRECISIONS);
+}
+
+/// On a processor without AVX512_BF16, saved activations alone are rounded.
+#[test]
+fn narrow_products_train_as_wide_ones_do_on_the_cpu() {
+    train_60_steps("cpu", &PRECISIONS[..2]);
+}
+
+fn train_60_steps(device: &str, precisions: &[Precision]) {
     let fixture = Fixture::new();
-    alike(20, |name, more| {
+    alike(precisions, 20, |name, more| {
         let lines = [
-            "model.device: cuda",
+            &format!("model.device: {device}"),
             "train.max_steps: 60",
             "data.val_path: UNSET",
             "tuning.lora.lora_dropout: 0",
@@ -152,16 +165,26 @@ fn narrow_products_train_as_wide_ones_do() {
     });
 }
 
-/// The quickstart's model and rows: 6 blocks, heads of 32 features, 1.3 million weights that were trained on text.
 #[test]
 #[ignore = "minutes: scripts/just gpu-precision"]
-fn narrow_products_train_as_wide_ones_do_over_200_steps() {
+fn narrow_products_train_as_wide_ones_do_on_a_gpu_over_200_steps() {
+    train_200_steps("cuda", &PRECISIONS);
+}
+
+#[test]
+#[ignore = "a minute: scripts/just precision"]
+fn narrow_products_train_as_wide_ones_do_on_the_cpu_over_200_steps() {
+    train_200_steps("cpu", &PRECISIONS[..2]);
+}
+
+/// The quickstart's model and rows: 6 blocks, heads of 32 features, 1.3 million weights that were trained on text.
+fn train_200_steps(device: &str, precisions: &[Precision]) {
     let folder = tempfile::tempdir().unwrap();
     let root = root();
-    alike(50, |name, more| {
+    alike(precisions, 50, |name, more| {
         let out = folder.path().join(name);
         let lines = [
-            "model.device: cuda",
+            &format!("model.device: {device}"),
             "train.max_steps: 200",
             "train.batch_size: 4",
             "train.learning_rate: 1e-3",

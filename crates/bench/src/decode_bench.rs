@@ -168,7 +168,7 @@ pub fn run(request: &DecodeRequest) -> Result<DecodeOutcome> {
         read_bandwidth,
         weight_bytes,
         peak_bytes: peak_bytes(model.device()),
-        simd: kernels(model.device())?,
+        simd: kernels(model.device(), &config)?,
         threads: rayon::current_num_threads(),
     })
 }

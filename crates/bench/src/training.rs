@@ -172,9 +172,9 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
     Ok(rows)
 }
 
-/// FLOP/s of the matrix product in float32 on `[1024, 2048] x [2048, 2048]`; the best of four runs.
+/// FLOP/s of the matrix product on `[1024, 2048] x [2048, 2048]`; the best of four runs.
 ///
-/// `narrow`: of operands in bfloat16, which only a GPU has. A GPU's product is made larger until it takes a millisecond.
+/// `narrow`: of operands in bfloat16, where there are such products; else of float32. A GPU's product is made larger until it takes a millisecond.
 pub fn gemm_peak(device: Where, narrow: bool) -> f64 {
     let (mut tokens, mut size) = (1024, 2048);
     loop {
@@ -310,7 +310,8 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
     let warm = step(&mut model, &mut optimizer, &Single, &first, 1e-4, 1.0)?;
     let device = model.device();
     wait(device);
-    let peak_before = peak::flops(0.3);
+    let registers = || if config.train.bf16 { peak::product_flops(0.3) } else { peak::flops(0.3) };
+    let peak_before = registers();
     model.phases = tunesmith_model::Phases::default();
     let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
     let mut spent = 0.0;
@@ -325,9 +326,9 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         done = done + flops(&costs, &batches);
     }
     let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
-    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16 && device != Where::Cpu));
+    let (peak_bytes, gemm_peak) = (peak_bytes(device), gemm_peak(device, config.train.bf16));
     // A GPU's own peak is not measured: its products' stands for it.
-    let fma_peak = if device == Where::Cpu { peak::flops(0.3).max(peak_before) } else { gemm_peak };
+    let fma_peak = if device == Where::Cpu { registers().max(peak_before) } else { gemm_peak };
     let per_step = |seconds: f64| seconds / request.steps as f64;
     let phases = model.phases;
     let (forward, head, backward) =
@@ -356,7 +357,7 @@ pub fn run(request: &TrainingRequest) -> Result<TrainingOutcome> {
         tokens,
         label_tokens,
         loss,
-        simd: kernels(device)?,
+        simd: kernels(device, config)?,
         threads: rayon::current_num_threads(),
     })
 }

@@ -125,7 +125,7 @@ section! {
         init: Init = Init::Pretrained;
         /// Where the model is kept and computed. `auto` is the first GPU that can be used, or else the CPU (docs/gpu.md).
         device: DeviceChoice = DeviceChoice::Cpu;
-        /// How frozen weights are kept in memory. The CPU computes products in float32, a GPU as `train.bf16` or `train.fp16` says.
+        /// How frozen weights are kept in memory. `train.bf16` and `train.fp16` say what they are multiplied in.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
         /// Quantize the base's linear layers in memory while adapters are trained on them. The head, embeddings, norms and routers
         /// are not quantized (`docs/quantization.md`).
@@ -341,8 +341,9 @@ section! {
         early_stopping_patience: usize = 0;
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Keep activations for the backward pass in bfloat16: half the memory, and bfloat16's rounding in the gradients. The CPU
-        /// computes products in float32. A GPU keeps all activations in bfloat16 and multiplies them on its tensor cores.
+        /// Compute in bfloat16: operands of products are rounded to it, sums are float32, and activations are kept for the backward
+        /// pass in it, in half the memory. A GPU multiplies on its tensor cores, a processor with AVX512_BF16 by its dot products;
+        /// any other processor multiplies in float32 (docs/precision.md).
         bf16: bool = false;
         /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is
         /// more precise than bfloat16 and has a smaller range: about 1e-7 to 65504. Steps whose gradients overflow are skipped. A

@@ -6,7 +6,7 @@ use tunesmith_config::{Config, DeviceChoice};
 use tunesmith_device::cuda::{Context, library};
 use tunesmith_device::{Device, gpu, memory};
 use tunesmith_ops::activation::{Number, Pool};
-use tunesmith_ops::simd;
+use tunesmith_ops::simd::{self, PairLevel};
 
 /// The device that `model.device` chooses: everything of the model, and what is measured of its memory, is there. `auto` is the
 /// first GPU where there is one that can be used, else the CPU.
@@ -70,7 +70,8 @@ pub fn describe(device: Device) -> String {
     }
 }
 
-/// The type of a GPU's activations: `train.bf16` and `train.fp16` choose one of 16 bits.
+/// The type of a GPU's activations, and of the operands of products: `train.bf16` and `train.fp16` choose one of 16 bits. The CPU
+/// multiplies in float32 unless that is bfloat16 and it has the instruction.
 pub(crate) const fn number(config: &Config) -> Number {
     match (config.train.bf16, config.train.fp16) {
         (true, _) => Number::Bf16,
@@ -99,14 +100,22 @@ pub(crate) fn logits_pool(device: Device, config: &Config) -> Arc<Pool> {
     pool
 }
 
-/// What decides the last bits of results there: the processor's instruction set, or a GPU and its libraries.
+/// What decides the last bits of results there: the instruction set of the processor's products, or a GPU and its libraries.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Device`]: the GPU or a library is not there.
-pub fn kernels(device: Device) -> Result<String> {
+pub fn kernels(device: Device, config: &Config) -> Result<String> {
     match device {
-        Device::Cpu | Device::Meta => Ok(simd::level().name().to_owned()),
+        Device::Cpu | Device::Meta => Ok(instructions(config).to_owned()),
         Device::Cuda(ordinal) => gpu::identity(ordinal),
+    }
+}
+
+/// The instruction set of the CPU's products.
+fn instructions(config: &Config) -> &'static str {
+    match (number(config), simd::pair_level()) {
+        (Number::Bf16, Some(PairLevel::Avx512Bf16)) => "avx512_bf16",
+        _ => simd::level().name(),
     }
 }
 

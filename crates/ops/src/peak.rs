@@ -1,7 +1,7 @@
 //! What this machine can do on all threads of the pool: multiply-adds per second with everything in registers, and bytes
 //! per second from memory.
 use super::par;
-use super::simd::{self, Level, Simd, dispatch};
+use super::simd::{self, Level, PairLanes, Simd, dispatch, dispatch_pairs};
 use std::time::Instant;
 
 /// # Safety
@@ -55,6 +55,57 @@ pub fn flops(seconds: f64) -> f64 {
             std::hint::black_box(unsafe { spin(rounds, &seed) });
         });
         best = best.max((threads * rounds * chains * 32) as f64 / one.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// # Safety
+/// The features of `P`.
+#[inline(always)]
+unsafe fn spin_pairs_kernel<P: PairLanes>(rounds: usize, seed: &[f32; 16], to: &mut [f32; 16]) {
+    // SAFETY: the caller has the features of `P`; `seed` and `to` hold 16 floats each.
+    unsafe {
+        let addend = P::read(seed.as_ptr());
+        let factor = P::pair(addend, addend);
+        // As many independent sums as the products' largest tile has.
+        let mut sums = [addend; 24];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = P::Wide::mul(addend, P::broadcast(1.0 + index as f32));
+        }
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = P::add_product(factor, factor, *sum);
+            }
+        }
+        let mut total = P::broadcast(0.0);
+        for sum in sums {
+            total = P::Wide::add(total, sum);
+        }
+        P::write(to.as_mut_ptr(), total);
+    }
+}
+
+dispatch_pairs! { fn spin_pairs = spin_pairs_kernel(rounds: usize, seed: &[f32; 16], to: &mut [f32; 16]); }
+
+/// As [`flops`], of products whose operands are bfloat16: as fast as those of float32 where the processor has no instruction
+/// for them.
+pub fn product_flops(seconds: f64) -> f64 {
+    if simd::pair_level().is_none() {
+        return flops(seconds);
+    }
+    let (threads, rounds) = (rayon::current_num_threads(), 200_000);
+    let (mut best, start) = (0.0f64, Instant::now());
+    while start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        par::run(threads, |task| {
+            let seed = std::hint::black_box([(task + 1) as f32 * 1e-3; 16]);
+            let mut lanes = [0.0f32; 16];
+            // SAFETY: the kernel asks nothing of its arguments.
+            unsafe { spin_pairs(rounds, &seed, &mut lanes) };
+            std::hint::black_box(lanes);
+        });
+        // 24 sums of 16 lanes, two multiply-adds each.
+        best = best.max((threads * rounds * 24 * 64) as f64 / one.elapsed().as_secs_f64());
     }
     best
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod pairs;
 mod tile_lanes;
 mod turn;
 #[cfg(target_arch = "x86_64")]
@@ -423,10 +424,14 @@ impl Simd for Portable {
     }
 }
 
+pub(crate) use pairs::{PairLanes, PortablePairs, dispatch_pairs};
+pub use pairs::{PairLevel, pair_level};
 pub use tile_lanes::TileLanes;
 
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::Avx512Bf16;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 

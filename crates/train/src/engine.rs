@@ -35,7 +35,7 @@ pub(crate) fn plan(config: &Config, source: &ModelSource) -> Result<EnginePlan> 
     Ok(EnginePlan {
         backend: config.tuning.backend,
         kernels: engine(config.tuning.backend),
-        simd: kernels(source.device)?,
+        simd: kernels(source.device, config)?,
         device: source.device,
         device_name: match config.model.device {
             DeviceChoice::Cpu => None,

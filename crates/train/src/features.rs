@@ -225,7 +225,7 @@ impl ModelSource {
             files.processing(),
             format!("{:?} {features:?}", vision.map(|vision| (&vision.encoder, &vision.connector))),
             format!("{} {} {}", config.model.dtype.to_json(), config.train.bf16, config.train.fp16),
-            format!("{:?} {:?} {:?}", self.device, device::kernels(self.device), simd::level()),
+            format!("{:?} {:?} {:?}", self.device, device::kernels(self.device, config), simd::level()),
         ];
         let parts: Vec<String> = parts.into_iter().chain(world).collect();
         Ok(parts.join("\n"))

@@ -90,19 +90,18 @@ impl Pool {
     }
 
     /// The type of the activations that a GPU's pool gives out from now on, and of the operands of their products. On the CPU
-    /// all are float32.
+    /// activations are float32 whatever it is, and operands as [`Pool::set_products`] says.
     pub fn set_number(&self, number: Number) {
         if matches!(self.device, Device::Cuda(_)) {
             self.number.store(coded(number), Ordering::Relaxed);
-            self.products.store(coded(number), Ordering::Relaxed);
         }
+        self.set_products(number);
     }
 
-    /// What a GPU rounds the operands of products to whose results are of this pool, while its activations keep their type.
+    /// What the operands of products are rounded to whose results are of this pool, while its activations keep their type. The
+    /// CPU rounds them to bfloat16 alone, and where it multiplies that faster ([`pair_level`](crate::simd::pair_level)).
     pub fn set_products(&self, number: Number) {
-        if matches!(self.device, Device::Cuda(_)) {
-            self.products.store(coded(number), Ordering::Relaxed);
-        }
+        self.products.store(coded(number), Ordering::Relaxed);
     }
 
     /// Whether a GPU may round the float32 operands of products to TF32, which has bfloat16's range and 10 bits of fraction, for its

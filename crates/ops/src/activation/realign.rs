@@ -27,6 +27,13 @@ pub(crate) unsafe fn realign(
             unsafe { std::ptr::copy_nonoverlapping(from.add(first), to.add(panel * nf * LANES), nf * LANES) };
             continue;
         }
+        if head == LANES {
+            for at in 0..nf * LANES {
+                // SAFETY: as above.
+                unsafe { *to.add(panel * nf * LANES + at) = *from.add(first + at) * scale };
+            }
+            continue;
+        }
         for feature in 0..nf {
             // SAFETY: by the caller's promise the first source panel holds the first `head` lanes. The second one is
             // read only where the tokens reach into it. Its place is made by `wrapping_add`, because it may not be

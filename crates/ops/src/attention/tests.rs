@@ -2,6 +2,7 @@
 use super::reference::{self, Operands};
 use super::*;
 use crate::activation::{Number, Pool};
+use crate::simd::pair_level;
 use crate::spans::{KeyRanges, Mask, full_spans, row_spans};
 use crate::testing::{Engine, check_gradient, each_engine, numbers};
 use half::{bf16, f16};
@@ -80,9 +81,13 @@ pub(super) fn step(number: Number) -> f32 {
     }
 }
 
-/// A pool for each type of activations that an engine has.
+/// A pool for each type of operands that products of an engine have.
 pub(super) fn pools(engine: Engine) -> Vec<Arc<Pool>> {
-    let numbers: &[Number] = if engine.is_cpu() { &[Number::F32] } else { &[Number::F32, Number::F16, Number::Bf16] };
+    let numbers: &[Number] = match (engine.is_cpu(), pair_level()) {
+        (true, None) => &[Number::F32],
+        (true, Some(_)) => &[Number::F32, Number::Bf16],
+        (false, _) => &[Number::F32, Number::F16, Number::Bf16],
+    };
     let of = |&number: &Number| {
         let pool = engine.pool();
         pool.set_number(number);
@@ -91,11 +96,11 @@ pub(super) fn pools(engine: Engine) -> Vec<Arc<Pool>> {
     numbers.iter().map(of).collect()
 }
 
-/// Holds the results with 16-bit activations against those of the CPU for the same numbers. Weights and results are rounded: a result
+/// Holds the results with 16-bit activations, or operands, against those of the CPU in float32 for the same numbers. Weights and results are rounded: a result
 /// errs by no more than five steps of the largest one, the log-sum-exp by what float32 does.
 fn check_halves(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
     for pool in &pools(engine)[1..] {
-        let number = pool.number();
+        let number = pool.products();
         let case = Case::new(heads, spans).rounded(number);
         let wanted = case.run(&Pool::new(), spans, heads, how, sinks);
         let got = case.run(pool, spans, heads, how, sinks);
@@ -125,9 +130,7 @@ fn check_halves_and_tensor_cores(engine: Engine, heads: Heads, spans: &[Span], h
 }
 
 fn check_spans(engine: Engine, heads: Heads, spans: &[Span], how: Scores, sinks: bool) {
-    if !engine.is_cpu() {
-        check_halves_and_tensor_cores(engine, heads, spans, how, sinks);
-    }
+    check_halves_and_tensor_cores(engine, heads, spans, how, sinks);
     let case = Case::new(heads, spans);
     let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let operands = Operands {

@@ -65,27 +65,31 @@ pub fn matmul_grouped(products: &mut [Product<'_>]) {
 
 /// An activation `[tokens, features]` with tokens as rows, for products that sum over tokens.
 ///
-/// On the CPU it is `[panel][block of 16 features][16 tokens][16 features]`, features padded with zeros to a multiple of 16.
+/// On the CPU it is `[panel][block of 16 features][16 tokens][16 features]`, features padded with zeros to a multiple of 16; or,
+/// where products round their operands, `[panel][block of 16 features][8 pairs of tokens][16 features]` in bfloat16.
 #[derive(Debug)]
 pub struct Transposed {
     act: Activation,
     features: usize,
+    in_pairs: bool,
 }
 
 impl Transposed {
     /// Copies `x [tokens, features]` to `[features, tokens]`.
     pub fn new(x: &Activation) -> Self {
-        let padded = || x.pool().act(x.panels() * LANES, x.features().next_multiple_of(LANES));
+        let padded = x.features().next_multiple_of(LANES);
+        let in_pairs = x.device() == Device::Cpu && cpu::in_pairs(x);
         let act = match x.device() {
             Device::Cpu => {
-                let mut act = padded();
-                cpu::transposed(x, &mut act);
+                let features = if in_pairs { padded / 2 } else { padded };
+                let mut act = x.pool().act(x.panels() * LANES, features);
+                cpu::transposed(x, &mut act, in_pairs);
                 act
             }
             Device::Cuda(_) => cuda::transposed(x),
-            Device::Meta => padded(),
+            Device::Meta => x.pool().act(x.panels() * LANES, padded),
         };
-        Self { act, features: x.features() }
+        Self { act, features: x.features(), in_pairs }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! An intrinsic is unsafe for two reasons. The processor must have the instruction, which the caller of a [`Simd`] method
 //! answers for; and where it takes a pointer, the memory must be there.
-use super::{Number, Simd, TileLanes, prefetch, turn};
+use super::{Number, PairLanes, Simd, TileLanes, prefetch, turn};
 #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
 use std::arch::x86_64::*;
 
@@ -372,5 +372,74 @@ impl Simd for Avx512 {
     unsafe fn turn(rows: &[__m512; 16]) -> [__m512; 16] {
         // SAFETY: registers only; the caller has AVX-512F.
         unsafe { turn::avx512(rows) }
+    }
+}
+
+/// One register of sixteen pairs.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512Bf16;
+
+/// The same bits as pairs.
+#[inline(always)]
+const fn bits(lanes: __m512) -> __m512bh {
+    // SAFETY: both are 64 bytes, and every pattern of bits is a value of either.
+    unsafe { std::mem::transmute(lanes) }
+}
+
+impl TileLanes for Avx512Bf16 {
+    type Sum = __m512;
+    const TILE_ROWS: usize = 12;
+    const TILE_PANELS: usize = 2;
+    #[inline(always)]
+    unsafe fn broadcast(value: f32) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe { _mm512_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn read(from: *const f32) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `from` holds 16 floats, at any alignment.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn write(to: *mut f32, value: __m512) {
+        // SAFETY: the caller has AVX-512F, and `to` has room for 16 floats, at any alignment.
+        unsafe { _mm512_storeu_ps(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: registers only; the caller has AVX512_BF16.
+        unsafe { _mm512_dpbf16_ps(c, bits(a), bits(b)) }
+    }
+}
+
+impl PairLanes for Avx512Bf16 {
+    type Wide = Avx512;
+    #[inline(always)]
+    unsafe fn pair(low: __m512, high: __m512) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512BW and AVX512_BF16.
+        unsafe {
+            // `low` in the lower half of the register, `high` in the upper.
+            let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            const ORDER: [u16; 32] = {
+                let mut order = [0; 32];
+                let mut lane = 0;
+                while lane < 16 {
+                    order[2 * lane] = lane as u16;
+                    order[2 * lane + 1] = lane as u16 + 16;
+                    lane += 1;
+                }
+                order
+            };
+            let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, halves))
+        }
+    }
+    #[inline(always)]
+    unsafe fn pair_neighbours(from: *const f32) -> __m512 {
+        // SAFETY: the caller has AVX512_BF16, and `from` holds 32 floats, at any alignment.
+        unsafe {
+            let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
+            std::mem::transmute::<__m512bh, __m512>(pairs)
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! The backward pass: strips of keys walk over blocks of queries.
+use super::operands::{Operands, Pairs, Part, Singles, in_pairs, round_panel, split_scale, vectors};
 use super::{BLOCK, tasks};
-use crate::activation::{Activation, LANES, realign, unalign};
+use crate::activation::{Activation, LANES, unalign};
 use crate::attention::{Heads, Saved, Scores};
 use crate::floats::Floats;
-use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, transpose, with_tile};
+use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
-use crate::simd::{Simd, dispatch};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs};
 use crate::spans::Span;
 use tunesmith_cpu_slice::CpuSlice as _;
 
@@ -21,6 +22,12 @@ struct Backward<'a> {
     v: *const f32,
     q: *const f32,
     d_o: *const f32,
+    /// `k`, `q` and `d_o` once more, as operands of sums over tokens: `[panels][features][16]`, pairs along the tokens.
+    sum_k: *const f32,
+    sum_q: *const f32,
+    sum_d_o: *const f32,
+    /// What scores are multiplied by; `q` carries the rest of the scale.
+    scale: f32,
     lse: *const f32,
     delta: *const f32,
     dq: *mut f32,
@@ -31,17 +38,23 @@ struct Backward<'a> {
     turned: *mut f32,
 }
 
-/// One head of one sequence. Layouts as in the forward pass; `q` carries the scale, `delta` is `[query panels][16]`,
-/// `dq`, `dk`, `dv` are added to, `p`, `ds`, `turned` each have room for `S::PANELS * QUERY_PANELS * 256`.
+/// One head of one sequence. Layouts as in the forward pass; `delta` is `[query panels][16]`,
+/// `dq`, `dk`, `dv` are added to, `p`, `ds`, `turned` each have room for `PANELS * QUERY_PANELS * 256` of a tile's panels. Pairs
+/// are along the features of `k`, `v`, `q` and `d_o`.
 ///
 /// # Safety
-/// The features of `S`; the arrays are as large as said above and do not overlap; the keys that queries of the span see
+/// The features of `O`; the arrays are as large as said above and do not overlap; the keys that queries of the span see
 /// are below its `keys`.
 #[inline(always)]
-unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
+unsafe fn backward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<Sum = S::V>>(job: &Backward<'_>) {
     let Heads { head_dim, v_head_dim, .. } = job.heads;
     let (visibility, key_panels) = (job.span.visibility(job.how.window), job.span.keys.div_ceil(LANES));
     let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
+    let (key_depth, value_depth) = (vectors::<O>(head_dim), vectors::<O>(v_head_dim));
+    // Of operands along features, and of those along tokens.
+    let (by_features, value_by_features) = (key_depth * LANES, value_depth * LANES);
+    let (lanes, block_floats) = (LANES / O::NUMBERS, BLOCK / O::NUMBERS);
+    let (by_tokens, value_by_tokens) = (head_dim * lanes, v_head_dim * lanes);
     let stride = QUERY_PANELS * BLOCK;
     let mut iota = [0.0f32; LANES];
     for (lane, value) in iota.iter_mut().enumerate() {
@@ -49,16 +62,17 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
     }
     let mut strip = 0;
     while strip < key_panels {
-        let panels = S::PANELS.min(key_panels - strip);
+        let panels = T::TILE_PANELS.min(key_panels - strip);
         let (key, last_key) = (strip * LANES, (strip + panels) * LANES - 1);
         let seeing = visibility.queries_of(key..last_key + 1);
         let (mut block, query_panels) = (seeing.start / LANES, seeing.end.div_ceil(LANES));
         // SAFETY: a strip is `panels` key panels below `key_panels`. A block is `count <= QUERY_PANELS` query panels
         // below `query_panels`, so that queries stay below those of `lse` and `delta`. Score rows are below LANES in
         // each of them, features below `head_dim` or `v_head_dim`; `p`, `ds` and `turned` have room for
-        // `S::PANELS * QUERY_PANELS` blocks of 256.
+        // `T::TILE_PANELS * QUERY_PANELS` blocks of 256.
         unsafe {
-            let (k, v) = (job.k.add(strip * key_panel), job.v.add(strip * value_panel));
+            let (k, v) = (job.k.add(strip * by_features), job.v.add(strip * value_by_features));
+            let sum_k = job.sum_k.add(strip * by_tokens);
             let (dk, dv) = (job.dk.add(strip * key_panel), job.dv.add(strip * value_panel));
             while block < query_panels {
                 let count = QUERY_PANELS.min(query_panels - block);
@@ -66,12 +80,13 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
                     let panel = block + qp;
                     let mut row = 0;
                     while row < LANES {
-                        let rows = tile_rows(LANES - row, S::ROWS);
+                        let rows = tile_rows(LANES - row, T::TILE_ROWS);
                         let to = qp * BLOCK + row * LANES;
-                        let (q, d_o) = (job.q.add(panel * key_panel + row), job.d_o.add(panel * value_panel + row));
+                        let q = job.q.add(panel * by_features + row);
+                        let d_o = job.d_o.add(panel * value_by_features + row);
                         let (p, ds) = (job.p.add(to), job.ds.add(to));
-                        with_tile!(rows, panels, score_tile::<S>(head_dim, q, 1, k, key_panel, p, stride));
-                        with_tile!(rows, panels, score_tile::<S>(v_head_dim, d_o, 1, v, value_panel, ds, stride));
+                        with_tile!(rows, panels, score_tile::<T>(key_depth, q, 1, k, by_features, p, stride));
+                        with_tile!(rows, panels, score_tile::<T>(value_depth, d_o, 1, v, value_by_features, ds, stride));
                         row += rows;
                     }
                     for row in 0..LANES {
@@ -81,7 +96,7 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
                         for panel in 0..panels {
                             let offset = panel * stride + qp * BLOCK + row * LANES;
                             let (p_at, ds_at) = (job.p.add(offset), job.ds.add(offset));
-                            let mut score = S::load(p_at);
+                            let mut score = S::mul(S::load(p_at), S::splat(job.scale));
                             let mut slope = S::splat(1.0);
                             if let Some(cap) = job.how.softcap {
                                 let t = S::tanh(S::mul(score, S::splat(1.0 / cap)));
@@ -100,35 +115,49 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
                         }
                     }
                     for panel in 0..panels {
-                        let from = job.ds.add(panel * stride + qp * BLOCK);
-                        transpose(from, LANES, job.turned.add((qp * panels + panel) * BLOCK));
+                        let (from, to) = (panel * stride + qp * BLOCK, panel * stride + qp * block_floats);
+                        O::transposed(job.ds.add(from), job.turned.add((qp * panels + panel) * block_floats));
+                        O::move_along_rows(LANES, job.ds.add(from), job.ds.add(to));
+                        O::move_along_rows(LANES, job.p.add(from), job.p.add(to));
                     }
                 }
-                let (q, d_o) = (job.q.add(block * key_panel), job.d_o.add(block * value_panel));
+                let (q, d_o) = (job.sum_q.add(block * by_tokens), job.sum_d_o.add(block * value_by_tokens));
                 let mut row = 0;
                 while row < v_head_dim {
-                    let rows = tile_rows(v_head_dim - row, S::ROWS);
-                    let (from, to, step) = (d_o.add(row * LANES), dv.add(row * LANES), value_panel);
-                    with_tile!(rows, panels, sum_tile::<S>(count, from, step, job.p, BLOCK, stride, to, step, true));
+                    let rows = tile_rows(v_head_dim - row, T::TILE_ROWS);
+                    let (from, step, to) = (d_o.add(row * lanes), value_by_tokens, dv.add(row * LANES));
+                    with_tile!(
+                        rows,
+                        panels,
+                        sum_tile::<T>(count, lanes, from, step, job.p, block_floats, stride, to, value_panel, true)
+                    );
                     row += rows;
                 }
-                let (step, mut row) = (key_panel, 0);
+                let mut row = 0;
                 while row < head_dim {
-                    let rows = tile_rows(head_dim - row, S::ROWS);
-                    let (from, to) = (q.add(row * LANES), dk.add(row * LANES));
-                    with_tile!(rows, panels, sum_tile::<S>(count, from, step, job.ds, BLOCK, stride, to, step, true));
+                    let rows = tile_rows(head_dim - row, T::TILE_ROWS);
+                    let (from, to) = (q.add(row * lanes), dk.add(row * LANES));
+                    with_tile!(
+                        rows,
+                        panels,
+                        sum_tile::<T>(count, lanes, from, by_tokens, job.ds, block_floats, stride, to, key_panel, true)
+                    );
                     row += rows;
                 }
                 let mut qp = 0;
                 while qp < count {
-                    let pair = S::PANELS.min(count - qp);
+                    let pair = T::TILE_PANELS.min(count - qp);
                     let dq = job.dq.add((block + qp) * key_panel);
-                    let (x, stride) = (job.turned.add(qp * panels * BLOCK), panels * BLOCK);
+                    let (x, stride) = (job.turned.add(qp * panels * block_floats), panels * block_floats);
                     let mut row = 0;
                     while row < head_dim {
-                        let rows = tile_rows(head_dim - row, S::ROWS);
-                        let (from, to) = (k.add(row * LANES), dq.add(row * LANES));
-                        with_tile!(rows, pair, sum_tile::<S>(panels, from, step, x, BLOCK, stride, to, step, true));
+                        let rows = tile_rows(head_dim - row, T::TILE_ROWS);
+                        let (from, to) = (sum_k.add(row * lanes), dq.add(row * LANES));
+                        with_tile!(
+                            rows,
+                            pair,
+                            sum_tile::<T>(panels, lanes, from, by_tokens, x, block_floats, stride, to, key_panel, true)
+                        );
                         row += rows;
                     }
                     qp += pair;
@@ -140,7 +169,41 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
     }
 }
 
-dispatch! { fn backward_head = backward_kernel(job: &Backward<'_>); }
+/// # Safety
+/// As [`backward_kernel`].
+#[inline(always)]
+unsafe fn backward_singles<S: Simd>(job: &Backward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { backward_kernel::<Singles<S>, S, S>(job) }
+}
+
+/// # Safety
+/// As [`backward_kernel`].
+#[inline(always)]
+unsafe fn backward_pairs<P: PairLanes>(job: &Backward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { backward_kernel::<Pairs<P>, P::Wide, P>(job) }
+}
+
+dispatch! { fn backward_head = backward_singles(job: &Backward<'_>); }
+dispatch_pairs! { fn backward_head_in_pairs = backward_pairs(job: &Backward<'_>); }
+
+/// `to[token] = sum over features of one times other`, of panels `[features][16]`, in the order of the features.
+///
+/// # Safety
+/// Both hold the panel, `to` has room for 16 floats.
+unsafe fn dot_panel(features: usize, one: *const f32, other: *const f32, to: *mut f32) {
+    let mut sums = [0.0f32; LANES];
+    for feature in 0..features {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            let at = feature * LANES + lane;
+            // SAFETY: feature and lane are those of the panels.
+            unsafe { *sum += *one.add(at) * *other.add(at) };
+        }
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), to, LANES) };
+}
 
 /// [`crate::attention::backward`], whose checks have passed.
 pub(in crate::attention) fn backward(
@@ -163,7 +226,8 @@ pub(in crate::attention) fn backward(
     let sinks = sinks.filter(|_| d_sinks.is_some()).map(Floats::cpu_slice);
     let mut d_sink = vec![0.0f32; if sinks.is_some() { spans.len() * heads.query } else { 0 }];
     let d_sink_to = Shared(d_sink.as_mut_ptr());
-    let order = tasks(spans, heads.kv);
+    let (order, pairs) = (tasks(spans, heads.kv), in_pairs(q));
+    let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (index, kv) = order[task];
         let span = &spans[index];
@@ -171,38 +235,62 @@ pub(in crate::attention) fn backward(
         let features = |head: usize, dim: usize| head * dim..(head + 1) * dim;
         let (queries, keys) = (query_tokens.len().next_multiple_of(LANES), key_tokens.len().next_multiple_of(LANES));
         let block_floats = 2 * QUERY_PANELS * BLOCK;
-        let floats = 2 * (keys + queries) * (head_dim + v_head_dim) + 2 * queries + 3 * block_floats;
+        // Operands along features and along tokens are half of the numbers each.
+        let [key_features, value_features] = [head_dim, v_head_dim].map(|features| features.next_multiple_of(2));
+        let panel = LANES * key_features.max(value_features);
+        let floats = 2 * (keys + queries) * (key_features + value_features) + 2 * queries + 3 * block_floats + panel;
         with_scratch(floats, |scratch| {
             let mut scratch = Cutter(scratch);
-            let (ks, dks) = (scratch.take(keys * head_dim), scratch.take(keys * head_dim));
-            let (vs, dvs) = (scratch.take(keys * v_head_dim), scratch.take(keys * v_head_dim));
-            let (qs, dqs) = (scratch.take(queries * head_dim), scratch.take(queries * head_dim));
-            let (os, dos) = (scratch.take(queries * v_head_dim), scratch.take(queries * v_head_dim));
+            let (ks, dks) = (scratch.take(keys * key_features), scratch.take(keys * head_dim));
+            let (vs, dvs) = (scratch.take(keys * value_features), scratch.take(keys * v_head_dim));
+            let (qs, dqs) = (scratch.take(queries * key_features), scratch.take(queries * head_dim));
+            let (os, dos) = (scratch.take(queries * v_head_dim), scratch.take(queries * value_features));
             let (lses, deltas) = (scratch.take(queries), scratch.take(queries));
             let mut block = || scratch.take(block_floats);
             let (p, ds, turned) = (block(), block(), block());
+            let temporary = scratch.take(panel);
+            // Where operands along tokens are: behind those along features.
+            let behind = |part: *mut f32, floats: usize| if pairs { part.wrapping_add(floats / 2) } else { part };
+            let (sum_k, sum_q) = (behind(ks, keys * key_features), behind(qs, queries * key_features));
+            let sum_d_o = behind(dos, queries * value_features);
             // SAFETY: heads, spans, `o`, `d_o` and `lse` have been held against the activations. `scratch` has cut parts
             // of the lengths that `realign` and the kernel ask for, all initialised, which do not overlap. `dq`, `dk`,
             // `dv` and `d_sink` live until all tasks are done; no other task writes these rows, these tokens, or this
             // sequence's gradient of these heads.
             unsafe {
-                realign(k.ptr(), k.stride(), features(kv, head_dim), key_tokens.clone(), 1.0, ks);
-                realign(v.ptr(), v.stride(), features(kv, v_head_dim), key_tokens.clone(), 1.0, vs);
+                let part_k = Part::of(k, features(kv, head_dim), &key_tokens);
+                let part_v = Part::of(v, features(kv, v_head_dim), &key_tokens);
+                if pairs {
+                    part_k.to_pairs(temporary, ks, sum_k);
+                    part_v.to_pairs(temporary, vs, std::ptr::null_mut());
+                } else {
+                    part_k.to_panels(ks);
+                    part_v.to_panels(vs);
+                }
                 std::slice::from_raw_parts_mut(dks, keys * head_dim).fill(0.0);
                 std::slice::from_raw_parts_mut(dvs, keys * v_head_dim).fill(0.0);
                 for head in kv * group..(kv + 1) * group {
                     if queries == 0 {
                         break;
                     }
-                    realign(q.ptr(), q.stride(), features(head, head_dim), query_tokens.clone(), how.scale, qs);
-                    realign(o.ptr(), o.stride(), features(head, v_head_dim), query_tokens.clone(), 1.0, os);
-                    realign(d_o.ptr(), d_o.stride(), features(head, v_head_dim), query_tokens.clone(), 1.0, dos);
-                    realign(lse.ptr(), lse.stride(), head..head + 1, query_tokens.clone(), 1.0, lses);
-                    for panel in 0..queries / LANES {
-                        for lane in 0..LANES {
-                            let at = panel * v_head_dim * LANES + lane;
-                            let dot = |feature| *os.add(at + feature * LANES) * *dos.add(at + feature * LANES);
-                            *deltas.add(panel * LANES + lane) = (0..v_head_dim).map(dot).sum();
+                    let part_q = Part { scale: of_queries, ..Part::of(q, features(head, head_dim), &query_tokens) };
+                    Part::of(o, features(head, v_head_dim), &query_tokens).to_panels(os);
+                    let part_d_o = Part::of(d_o, features(head, v_head_dim), &query_tokens);
+                    Part::of(lse, head..head + 1, &query_tokens).to_panels(lses);
+                    let value_panel = v_head_dim * LANES;
+                    if pairs {
+                        part_q.to_pairs(temporary, qs, sum_q);
+                        for panel in 0..queries / LANES {
+                            part_d_o.panel(panel, temporary);
+                            dot_panel(v_head_dim, os.add(panel * value_panel), temporary, deltas.add(panel * LANES));
+                            round_panel(panel, v_head_dim, temporary, dos, sum_d_o);
+                        }
+                    } else {
+                        part_q.to_panels(qs);
+                        part_d_o.to_panels(dos);
+                        for panel in 0..queries / LANES {
+                            let at = panel * value_panel;
+                            dot_panel(v_head_dim, os.add(at), dos.add(at), deltas.add(panel * LANES));
                         }
                     }
                     if let Some(sinks) = sinks {
@@ -212,7 +300,7 @@ pub(in crate::attention) fn backward(
                             -(0..query_tokens.len()).map(of).sum::<f32>();
                     }
                     std::slice::from_raw_parts_mut(dqs, queries * head_dim).fill(0.0);
-                    backward_head(&Backward {
+                    let job = Backward {
                         heads,
                         how,
                         span,
@@ -220,6 +308,10 @@ pub(in crate::attention) fn backward(
                         v: vs,
                         q: qs,
                         d_o: dos,
+                        sum_k,
+                        sum_q,
+                        sum_d_o,
+                        scale,
                         lse: lses,
                         delta: deltas,
                         dq: dqs,
@@ -228,11 +320,21 @@ pub(in crate::attention) fn backward(
                         p,
                         ds,
                         turned,
-                    });
+                    };
+                    if pairs {
+                        backward_head_in_pairs(&job);
+                    } else {
+                        backward_head(&job);
+                    }
                     for value in std::slice::from_raw_parts_mut(dqs, queries * head_dim) {
                         *value *= how.scale;
                     }
                     unalign(dqs, dq_to.get(), q_stride, features(head, head_dim), query_tokens.clone());
+                }
+                if scale != 1.0 {
+                    for value in std::slice::from_raw_parts_mut(dks, keys * head_dim) {
+                        *value *= scale;
+                    }
                 }
                 unalign(dks, dk_to.get(), k_stride, features(kv, head_dim), key_tokens.clone());
                 unalign(dvs, dv_to.get(), v_stride, features(kv, v_head_dim), key_tokens);

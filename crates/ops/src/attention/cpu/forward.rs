@@ -1,11 +1,12 @@
 //! The forward pass: strips of queries walk over blocks of keys.
+use super::operands::{Operands, Pairs, Part, Singles, in_pairs, split_scale, vectors};
 use super::{BLOCK, tasks};
-use crate::activation::{Activation, LANES, Pool, realign, unalign};
+use crate::activation::{Activation, LANES, Pool, unalign};
 use crate::attention::{Heads, Scores};
 use crate::gemm::cpu::{score_tile, sum_tile, tile_rows, with_tile};
 use crate::par::{self, Shared};
 use crate::scratch::{Cutter, with_scratch};
-use crate::simd::{Simd, dispatch};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch, dispatch_pairs};
 use crate::spans::{Span, Visibility};
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,26 +65,32 @@ struct Forward<'a> {
     lse: *mut f32,
     scores: *mut f32,
     sink: f32,
+    /// What scores are multiplied by.
+    scale: f32,
 }
 
 /// One head of one sequence: `q` is `[query panels][head_dim][16]`, `o` `[query panels][v_head_dim][16]`, `k`
 /// `[key panels][head_dim][16]`, `v` `[key panels][v_head_dim][16]`, all aligned. `lse` is `[query panels][16]`,
-/// `scores` has room for `S::PANELS * KEY_PANELS * 256`, `sink` is minus infinity for none.
+/// `scores` has room for `PANELS * KEY_PANELS * 256` of a tile's panels, `sink` is minus infinity for none. Pairs are along the
+/// features of `q` and `k`, and along the keys of `v`.
 ///
 /// # Safety
-/// The features of `S`; the arrays are as large as said above and do not overlap; the span has queries, each of which
+/// The features of `O`; the arrays are as large as said above and do not overlap; the span has queries, each of which
 /// sees keys below the span's `keys`, at least one.
 #[inline(always)]
-unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
+unsafe fn forward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes<Sum = S::V>>(job: &Forward<'_>) {
     let Heads { head_dim, v_head_dim, .. } = job.heads;
     let visibility = job.span.visibility(job.how.window);
     let query_panels = visibility.queries().div_ceil(LANES);
-    let (key_panel, value_panel) = (head_dim * LANES, v_head_dim * LANES);
+    let (key_panel, value_panel) = (vectors::<O>(head_dim) * LANES, v_head_dim * LANES);
+    // Of a panel of `v`, and of a vector of it.
+    let (v_panel, v_lanes) = (v_head_dim * (LANES / O::NUMBERS), LANES / O::NUMBERS);
     let (most_at_first, total_at_first) = start(job.sink);
     let score_stride = KEY_PANELS * BLOCK;
+    let depth = vectors::<O>(head_dim);
     let mut strip = 0;
     while strip < query_panels {
-        let panels = S::PANELS.min(query_panels - strip);
+        let panels = O::Tile::TILE_PANELS.min(query_panels - strip);
         let visible = Visible::new(visibility, strip, panels);
         let (first_panel, key_panels) = (visible.any.start / LANES, visible.any.end.div_ceil(LANES));
         // SAFETY: a strip is `panels` query panels below `query_panels`. A block is at most KEY_PANELS key panels, the
@@ -101,11 +108,19 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                     let key = (block + kp) * LANES;
                     let mut row = 0;
                     while row < LANES {
-                        let rows = tile_rows(LANES - row, S::ROWS);
+                        let rows = tile_rows(LANES - row, O::Tile::TILE_ROWS);
                         let from = job.k.add((block + kp) * key_panel + row);
                         let to = job.scores.add(kp * BLOCK + row * LANES);
-                        with_tile!(rows, panels, score_tile::<S>(head_dim, from, 1, q, key_panel, to, score_stride));
+                        with_tile!(rows, panels, score_tile::<T>(depth, from, 1, q, key_panel, to, score_stride));
                         row += rows;
+                    }
+                    if job.scale != 1.0 {
+                        for panel in 0..panels {
+                            for row in 0..LANES {
+                                let to = job.scores.add(panel * score_stride + kp * BLOCK + row * LANES);
+                                S::store(to, S::mul(S::load(to), S::splat(job.scale)));
+                            }
+                        }
                     }
                     if let Some(cap) = job.how.softcap {
                         for panel in 0..panels {
@@ -149,6 +164,7 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                         sum = S::add(sum, p);
                         S::store(to, p);
                     }
+                    O::along_rows(count * LANES, scores);
                     total[panel] = S::fma(total[panel], shrink, sum);
                     most[panel] = new;
                     if block > first_panel {
@@ -160,18 +176,19 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                 }
                 let mut row = 0;
                 while row < v_head_dim {
-                    let rows = tile_rows(v_head_dim - row, S::ROWS);
-                    let from = job.v.add(block * value_panel + row * LANES);
+                    let rows = tile_rows(v_head_dim - row, O::Tile::TILE_ROWS);
+                    let from = job.v.add(block * v_panel + row * v_lanes);
                     let to = o.add(row * LANES);
                     with_tile!(
                         rows,
                         panels,
-                        sum_tile::<S>(
+                        sum_tile::<T>(
                             count,
+                            v_lanes,
                             from,
-                            value_panel,
+                            v_panel,
                             job.scores,
-                            BLOCK,
+                            BLOCK / O::NUMBERS,
                             score_stride,
                             to,
                             value_panel,
@@ -200,7 +217,24 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
     }
 }
 
-dispatch! { fn forward_head = forward_kernel(job: &Forward<'_>); }
+/// # Safety
+/// As [`forward_kernel`].
+#[inline(always)]
+unsafe fn forward_singles<S: Simd>(job: &Forward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { forward_kernel::<Singles<S>, S, S>(job) }
+}
+
+/// # Safety
+/// As [`forward_kernel`].
+#[inline(always)]
+unsafe fn forward_pairs<P: PairLanes>(job: &Forward<'_>) {
+    // SAFETY: as the caller says.
+    unsafe { forward_kernel::<Pairs<P>, P::Wide, P>(job) }
+}
+
+dispatch! { fn forward_head = forward_singles(job: &Forward<'_>); }
+dispatch_pairs! { fn forward_head_in_pairs = forward_pairs(job: &Forward<'_>); }
 
 /// [`crate::attention::forward`], whose checks have passed.
 pub(in crate::attention) fn forward(
@@ -219,7 +253,8 @@ pub(in crate::attention) fn forward(
     let (o_to, lse_to): (Shared<f32>, Shared<f32>) = (o.shared(), lse.shared());
     let (o_stride, lse_stride) = (o.stride(), lse.stride());
     let group = heads.query / heads.kv;
-    let order = tasks(spans, heads.kv);
+    let (order, pairs) = (tasks(spans, heads.kv), in_pairs(q));
+    let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (span, kv) = (&spans[order[task].0], order[task].1);
         if span.positions.is_empty() {
@@ -229,22 +264,42 @@ pub(in crate::attention) fn forward(
         let features = |head: usize, dim: usize| head * dim..(head + 1) * dim;
         let (queries, keys) = (query_tokens.len().next_multiple_of(LANES), key_tokens.len().next_multiple_of(LANES));
         let score_floats = 2 * KEY_PANELS * BLOCK;
-        let floats = (keys + queries) * (head_dim + v_head_dim) + queries + score_floats;
+        let panel = if pairs { LANES * head_dim.max(v_head_dim) } else { 0 };
+        let floats = (keys + queries) * (head_dim.next_multiple_of(2) + v_head_dim) + queries + score_floats + panel;
         with_scratch(floats, |scratch| {
             let mut scratch = Cutter(scratch);
-            let (ks, vs) = (scratch.take(keys * head_dim), scratch.take(keys * v_head_dim));
-            let (qs, os) = (scratch.take(queries * head_dim), scratch.take(queries * v_head_dim));
+            let features_of_keys = head_dim.next_multiple_of(2);
+            let (ks, vs) = (scratch.take(keys * features_of_keys), scratch.take(keys * v_head_dim));
+            let (qs, os) = (scratch.take(queries * features_of_keys), scratch.take(queries * v_head_dim));
+            let temporary = scratch.take(panel);
             let (lses, scores) = (scratch.take(queries), scratch.take(score_floats));
             // SAFETY: heads and spans have been held against the activations. `scratch` has cut parts of the lengths
             // that `realign` and the kernel ask for, which do not overlap. `o` and `lse` have the rows of `q` and live
             // until all tasks are done; no other task writes these rows of these heads.
             unsafe {
-                realign(k.ptr(), k.stride(), features(kv, head_dim), key_tokens.clone(), 1.0, ks);
-                realign(v.ptr(), v.stride(), features(kv, v_head_dim), key_tokens, 1.0, vs);
+                let (keys, values) = (
+                    Part::of(k, features(kv, head_dim), &key_tokens),
+                    Part::of(v, features(kv, v_head_dim), &key_tokens),
+                );
+                if pairs {
+                    keys.to_pairs(temporary, ks, std::ptr::null_mut());
+                    values.to_pairs(temporary, std::ptr::null_mut(), vs);
+                } else {
+                    keys.to_panels(ks);
+                    values.to_panels(vs);
+                }
                 for head in kv * group..(kv + 1) * group {
-                    realign(q.ptr(), q.stride(), features(head, head_dim), query_tokens.clone(), how.scale, qs);
+                    let queries =
+                        Part { scale: of_queries, ..Part::of(q, features(head, head_dim), &query_tokens) };
                     let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
-                    forward_head(&Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores, sink });
+                    let job = Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores, sink, scale };
+                    if pairs {
+                        queries.to_pairs(temporary, qs, std::ptr::null_mut());
+                        forward_head_in_pairs(&job);
+                    } else {
+                        queries.to_panels(qs);
+                        forward_head(&job);
+                    }
                     unalign(os, o_to.get(), o_stride, features(head, v_head_dim), query_tokens.clone());
                     unalign(lses, lse_to.get(), lse_stride, head..head + 1, query_tokens.clone());
                 }

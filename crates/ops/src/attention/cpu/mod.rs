@@ -9,6 +9,7 @@ use crate::spans::Span;
 mod backward;
 mod decode;
 mod forward;
+mod operands;
 
 pub(super) use backward::backward;
 pub(super) use decode::decode;

@@ -1,4 +1,5 @@
 //! `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+use super::pairs;
 use super::quantized::{self, Strip};
 use super::{DEPTH, TASK_ROWS, tile, tile_rows, with_tile};
 use crate::activation::{Activation, LANES};
@@ -8,32 +9,42 @@ use crate::simd::{Simd, TileLanes, dispatch, prefetch};
 use smallvec::SmallVec;
 use tunesmith_cpu_slice::CpuSlice as _;
 
+/// What a tile multiplies: rows of a matrix, and panels of an activation.
 #[derive(Clone, Copy)]
-struct RawTerm<'a> {
-    matrix: *const f32,
-    /// The matrix where it is bfloat16; `matrix` is null then, until a tile of it has been widened.
-    narrow: *const u16,
-    /// The matrix where it is quantized, likewise.
-    quantized: Option<&'a Quantized>,
-    /// The number of values of the matrix.
-    len: usize,
-    row: usize,
-    col: usize,
-    x: *const f32,
-    stride: usize,
-    depth: usize,
+pub(super) struct Operands {
+    /// The first row.
+    pub(super) matrix: *const f32,
+    pub(super) row: usize,
+    pub(super) col: usize,
+    /// The first panel.
+    pub(super) x: *const f32,
+    /// From one panel to the next.
+    pub(super) stride: usize,
+    pub(super) depth: usize,
     /// How far ahead of its reading the matrix is fetched; 0 leaves that to the processor.
-    ahead: usize,
+    pub(super) ahead: usize,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct RawTerm<'a> {
+    /// The whole term. The matrix is null where it is not float32, until a tile of it has been widened.
+    pub(super) whole: Operands,
+    /// The matrix where it is bfloat16.
+    pub(super) narrow: *const u16,
+    /// The matrix where it is quantized.
+    pub(super) quantized: Option<&'a Quantized>,
+    /// The number of values of the matrix.
+    pub(super) len: usize,
 }
 
 /// Terms that a tile is summed over before it goes back to memory.
-struct Stage<'a> {
+pub(super) struct Stage<'a> {
     /// In blocks of [`DEPTH`].
-    first: RawTerm<'a>,
+    pub(super) first: RawTerm<'a>,
     /// At once, after the last block of the first one.
-    second: Option<RawTerm<'a>>,
+    pub(super) second: Option<RawTerm<'a>>,
     /// The result begins here; later stages go on with what `out` holds.
-    begins: bool,
+    pub(super) begins: bool,
 }
 
 /// A product, and how it is cut into tasks.
@@ -47,7 +58,9 @@ pub(super) struct Job<'a> {
     zero: bool,
     /// Only the first eight lanes of the one panel have a token.
     few: bool,
-    stages: SmallVec<[Stage<'a>; 1]>,
+    /// Operands are rounded to bfloat16 and multiplied in pairs.
+    pairs: bool,
+    pub(super) stages: SmallVec<[Stage<'a>; 1]>,
     /// Rows of a task.
     row_step: usize,
     /// Panels of a task.
@@ -64,6 +77,8 @@ const TILE_ROWS: usize = 12;
 const PACK_DEPTH: usize = 4096;
 /// Panels from which it pays.
 const PACK_PANELS: usize = 6;
+/// The most rows of a task.
+const MOST_ROWS: usize = 288;
 /// The number of panels that a task computes.
 const TASK_PANELS: usize = 16;
 
@@ -138,7 +153,7 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, rows: usize, depth: 
 /// As [`tile`], with `part.depth` columns that lie 1 apart.
 #[inline(always)]
 unsafe fn stream<S: TileLanes, const ROWS: usize, const PANELS: usize>(
-    part: &RawTerm,
+    part: &Operands,
     x: *const f32,
     acc: &mut [[S::Sum; PANELS]; ROWS],
 ) {
@@ -157,29 +172,27 @@ unsafe fn stream<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     }
 }
 
-/// One tile of `out` at row `m` and panel `p` for `part` of a stage's first term (its columns from `k0` on), and the whole
-/// second term if it is the last part.
+/// One tile of `out` at row `m` and panel `p`: the products of `first`, then those of `second`, added to what the result
+/// starts with if `begins`, or else to what `out` holds.
 ///
 /// # Safety
 /// The features of `S`; the rows `m..m + ROWS` and the panels `p..p + PANELS` are some of `out`, and no other task has
-/// them. `part.matrix` is the tile of these rows, `part.depth` columns of the first term from `k0` on, widened;
-/// `part.x` is the first term's operand from there on.
+/// them. The operands begin with these rows and with panel `p`, and have as many.
 #[inline(always)]
-unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
     job: &Job<'_>,
-    stage: &Stage<'_>,
-    part: &RawTerm<'_>,
+    begins: bool,
+    first: &Operands,
+    second: Option<&Operands>,
     m: usize,
     p: usize,
-    k0: usize,
 ) {
     // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
-    // length. The operands have the panels of `out`; their matrices reach all rows and columns: `gemm::matmul_grouped`
-    // has asserted both.
+    // length. The operands are there, as the caller says.
     unsafe {
         let out = job.out.add(p * job.stride + m * LANES);
         let mut acc = [[S::broadcast(0.0); PANELS]; ROWS];
-        let base: *const f32 = if k0 > 0 || !stage.begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
+        let base: *const f32 = if !begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
             out
         } else if job.addend.is_null() {
             std::ptr::null()
@@ -197,22 +210,14 @@ unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
                 *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
             }
         }
-        let x = part.x.add(p * part.stride);
-        if PANELS == 1 && part.ahead > 0 {
-            stream::<S, ROWS, PANELS>(part, x, &mut acc);
+        if PANELS == 1 && first.ahead > 0 {
+            stream::<S, ROWS, PANELS>(first, first.x, &mut acc);
         } else {
-            tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
+            let Operands { matrix, row, col, x, stride, depth, .. } = *first;
+            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
-        if let Some(second) = stage.second.as_ref().filter(|_| k0 + part.depth == stage.first.depth) {
-            tile::<S, ROWS, PANELS>(
-                second.depth,
-                second.matrix.add(m * second.row),
-                second.row,
-                second.col,
-                second.x.add(p * second.stride),
-                second.stride,
-                &mut acc,
-            );
+        if let Some(&Operands { matrix, row, col, x, stride, depth, .. }) = second {
+            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
         }
         for (row, sums) in acc.iter().enumerate() {
             for (panel, sum) in sums.iter().enumerate() {
@@ -248,7 +253,7 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
     [m0, m1]: [usize; 2],
     [p0, p1]: [usize; 2],
 ) {
-    let first = &stage.first;
+    let (term, first) = (&stage.first, &stage.first.whole);
     let blocks = first.depth.div_ceil(DEPTH).max(1);
     let depth = first.depth.div_ceil(blocks);
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
@@ -257,7 +262,7 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
     let mut k0 = 0;
     loop {
         let part = depth.min(first.depth - k0);
-        if let Some(matrix) = first.quantized.filter(|_| first.col != 1) {
+        if let Some(matrix) = term.quantized.filter(|_| first.col != 1) {
             // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A quantized matrix that is not in rows is transposed, its
             // rows 1 apart: the last run ends with the last row, within the matrix.
             unsafe { strip.fill::<S, T>(matrix, m0 + k0 * first.col, first.col, m1 - m0, part) };
@@ -267,23 +272,23 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
             let rows = tile_rows(m1 - m, T::TILE_ROWS);
             let at = m * first.row + k0 * first.col;
             let matrix = first.matrix.wrapping_add(at);
-            let mut part_of = RawTerm { matrix, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
-            if !first.narrow.is_null() {
+            let mut part_of = Operands { matrix, depth: part, ..*first };
+            if !term.narrow.is_null() {
                 let buffer: *mut f32 = packed.as_mut_ptr().cast();
                 // SAFETY: `part <= DEPTH` and `rows <= 12`: `packed` has room for them and for LANES more. The tile
                 // lies within the matrix, whose columns (of rows) or rows (where it is transposed) are 1 apart.
                 unsafe {
-                    let from = first.narrow.add(at);
+                    let from = term.narrow.add(at);
                     if first.col == 1 {
                         widen_rows::<S>(from, first.row, rows, part, buffer);
                         (part_of.row, part_of.col) = (part, 1);
                     } else {
-                        widen_runs::<S>(from, first.col, rows, part, first.len - at, buffer);
+                        widen_runs::<S>(from, first.col, rows, part, term.len - at, buffer);
                         (part_of.row, part_of.col) = (1, rows);
                     }
                 }
                 part_of.matrix = buffer;
-            } else if let Some(matrix) = first.quantized {
+            } else if let Some(matrix) = term.quantized {
                 if first.col == 1 {
                     let buffer: *mut f32 = packed.as_mut_ptr().cast();
                     // SAFETY: `part <= DEPTH` and `rows <= 12`, which `packed` has room for; each row's run lies within
@@ -304,14 +309,25 @@ unsafe fn stage_block<S: Simd, T: TileLanes>(
                         _ => pack::<4>(matrix, first.col, part, packed.as_mut_ptr().cast()),
                     }
                 }
-                part_of = RawTerm { matrix: packed.as_ptr().cast(), col: rows, ..part_of };
+                part_of = Operands { matrix: packed.as_ptr().cast(), col: rows, ..part_of };
             }
+            let begins = k0 == 0 && stage.begins;
+            let mut second = stage.second.map(|second| second.whole).filter(|_| k0 + part == first.depth);
+            if let Some(second) = &mut second {
+                second.matrix = second.matrix.wrapping_add(m * second.row);
+            }
+            let second_x = second.map_or(std::ptr::null(), |second| second.x);
             let mut p = p0;
             while p < p1 {
                 let panels = T::TILE_PANELS.min(p1 - p);
+                part_of.x = first.x.wrapping_add(p * first.stride + k0 * LANES);
+                if let Some(second) = &mut second {
+                    second.x = second_x.wrapping_add(p * second.stride);
+                }
                 // SAFETY: `m + rows <= m1` and `p + panels <= p1`. `part_of` is the tile of these rows from `k0` on: as
-                // it lies in an f32 matrix, or as it was just widened or packed.
-                unsafe { with_tile!(rows, panels, matmul_tile::<T>(job, stage, &part_of, m, p, k0)) };
+                // it lies in an f32 matrix, or as it was just widened or packed. `gemm::matmul_grouped` has asserted that
+                // matrices reach all rows and columns, and that activations have the panels of `out`.
+                unsafe { with_tile!(rows, panels, matmul_tile::<T>(job, begins, &part_of, second.as_ref(), m, p)) };
                 p += panels;
             }
             m += rows;
@@ -329,11 +345,14 @@ impl<'a> Job<'a> {
     /// The product of one entry of `gemm::matmul_grouped`.
     pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
         let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
-        // Enough tasks for every thread, in the order that keeps a thread on the same rows of the matrix.
+        let pairs = pairs::fit(out);
+        // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
         let threads = rayon::current_num_threads();
-        let row_step = TASK_ROWS.min(rows.div_ceil(threads).next_multiple_of(12)).max(12);
-        let narrow = panels.div_ceil(4 * threads).next_multiple_of(2);
-        let panel_step = TASK_PANELS.min(if rows <= row_step { narrow } else { TASK_PANELS });
+        let most_panels = if pairs { pairs::TASK_PANELS } else { TASK_PANELS };
+        let panel_step = panels.div_ceil(4 * threads).next_multiple_of(2).clamp(2, most_panels);
+        let row_tasks = (4 * threads).div_ceil(panels.div_ceil(panel_step).max(1));
+        let row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(12, MOST_ROWS);
+        let panel_step = if rows <= row_step { panel_step } else { most_panels };
         let mut job = Self {
             out: out.shared().get(),
             rows,
@@ -343,6 +362,7 @@ impl<'a> Job<'a> {
             addend: std::ptr::null(),
             zero: false,
             few: out.tokens() <= LANES / 2,
+            pairs,
             stages: SmallVec::new(),
             row_step,
             panel_step,
@@ -357,7 +377,11 @@ impl<'a> Job<'a> {
             let term = RawTerm::new(term, panels);
             match job.stages.last_mut() {
                 // A low-rank term needs no blocks: the tile stays in registers for it.
-                Some(stage) if stage.second.is_none() && !term.matrix.is_null() && term.depth <= DEPTH => {
+                Some(stage)
+                    if stage.second.is_none()
+                        && (!term.whole.matrix.is_null() || pairs && term.quantized.is_none())
+                        && term.whole.depth <= DEPTH =>
+                {
                     stage.second = Some(term);
                 }
                 last => {
@@ -383,8 +407,18 @@ impl<'a> Job<'a> {
         let panel_tasks = self.panels.div_ceil(self.panel_step);
         let (m0, p0) = (task / panel_tasks * self.row_step, task % panel_tasks * self.panel_step);
         let (m1, p1) = (self.rows.min(m0 + self.row_step), self.panels.min(p0 + self.panel_step));
+        if self.pairs {
+            // SAFETY: as below; a task's panels are at most TASK_PANELS.
+            unsafe { pairs::block(self, [m0, m1], [p0, p1]) };
+            return;
+        }
         // One panel uses each number once: the matrix is read as it lies in memory.
-        let step = if self.panels == 1 { TILE_ROWS } else { self.row_step };
+        let quantized = || self.stages.iter().any(|stage| stage.first.quantized.is_some());
+        let step = match self.panels {
+            1 => TILE_ROWS,
+            _ if quantized() => TASK_ROWS,
+            _ => self.row_step,
+        };
         for m in (m0..m1).step_by(step) {
             // SAFETY: the operands fit `out`, as the caller says. The block lies within it, at most TASK_ROWS rows, and
             // tasks have different blocks.
@@ -404,6 +438,6 @@ impl<'a> RawTerm<'a> {
         };
         let ahead = if panels == 1 && col == 1 && !matrix.is_null() { TILE_ROWS * row } else { 0 };
         let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
-        Self { matrix, narrow, quantized, len: data.len(), row, col, x, stride, depth, ahead }
+        Self { whole: Operands { matrix, row, col, x, stride, depth, ahead }, narrow, quantized, len: data.len() }
     }
 }

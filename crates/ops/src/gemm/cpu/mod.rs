@@ -6,12 +6,13 @@ use crate::simd::TileLanes;
 mod grouped;
 mod matmul;
 mod outer;
+mod pairs;
 mod quantized;
 mod tiles;
 mod vector;
 
 pub(super) use grouped::matmul_grouped;
-pub(super) use outer::{outer, transposed};
+pub(super) use outer::{in_pairs, outer, transposed};
 pub(crate) use tiles::{score_tile, sum_tile};
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.

@@ -1,0 +1,220 @@
+//! What a pass of attention multiplies: float32 numbers, or pairs of bfloat16 numbers that are neighbours along the sum.
+use crate::activation::{Activation, LANES, Number, realign};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs, pair_level};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// The operands of a pass's products; sums are float32.
+pub(super) trait Operands {
+    /// The vectors of float32.
+    type Wide: Simd;
+    /// The lanes of a tile.
+    type Tile: TileLanes<Sum = <Self::Wide as Simd>::V>;
+    /// How many numbers a lane holds.
+    const NUMBERS: usize;
+    /// Makes rows `[rows][16]` of float32 an operand along the rows, in place: `[rows / NUMBERS][16]`.
+    ///
+    /// # Safety
+    /// The features of `Wide` and `Tile`; the rows are there, an even number of them.
+    unsafe fn along_rows(rows: usize, at: *mut f32) {
+        // SAFETY: as the caller says; each row is read before its place is written.
+        unsafe { Self::move_along_rows(rows, at, at) }
+    }
+    /// As [`Operands::along_rows`], to another place, at or before the rows.
+    ///
+    /// # Safety
+    /// As there; `to` has room for the operand.
+    unsafe fn move_along_rows(rows: usize, from: *const f32, to: *mut f32);
+    /// Transposes 16 rows of 16 and makes them an operand along the rows of the result.
+    ///
+    /// # Safety
+    /// The features of `Wide` and `Tile`; `from` holds 256 floats, `to` has room for the operand, and they do not overlap.
+    unsafe fn transposed(from: *const f32, to: *mut f32);
+}
+
+/// Vectors of an operand along so many numbers.
+pub(super) const fn vectors<O: Operands>(numbers: usize) -> usize {
+    numbers.div_ceil(O::NUMBERS)
+}
+
+/// Float32 numbers.
+pub(super) struct Singles<S>(PhantomData<S>);
+
+impl<S: Simd> Operands for Singles<S> {
+    type Wide = S;
+    type Tile = S;
+    const NUMBERS: usize = 1;
+    #[inline(always)]
+    unsafe fn move_along_rows(rows: usize, from: *const f32, to: *mut f32) {
+        if !std::ptr::eq(from, to) {
+            // SAFETY: both hold the rows, as the caller says.
+            unsafe { std::ptr::copy(from, to, rows * LANES) };
+        }
+    }
+    #[inline(always)]
+    unsafe fn transposed(from: *const f32, to: *mut f32) {
+        // SAFETY: as the caller says.
+        unsafe { crate::gemm::cpu::transpose(from, LANES, to) }
+    }
+}
+
+/// Pairs of bfloat16 numbers.
+pub(super) struct Pairs<P>(PhantomData<P>);
+
+impl<P: PairLanes> Operands for Pairs<P> {
+    type Wide = P::Wide;
+    type Tile = P;
+    const NUMBERS: usize = 2;
+    #[inline(always)]
+    unsafe fn move_along_rows(rows: usize, from: *const f32, to: *mut f32) {
+        for pair in 0..rows / 2 {
+            // SAFETY: the rows `2 * pair` and the next are there, and are read before they are overwritten.
+            unsafe {
+                let from = from.add(2 * pair * LANES);
+                P::write(to.add(pair * LANES), P::pair(P::read(from), P::read(from.add(LANES))));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transposed(from: *const f32, to: *mut f32) {
+        // SAFETY: row `row` is below 16, and so is each column.
+        unsafe {
+            let mut rows = [P::broadcast(0.0); LANES];
+            for (row, vector) in rows.iter_mut().enumerate() {
+                *vector = P::read(from.add(row * LANES));
+            }
+            let columns = P::Wide::turn(&rows);
+            for (pair, columns) in columns.chunks_exact(2).enumerate() {
+                P::write(to.add(pair * LANES), P::pair(columns[0], columns[1]));
+            }
+        }
+    }
+}
+
+/// Whether a pass over these queries rounds its operands.
+pub(super) fn in_pairs(q: &Activation) -> bool {
+    q.pool().products() == Number::Bf16 && pair_level().is_some()
+}
+
+/// A scale as a power of two, by which queries are multiplied without rounding, and the rest, by which scores are.
+pub(super) fn split_scale(scale: f32) -> (f32, f32) {
+    let power = f32::from_bits(scale.to_bits() & 0x7F80_0000);
+    if scale > 0.0 && power.is_normal() { (power, scale / power) } else { (1.0, scale) }
+}
+
+/// A panel `[features][16 tokens]` as operands along its features, `[features / 2, rounded up][16]`, and along its tokens,
+/// `[features][8]`, where they are wanted: where a pointer is not null.
+///
+/// # Safety
+/// The features of `P`; `panel` holds the panel, `by_features` and `by_tokens` have room for the operands, and none overlap.
+#[inline(always)]
+unsafe fn round_panel_kernel<P: PairLanes>(features: usize, panel: *const f32, by_features: *mut f32, by_tokens: *mut f32) {
+    // SAFETY: each feature is below `features`, and its pair, or its half of a vector, is one that there is room for.
+    unsafe {
+        if !by_features.is_null() {
+            Pairs::<P>::move_along_rows(features / 2 * 2, panel, by_features);
+            if !features.is_multiple_of(2) {
+                let last = P::pair(P::read(panel.add((features - 1) * LANES)), P::broadcast(0.0));
+                P::write(by_features.add(features / 2 * LANES), last);
+            }
+        }
+        if !by_tokens.is_null() {
+            for pair in 0..features / 2 {
+                P::write(by_tokens.add(pair * LANES), P::pair_neighbours(panel.add(2 * pair * LANES)));
+            }
+            if !features.is_multiple_of(2) {
+                let (mut last, mut pairs) = ([0.0f32; 2 * LANES], [0.0f32; LANES]);
+                P::write(last.as_mut_ptr(), P::read(panel.add((features - 1) * LANES)));
+                P::write(pairs.as_mut_ptr(), P::pair_neighbours(last.as_ptr()));
+                std::ptr::copy_nonoverlapping(pairs.as_ptr(), by_tokens.add((features - 1) * LANES / 2), LANES / 2);
+            }
+        }
+    }
+}
+
+dispatch_pairs! {
+    fn round_panel_at = round_panel_kernel(
+        features: usize,
+        panel: *const f32,
+        by_features: *mut f32,
+        by_tokens: *mut f32,
+    );
+}
+
+/// Features of some tokens of an activation.
+pub(super) struct Part {
+    /// The first panel.
+    pub(super) from: *const f32,
+    /// From one panel to the next.
+    pub(super) stride: usize,
+    pub(super) features: Range<usize>,
+    pub(super) tokens: Range<usize>,
+    /// What each number is multiplied by.
+    pub(super) scale: f32,
+}
+
+impl Part {
+    /// The features `features` of `tokens` of an activation.
+    pub(super) fn of(act: &Activation, features: Range<usize>, tokens: &Range<usize>) -> Self {
+        Self { from: act.ptr(), stride: act.stride(), features, tokens: tokens.clone(), scale: 1.0 }
+    }
+
+    /// Panels that begin with the first token: `[panel][features][16]`.
+    ///
+    /// # Safety
+    /// As [`realign`].
+    pub(super) unsafe fn to_panels(&self, to: *mut f32) {
+        let Self { from, stride, features, tokens, scale } = self;
+        // SAFETY: as the caller says.
+        unsafe { realign(*from, *stride, features.clone(), tokens.clone(), *scale, to) };
+    }
+
+    /// One panel of [`Part::to_panels`].
+    ///
+    /// # Safety
+    /// As [`realign`]; `panel` is one of the part's.
+    pub(super) unsafe fn panel(&self, panel: usize, to: *mut f32) {
+        let Self { from, stride, features, tokens, scale } = self;
+        let start = tokens.start + panel * LANES;
+        // SAFETY: as the caller says.
+        unsafe { realign(*from, *stride, features.clone(), start..tokens.end.min(start + LANES), *scale, to) };
+    }
+
+    /// The number of panels.
+    pub(super) fn panels(&self) -> usize {
+        self.tokens.len().div_ceil(LANES)
+    }
+
+    /// All panels as operands of bfloat16: see [`round_panel`].
+    ///
+    /// # Safety
+    /// As [`realign`]; `temporary` has room for a panel, the others for all operands.
+    pub(super) unsafe fn to_pairs(&self, temporary: *mut f32, by_features: *mut f32, by_tokens: *mut f32) {
+        for panel in 0..self.panels() {
+            // SAFETY: `panel` is one of the part's; the rest is as the caller says.
+            unsafe {
+                self.panel(panel, temporary);
+                round_panel(panel, self.features.len(), temporary, by_features, by_tokens);
+            }
+        }
+    }
+}
+
+/// Rounds panel number `panel`, `[features][16]`, to its place among all: `by_features`
+/// `[panel][features / 2, rounded up][16]`, and `by_tokens` `[panel][features][8]`, where these are not null.
+///
+/// # Safety
+/// `from` holds the panel; there is room for the operands.
+pub(super) unsafe fn round_panel(
+    panel: usize,
+    features: usize,
+    from: *const f32,
+    by_features: *mut f32,
+    by_tokens: *mut f32,
+) {
+    let place = |to: *mut f32, floats: usize| if to.is_null() { to } else { to.wrapping_add(panel * floats) };
+    let by_features = place(by_features, features.div_ceil(2) * LANES);
+    let by_tokens = place(by_tokens, features * LANES / 2);
+    // SAFETY: as the caller says.
+    unsafe { round_panel_at(features, from, by_features, by_tokens) };
+}

@@ -1,0 +1,130 @@
+//! Vectors of pairs of bfloat16 numbers, for products whose operands are rounded to it and whose sums are float32.
+use super::{Level, OF_THREAD, Portable, Simd, TileLanes, level};
+
+/// How products of bfloat16 pairs are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PairLevel {
+    /// Plain arrays: what tests hold the instruction against.
+    Portable,
+    /// By `vdpbf16ps`, an instruction of AVX512_BF16.
+    Avx512Bf16,
+}
+
+/// How products of bfloat16 pairs are computed; none where no instruction does it faster than float32's. A test that asks for
+/// the portable level on its threads gets plain arrays.
+pub fn pair_level() -> Option<PairLevel> {
+    if OF_THREAD.get() == Level::Portable as u8 {
+        return Some(PairLevel::Portable);
+    }
+    (level() == Level::Avx512 && has_avx512_bf16()).then_some(PairLevel::Avx512Bf16)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512_bf16() -> bool {
+    std::is_x86_feature_detected!("avx512bf16") && std::is_x86_feature_detected!("avx512bw")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+const fn has_avx512_bf16() -> bool {
+    false
+}
+
+/// Lanes of 32 bits that hold a pair of bfloat16 numbers each: `add_product` adds the products of both.
+///
+/// # Safety
+/// Every method may run only on a processor with the features of its implementation: AVX-512F, AVX-512BW, and AVX512_BF16
+/// for `Avx512Bf16`. A pointer must lead to as much memory as the method says; alignment does not matter.
+#[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
+pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
+    /// The vectors of float32 beside them.
+    type Wide: Simd;
+    /// Rounds both to bfloat16, to the nearest, ties to even; `low` comes first in each pair. Subnormal numbers may become
+    /// zero.
+    unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum;
+    /// Rounds 32 floats; neighbours are a pair.
+    unsafe fn pair_neighbours(from: *const f32) -> Self::Sum;
+}
+
+/// Pairs in plain arrays.
+#[derive(Debug, Clone, Copy)]
+pub struct PortablePairs;
+
+/// The numbers of a pair.
+fn wide(pair: f32) -> [f32; 2] {
+    [f32::from_bits(pair.to_bits() << 16), f32::from_bits(pair.to_bits() & 0xFFFF_0000)]
+}
+
+/// Rounds two numbers and makes them a pair.
+fn narrow(low: f32, high: f32) -> f32 {
+    let bits = |value| u32::from(half::bf16::from_f32(value).to_bits());
+    f32::from_bits(bits(low) | bits(high) << 16)
+}
+
+impl TileLanes for PortablePairs {
+    type Sum = [f32; 16];
+    const TILE_ROWS: usize = 4;
+    const TILE_PANELS: usize = 1;
+    #[inline(always)]
+    unsafe fn broadcast(value: f32) -> Self::Sum {
+        [value; 16]
+    }
+    #[inline(always)]
+    unsafe fn read(from: *const f32) -> Self::Sum {
+        // SAFETY: as the caller says.
+        unsafe { Portable::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn write(to: *mut f32, value: Self::Sum) {
+        // SAFETY: as the caller says.
+        unsafe { Portable::store(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn add_product(a: Self::Sum, b: Self::Sum, c: Self::Sum) -> Self::Sum {
+        std::array::from_fn(|lane| {
+            let ([a_low, a_high], [b_low, b_high]) = (wide(a[lane]), wide(b[lane]));
+            a_low.mul_add(b_low, a_high.mul_add(b_high, c[lane]))
+        })
+    }
+}
+
+impl PairLanes for PortablePairs {
+    type Wide = Portable;
+    #[inline(always)]
+    unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum {
+        std::array::from_fn(|lane| narrow(low[lane], high[lane]))
+    }
+    #[inline(always)]
+    unsafe fn pair_neighbours(from: *const f32) -> Self::Sum {
+        // SAFETY: the caller has 32 floats there, read at any alignment.
+        let numbers = unsafe { from.cast::<[f32; 32]>().read_unaligned() };
+        std::array::from_fn(|lane| narrow(numbers[2 * lane], numbers[2 * lane + 1]))
+    }
+}
+
+/// Makes `fn name(args)`, which runs the generic kernel `kernel::<P>(args)` at the current [`pair_level`]; see `dispatch!`.
+macro_rules! dispatch_pairs {
+    (fn $name:ident = $kernel:ident($($arg:ident: $ty:ty),* $(,)?);) => {
+        #[doc = ""]
+        #[doc = "# Safety"]
+        #[doc = concat!("What `", stringify!($kernel), "` asks of its arguments; the features of `P` are there.")]
+        unsafe fn $name($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                /// # Safety
+                /// AVX-512F, AVX-512BW, AVX512_BF16, and what the kernel asks of its arguments.
+                #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+                unsafe fn avx512_bf16($($arg: $ty),*) {
+                    // SAFETY: this function has the features of `Avx512Bf16`; the arguments are as the caller says.
+                    unsafe { $kernel::<$crate::simd::Avx512Bf16>($($arg),*) }
+                }
+                if $crate::simd::pair_level() == Some($crate::simd::PairLevel::Avx512Bf16) {
+                    // SAFETY: `pair_level` has found these features; the arguments are as the caller says.
+                    return unsafe { avx512_bf16($($arg),*) };
+                }
+            }
+            // SAFETY: `PortablePairs` needs no features; the arguments are as the caller says.
+            unsafe { $kernel::<$crate::simd::PortablePairs>($($arg),*) }
+        }
+    };
+}
+pub(crate) use dispatch_pairs;
