@@ -18,6 +18,7 @@ use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::weights::{StackedTensor, WeightFiles};
+use tunesmith::ops::simd::pair_level;
 use tunesmith::optim::{AdamW, Betas, Optimizer, OptimizerPlan, Schedule};
 use tunesmith::parallel::ParallelPlan;
 use tunesmith::parallel::optimizer::{self, slots};
@@ -604,13 +605,16 @@ fn activations_in_bf16_move_gradients_by_their_rounding_only() {
         let (loss, exact) = run(false, false);
         for recompute in [false, true] {
             let (other, rounded) = run(true, recompute);
-            assert_eq!(loss, other, "{family}: forward is not touched");
+            // Where products are rounded too, forward is.
+            let rounds = pair_level().is_some();
+            assert!(rounds || loss == other, "{family}: forward is not touched");
+            assert!((other / loss - 1.0).abs() < 2e-3, "{family}: {other} {loss}");
             // The last block is not rounded; of one that is run again only the input is, which here bfloat16 can hold.
             assert!(recompute || exact != rounded, "{family}");
             let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&rounded).map(|(a, b)| f64::from(a - b)));
             let size = norm(&mut exact.iter().map(|&a| f64::from(a)));
-            assert!(error < 0.01 * size, "{family}: {error} of {size}");
+            assert!(error < if rounds { 0.03 } else { 0.01 } * size, "{family}: {error} of {size}");
         }
     }
 }

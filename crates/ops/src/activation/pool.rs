@@ -1,5 +1,6 @@
 //! The memory of activations: buffers of a device that are used again.
 use super::{Activation, LANES, Number};
+use crate::simd::pair_level;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -123,6 +124,11 @@ impl Pool {
     /// As [`Pool::set_products`] set it; float32 at first.
     pub fn products(&self) -> Number {
         decoded(&self.products)
+    }
+
+    /// Whether the CPU rounds the operands of products to bfloat16, and multiplies them in pairs.
+    pub(crate) fn in_pairs(&self) -> bool {
+        self.products() == Number::Bf16 && pair_level().is_some()
     }
 
     /// Where its activations are.

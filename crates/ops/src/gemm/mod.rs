@@ -78,11 +78,11 @@ impl Transposed {
     /// Copies `x [tokens, features]` to `[features, tokens]`.
     pub fn new(x: &Activation) -> Self {
         let padded = x.features().next_multiple_of(LANES);
-        let in_pairs = x.device() == Device::Cpu && cpu::in_pairs(x);
+        let in_pairs = x.device() == Device::Cpu && x.pool().in_pairs();
         let act = match x.device() {
             Device::Cpu => {
-                let features = if in_pairs { padded / 2 } else { padded };
-                let mut act = x.pool().act(x.panels() * LANES, features);
+                // In pairs half of it is used: predictions of memory, which know no processor, hold on each.
+                let mut act = x.pool().act(x.panels() * LANES, padded);
                 cpu::transposed(x, &mut act, in_pairs);
                 act
             }

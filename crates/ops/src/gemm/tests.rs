@@ -524,8 +524,7 @@ fn a_quantized_matrix_in_pairs_multiplies_as_its_values_do() {
                 for turned in [false, true] {
                     let width = if turned { rows } else { depth };
                     let run = |store: Store<'_>| {
-                        let matrix =
-                            if turned { Matrix::transposed(store, rows) } else { Matrix::rows(store, depth) };
+                        let matrix = if turned { Matrix::transposed(store, rows) } else { Matrix::rows(store, depth) };
                         let mut out = pool.act(tokens, rows);
                         matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
                         out.to_rows()
@@ -554,7 +553,8 @@ fn outer_in_pairs_equals_the_plain_sum_of_rounded_operands() {
             let expected: Vec<f64> =
                 reference::outer(&rounded(&y), rows, &rounded(&x), cols).iter().map(|sum| 1.0 + sum).collect();
             near("rows", &plain.read(), &expected, 2e-4);
-            let turned_back: Vec<f32> = (0..rows * cols).map(|at| turned.read()[at % cols * rows + at / cols]).collect();
+            let turned_back: Vec<f32> =
+                (0..rows * cols).map(|at| turned.read()[at % cols * rows + at / cols]).collect();
             near("turned", &turned_back, &expected, 2e-4);
         }
     });

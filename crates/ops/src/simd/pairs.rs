@@ -41,6 +41,8 @@ pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
     /// Rounds both to bfloat16, to the nearest, ties to even; `low` comes first in each pair. Subnormal numbers may become
     /// zero.
     unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum;
+    /// Sixteen bfloat16 numbers from either place, given by their bits; `low` comes first in each pair.
+    unsafe fn pair_words(low: *const u16, high: *const u16) -> Self::Sum;
     /// Rounds 32 floats; neighbours are a pair.
     unsafe fn pair_neighbours(from: *const f32) -> Self::Sum;
 }
@@ -92,6 +94,12 @@ impl PairLanes for PortablePairs {
     #[inline(always)]
     unsafe fn pair(low: Self::Sum, high: Self::Sum) -> Self::Sum {
         std::array::from_fn(|lane| narrow(low[lane], high[lane]))
+    }
+    #[inline(always)]
+    unsafe fn pair_words(low: *const u16, high: *const u16) -> Self::Sum {
+        // SAFETY: the caller has 16 numbers at each place, read at any alignment.
+        let [low, high] = [low, high].map(|words| unsafe { words.cast::<[u16; 16]>().read_unaligned() });
+        std::array::from_fn(|lane| f32::from_bits(u32::from(low[lane]) | u32::from(high[lane]) << 16))
     }
     #[inline(always)]
     unsafe fn pair_neighbours(from: *const f32) -> Self::Sum {

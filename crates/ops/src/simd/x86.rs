@@ -435,6 +435,15 @@ impl PairLanes for Avx512Bf16 {
         }
     }
     #[inline(always)]
+    unsafe fn pair_words(low: *const u16, high: *const u16) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and 16 numbers at each place, at any alignment.
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low.cast()));
+            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high.cast()));
+            _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32::<16>(high)))
+        }
+    }
+    #[inline(always)]
     unsafe fn pair_neighbours(from: *const f32) -> __m512 {
         // SAFETY: the caller has AVX512_BF16, and `from` holds 32 floats, at any alignment.
         unsafe {

@@ -1,5 +1,5 @@
 //! The backward pass: strips of keys walk over blocks of queries.
-use super::operands::{Operands, Pairs, Part, Singles, in_pairs, round_panel, split_scale, vectors};
+use super::operands::{Operands, Pairs, Part, Singles, round_panel, split_scale, vectors};
 use super::{BLOCK, tasks};
 use crate::activation::{Activation, LANES, unalign};
 use crate::attention::{Heads, Saved, Scores};
@@ -86,7 +86,11 @@ unsafe fn backward_kernel<O: Operands<Wide = S, Tile = T>, S: Simd, T: TileLanes
                         let d_o = job.d_o.add(panel * value_by_features + row);
                         let (p, ds) = (job.p.add(to), job.ds.add(to));
                         with_tile!(rows, panels, score_tile::<T>(key_depth, q, 1, k, by_features, p, stride));
-                        with_tile!(rows, panels, score_tile::<T>(value_depth, d_o, 1, v, value_by_features, ds, stride));
+                        with_tile!(
+                            rows,
+                            panels,
+                            score_tile::<T>(value_depth, d_o, 1, v, value_by_features, ds, stride)
+                        );
                         row += rows;
                     }
                     for row in 0..LANES {
@@ -226,7 +230,7 @@ pub(in crate::attention) fn backward(
     let sinks = sinks.filter(|_| d_sinks.is_some()).map(Floats::cpu_slice);
     let mut d_sink = vec![0.0f32; if sinks.is_some() { spans.len() * heads.query } else { 0 }];
     let d_sink_to = Shared(d_sink.as_mut_ptr());
-    let (order, pairs) = (tasks(spans, heads.kv), in_pairs(q));
+    let (order, pairs) = (tasks(spans, heads.kv), q.pool().in_pairs());
     let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (index, kv) = order[task];

@@ -1,5 +1,5 @@
 //! The forward pass: strips of queries walk over blocks of keys.
-use super::operands::{Operands, Pairs, Part, Singles, in_pairs, split_scale, vectors};
+use super::operands::{Operands, Pairs, Part, Singles, split_scale, vectors};
 use super::{BLOCK, tasks};
 use crate::activation::{Activation, LANES, Pool, unalign};
 use crate::attention::{Heads, Scores};
@@ -253,7 +253,7 @@ pub(in crate::attention) fn forward(
     let (o_to, lse_to): (Shared<f32>, Shared<f32>) = (o.shared(), lse.shared());
     let (o_stride, lse_stride) = (o.stride(), lse.stride());
     let group = heads.query / heads.kv;
-    let (order, pairs) = (tasks(spans, heads.kv), in_pairs(q));
+    let (order, pairs) = (tasks(spans, heads.kv), q.pool().in_pairs());
     let (of_queries, scale) = if pairs { split_scale(how.scale) } else { (how.scale, 1.0) };
     par::run(order.len(), |task| {
         let (span, kv) = (&spans[order[task].0], order[task].1);
@@ -289,8 +289,7 @@ pub(in crate::attention) fn forward(
                     values.to_panels(vs);
                 }
                 for head in kv * group..(kv + 1) * group {
-                    let queries =
-                        Part { scale: of_queries, ..Part::of(q, features(head, head_dim), &query_tokens) };
+                    let queries = Part { scale: of_queries, ..Part::of(q, features(head, head_dim), &query_tokens) };
                     let sink = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
                     let job = Forward { heads, how, span, k: ks, v: vs, q: qs, o: os, lse: lses, scores, sink, scale };
                     if pairs {

@@ -1,6 +1,6 @@
 //! What a pass of attention multiplies: float32 numbers, or pairs of bfloat16 numbers that are neighbours along the sum.
-use crate::activation::{Activation, LANES, Number, realign};
-use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs, pair_level};
+use crate::activation::{Activation, LANES, realign};
+use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -91,11 +91,6 @@ impl<P: PairLanes> Operands for Pairs<P> {
     }
 }
 
-/// Whether a pass over these queries rounds its operands.
-pub(super) fn in_pairs(q: &Activation) -> bool {
-    q.pool().products() == Number::Bf16 && pair_level().is_some()
-}
-
 /// A scale as a power of two, by which queries are multiplied without rounding, and the rest, by which scores are.
 pub(super) fn split_scale(scale: f32) -> (f32, f32) {
     let power = f32::from_bits(scale.to_bits() & 0x7F80_0000);
@@ -108,7 +103,12 @@ pub(super) fn split_scale(scale: f32) -> (f32, f32) {
 /// # Safety
 /// The features of `P`; `panel` holds the panel, `by_features` and `by_tokens` have room for the operands, and none overlap.
 #[inline(always)]
-unsafe fn round_panel_kernel<P: PairLanes>(features: usize, panel: *const f32, by_features: *mut f32, by_tokens: *mut f32) {
+unsafe fn round_panel_kernel<P: PairLanes>(
+    features: usize,
+    panel: *const f32,
+    by_features: *mut f32,
+    by_tokens: *mut f32,
+) {
     // SAFETY: each feature is below `features`, and its pair, or its half of a vector, is one that there is room for.
     unsafe {
         if !by_features.is_null() {

@@ -1,6 +1,7 @@
 //! Several products as one parallel job: one fork and join, tasks of all of them handed out together. Each product has the
 //! sums that it has alone.
-use super::{matmul, vector};
+use super::product::Job as Tiles;
+use super::{matmul, pairs, vector};
 use crate::gemm::Product;
 use crate::par;
 use smallvec::SmallVec;
@@ -8,7 +9,7 @@ use smallvec::SmallVec;
 enum Job<'a> {
     /// With one token.
     Vector(vector::Job<'a>),
-    Tiles(matmul::Job<'a>),
+    Tiles(Tiles<'a>),
 }
 
 /// Its operands have passed the checks of `gemm::matmul_grouped`.
@@ -23,7 +24,7 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
                 let own = job.tasks();
                 (Job::Vector(job), own)
             } else {
-                let job = matmul::Job::new(out, *init, terms);
+                let job = Tiles::new(out, *init, terms);
                 let own = job.tasks();
                 (Job::Tiles(job), own)
             };
@@ -40,7 +41,10 @@ pub(in crate::gemm) fn matmul_grouped(products: &mut [Product<'_>]) {
         unsafe {
             match &jobs[at].0 {
                 Job::Vector(job) => job.run(task - begin),
-                Job::Tiles(job) => job.run(task - begin),
+                Job::Tiles(job) => {
+                    let [rows, panels] = job.part(task - begin);
+                    if job.pairs { pairs::block(job, rows, panels) } else { matmul::block(job, rows, panels) }
+                }
             }
         }
     });

@@ -7,12 +7,13 @@ mod grouped;
 mod matmul;
 mod outer;
 mod pairs;
+mod product;
 mod quantized;
 mod tiles;
 mod vector;
 
 pub(super) use grouped::matmul_grouped;
-pub(super) use outer::{in_pairs, outer, transposed};
+pub(super) use outer::{outer, transposed};
 pub(crate) use tiles::{score_tile, sum_tile};
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.

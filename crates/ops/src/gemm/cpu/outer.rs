@@ -11,11 +11,6 @@ const ROUNDED_PANELS: usize = 256;
 /// The most rows of a task.
 const TASK_ROWS: usize = 48;
 
-/// Whether products that sum over these tokens round their operands to bfloat16.
-pub(in crate::gemm) fn in_pairs(x: &Activation) -> bool {
-    pairs::fit(x)
-}
-
 /// Fills `act`, the copy that [`Transposed`] is, in pairs of tokens or in float32.
 pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs: bool) {
     let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
@@ -65,7 +60,12 @@ unsafe impl Sync for OuterJob {}
 /// `block..block + BLOCKS` are some of `x`. A row of `y` is `lanes` lanes: 16 tokens, or
 /// 8 pairs of them.
 #[inline(always)]
-unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(job: &OuterJob, lanes: usize, m: usize, block: usize) {
+unsafe fn outer_tile<S: TileLanes, const ROWS: usize, const BLOCKS: usize>(
+    job: &OuterJob,
+    lanes: usize,
+    m: usize,
+    block: usize,
+) {
     // SAFETY: each turn of the first loop reads `ROWS` rows of 16 tokens of `y` and `BLOCKS` blocks of 256 floats of
     // `x`, of a panel below `panels`. `out` is read and written at columns below `cols` of the rows alone; a whole
     // vector only where 16 columns are left and lie end to end.

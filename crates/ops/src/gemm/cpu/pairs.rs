@@ -4,26 +4,21 @@
 //! A task rounds its panels once: `[panel][pair][16 tokens]`, a pair in a lane of 32 bits. Of the matrix it rounds a tile
 //! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
 //! float32, in half as many steps.
-use super::matmul::{Job, Operands, RawTerm, Stage, matmul_tile};
+use super::product::{Job, Operands, PAIR_PANELS, RawTerm, Stage, matmul_tile};
 use super::quantized::Strip;
 use super::{DEPTH, TASK_ROWS, tile_rows, with_tile};
-use crate::activation::{Activation, LANES, Number};
+use crate::activation::LANES;
 use crate::quant::{Quantized, any_run};
 use crate::scratch::{Cutter, with_scratch};
-use crate::simd::{PairLanes, Simd, dispatch_pairs, pair_level};
+use crate::simd::{PairLanes, Simd, dispatch_pairs, prefetch};
 use std::mem::MaybeUninit;
 
-/// The most panels of a task. A tile is packed once for all of them.
-pub(super) const TASK_PANELS: usize = 32;
 /// The largest number of pairs in a block of the contraction: with the most panels, 640 KiB of them.
 const PAIRS: usize = 320;
+/// How many columns of a transposed matrix ahead are fetched.
+const AHEAD: usize = 16;
 /// Numbers of a row that are looked up at once.
 const RUN: usize = 512;
-
-/// Whether operands are rounded for a product with that result.
-pub(in crate::gemm) fn fit(out: &Activation) -> bool {
-    out.pool().products() == Number::Bf16 && pair_level().is_some()
-}
 
 /// Rounds features `from` on of a panel: `pairs` vectors of 16 tokens, of `depth` features in twos. An odd last one is
 /// paired with zero.
@@ -202,6 +197,19 @@ unsafe fn pack_columns<P: PairLanes>(
     }
     for pair in 0..depth.div_ceil(2) {
         let k = 2 * pair;
+        if let Numbers::Narrow(from) = from {
+            // Each column is in a page of its own, and the processor fetches ahead within a page alone.
+            prefetch(from.wrapping_add((k + AHEAD) * col).cast());
+            prefetch(from.wrapping_add((k + 1 + AHEAD) * col).cast());
+            if k + 1 < depth && (k + 1) * col + LANES <= left {
+                // SAFETY: both columns are there, sixteen numbers each; the place is as below.
+                unsafe {
+                    let both = P::pair_words(from.add(k * col), from.add((k + 1) * col));
+                    P::write(to.add(pair * rows), both);
+                }
+                continue;
+            }
+        }
         // SAFETY: column `k` is below `depth`, and the next one where it is read. A pair's vector takes 15 places more than its
         // rows at most, which the next one overwrites.
         unsafe {
@@ -221,13 +229,7 @@ unsafe fn pack_columns<P: PairLanes>(
 /// # Safety
 /// The features of `P`; the matrix has these rows and columns; `to` has room for the pairs.
 #[inline(always)]
-unsafe fn pack_any<P: PairLanes>(
-    from: *const f32,
-    [row, col]: [usize; 2],
-    rows: usize,
-    depth: usize,
-    to: *mut f32,
-) {
+unsafe fn pack_any<P: PairLanes>(from: *const f32, [row, col]: [usize; 2], rows: usize, depth: usize, to: *mut f32) {
     let pairs = depth.div_ceil(2);
     for index in 0..rows {
         for k in (0..depth).step_by(2 * LANES) {
@@ -303,12 +305,7 @@ unsafe fn pack_tile<P: PairLanes>(
 /// # Safety
 /// The features of `P`; the activation has these panels and features; `to` has room for the pairs.
 #[inline(always)]
-unsafe fn round_panels<P: PairLanes>(
-    term: &Operands,
-    [p0, p1]: [usize; 2],
-    [k0, depth]: [usize; 2],
-    to: *mut f32,
-) {
+unsafe fn round_panels<P: PairLanes>(term: &Operands, [p0, p1]: [usize; 2], [k0, depth]: [usize; 2], to: *mut f32) {
     let stride = depth.div_ceil(2) * LANES;
     for p in p0..p1 {
         // SAFETY: panel `p` is one of the activation's, with `depth` features from `k0` on.
@@ -319,11 +316,11 @@ unsafe fn round_panels<P: PairLanes>(
 /// The rows `m0..m1` and the panels `p0..p1` of a job's result.
 ///
 /// # Safety
-/// The rows and the panels, at most [`TASK_PANELS`], are some of `out`, and no other task has them. `job` has passed the
+/// The rows and the panels, at most [`PAIR_PANELS`], are some of `out`, and no other task has them. `job` has passed the
 /// checks of `gemm::matmul_grouped`.
 pub(super) unsafe fn block(job: &Job<'_>, rows: [usize; 2], panels: [usize; 2]) {
     let count = panels[1] - panels[0];
-    debug_assert!(count <= TASK_PANELS);
+    debug_assert!(count <= PAIR_PANELS);
     for stage in &job.stages {
         let first = stage.first.whole.depth.div_ceil(2).min(PAIRS);
         let second = stage.second.map_or(0, |second| second.whole.depth.div_ceil(2));

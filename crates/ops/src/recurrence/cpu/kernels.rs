@@ -97,7 +97,11 @@ unsafe fn mix_kernel<S: Simd>(job: &Mix<'_>, to: *mut f32) {
                 let matrix = job.matrix.as_ptr().add(row * LANES);
                 let x = job.x.as_ptr().add(panel * stride);
                 let to = to.add(panel * to_step + row * LANES);
-                with_tile!(rows, count, sum_tile::<S>(blocks, LANES, matrix, step, x, x_step, stride, to, to_step, add));
+                with_tile!(
+                    rows,
+                    count,
+                    sum_tile::<S>(blocks, LANES, matrix, step, x, x_step, stride, to, to_step, add)
+                );
             }
             row += rows;
         }

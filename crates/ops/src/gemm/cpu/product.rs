@@ -1,0 +1,241 @@
+//! A product, how it is cut into tasks, and the tile that all kernels have.
+use super::{DEPTH, tile};
+use crate::activation::{Activation, LANES};
+use crate::gemm::{Init, Matrix, Store, Term};
+use crate::quant::Quantized;
+use crate::simd::{TileLanes, prefetch};
+use smallvec::SmallVec;
+use tunesmith_cpu_slice::CpuSlice as _;
+
+/// Rows of the largest tile of any kernel.
+pub(super) const TILE_ROWS: usize = 12;
+/// The most rows of a task.
+const MOST_ROWS: usize = 288;
+/// The most panels of a task in float32.
+const TASK_PANELS: usize = 16;
+/// The same in pairs: a tile is packed once for all of them.
+pub(super) const PAIR_PANELS: usize = 32;
+
+/// What a tile multiplies: rows of a matrix, and panels of an activation.
+#[derive(Clone, Copy)]
+pub(super) struct Operands {
+    /// The first row.
+    pub(super) matrix: *const f32,
+    pub(super) row: usize,
+    pub(super) col: usize,
+    /// The first panel.
+    pub(super) x: *const f32,
+    /// From one panel to the next.
+    pub(super) stride: usize,
+    pub(super) depth: usize,
+    /// How far ahead of its reading the matrix is fetched; 0 leaves that to the processor.
+    pub(super) ahead: usize,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct RawTerm<'a> {
+    /// The whole term. The matrix is null where it is not float32, until a tile of it has been widened.
+    pub(super) whole: Operands,
+    /// The matrix where it is bfloat16.
+    pub(super) narrow: *const u16,
+    /// The matrix where it is quantized.
+    pub(super) quantized: Option<&'a Quantized>,
+    /// The number of values of the matrix.
+    pub(super) len: usize,
+}
+
+/// Terms that a tile is summed over before it goes back to memory.
+pub(super) struct Stage<'a> {
+    /// In blocks of [`DEPTH`].
+    pub(super) first: RawTerm<'a>,
+    /// At once, after the last block of the first one.
+    pub(super) second: Option<RawTerm<'a>>,
+    /// The result begins here; later stages go on with what `out` holds.
+    pub(super) begins: bool,
+}
+
+/// A product, and how it is cut into tasks.
+pub(super) struct Job<'a> {
+    out: *mut f32,
+    rows: usize,
+    pub(super) panels: usize,
+    stride: usize,
+    bias: *const f32,
+    addend: *const f32,
+    zero: bool,
+    /// Only the first eight lanes of the one panel have a token.
+    pub(super) few: bool,
+    /// Operands are rounded to bfloat16 and multiplied in pairs.
+    pub(super) pairs: bool,
+    pub(super) stages: SmallVec<[Stage<'a>; 1]>,
+    /// Rows of a task.
+    pub(super) row_step: usize,
+    /// Panels of a task.
+    panel_step: usize,
+}
+
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes a block of `out` that no other task
+// has.
+unsafe impl Sync for Job<'_> {}
+
+/// As [`tile`] with one panel and rows that lie end to end. Each line of the matrix is fetched `ahead` floats before it
+/// is read: with one panel a product is as fast as memory is read, and rows are too short for the processor to
+/// prefetch.
+///
+/// # Safety
+/// As [`tile`], with `part.depth` columns that lie 1 apart.
+#[inline(always)]
+unsafe fn stream<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+    part: &Operands,
+    x: *const f32,
+    acc: &mut [[S::Sum; PANELS]; ROWS],
+) {
+    let mut k = 0;
+    while k < part.depth {
+        let depth = LANES.min(part.depth - k);
+        for row in 0..ROWS {
+            prefetch(part.matrix.wrapping_add(row * part.row + part.ahead + k));
+        }
+        // SAFETY: the columns `k..k + depth` are some of the `part.depth` that the caller promises.
+        unsafe {
+            let matrix = part.matrix.wrapping_add(k);
+            tile::<S, ROWS, PANELS>(depth, matrix, part.row, 1, x.wrapping_add(k * LANES), part.stride, acc);
+        }
+        k += depth;
+    }
+}
+
+/// One tile of `out` at row `m` and panel `p`: the products of `first`, then those of `second`, added to what the result
+/// starts with if `begins`, or else to what `out` holds.
+///
+/// # Safety
+/// The features of `S`; the rows `m..m + ROWS` and the panels `p..p + PANELS` are some of `out`, and no other task has
+/// them. The operands begin with these rows and with panel `p`, and have as many.
+#[inline(always)]
+pub(super) unsafe fn matmul_tile<S: TileLanes, const ROWS: usize, const PANELS: usize>(
+    job: &Job<'_>,
+    begins: bool,
+    first: &Operands,
+    second: Option<&Operands>,
+    m: usize,
+    p: usize,
+) {
+    // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
+    // length. The operands are there, as the caller says.
+    unsafe {
+        let out = job.out.add(p * job.stride + m * LANES);
+        let mut acc = [[S::broadcast(0.0); PANELS]; ROWS];
+        let base: *const f32 = if !begins || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
+            out
+        } else if job.addend.is_null() {
+            std::ptr::null()
+        } else {
+            job.addend.add(p * job.stride + m * LANES)
+        };
+        if !base.is_null() {
+            for (row, sums) in acc.iter_mut().enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::read(base.add(panel * job.stride + row * LANES));
+                }
+            }
+        } else if !job.bias.is_null() {
+            for (row, sums) in acc.iter_mut().enumerate() {
+                *sums = [S::broadcast(*job.bias.add(m + row)); PANELS];
+            }
+        }
+        if PANELS == 1 && first.ahead > 0 {
+            stream::<S, ROWS, PANELS>(first, first.x, &mut acc);
+        } else {
+            let Operands { matrix, row, col, x, stride, depth, .. } = *first;
+            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
+        }
+        if let Some(&Operands { matrix, row, col, x, stride, depth, .. }) = second {
+            tile::<S, ROWS, PANELS>(depth, matrix, row, col, x, stride, &mut acc);
+        }
+        for (row, sums) in acc.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                S::write(out.add(panel * job.stride + row * LANES), *sum);
+            }
+        }
+    }
+}
+
+impl<'a> Job<'a> {
+    /// The product of one entry of `gemm::matmul_grouped`.
+    pub(super) fn new(out: &mut Activation, init: Init<'a>, terms: &[Term<'a>]) -> Self {
+        let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
+        let pairs = out.pool().in_pairs();
+        // Enough tasks for every thread, each of many rows: a task reads its panels, and rounds them, once for all of them.
+        let threads = rayon::current_num_threads();
+        let (most_panels, wanted) = if pairs { (PAIR_PANELS, 2 * threads) } else { (TASK_PANELS, 4 * threads) };
+        let panel_step = panels.div_ceil(wanted).next_multiple_of(2).clamp(2, most_panels);
+        let row_tasks = wanted.div_ceil(panels.div_ceil(panel_step).max(1));
+        let row_step = rows.div_ceil(row_tasks).next_multiple_of(12).clamp(12, MOST_ROWS);
+        let panel_step = if rows <= row_step { panel_step } else { most_panels };
+        let mut job = Self {
+            out: out.shared().get(),
+            rows,
+            panels,
+            stride,
+            bias: std::ptr::null(),
+            addend: std::ptr::null(),
+            zero: false,
+            few: out.tokens() <= LANES / 2,
+            pairs,
+            stages: SmallVec::new(),
+            row_step,
+            panel_step,
+        };
+        match init {
+            Init::Zero => job.zero = true,
+            Init::Bias(bias) => job.bias = bias.cpu_slice().as_ptr(),
+            Init::Out => {}
+            Init::Add(other) => job.addend = other.ptr(),
+        }
+        for term in terms {
+            let term = RawTerm::new(term, panels);
+            match job.stages.last_mut() {
+                // A low-rank term needs no blocks: the tile stays in registers for it.
+                Some(stage)
+                    if stage.second.is_none()
+                        && (!term.whole.matrix.is_null() || pairs && term.quantized.is_none())
+                        && term.whole.depth <= DEPTH =>
+                {
+                    stage.second = Some(term);
+                }
+                last => {
+                    let begins = last.is_none();
+                    job.stages.push(Stage { first: term, second: None, begins });
+                }
+            }
+        }
+        job
+    }
+
+    /// The number of tasks.
+    pub(super) const fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.row_step) * self.panels.div_ceil(self.panel_step)
+    }
+
+    /// The rows and the panels of `out` that a task computes: tasks have different blocks.
+    pub(super) fn part(&self, task: usize) -> [[usize; 2]; 2] {
+        let panel_tasks = self.panels.div_ceil(self.panel_step);
+        let (m0, p0) = (task / panel_tasks * self.row_step, task % panel_tasks * self.panel_step);
+        [[m0, self.rows.min(m0 + self.row_step)], [p0, self.panels.min(p0 + self.panel_step)]]
+    }
+}
+
+impl<'a> RawTerm<'a> {
+    /// A term of a product with so many panels.
+    fn new(term: &Term<'a>, panels: usize) -> Self {
+        let Matrix { data, row, col } = term.matrix;
+        let (matrix, narrow, quantized) = match data {
+            Store::F32(values) => (values.cpu_slice().as_ptr(), std::ptr::null(), None),
+            Store::Bf16(values) => (std::ptr::null(), values.cpu_slice().as_ptr().cast(), None),
+            Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
+        };
+        let ahead = if panels == 1 && col == 1 && !matrix.is_null() { TILE_ROWS * row } else { 0 };
+        let (x, stride, depth) = (term.x.ptr(), term.x.stride(), term.x.features());
+        Self { whole: Operands { matrix, row, col, x, stride, depth, ahead }, narrow, quantized, len: data.len() }
+    }
+}
