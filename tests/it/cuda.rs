@@ -141,7 +141,7 @@ fn narrow_products_train_as_wide_ones_do() {
     train_60_steps("cuda", &PRECISIONS);
 }
 
-/// On a processor without AVX512_BF16, saved activations alone are rounded.
+/// On a processor without `AVX512_BF16`, saved activations alone are rounded.
 #[test]
 fn narrow_products_train_as_wide_ones_do_on_the_cpu() {
     train_60_steps("cpu", &PRECISIONS[..2]);

@@ -342,7 +342,7 @@ section! {
         /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
         /// Compute in bfloat16: operands of products are rounded to it, sums are float32, and activations are kept for the backward
-        /// pass in it, in half the memory. A GPU multiplies on its tensor cores, a processor with AVX512_BF16 by its dot products;
+        /// pass in it, in half the memory. A GPU multiplies on its tensor cores, a processor with `AVX512_BF16` by its dot products;
         /// any other processor multiplies in float32 (docs/precision.md).
         bf16: bool = false;
         /// Keep activations for the backward pass in float16 and round gradients between blocks to it, under a loss scale. It is

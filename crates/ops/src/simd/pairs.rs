@@ -6,7 +6,7 @@ use super::{Level, OF_THREAD, Portable, Simd, TileLanes, level};
 pub enum PairLevel {
     /// Plain arrays: what tests hold the instruction against.
     Portable,
-    /// By `vdpbf16ps`, an instruction of AVX512_BF16.
+    /// By `vdpbf16ps`, an instruction of `AVX512_BF16`.
     Avx512Bf16,
 }
 
@@ -32,7 +32,7 @@ const fn has_avx512_bf16() -> bool {
 /// Lanes of 32 bits that hold a pair of bfloat16 numbers each: `add_product` adds the products of both.
 ///
 /// # Safety
-/// Every method may run only on a processor with the features of its implementation: AVX-512F, AVX-512BW, and AVX512_BF16
+/// Every method may run only on a processor with the features of its implementation: AVX-512F, AVX-512BW, and `AVX512_BF16`
 /// for `Avx512Bf16`. A pointer must lead to as much memory as the method says; alignment does not matter.
 #[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
 pub trait PairLanes: TileLanes<Sum = <Self::Wide as Simd>::V> {
@@ -119,7 +119,7 @@ macro_rules! dispatch_pairs {
             #[cfg(target_arch = "x86_64")]
             {
                 /// # Safety
-                /// AVX-512F, AVX-512BW, AVX512_BF16, and what the kernel asks of its arguments.
+                /// AVX-512F, AVX-512BW, `AVX512_BF16`, and what the kernel asks of its arguments.
                 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
                 unsafe fn avx512_bf16($($arg: $ty),*) {
                     // SAFETY: this function has the features of `Avx512Bf16`; the arguments are as the caller says.

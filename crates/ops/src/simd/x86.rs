@@ -386,6 +386,18 @@ const fn bits(lanes: __m512) -> __m512bh {
     unsafe { std::mem::transmute(lanes) }
 }
 
+/// Where the numbers of pairs come from, of two vectors of 16 end to end: one of the first, one of the second, in turn.
+const ORDER: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut lane = 0;
+    while lane < 16 {
+        order[2 * lane] = lane as u16;
+        order[2 * lane + 1] = lane as u16 + 16;
+        lane += 1;
+    }
+    order
+};
+
 impl TileLanes for Avx512Bf16 {
     type Sum = __m512;
     const TILE_ROWS: usize = 12;
@@ -420,16 +432,6 @@ impl PairLanes for Avx512Bf16 {
         unsafe {
             // `low` in the lower half of the register, `high` in the upper.
             let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            const ORDER: [u16; 32] = {
-                let mut order = [0; 32];
-                let mut lane = 0;
-                while lane < 16 {
-                    order[2 * lane] = lane as u16;
-                    order[2 * lane + 1] = lane as u16 + 16;
-                    lane += 1;
-                }
-                order
-            };
             let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
             _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, halves))
         }

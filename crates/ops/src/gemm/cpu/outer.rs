@@ -19,10 +19,10 @@ pub(in crate::gemm) fn transposed(x: &Activation, act: &mut Activation, in_pairs
         let from = x.panel(panel);
         for block in 0..blocks {
             let count = LANES.min(features - block * LANES);
+            // A block is 256 floats, and half as many in pairs.
+            let floats = if in_pairs { LANES * LANES / 2 } else { LANES * LANES };
             // SAFETY: `Transposed::new` makes `act` with the panels of `x` and `blocks` blocks of 256 floats in each: a
             // place within.
-            // In pairs it is 128.
-            let floats = if in_pairs { LANES * LANES / 2 } else { LANES * LANES };
             let to = unsafe { to.get().add(panel * stride + block * floats) };
             let from = from[block * LANES * LANES..].as_ptr();
             // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats, or 128, and
