@@ -147,7 +147,7 @@ fn vectors(level: Level, pairs: bool) -> Finding {
         Level::Avx512 if pairs => Finding::new(
             "vectors",
             Verdict::Good,
-            "AVX-512 with AVX512_BF16: train.bf16 multiplies in bfloat16, almost twice as fast as in float32",
+            "AVX-512 with AVX512_BF16: train.bf16 multiplies in bfloat16",
         ),
         Level::Avx512 => Finding::new("vectors", Verdict::Good, "AVX-512"),
         Level::Avx2 => Finding::new("vectors", Verdict::Good, "AVX2 with FMA"),

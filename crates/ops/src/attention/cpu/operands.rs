@@ -16,6 +16,7 @@ pub(super) trait Operands {
     ///
     /// # Safety
     /// The features of `Wide` and `Tile`; the rows are there, an even number of them.
+    #[inline(always)]
     unsafe fn along_rows(rows: usize, at: *mut f32) {
         // SAFETY: as the caller says; each row is read before its place is written.
         unsafe { Self::move_along_rows(rows, at, at) }
