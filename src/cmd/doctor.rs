@@ -144,11 +144,9 @@ fn processor(machine: &MachineInfo) -> Finding {
 /// `pairs`: products of bfloat16 numbers have an instruction.
 fn vectors(level: Level, pairs: bool) -> Finding {
     match level {
-        Level::Avx512 if pairs => Finding::new(
-            "vectors",
-            Verdict::Good,
-            "AVX-512 with AVX512_BF16: train.bf16 multiplies in bfloat16",
-        ),
+        Level::Avx512 if pairs => {
+            Finding::new("vectors", Verdict::Good, "AVX-512 with AVX512_BF16: train.bf16 multiplies in bfloat16")
+        }
         Level::Avx512 => Finding::new("vectors", Verdict::Good, "AVX-512"),
         Level::Avx2 => Finding::new("vectors", Verdict::Good, "AVX2 with FMA"),
         Level::Neon => Finding::new("vectors", Verdict::Good, "NEON"),
