@@ -587,7 +587,8 @@ fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
     assert!(run(Dtype::Auto) == run(Dtype::Bfloat16));
 }
 
-/// `train.bf16` rounds what waits for the backward pass: the loss is the same, gradients differ by its rounding.
+/// `train.bf16` rounds what waits for the backward pass: gradients differ by its rounding. The loss is the same, unless the
+/// processor multiplies in bfloat16.
 #[test]
 fn activations_in_bf16_move_gradients_by_their_rounding_only() {
     for family in ["llama", "gemma2", "phi3"] {

@@ -111,11 +111,11 @@ impl PairLanes for PortablePairs {
 
 /// Makes `fn name(args)`, which runs the generic kernel `kernel::<P>(args)` at the current [`pair_level`]; see `dispatch!`.
 macro_rules! dispatch_pairs {
-    (fn $name:ident = $kernel:ident($($arg:ident: $ty:ty),* $(,)?);) => {
+    ($vis:vis fn $name:ident = $kernel:ident($($arg:ident: $ty:ty),* $(,)?);) => {
         #[doc = ""]
         #[doc = "# Safety"]
         #[doc = concat!("What `", stringify!($kernel), "` asks of its arguments; the features of `P` are there.")]
-        unsafe fn $name($($arg: $ty),*) {
+        $vis unsafe fn $name($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 /// # Safety

@@ -22,7 +22,7 @@ struct Backward<'a> {
     v: *const f32,
     q: *const f32,
     d_o: *const f32,
-    /// `k`, `q` and `d_o` once more, as operands of sums over tokens: `[panels][features][16]`, pairs along the tokens.
+    /// `k`, `q` and `d_o` once more, as operands of sums over tokens: `[panels][features][16]`, or 8 pairs along the tokens.
     sum_k: *const f32,
     sum_q: *const f32,
     sum_d_o: *const f32,

@@ -1,5 +1,6 @@
 //! What a pass of attention multiplies: float32 numbers, or pairs of bfloat16 numbers that are neighbours along the sum.
 use crate::activation::{Activation, LANES, realign};
+use crate::gemm::cpu::pairs;
 use crate::simd::{PairLanes, Simd, TileLanes, dispatch_pairs};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -110,25 +111,13 @@ unsafe fn round_panel_kernel<P: PairLanes>(
     by_features: *mut f32,
     by_tokens: *mut f32,
 ) {
-    // SAFETY: each feature is below `features`, and its pair, or its half of a vector, is one that there is room for.
+    // SAFETY: as the caller says; along its tokens, a panel is a row of `features` times 16 numbers.
     unsafe {
         if !by_features.is_null() {
-            Pairs::<P>::move_along_rows(features / 2 * 2, panel, by_features);
-            if !features.is_multiple_of(2) {
-                let last = P::pair(P::read(panel.add((features - 1) * LANES)), P::broadcast(0.0));
-                P::write(by_features.add(features / 2 * LANES), last);
-            }
+            pairs::round_panel::<P>(panel, features, by_features);
         }
         if !by_tokens.is_null() {
-            for pair in 0..features / 2 {
-                P::write(by_tokens.add(pair * LANES), P::pair_neighbours(panel.add(2 * pair * LANES)));
-            }
-            if !features.is_multiple_of(2) {
-                let (mut last, mut pairs) = ([0.0f32; 2 * LANES], [0.0f32; LANES]);
-                P::write(last.as_mut_ptr(), P::read(panel.add((features - 1) * LANES)));
-                P::write(pairs.as_mut_ptr(), P::pair_neighbours(last.as_ptr()));
-                std::ptr::copy_nonoverlapping(pairs.as_ptr(), by_tokens.add((features - 1) * LANES / 2), LANES / 2);
-            }
+            pairs::round_row::<P>(panel, features * LANES, by_tokens);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::simd::TileLanes;
 mod grouped;
 mod matmul;
 mod outer;
-mod pairs;
+pub(crate) mod pairs;
 mod product;
 mod quantized;
 mod tiles;

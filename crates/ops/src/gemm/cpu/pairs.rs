@@ -1,7 +1,7 @@
 //! Products whose operands are rounded to bfloat16 and multiplied in pairs of neighbours along the sum. Sums are float32, in
 //! the order of the pairs, whatever the tasks.
 //!
-//! A task rounds its panels once: `[panel][pair][16 tokens]`, a pair in a lane of 32 bits. Of the matrix it rounds a tile
+//! A task rounds its panels once for each block of the sum: `[panel][pair][16 tokens]`, a pair in a lane of 32 bits. Of the matrix it rounds a tile
 //! at a time, in pairs of columns, so that one matrix serves forward and backward. A tile is then multiplied as in
 //! float32, in half as many steps.
 use super::product::{Job, Operands, PAIR_PANELS, RawTerm, Stage, matmul_tile};
@@ -20,13 +20,13 @@ const AHEAD: usize = 16;
 /// Numbers of a row that are looked up at once.
 const RUN: usize = 512;
 
-/// Rounds features `from` on of a panel: `pairs` vectors of 16 tokens, of `depth` features in twos. An odd last one is
-/// paired with zero.
+/// Rounds `depth` vectors of 16 floats, such as features of a panel, and pairs each with the next: `[depth / 2, rounded
+/// up][16]`. An odd last one is paired with zero.
 ///
 /// # Safety
 /// The features of `P`; `x` holds `depth` vectors of 16 floats, `to` has room for `depth.div_ceil(2)`.
 #[inline(always)]
-unsafe fn round_panel<P: PairLanes>(x: *const f32, depth: usize, to: *mut f32) {
+pub(crate) unsafe fn round_panel<P: PairLanes>(x: *const f32, depth: usize, to: *mut f32) {
     for pair in 0..depth / 2 {
         // SAFETY: the features `2 * pair` and the next are below `depth`.
         unsafe {
@@ -48,7 +48,7 @@ unsafe fn round_panel<P: PairLanes>(x: *const f32, depth: usize, to: *mut f32) {
 /// # Safety
 /// The features of `P`; `from` holds `depth` floats, `to` has room for the pairs.
 #[inline(always)]
-unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to: *mut f32) {
+pub(crate) unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to: *mut f32) {
     let mut at = 0;
     while at + 2 * LANES <= depth {
         // SAFETY: 32 floats are left, and room for 16 pairs.
@@ -73,17 +73,7 @@ unsafe fn round_row<P: PairLanes>(from: *const f32, depth: usize, to: *mut f32) 
     }
 }
 
-dispatch_pairs! { fn round_row_at_once = round_row(from: *const f32, depth: usize, to: *mut f32); }
-
-/// As [`round_row`], for all rows at once.
-///
-/// # Safety
-/// As [`round_row`], without the features.
-pub(super) unsafe fn round_row_at(from: *const f32, depth: usize, to: *mut f32) {
-    // SAFETY: as the caller says.
-    unsafe { round_row_at_once(from, depth, to) }
-}
-
+dispatch_pairs! { pub(super) fn round_row_at = round_row(from: *const f32, depth: usize, to: *mut f32); }
 dispatch_pairs! { fn round_panel_at = round_panel(x: *const f32, depth: usize, to: *mut f32); }
 
 /// Rounds a block of 16 rows of 16 floats in pairs of rows: `[8][16]`.
@@ -352,7 +342,7 @@ unsafe fn stage_block<P: PairLanes>(
     let most = if strips { DEPTH } else { 2 * PAIRS };
     let blocks = first.whole.depth.div_ceil(most).max(1);
     let depth = first.whole.depth.div_ceil(blocks).next_multiple_of(2);
-    #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
+    #[allow(clippy::large_stack_arrays, reason = "15 KiB, so that the tile stays in L1")]
     let mut packed: Packed<{ PAIRS * 12 + LANES }> = [MaybeUninit::uninit(); PAIRS * 12 + LANES];
     let mut packed_second: Packed<{ DEPTH / 2 * 12 + LANES }> = [MaybeUninit::uninit(); DEPTH / 2 * 12 + LANES];
     let mut strip = Strip::new();
