@@ -13,6 +13,7 @@ use super::per_layer_inputs::PerLayerInputs;
 use super::shards::Shards;
 use super::tiles::Tiles;
 use std::cell::RefCell;
+use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Checkpointing, Policy};
 use tunesmith_device::Floats;
@@ -150,6 +151,12 @@ impl Blocks {
     /// The blocks with experts: their numbers and the experts.
     pub fn experts(&self) -> impl Iterator<Item = (usize, &Moe)> {
         self.all.iter().enumerate().filter_map(|(index, block)| Some((index, block.experts()?)))
+    }
+
+    /// As [`Blocks::experts`], one block for each pool that experts' activations come from.
+    pub fn expert_pools(&self) -> impl Iterator<Item = (usize, &Moe)> {
+        let mut before: Option<&Moe> = None;
+        self.experts().filter(move |(_, moe)| !before.replace(moe).is_some_and(|it| Arc::ptr_eq(&it.pool, &moe.pool)))
     }
 
     /// Whether a block computes the tokens that are asked for and no others.

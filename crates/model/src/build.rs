@@ -4,7 +4,7 @@ use super::attach::Module;
 use super::block::Block;
 use super::branch::{Branch, Join, Part};
 use super::decoder::{Model, Segments, narrow};
-use super::device::{device, logits_pool};
+use super::device::{device, expert_pools, logits_pool};
 use super::freeze;
 use super::head::Head;
 use super::linear::Linear;
@@ -24,10 +24,12 @@ use super::targets::{Targets, placed};
 use super::vision_files::VisionFiles;
 use super::weights::WeightFiles;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::{Arch, BranchSpec, HiddenAct, LinearSpec, PartSpec, ScoreHead};
 use tunesmith_config::{Config, Mode};
 use tunesmith_device::{CountedGpu, Device};
+use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
 
@@ -37,6 +39,8 @@ pub(super) struct Builder<'a> {
     /// By module: the adapter that it gets, and that adapter's number.
     pub(super) placements: BTreeMap<String, (u64, Placement)>,
     shards: Shards,
+    /// As [`expert_pools`] makes them.
+    pub(super) expert_pools: [Arc<Pool>; 2],
 }
 
 impl Model {
@@ -151,7 +155,8 @@ impl Model {
         };
         let placements = placements.into_iter().enumerate();
         let placements = placements.map(|(i, placement)| (placement.module.clone(), (i as u64, placement))).collect();
-        Builder { tensors, arch, placements, shards }.build()
+        let expert_pools = expert_pools(tensors.device, tensors.source.config);
+        Builder { tensors, arch, placements, shards, expert_pools }.build()
     }
 }
 
@@ -176,7 +181,8 @@ impl<'a> Builder<'a> {
             trained: BTreeSet::new(),
             renamed: BTreeMap::new(),
         };
-        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default() })
+        let expert_pools = expert_pools(tensors.device, tensors.source.config);
+        Ok(Self { tensors, arch, placements: BTreeMap::new(), shards: Shards::default(), expert_pools })
     }
 }
 

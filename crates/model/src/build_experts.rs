@@ -2,7 +2,6 @@
 use super::adapters::Placement;
 use super::attach::Module;
 use super::build::{Builder, gate};
-use super::device::typed;
 use super::expert::Expert;
 use super::linear::{Formula, Linear};
 use super::mlp::Mlp;
@@ -11,9 +10,9 @@ use super::plain_mlp::PlainMlp;
 use super::projections::Projections;
 use super::source::Tensors;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::{Arch, Clamp, Experts, LinearSpec, RouterSpec, SharedExpert};
-use tunesmith_ops::activation::Pool;
 use tunesmith_ops::gated_mlp::Gate;
 use tunesmith_ops::pointwise::Function;
 use tunesmith_ops::route::{Groups, Router, Scores};
@@ -84,7 +83,7 @@ impl Builder<'_> {
         };
         let choice = experts.choice_bias().filter(|_| !self.tensors.only_counts());
         let choice = choice.map(|name| self.tensors.values(&format!("{prefix}.{name}"), experts.count)).transpose()?;
-        let pool = typed(Pool::stepped_on(self.tensors.device), self.tensors.source.config);
+        let pool = Arc::clone(&self.expert_pools[usize::from(layer + 1 == self.arch.num_hidden_layers)]);
         Ok(Moe { router, experts: parts, shared, latent, factors: None, how: how(experts), choice, pool })
     }
 

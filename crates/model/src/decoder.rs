@@ -166,7 +166,7 @@ impl Model {
 
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
     pub fn idle_bytes(&self) -> [u64; 2] {
-        let experts: u64 = self.blocks.experts().map(|(_, moe)| moe.pool.idle_bytes()).sum();
+        let experts: u64 = self.blocks.expert_pools().map(|(_, moe)| moe.pool.idle_bytes()).sum();
         let vision: u64 = self.vision.iter().map(Vision::idle_bytes).sum();
         let tiles: u64 = self.blocks.tiles.iter().map(|tiles| tiles.pool.idle_bytes()).sum();
         [self.pool.idle_bytes() + experts + vision + tiles, self.head.pool.idle_bytes()]
@@ -200,7 +200,7 @@ impl Model {
         self.blocks.tiles.iter().for_each(|tiles| tiles.pool.release());
         self.head.pool.release();
         self.shards.release();
-        self.blocks.experts().for_each(|(_, moe)| moe.pool.release());
+        self.blocks.expert_pools().for_each(|(_, moe)| moe.pool.release());
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {

@@ -85,8 +85,14 @@ pub(crate) fn pool(device: Device, config: &Config) -> Arc<Pool> {
     typed(Pool::on(device), config)
 }
 
+/// Pools for experts' activations: of all blocks but the last, and of the last, which may compute fewer tokens. Blocks are computed
+/// one after the other, so that they can use the same memory.
+pub(crate) fn expert_pools(device: Device, config: &Config) -> [Arc<Pool>; 2] {
+    [(); 2].map(|()| typed(Pool::stepped_on(device), config))
+}
+
 /// Sets a pool's types to those that the configuration chooses.
-pub(crate) fn typed(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
+fn typed(pool: Arc<Pool>, config: &Config) -> Arc<Pool> {
     pool.set_number(number(config));
     pool.set_tf32(config.train.tf32);
     pool

@@ -25,7 +25,7 @@ pub struct Moe {
     pub how: Router,
     /// What is added to each expert's score for that choice, which is never trained.
     pub choice: Option<Vec<f32>>,
-    /// Where experts' activations come from, which are of very different lengths.
+    /// Where experts' activations come from, which are of very different lengths. Blocks share it.
     pub pool: Arc<Pool>,
 }
 
@@ -130,7 +130,7 @@ impl Moe {
         });
         let mut experts: Vec<Option<expert::Saved>> = self.experts.iter().map(|_| None).collect();
         for group in routing.groups() {
-            // A group of several is of a pass so small that none of its activations is shorter. Blocks share their memory.
+            // A group of several is of a pass so small that none of its activations is shorter.
             let pool = if group.len() > 1 { h.pool() } else { &self.pool };
             let inputs: Vec<Activation> = group.iter().map(|&expert| routing.dispatch(expert, input, pool)).collect();
             let each: Vec<_> = group.iter().map(|&expert| &self.experts[expert]).zip(&inputs).collect();

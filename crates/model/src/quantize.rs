@@ -258,8 +258,9 @@ impl<'a> Quantizer<'a> {
         let layout = *self.stored.get(name)?;
         let size = [*shape.first()?, *shape.last()?];
         let (tile, zeros, grouped) = match layout {
-            Layout::Mxfp4 => return None,
-            Layout::Nvfp4 => return Some(Quantized::Four(Four::counted_nvfp4(size[0] * size[1], device))),
+            Layout::Mxfp4 | Layout::Nvfp4 => {
+                return Some(Quantized::Four(Four::counted(format_of(layout), size[0] * size[1], device)));
+            }
             Layout::Fp8 { tile } => (tile, false, false),
             Layout::Integers { group, zeros, grouped, .. } => ([1, group], zeros, grouped),
         };

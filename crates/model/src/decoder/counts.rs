@@ -9,7 +9,7 @@ use tunesmith_ops::activation::BufferCount;
 use tunesmith_ops::narrow::Half;
 use tunesmith_plan::memory::{BufferCounts, Counts, ExpertCounts, GpuWalk, Walk, Walked as GpuBytes};
 
-/// The buffers of the walk and of each block's experts, as they are now.
+/// The buffers of the walk and of each pool of experts, as they are now.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     main: Vec<BufferCount>,
@@ -40,7 +40,7 @@ impl Model {
 
     /// The buffers of a pass of so many tokens as they are now.
     pub(super) fn buffers(&self, tokens: usize, labelled: usize) -> Buffers {
-        let experts = self.blocks.experts().map(|(index, moe)| {
+        let experts = self.blocks.expert_pools().map(|(index, moe)| {
             let tokens = if self.computes_labelled(index) { labelled } else { tokens };
             moe.pool.counts((tokens * moe.how.per_token).div_ceil(moe.experts.len()).max(1))
         });
@@ -109,7 +109,7 @@ impl Model {
         let grads = FloatsMut::meta(self.params.len());
         self.forward_backward_into(&batch, 1.0, 1.0, 0, &mut Grads::whole(grads))?;
         let (then, now) = (std::mem::take(&mut self.at_head), self.buffers(tokens, labelled));
-        let experts = self.blocks.experts().zip(then.experts.iter().zip(&now.experts));
+        let experts = self.blocks.expert_pools().zip(then.experts.iter().zip(&now.experts));
         let experts = experts.map(|((index, _), (then, now))| ExpertCounts {
             saved: in_use(then),
             all: all(now),

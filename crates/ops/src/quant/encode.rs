@@ -67,7 +67,10 @@ fn mxfp4(values: Floats<'_>, width: usize) -> Result<Four> {
         return Err(Error::model(format!("rows of {width} numbers, expected a multiple of {MX_BLOCK} for mxfp4")));
     }
     let device = values.device();
-    let host = if device.only_counts() { vec![0.0; values.len()] } else { values.read() };
+    if device.only_counts() {
+        return Ok(Four::counted(Format::Mxfp4, values.len(), device));
+    }
+    let host = values.read();
     let (mut codes, mut scales) = (Vec::with_capacity(host.len() / 2), Vec::with_capacity(host.len() / MX_BLOCK));
     for block in host.chunks_exact(MX_BLOCK) {
         let largest = block.iter().fold(0.0f32, |most, value| most.max(value.abs()));

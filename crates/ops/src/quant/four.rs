@@ -85,14 +85,15 @@ impl Four {
         Self::new(Format::Nvfp4, codes, len, NV_BLOCK, E2M1, Scales::Nested(nested))
     }
 
-    /// A matrix in NVFP4 of `len` numbers on `device` that takes the memory it takes with numbers.
-    pub fn counted_nvfp4(len: usize, device: Device) -> Self {
+    /// A matrix of `len` numbers in MXFP4 or NVFP4 on `device` that takes the memory it takes with numbers.
+    pub fn counted(format: Format, len: usize, device: Device) -> Self {
         let bytes = |count: usize| Array::<u8>::zeros(device, count).into();
-        let (scales, absmax) = (len.div_ceil(NV_BLOCK), Array::<f32>::zeros(device, 1).into());
+        let block = if format == Format::Nvfp4 { NV_BLOCK } else { MX_BLOCK };
+        let (scales, absmax) = (len.div_ceil(block), Array::<f32>::zeros(device, 1).into());
         let map = Arc::new([0.0; 256]);
         let scales = Scales::Nested(Nested { codes: bytes(scales), map, absmax, block: scales, offset: 0.0 });
         let lookup = lookup(device, &E2M1, &scales);
-        let (format, shift) = (Format::Nvfp4, NV_BLOCK.trailing_zeros());
+        let shift = block.trailing_zeros();
         Self { format, codes: bytes(len.div_ceil(2)), len, shift, table: E2M1, scales, lookup }
     }
 

@@ -143,7 +143,7 @@ fn a_counted_matrix_takes_as_many_bytes() {
             assert_eq!(counted.bytes(), integer_case(bits, [20, 40], 8, zeros, !grouped).1.bytes());
         }
     }
-    let counted = Quantized::Four(Four::counted_nvfp4(20 * 48, Device::Cpu));
+    let counted = Quantized::Four(Four::counted(Format::Nvfp4, 20 * 48, Device::Cpu));
     assert_eq!(counted.bytes(), nvfp4_case(20, 48).1.bytes());
 }
 

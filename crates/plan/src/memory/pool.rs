@@ -17,20 +17,20 @@ pub struct BufferCounts {
     pub saved: Counts,
     /// The most that are in use at once.
     pub all: Counts,
-    /// Of each block with experts.
+    /// Of each pool for experts: blocks share one, but for the last, which may compute fewer tokens.
     pub experts: Vec<ExpertCounts>,
     /// For chunks of logits.
     pub head: Counts,
 }
 
-/// The buffers of one block's experts, each with room for the tokens of one expert.
+/// The buffers of a pool for experts, each with room for the tokens of one expert.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
     /// As [`BufferCounts::saved`].
     pub saved: Counts,
     /// As [`BufferCounts::all`].
     pub all: Counts,
-    /// Whether the block computes labelled tokens only.
+    /// Whether its blocks compute labelled tokens only.
     pub labelled: bool,
 }
 
