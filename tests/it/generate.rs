@@ -89,11 +89,13 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
 type Case = (&'static str, &'static str, fn(&mut Config));
 
 /// Every kind of adapter and every way in which weights are kept, together where a run may have both.
-const KINDS: [Case; 19] = [
+const KINDS: [Case; 21] = [
     ("bfloat16", "qwen3", |config| config.model.dtype = Dtype::Bfloat16),
     ("bfloat16 and DoRA", "llama", |config| {
         (config.model.dtype, config.tuning.lora.use_dora) = (Dtype::Bfloat16, true);
     }),
+    ("train.bf16", "llama", |config| config.train.bf16 = true),
+    ("train.bf16 and experts", "mixtral", |config| config.train.bf16 = true),
     ("nf4", "llama", |config| config.model.quantization = Quantization::Nf4),
     ("nf4 without double quantization, of a fused family", "phi3", |config| {
         (config.model.quantization, config.model.double_quant) = (Quantization::Nf4, false);

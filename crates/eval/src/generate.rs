@@ -1,7 +1,6 @@
 //! Generates answers token by token, with key/value caches. Texts of any length run in one batch, and a waiting text takes the
-//! place of a finished one. An answer has the same bits whatever else is in the batch (but for `train.bf16` on a processor that
-//! multiplies in bfloat16: `docs/precision.md`). So if the memory budget is too small,
-//! half of the texts wait, and their prompts are computed again later.
+//! place of a finished one. An answer has the same bits whatever else is in the batch. So if the memory budget is too small, half of
+//! the texts wait, and their prompts are computed again later.
 use super::beam::{Rules, Search};
 use super::prompt_lookup::PromptLookup;
 use super::sample::{distribution, draw, penalise};

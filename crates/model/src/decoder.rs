@@ -21,7 +21,7 @@ use tunesmith_config::arch::Arch;
 use tunesmith_config::{Checkpointing, Config};
 use tunesmith_data::batch::{Batch, IGNORE};
 use tunesmith_device::Device;
-use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::activation::{Activation, Pool, Unrounded};
 use tunesmith_ops::embedding;
 use tunesmith_ops::loss::{Terms, Totals};
 use tunesmith_ops::narrow::Half;
@@ -164,12 +164,18 @@ impl Model {
         &self.shards
     }
 
+    /// Where the activations of blocks and head come from.
+    fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        let experts = self.blocks.expert_pools().map(|(_, moe)| &moe.pool);
+        let tiles = self.blocks.tiles.iter().map(|tiles| &tiles.pool);
+        [&self.pool, &self.head.pool].into_iter().chain(experts).chain(tiles)
+    }
+
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
     pub fn idle_bytes(&self) -> [u64; 2] {
-        let experts: u64 = self.blocks.expert_pools().map(|(_, moe)| moe.pool.idle_bytes()).sum();
         let vision: u64 = self.vision.iter().map(Vision::idle_bytes).sum();
-        let tiles: u64 = self.blocks.tiles.iter().map(|tiles| tiles.pool.idle_bytes()).sum();
-        [self.pool.idle_bytes() + experts + vision + tiles, self.head.pool.idle_bytes()]
+        let (all, head) = (self.pools().map(|pool| pool.idle_bytes()).sum::<u64>(), self.head.pool.idle_bytes());
+        [all - head + vision, head]
     }
 
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
@@ -195,12 +201,9 @@ impl Model {
 
     /// Gives the memory of idle activations back.
     pub fn release(&self) {
-        self.pool.release();
+        self.pools().for_each(|pool| pool.release());
         self.vision.iter().for_each(Vision::release);
-        self.blocks.tiles.iter().for_each(|tiles| tiles.pool.release());
-        self.head.pool.release();
         self.shards.release();
-        self.blocks.expert_pools().for_each(|(_, moe)| moe.pool.release());
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
@@ -331,6 +334,7 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
         self.check(batch)?;
+        let _unrounded = Unrounded::new(self.pools());
         self.evaluate(batch, rows, |pass, x| self.head.logits(pass, x))
     }
 }

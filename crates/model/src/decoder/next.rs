@@ -20,7 +20,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arch::Rope;
 use tunesmith_data::batch::{Batch, ImageRows};
 use tunesmith_device::memory;
-use tunesmith_ops::activation::{Activation, Pool};
+use tunesmith_ops::activation::{Activation, Pool, Unrounded};
 use tunesmith_ops::argmax::argmax;
 use tunesmith_ops::attention::{self, KeyValues};
 use tunesmith_ops::causal_conv1d::Conv;
@@ -288,6 +288,8 @@ impl Model {
     }
 
     fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
+        // A token's numbers depend on its text alone, whatever else is computed with it.
+        let _unrounded = Unrounded::new(self.pools());
         let pass = self.evaluation();
         let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
         self.pool.reserve(tokens.len());

@@ -15,7 +15,7 @@ mod tests;
 
 pub use away::{Elsewhere, Leaving};
 pub(crate) use cuda::convert_at;
-pub use pool::{BufferCount, Pool};
+pub use pool::{BufferCount, Pool, Unrounded};
 pub(crate) use realign::{realign, unalign};
 pub use tunesmith_device::cuda::Number;
 

@@ -232,9 +232,41 @@ impl Pool {
     }
 }
 
+/// Makes the CPU multiply what is of some pools in float32, until it is dropped. A GPU's pools stay as they are.
+#[derive(Debug)]
+pub struct Unrounded<'a>(Vec<(&'a Pool, Number)>);
+
+impl<'a> Unrounded<'a> {
+    /// Begins with these pools.
+    pub fn new(pools: impl IntoIterator<Item = &'a Arc<Pool>>) -> Self {
+        let of_cpu = pools.into_iter().filter(|pool| pool.device() == Device::Cpu);
+        let before: Vec<(&Pool, Number)> = of_cpu.map(|pool| (&**pool, pool.products())).collect();
+        before.iter().for_each(|(pool, _)| pool.set_products(Number::F32));
+        Self(before)
+    }
+}
+
+impl Drop for Unrounded<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|(pool, before)| pool.set_products(*before));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_are_unrounded_for_a_while() {
+        let pools = [Pool::new(), Pool::new()];
+        pools[0].set_products(Number::Bf16);
+        let products = || pools.each_ref().map(|pool| pool.products());
+        {
+            let _unrounded = Unrounded::new(&pools);
+            assert_eq!(products(), [Number::F32; 2]);
+        }
+        assert_eq!(products(), [Number::Bf16, Number::F32]);
+    }
 
     #[test]
     fn a_released_pool_holds_nothing_and_sizes_afresh() {
