@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tunesmith::Kind;
 use tunesmith::comm::World;
 use tunesmith::comm::single::Single;
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, EMBEDDING, PER_LAYER_EMBEDDING};
 use tunesmith::config::{Config, DeviceChoice, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::device::cuda::testing;
@@ -254,6 +255,64 @@ fn activations_that_wait_on_the_host_change_no_bit_and_free_memory() {
         assert_eq!(losses, again);
         assert!(gradients.iter().zip(&offloaded).all(|(one, other)| one.to_bits() == other.to_bits()), "{train}");
         assert!(less < most, "{train}: {less} of {most} bytes");
+    }
+}
+
+#[test]
+fn tables_that_wait_on_the_host_change_no_bit_and_free_memory() {
+    let modes = [
+        ("in float32", "{model: {device: cuda, dtype: float32}, tuning: {lora: {r: 4}}, train: {offload_embedding: true}}"),
+        (
+            "in bfloat16",
+            "{model: {device: cuda, dtype: bfloat16}, tuning: {lora: {r: 4}}, train: {offload_embedding: true, bf16: true}}",
+        ),
+    ];
+    let folders = ["mistral", "gemma4_e2b"].map(golden);
+    check(&folders, &modes);
+    let _gpu = gpu();
+    for folder in folders {
+        let dir = folder.join("model");
+        let arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        for (name, text) in modes {
+            let batch = batch(arch.vocab_size, 2);
+            let run = |offloads: bool| {
+                let mut config = config(text);
+                config.train.offload_embedding = offloads;
+                let before = memory::live(GPU);
+                let mut model = Model::load(&arch, Some(&weights), &config).unwrap();
+                let held = memory::live(GPU) - before;
+                model.params.zero_grads();
+                let loss = model.forward_backward(&batch, 0.01, 1.0, 0).unwrap();
+                let next = model.extend(&mut [(&mut model.cache(), &[5, 3, 9])]).unwrap().row(0);
+                (loss, model.params.grads().read(), next, held)
+            };
+            let ((loss, gradients, next, held), (again, others, after, less)) = (run(false), run(true));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(loss, again, "{name}");
+            assert_eq!((bits(&gradients), bits(&next)), (bits(&others), bits(&after)), "{name}");
+            let each = if name == "in bfloat16" { 2 } else { 4 };
+            let tables = arch.tensors().into_iter().filter(|spec| {
+                spec.name == PER_LAYER_EMBEDDING || spec.name == EMBEDDING && !arch.tie_word_embeddings
+            });
+            let bytes: u64 = tables.map(|spec| each * spec.len() as u64).sum();
+            assert!(bytes > 0 && held - less >= bytes, "{name}: {held} to {less} bytes, the tables have {bytes}");
+        }
+    }
+}
+
+#[test]
+fn tables_that_a_gpu_needs_do_not_wait_on_the_host() {
+    let _gpu = gpu();
+    for (family, text, why) in [
+        ("gemma3", "train: {offload_embedding: true}", "the model's head shares its embedding"),
+        ("mistral", "{tuning: {mode: full}, train: {offload_embedding: true}}", "its embedding is trained"),
+    ] {
+        let dir = golden(family).join("model");
+        let arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        let error = Model::load(&arch, Some(&weights), &config(text)).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.message().contains(why), "{error}");
     }
 }
 

@@ -296,6 +296,10 @@ section! {
         /// On a GPU: the optimizer's state is in the host's memory, and goes through the GPU in parts as the weights are updated
         /// (`docs/gpu.md`). Results are the same to the bit. On the CPU it is there anyway.
         offload_optimizer: bool = false;
+        /// On a GPU: tables of token embeddings that are not trained are in the host's memory, which looks up the rows of a batch
+        /// (`docs/gpu.md`). The head's matrix stays on the GPU, and with it an embedding that it shares. Results are the same to
+        /// the bit. On the CPU it is there anyway.
+        offload_embedding: bool = false;
         /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the
         /// same result and less memory. A single longer row stays whole. The load-balancing loss of experts is computed for each
         /// part. On a GPU there is no limit unless one is set here.

@@ -11,6 +11,7 @@ use super::linear::Linear;
 use super::mlp::Mlp;
 use super::names::peft_name;
 use super::norm::Norm;
+use super::offload;
 use super::params::Params;
 use super::per_layer::PerLayer;
 use super::plain_mlp::PlainMlp;
@@ -150,6 +151,7 @@ impl Model {
             params: Params::on(device),
             float32,
             sizes,
+            offloaded: offload::tables(arch, config, &trained)?,
             trained,
             renamed,
         };
@@ -178,6 +180,7 @@ impl<'a> Builder<'a> {
             params: Params::on(device),
             float32: None,
             sizes: specs.map(|spec| (spec.name, spec.shape)).collect(),
+            offloaded: Vec::new(),
             trained: BTreeSet::new(),
             renamed: BTreeMap::new(),
         };

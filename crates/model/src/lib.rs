@@ -31,6 +31,7 @@ mod mlp_and_experts;
 mod moe;
 mod names;
 mod norm;
+pub mod offload;
 pub mod params;
 mod pass;
 mod per_layer;

@@ -64,7 +64,12 @@ fn keep<T: Element>(own: &mut Array<T>, numbers: Slice<'_, T>, start: usize, par
 /// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers;
 /// the weights give up theirs and point to the segment.
 fn share(weights: Vec<&mut Weight>, peers: &dyn Peers, device: Device) -> Arc<Segment> {
-    let is_frozen = |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
+    // What a GPU leaves on the host every rank keeps there.
+    let is_frozen = |weight: &&mut Weight| match weight {
+        Weight::Frozen(frozen) => frozen.device() == device,
+        Weight::Quantized(_) | Weight::Rows(_) => true,
+        Weight::Shared(_) | Weight::Trained(_) => false,
+    };
     let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
     let mut lengths = [0; 4];
     let mut take = |kind: usize, count: usize| {

@@ -112,6 +112,8 @@ pub(super) struct Tensors<'a> {
     pub(super) float32: Option<&'a BTreeSet<String>>,
     /// The shape of each by its name.
     pub(super) sizes: BTreeMap<String, Vec<usize>>,
+    /// The names of those that a GPU leaves in the host's memory.
+    pub(super) offloaded: Vec<String>,
     /// The names of those that are trained in full.
     pub(super) trained: BTreeSet<String>,
     /// Trained tensors that have another name in an adapter's file.
@@ -119,6 +121,16 @@ pub(super) struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
+    /// Where a frozen tensor goes: the host, for those that a GPU leaves there.
+    fn place(&self, name: &str) -> Device {
+        match self.device {
+            Device::Cuda(_) if !self.offloaded.iter().any(|it| it == name) => self.device,
+            Device::Cuda(_) if self.only_counts() => Device::Meta,
+            Device::Cuda(_) | Device::Cpu => Device::Cpu,
+            Device::Meta => Device::Meta,
+        }
+    }
+
     /// The files of a tensor of encoder or connector.
     fn vision(&self, name: &str) -> Option<&VisionFiles> {
         self.vision.as_ref().filter(|files| files.has(name))
@@ -187,7 +199,7 @@ impl Tensors<'_> {
     /// A base tensor that is not trained, of zeros in the form in which it is held; as it is put there, a quantized one is
     /// whole beside its codes.
     fn counted_frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
-        let (count, device) = (shape.iter().product(), self.device);
+        let (count, device) = (shape.iter().product(), self.place(name));
         if let Some(matrix) = self.quantizer.counted(name, shape, device) {
             return Ok(Weight::Quantized(Arc::new(matrix)));
         }
@@ -215,7 +227,7 @@ impl Tensors<'_> {
             return self.quantized(name, shape, how);
         }
         let Source { weights, stack, config, .. } = self.source;
-        let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
+        let (count, device, untouched) = (shape.iter().product(), self.place(name), stack.0.is_empty());
         let narrow = TensorSpec::is_matrix(shape)
             && match config.model.dtype {
                 Dtype::Float32 => false,
@@ -230,25 +242,25 @@ impl Tensors<'_> {
         if let Some(files) = self.vision(name) {
             let stored = if narrow && untouched { files.read_bf16(name, count)? } else { None };
             return Ok(match stored {
-                Some(values) => Weight::frozen(values, self.device),
+                Some(values) => Weight::frozen(values, device),
                 None if narrow => {
                     let values = self.values(name, count)?;
-                    Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
+                    Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), device)
                 }
-                None => Weight::frozen(self.values(name, count)?, self.device),
+                None => Weight::frozen(self.values(name, count)?, device),
             });
         }
         Ok(match weights.filter(|_| narrow && untouched) {
             Some(files) => {
-                let mut values = Array::<bf16>::zeros(self.device, count);
+                let mut values = Array::<bf16>::zeros(device, count);
                 files.read_bf16_to(self.source.arch.starts_as(name), values.view_mut())?;
                 Weight::Frozen(values.into())
             }
             None if narrow => {
                 let values = self.source.values(name, count)?;
-                Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), self.device)
+                Weight::frozen(values.into_iter().map(bf16::from_f32).collect(), device)
             }
-            None => Weight::Frozen(self.source.placed(name, count, self.device)?.into()),
+            None => Weight::Frozen(self.source.placed(name, count, device)?.into()),
         })
     }
 

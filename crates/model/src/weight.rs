@@ -61,6 +61,11 @@ impl Frozen {
         }
     }
 
+    /// Where they are.
+    pub(super) fn device(&self) -> Device {
+        self.store().device()
+    }
+
     fn store(&self) -> Store<'_> {
         match self {
             Self::F32(values) => Store::F32(values.view()),

@@ -16,7 +16,7 @@ use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::quantize::How;
 use tunesmith_model::targets::{self, Placement, Targets};
 use tunesmith_model::weights::WeightFiles;
-use tunesmith_model::{freeze, quantize};
+use tunesmith_model::{freeze, offload, quantize};
 use tunesmith_ops::quant::Format;
 use tunesmith_optim::optimizer::{offloaded_bytes, state_bytes};
 use tunesmith_optim::{self as optim, Slot};
@@ -49,6 +49,8 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     let bitsandbytes = quantize::bitsandbytes(arch, config, weights);
     // Scales that bitsandbytes has stored stay as they are.
     let double = |how: How| bitsandbytes.as_ref().map_or(how.double, |stored| stored.double_quant);
+    let whole = whole(config, arch, &placements)?;
+    let offloaded = offload::tables(arch, config, &whole)?;
     let (full, none) = blocks(config.train.gradient_checkpointing);
     Ok(Job {
         arch,
@@ -76,7 +78,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         },
         trained: Trained {
             values: tensors.iter().map(|(_, shape)| trainable::size(shape)).sum(),
-            tensors: whole(config, arch, &placements)?,
+            tensors: whole,
             adapters: placements
                 .iter()
                 .map(|it| (it.key.trim_end_matches(".weight").to_owned(), it.adapter.footprint()))
@@ -92,6 +94,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
+        offloaded,
         engine: Arc::new(MetaEngine::new(Arch { bitsandbytes, ..arch.clone() }, config)),
     })
 }

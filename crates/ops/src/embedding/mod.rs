@@ -14,11 +14,15 @@ use std::sync::Arc;
 use tunesmith_cpu_slice::CpuSlice as _;
 use tunesmith_device::Device;
 
-/// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with `table [vocabulary, features]` row-major.
+/// `x[t] = scale * table[tokens[t]]`: `[tokens, features]`, with `table [vocabulary, features]` row-major. For a GPU the table may be in
+/// the host's memory.
 ///
 /// # Panics
 /// If a token is not in the table: the data layer has refused such rows before.
 pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
+    if table.device() != pool.device() {
+        return from_host(pool, table, features, tokens, scale);
+    }
     let mut out = pool.act(tokens.len(), features);
     match out.device() {
         Device::Cpu => cpu::forward(table, tokens, scale, &mut out),
@@ -26,6 +30,18 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
         Device::Meta => {}
     }
     out
+}
+
+/// As [`forward`], of a table on the host, which looks the rows up. Where a GPU only counts, the table is on the meta device.
+fn from_host(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Activation {
+    let mut rows = vec![0.0; tokens.len() * features];
+    if table.device() == Device::Cpu {
+        for (row, &token) in rows.chunks_exact_mut(features).zip(tokens) {
+            table.widen(token as usize * features, row);
+            row.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+    Activation::from_rows(pool, &rows, features)
 }
 
 /// Adds `scale` times each token's gradient, a row of `dx [tokens, features]`, to its row of

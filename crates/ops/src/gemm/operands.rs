@@ -4,7 +4,7 @@ use crate::floats::{Floats, FloatsMut};
 use crate::quant::Quantized;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use tunesmith_device::Slice;
+use tunesmith_device::{Device, Slice};
 
 /// A matrix's numbers as they are stored.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +24,15 @@ impl<'a, V: Into<Floats<'a>>> From<V> for Store<'a> {
 }
 
 impl Store<'_> {
+    /// Where its numbers are.
+    pub fn device(self) -> Device {
+        match self {
+            Self::F32(values) => values.device(),
+            Self::Bf16(values) => values.device(),
+            Self::Quantized(matrix) => matrix.device(),
+        }
+    }
+
     /// The number of values of the matrix.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
     pub fn len(self) -> usize {

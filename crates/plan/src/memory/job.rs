@@ -167,6 +167,8 @@ pub struct Job<'a> {
     pub companions: u64,
     /// Bytes of gradients that travel between ranks at a time.
     pub bucket: u64,
+    /// Names of the base's tensors that a GPU leaves in the host's memory.
+    pub offloaded: Vec<String>,
     /// Counts the buffers of a pass.
     pub engine: Arc<dyn CountBuffers>,
 }

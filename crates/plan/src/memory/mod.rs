@@ -151,6 +151,8 @@ pub struct Predictor<'a> {
     /// Bytes that adapters hold all the time beside their trained values.
     pub(crate) constants: u64,
     segments: Vec<Segment>,
+    /// Bytes of the weights that a GPU leaves in the host's memory.
+    on_host: u64,
     /// The most bytes that reading the weights takes beyond what is held afterwards, on the CPU.
     loading: u64,
     counts: RefCell<BTreeMap<[u64; 2], Rc<BufferCounts>>>,
@@ -164,6 +166,7 @@ impl<'a> Predictor<'a> {
             job,
             device,
             segments: Vec::new(),
+            on_host: 0,
             loading: 0,
             counts: RefCell::default(),
         };
@@ -174,18 +177,19 @@ impl<'a> Predictor<'a> {
     /// The same for another job, such as one that saves less for the backward pass.
     #[must_use]
     pub fn with_job(&self, job: Job<'a>) -> Self {
-        let Self { device, constants, loading, .. } = *self;
+        let Self { device, constants, on_host, loading, .. } = *self;
         if job.base != self.job.base || job.trained.values != self.job.trained.values {
             return Self::new(job, device);
         }
-        Self { job, device, constants, segments: self.segments.clone(), loading, counts: RefCell::default() }
+        let segments = self.segments.clone();
+        Self { job, device, constants, segments, on_host, loading, counts: RefCell::default() }
     }
 
     /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
-        let (mut held, mut most) = (0u64, 0u64);
+        let (mut held, mut most, mut on_host) = (0u64, 0u64, 0u64);
         let of_vision = arch.vision.iter().flat_map(|vision| vision.tensors());
         let trained_there: BTreeSet<String> =
             arch.vision.iter().flat_map(|vision| vision.trained_tensors()).map(|spec| spec.name).collect();
@@ -206,6 +210,10 @@ impl<'a> Predictor<'a> {
                 Some(storage) if job.base.through_f32 || storage.is_quantized() => (storage.bytes(&spec.shape), whole),
                 Some(storage) => (storage.bytes(&spec.shape), 0),
             };
+            if self.device == Device::Gpu && job.offloaded.contains(&spec.name) {
+                on_host += bytes;
+                continue;
+            }
             match storage {
                 None => segments[at].trained += bytes,
                 Some(_) => segments[at].frozen += bytes,
@@ -218,7 +226,7 @@ impl<'a> Predictor<'a> {
         let beside = (4 * job.trained.values).saturating_sub(whole) / arch.num_hidden_layers.max(1) as u64;
         let blocks = 1..=arch.num_hidden_layers;
         segments[blocks].iter_mut().for_each(|segment| segment.trained += beside);
-        self.loading = most.saturating_sub(held);
+        (self.loading, self.on_host) = (most.saturating_sub(held), on_host);
         self.segments = segments;
     }
 
@@ -361,7 +369,7 @@ impl<'a> Predictor<'a> {
                 let GpuHeld { held, most } = job.engine.held_on_gpu(&job.base);
                 breakdown.weights = held.saturating_sub(breakdown.trained);
                 breakdown.program = CUDA_CONTEXT + WORKSPACE as u64;
-                breakdown.host = host + job.optimizer.scratch + job.companions;
+                breakdown.host = host + self.on_host + job.optimizer.scratch + job.companions;
                 most - held
             }
         };

@@ -76,6 +76,7 @@ pub fn job(arch: &Arch, full: bool) -> Job<'_> {
         threads: 2,
         companions: 0,
         bucket: 25 << 20,
+        offloaded: Vec::new(),
         engine: Arc::new(Engine { blocks: arch.num_hidden_layers, full }),
     }
 }

@@ -1,0 +1,26 @@
+//! Which weights a GPU leaves in the host's memory.
+use std::collections::BTreeSet;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::Config;
+use tunesmith_config::arch::{Arch, EMBEDDING, PER_LAYER_EMBEDDING};
+
+/// The tables of token embeddings that stay on the host with `train.offload_embedding`. Those in `trained` do not, nor does one that
+/// the head shares, or of which rows are trained.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: it is set, and there are none.
+pub fn tables(arch: &Arch, config: &Config, trained: &BTreeSet<String>) -> Result<Vec<String>> {
+    if !config.train.offload_embedding {
+        return Ok(Vec::new());
+    }
+    let own = (!arch.ties_head()).then_some(EMBEDDING);
+    let tables = own.into_iter().chain(arch.per_layer.as_ref().map(|_| PER_LAYER_EMBEDDING));
+    let stays = |name: &&str| !trained.contains(*name) && arch.rows_of(name).is_empty();
+    let tables: Vec<String> = tables.filter(stays).map(str::to_owned).collect();
+    if tables.is_empty() {
+        let why = if arch.ties_head() { "the model's head shares its embedding" } else { "its embedding is trained" };
+        return Err(Error::config(format!("train.offload_embedding: true, and {why}: it has to be on the GPU"))
+            .hint("remove train.offload_embedding"));
+    }
+    Ok(tables)
+}
