@@ -215,8 +215,9 @@ impl Tensors<'_> {
             return self.quantized(name, shape, how);
         }
         let Source { weights, stack, config, .. } = self.source;
-        let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
+        let (count, untouched) = (shape.iter().product(), stack.leaves_base() && !stack.keeps(name));
         let narrow = TensorSpec::is_matrix(shape)
+            && !stack.keeps(name)
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,

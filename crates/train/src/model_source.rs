@@ -253,7 +253,7 @@ impl ModelSource {
     pub fn base_dtype(&self) -> &'static str {
         let stored = || {
             let mut matrices = self.arch.tensors().into_iter().filter(|spec| spec.shape.len() > 1);
-            let untouched = self.stack.0.is_empty();
+            let untouched = self.stack.leaves_base();
             untouched && self.weights.as_ref().is_some_and(|files| matrices.any(|spec| files.is_bf16(&spec.name)))
         };
         let narrow = self.config.tuning.mode != Mode::Full

@@ -7,8 +7,8 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::peft;
 use tunesmith_config::vision::{
-    Backend, ChatForm, ChatImages, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS, World,
-    WorldSettings,
+    Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS,
+    World, WorldSettings,
 };
 use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
@@ -78,6 +78,15 @@ impl Sight {
                 .hint("leave rows with pictures out, or set vision.load: false"));
         }
         let (folder, vision) = match &config.vision.encoder {
+            Some(_) if seer.dir.join(PAIR_SETTINGS).is_file() => {
+                let dir = seer.dir.display();
+                return Err(Error::config(format!(
+                    "vision.encoder: {dir} has an image encoder and a connector already"
+                ))
+                .hint(format!(
+                    "remove vision.encoder and the keys that go with it: {PAIR_SETTINGS} describes the pair"
+                )));
+            }
             Some(name) => paired(config, name, seer, part, downloads)?,
             None => (seer.dir.to_owned(), VisionArch::of_model(seer.dir, seer.hidden_size)?),
         };
@@ -145,6 +154,15 @@ impl Sight {
         };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`.
+pub fn of_result(config: &Config, dir: &Path) -> Config {
+    let mut config = config.clone();
+    if dir.join(PAIR_SETTINGS).is_file() {
+        config.vision.encoder = None;
+    }
+    config
 }
 
 /// Whether the settings name an encoder, whose connector is trained.
