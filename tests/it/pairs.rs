@@ -88,3 +88,88 @@ fn a_stopped_run_that_trains_all_of_a_seeing_model_ends_with_the_same_bits() {
     let fixture = seeing("llava");
     straight_equals_stopped_on(&fixture, &["tuning.mode: full", "tuning.freeze_connector: false"], &[8]);
 }
+
+/// The connector's numbers in an adapter.
+fn connector(fixture: &Fixture, folder: &str) -> Vec<Vec<f32>> {
+    let file = WeightFiles::open_file(&fixture.path(folder).join("adapter_model.safetensors")).unwrap();
+    let names = file.names().filter(|name| name.contains("multi_modal_projector"));
+    names.map(|name| file.read(name).unwrap().1).collect()
+}
+
+#[test]
+fn a_stage_keeps_frozen_what_the_stage_before_has_trained() {
+    for (fixture, more, frozen) in [
+        (paired(), Vec::new(), true),
+        (paired(), Vec::new(), false),
+        (seeing("llava"), vec!["tuning.freeze_connector: false"], true),
+    ] {
+        let encoder = if more.is_empty() { encoder(&fixture) } else { "seed: UNSET".to_owned() };
+        let encoder: Vec<&str> = Some(encoder.as_str()).filter(|line| line.starts_with("vision")).into_iter().collect();
+        let first = format!("tuning.freeze_language: {frozen}");
+        let (_, losses) = stage(&fixture, "one", &[&encoder[..], &more, &[&first]].concat());
+        let adapter = place(&fixture, "tuning.adapter: ", "one/adapter");
+        // Its features are the connector's, or those of the encoder.
+        let second = ["tuning.freeze_connector: true", "train.num_train_epochs: 2", "train.save_strategy: steps"];
+        let lines = [&encoder[..], &second, &[&adapter, "train.save_steps: 2"]].concat();
+        let (_, further) = stage(&fixture, "two", &lines);
+        close(further[0], *losses.last().unwrap());
+        assert!(further.last().unwrap() < &further[0], "{further:?}");
+        let trained = connector(&fixture, "one/adapter");
+        assert!(!trained.is_empty());
+        for folder in ["two/adapter", "two/checkpoint-000002"] {
+            assert_eq!(connector(&fixture, folder), trained, "{folder}");
+        }
+        // Interrupted, while the first stage is trained further.
+        let config = fixture.path("two.yaml").display().to_string();
+        let out = |name: &str| place(&fixture, "train.output_dir=", name);
+        let ended = fs::read(fixture.path("two/adapter/adapter_model.safetensors")).unwrap();
+        let checkpoint = fixture.path("two/checkpoint-000002").display().to_string();
+        let resume = format!("train.resume_from_checkpoint={checkpoint}");
+        fs::rename(fixture.path("one/adapter"), fixture.path("one/gone")).unwrap();
+        done(&["train", &config, &out("resumed"), &resume]);
+        assert!(fs::read(fixture.path("resumed/adapter/adapter_model.safetensors")).unwrap() == ended);
+        fs::rename(fixture.path("one/gone"), fixture.path("one/adapter")).unwrap();
+        // Its folder has all that is needed.
+        let image = picture("rgb.png");
+        let mut words = vec!["infer", &config, "--image", &image];
+        if encoder.is_empty() {
+            words.extend(["--prompt", "what is it?"]);
+        }
+        let two = out("two");
+        let answer = done(&[&words[..], &[&two]].concat());
+        assert_eq!(done(&[&words[..], &[&two, "--checkpoint", &checkpoint]].concat()).is_empty(), answer.is_empty());
+        let scored = done(&["eval", &config, &two]);
+        assert!(scored.contains("loss"), "{scored}");
+        let merged = fixture.path("merged").display().to_string();
+        done(&["merge", &config, &two, "--dtype", "float32", "--output", &merged]);
+        words[1] = "--model";
+        words.insert(2, &merged);
+        assert_eq!(done(&words), answer);
+        // A third stage trains it again, or goes on.
+        let adapter = place(&fixture, "tuning.adapter: ", "two/adapter");
+        for (out, frozen) in [("three", "false"), ("four", "true")] {
+            let line = format!("tuning.freeze_connector: {frozen}");
+            let (_, third) = stage(&fixture, out, &[&encoder[..], &[&adapter, &line]].concat());
+            close(third[0], *further.last().unwrap());
+            assert_eq!(connector(&fixture, &format!("{out}/adapter")) == trained, frozen == "true");
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_cannot_keep_what_the_stage_before_has_trained_says_so() {
+    let fixture = paired();
+    let encoder = encoder(&fixture);
+    let adapted = "tuning.vision_target_modules: [\"q_proj\"]";
+    stage(&fixture, "one", &[&encoder, adapted]);
+    let adapter = place(&fixture, "tuning.adapter: ", "one/adapter");
+    let config = fixture.config("two", &[&encoder, &adapter]);
+    let refused = |words: &[&str], part: &str| {
+        let done = train(&config, words);
+        assert!(done.status.code() == Some(2) && said(&done).contains(part), "{}", said(&done));
+    };
+    refused(&[], "which this run does not train");
+    refused(&["tuning.freeze_language=true"], "has trained the language model");
+    // What the stage before has not trained starts as in the base.
+    stage(&fixture, "three", &[&encoder, &adapter, adapted, "tuning.vision_unfreeze_layers: 1"]);
+}

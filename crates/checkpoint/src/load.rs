@@ -196,7 +196,16 @@ impl Checkpoint {
             .filter(|_| specs.iter().all(|spec| spec.name != LM_HEAD))
             .map(|shape| (copy.clone(), shape.to_vec()));
         let beside = |name: &str| self.wrapping.as_ref().filter(|_| is_beside(name));
-        let expected: Vec<_> = names.iter().filter(|(name, _)| beside(name).is_none()).cloned().chain(copied).collect();
+        // What an earlier stage has trained of an encoder and a connector is in an adapter's file too.
+        let is_kept = |name: &str| {
+            name.strip_prefix(peft::PREFIX).is_some_and(|plain| self.prefix == peft::PREFIX && is_beside(plain))
+                && names.iter().all(|(own, _)| own != name)
+        };
+        let kept_there = self.weights.names().filter(|name| is_kept(name));
+        let kept_there =
+            kept_there.map(|name| (name.to_owned(), self.weights.shape(name).unwrap_or_default().to_vec()));
+        let own = names.iter().filter(|(name, _)| beside(name).is_none()).cloned();
+        let expected: Vec<_> = own.chain(copied).chain(kept_there).collect();
         check(&self.weights, &self.weights_path, &expected)?;
         for (name, shape) in &names {
             let Some(wrapping) = beside(name) else { continue };
