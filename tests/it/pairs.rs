@@ -173,3 +173,28 @@ fn a_stage_that_cannot_keep_what_the_stage_before_has_trained_says_so() {
     // What the stage before has not trained starts as in the base.
     stage(&fixture, "three", &[&encoder, &adapter, adapted, "tuning.vision_unfreeze_layers: 1"]);
 }
+
+#[test]
+fn settings_of_images_are_refused_where_no_encoder_is_loaded() {
+    let text = Fixture::new();
+    let of_text = text.config("run", &["train.max_steps: 1"]);
+    for word in [
+        "tuning.freeze_vision=false",
+        "tuning.freeze_connector=true",
+        "tuning.freeze_language=true",
+        "tuning.vision_unfreeze_layers=1",
+        "tuning.vision_target_modules=[q_proj]",
+        "vision.max_pixels=1024",
+        "vision.cache_features=true",
+        "vision.backend=pil",
+    ] {
+        let refused = train(&of_text, &[word]);
+        let key = word.split('=').next().unwrap();
+        let text = said(&refused);
+        assert!(refused.status.code() == Some(2) && text.contains(&format!("{key}: ")), "{word}: {text}");
+        assert!(text.contains("loads no image encoder") && text.contains("remove the key"), "{word}: {text}");
+    }
+    // Defaults may be written.
+    let accepted = train(&of_text, &["tuning.freeze_vision=true", "vision.load=false", "vision.backend=torchvision"]);
+    assert!(accepted.status.success(), "{}", said(&accepted));
+}

@@ -136,6 +136,9 @@ impl Described {
         hub::fetch_paths(&mut config.data, &downloads)?;
         let seer = Seer { dir: &dir, tokenizer: &dir, hidden_size: arch.hidden_size };
         let sight = Sight::of_rows(&config, seer, Part::Whole, &downloads)?;
+        if sight.is_none() {
+            vision::refuse_unread(resolved)?;
+        }
         arch.vision = sight.as_ref().map(|sight| Arc::clone(&sight.arch));
         classification_head::set(&mut config, &mut arch, source.as_deref(), observer)?;
         let (mut adapter, mut kept) = (None, Arc::default());

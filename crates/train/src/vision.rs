@@ -10,7 +10,9 @@ use tunesmith_config::vision::{
     Backend, ChatForm, ChatImages, PAIR_SETTINGS, Pairing, Processing, Size, VisionArch, VisionTraining, WORLD_TOKENS,
     World, WorldSettings,
 };
-use tunesmith_config::{BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Task, WorldConfig};
+use tunesmith_config::{
+    BadImages, Config, ConnectorChoice, ImageBackend, ModelConfig, Resolved, Task, WorldConfig, schema,
+};
 use tunesmith_data::{PictureFiles, Pictures, Tokenizer};
 use tunesmith_hub::{self as hub, DownloadProgress, Part};
 use tunesmith_vision::Processor;
@@ -154,6 +156,34 @@ impl Sight {
         };
         Ok(Self { arch: Arc::new(vision), run_pictures: Arc::new(RunPictures::new(files)) })
     }
+}
+
+/// Keys of `tuning` that only a run with an image encoder reads, as it reads the section `vision`.
+const OF_TUNING: [&str; 5] = [
+    "tuning.freeze_vision",
+    "tuning.freeze_connector",
+    "tuning.freeze_language",
+    "tuning.vision_unfreeze_layers",
+    "tuning.vision_target_modules",
+];
+
+/// Refuses settings that nothing reads, in a run without an image encoder.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming the key and its place.
+pub(crate) fn refuse_unread(resolved: &Resolved) -> Result<()> {
+    let default = Config::default();
+    let of_vision = |key: &str| key.starts_with("vision.") && key != "vision.load" || OF_TUNING.contains(&key);
+    for option in schema::options() {
+        let (key, value) = (option.path(), (option.get)(&resolved.config));
+        if of_vision(&key) && value != (option.get)(&default) {
+            let source = resolved.source(&key);
+            return Err(Error::config(format!("{key}: {value} ({source}), but this run loads no image encoder")).hint(
+                "its first rows show no images: remove the key, set vision.load: true to load the encoder of a multimodal model, or pair a text model with one (vision.encoder)",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The configuration for a run's result in `dir`: one that holds a pair needs no `vision.encoder`.
